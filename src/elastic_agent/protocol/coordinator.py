@@ -1,0 +1,250 @@
+"""The one agent that decides, without I/O: feed it what is in the store, ask it what to do.
+
+Theory of operation. The driver (an agent's coordinator thread, or the simulator) reads member and lease
+records, hands them to :meth:`Coordinator.observe`, and calls :meth:`Coordinator.decide`. The decision may
+hold a plan to publish (a compare-and-set against the version before it), leases to condemn (likewise) and
+records to remove. The driver reports what of it came about (:meth:`published`, :meth:`condemned`,
+:meth:`forgotten`) and asks again until nothing is left to do. After an unknown outcome it re-reads the plan and
+calls :meth:`adopt_plan`. Time is an argument everywhere: seconds of the coordinator's own clock.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .forming import decide_forming, forming_plan
+from .leases import LeaseLedger, Sighting
+from .records import RECORD_VERSION, History, Lease, Member, Phase, Plan, State
+from .running import decide_running, is_terminal
+from .situation import FAR_S, Decision, PhaseClock, Situation, names
+
+ACK_PATIENCE_LEASES = 2.0
+"""How many lease times the verdict is kept for live members that do not acknowledge it."""
+
+
+class Coordinator:
+    """Holds the plan, the memory of who was seen when, and the phase's clock."""
+
+    def __init__(self, now_s: float, plan: Plan | None = None, remembered: History | None = None) -> None:
+        """Start a term.
+
+        Args:
+            now_s: the coordinator's clock.
+            plan: the newest plan in the store, if there is one.
+            remembered: what this agent has on disk of the run, used when the store is empty.
+        """
+        self.plan = plan
+        self.ledger = LeaseLedger(born_s=now_s)
+        self.clock = PhaseClock(since_s=now_s)
+        self._remembered = remembered
+
+    # -- what the driver tells ------------------------------------------------------------------
+
+    def observe(self, member: Member, lease: Lease, now_s: float) -> None:
+        """Take in the newest records of one incarnation."""
+        if member.incarnation == lease.incarnation:
+            self.ledger.observe(member, lease, now_s)
+
+    def condemned(self, incarnation: str) -> None:
+        """The condemnation won; the lease can never be renewed again."""
+        self.ledger.condemned(incarnation)
+
+    def forgotten(self, incarnation: str) -> None:
+        """The incarnation's records were removed."""
+        self.ledger.forget(incarnation)
+
+    def published(self, plan: Plan, now_s: float) -> None:
+        """This plan is now the newest in the store."""
+        self.adopt_plan(plan, now_s)
+
+    def adopt_plan(self, plan: Plan, now_s: float) -> None:
+        """Take the store's newest plan, whoever wrote it."""
+        if self.plan is None or plan.version > self.plan.version:
+            if self.plan is None or (plan.phase, plan.generation) != (self.plan.phase, self.plan.generation):
+                self.clock = PhaseClock(since_s=now_s)
+            self.plan = plan
+
+    # -- what the driver asks -------------------------------------------------------------------
+
+    def decide(self, now_s: float) -> Decision:
+        """What to do now, with the reason. Calling it again without news changes nothing."""
+        if self.plan is None:
+            return self._first_plan(now_s)
+        overdue = self._overdue(now_s)
+        now = Situation.of(self.plan, self.ledger, self.clock, now_s)
+        refused = self._refusals(now)
+        higher = self._higher_history()
+        if overdue or refused is not None:
+            decision = Decision("housekeeping", refused, overdue, wake_s=now_s)
+        elif higher is not None:
+            decision = self._above(higher)
+        elif is_terminal(self.plan):
+            decision = self._wind_up(now)
+        elif self.plan.phase is Phase.FORMING:
+            decision = decide_forming(now)
+        else:
+            decision = decide_running(now)
+        return self._with_housekeeping(decision, now_s)
+
+    # -- the first plan of a store --------------------------------------------------------------
+
+    def _first_plan(self, now_s: float) -> Decision:
+        sightings = sorted(
+            self.ledger.sightings.values(), key=lambda one: (one.first_seen_s, one.member.node_id)
+        )
+        alive = [one for one in sightings if one.alive]
+        if not alive:
+            return Decision("nobody is here yet")
+        policy = alive[0].member.policy
+        history = self._newest_history()
+        fresh = Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", policy)
+        if history is None:
+            return Decision(fresh.reason, fresh)
+        known = msgspec.structs.replace(
+            fresh,
+            generation=history.generation,
+            charged=history.charged,
+            order=history.order,
+            world=history.world,
+        )
+        if history.world is None:
+            return Decision(fresh.reason, msgspec.structs.replace(known, generation=history.generation + 1))
+        return self._adopt_or_reform(known, now_s)
+
+    def _adopt_or_reform(self, known: Plan, now_s: float) -> Decision:
+        """A new store, a known world: leave it alone if all of it still runs, else form the next."""
+        world = known.world
+        assert world is not None  # the caller looked
+        unheard: list[str] = []
+        for seat in world.seats:
+            one = self.ledger.sightings.get(seat.incarnation)
+            if one is None:
+                unheard.append(seat.node_id)
+            elif not one.alive or one.member.state not in (State.RUNNING, State.SUCCEEDED):
+                return self._reform_after_store_loss(known, f"the store was lost, {seat.node_id} with it")
+            elif one.member.generation != world.generation:
+                return self._reform_after_store_loss(
+                    known, f"the store was lost, {seat.node_id} does not run any more"
+                )
+        replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
+        if any(seat.incarnation in replaced for seat in world.seats):
+            return self._reform_after_store_loss(known, "the store was lost and a participant came back anew")
+        if not unheard:
+            reason = f"the store was lost; generation {world.generation} runs on untouched"
+            return Decision(reason, msgspec.structs.replace(known, phase=Phase.RUNNING, reason=reason))
+        until_s = self.ledger.born_s + known.policy.lease_ttl_s
+        if now_s < until_s:
+            return Decision(f"the store is new; waiting to hear from {names(unheard)}", wake_s=until_s)
+        return self._reform_after_store_loss(known, f"the store was lost, {names(unheard)} with it")
+
+    @staticmethod
+    def _reform_after_store_loss(known: Plan, reason: str) -> Decision:
+        plan = forming_plan(known, reason, free=True)
+        return Decision(reason, msgspec.structs.replace(plan, version=1))
+
+    def _newest_history(self) -> History | None:
+        told = [
+            one.member.history for one in self.ledger.sightings.values() if one.member.history is not None
+        ]
+        told += [self._remembered] if self._remembered is not None else []
+        # the one that knows the world, among those that know the generation
+        return max(told, key=lambda one: (one.generation, one.world is not None), default=None)
+
+    def _higher_history(self) -> History | None:
+        """Somebody knows of a later generation than this store does."""
+        newest = self._newest_history()
+        if newest is None or self.plan is None or newest.generation <= self.plan.generation:
+            return None
+        return newest
+
+    def _above(self, history: History) -> Decision:
+        """Go above a later generation that was heard of only now; its world is to be cleared as well."""
+        plan = self.plan
+        assert plan is not None  # the caller looked
+        awaiting = plan.awaiting + (plan.world.seats if plan.world is not None else ())
+        later = msgspec.structs.replace(
+            plan,
+            generation=history.generation,
+            world=history.world,
+            awaiting=awaiting,
+            charged=max(plan.charged, history.charged),
+        )
+        reason = f"generation {history.generation} was heard of; the next one goes above it"
+        return Decision(reason, forming_plan(later, reason, free=True))
+
+    # -- every phase ----------------------------------------------------------------------------
+
+    def _overdue(self, now_s: float) -> tuple[str, ...]:
+        """Leases that ran out, and incarnations whose successor has proven them gone."""
+        replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
+        return tuple(
+            one.member.incarnation
+            for one in self.ledger.sightings.values()
+            if one.alive and (now_s >= one.ends_s or one.member.incarnation in replaced)
+        )
+
+    def _refusals(self, now: Situation) -> Plan | None:
+        """Who may not take part: a second agent with a living node's id, a lease longer than the run's."""
+        refused = {key: why for key, why in now.plan.refused.items() if key in now.ledger.sightings}
+        for one in now.ledger.sightings.values():
+            if not one.alive or one.member.incarnation in refused or one.member.state is State.LEFT:
+                continue
+            why = self._why_refused(now, one)
+            if why is not None:
+                refused[one.member.incarnation] = why[:512]
+        if set(refused) <= set(now.plan.refused):
+            return None
+        reason = f"refused: {names(why for key, why in refused.items() if key not in now.plan.refused)}"
+        return msgspec.structs.replace(
+            now.plan, version=now.plan.version + 1, reason=reason[:512], refused=refused
+        )
+
+    @staticmethod
+    def _why_refused(now: Situation, one: Sighting) -> str | None:
+        member = one.member
+        if one.lease.ttl_s > now.policy.lease_ttl_s + 1e-9:
+            return (
+                f"{member.node_id} asks for a lease of {one.lease.ttl_s:g} s, longer than the run's "
+                f"{now.policy.lease_ttl_s:g} s; start every agent with the same --lease-ttl"
+            )
+        holder = now.by_node.get(member.node_id)
+        if holder is None or holder is one or member.incarnation in holder.member.replaces:
+            return None
+        if holder.member.incarnation in member.replaces or holder.renewed_s <= one.first_seen_s:
+            return None  # the holder has not shown that it lives since the newcomer came
+        return f"node id {member.node_id} is held by a living agent at {holder.member.address}"
+
+    def _wind_up(self, now: Situation) -> Decision:
+        """Keep the verdict readable until everybody alive has acknowledged it."""
+        alive = [one for one in now.by_node.values()]
+        until_s = now.clock.since_s + ACK_PATIENCE_LEASES * now.policy.lease_ttl_s
+        if alive and now.now_s < until_s:
+            who = names(one.member.node_id for one in alive)
+            return Decision(f"the run is over; {who} still to acknowledge", wake_s=until_s)
+        return Decision("the run is over", done=True)
+
+    def _with_housekeeping(self, decision: Decision, now_s: float) -> Decision:
+        """Add what is due in any phase: the next lease to end, records nobody needs any more."""
+        assert self.plan is not None  # the caller looked
+        needed = {seat.incarnation for seat in self.plan.awaiting}
+        needed |= (
+            {seat.incarnation for seat in self.plan.world.seats} if self.plan.world is not None else set()
+        )
+        forget: list[str] = []
+        next_end_s = FAR_S
+        for key, one in self.ledger.sightings.items():
+            gone = not one.alive or one.member.state is State.LEFT
+            if gone and key not in needed and now_s >= one.ends_s + self.plan.policy.fence_margin_s:
+                forget.append(key)
+            elif one.alive:
+                next_end_s = min(next_end_s, one.ends_s)
+            elif key not in needed:
+                next_end_s = min(next_end_s, one.ends_s + self.plan.policy.fence_margin_s)
+        return Decision(
+            decision.reason,
+            decision.plan,
+            decision.condemn,
+            tuple(forget),
+            min(decision.wake_s, max(next_end_s, now_s)),
+            decision.done,
+        )

@@ -1,0 +1,213 @@
+"""Coordinator's rules while a generation is forming: when it is sealed, and with whom. Pure.
+
+The order of the questions is the protocol: (1) is everybody who could still run an older generation
+cleared? (2) is the failure that brought us here charged, and is the budget spent? (3) are enough nodes
+ready, and is there anybody worth waiting for?
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .leases import Sighting
+from .ranks import remember, seat_members, seating_order
+from .records import Failure, FailureKind, Phase, Plan, State, World
+from .situation import FAR_S, Decision, Situation, names, uncleared
+
+STOP_SLACK_S = 5.0
+"""How much longer than announced a node may take to stop its workers before it is condemned."""
+
+
+def decide_forming(now: Situation) -> Decision:
+    """Seal the generation, fail the run, or say what is awaited."""
+    waits = uncleared(now)
+    if waits:
+        return _await_clearing(now, waits)
+    if now.plan.awaiting and _charge(now) and now.plan.charged >= now.policy.max_restarts:
+        return _budget_spent(now)
+    ready = now.ready()
+    chosen = _choose(now, ready)
+    if len(chosen) < now.policy.min_nodes:
+        return _await_more(now, chosen)
+    if now.clock.enough_since_s is None:
+        now.clock.enough_since_s = now.now_s
+    until_s = _await_others_until(now, chosen)
+    if len(chosen) < now.policy.max_nodes and now.now_s < until_s:
+        return Decision(
+            f"{len(chosen)} of {_range(now)} nodes are ready; waiting a moment for others", wake_s=until_s
+        )
+    return _seal(now, chosen)
+
+
+def _await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
+    """Nothing is sealed while workers of an older generation may run."""
+    nodes = {seat.incarnation: seat.node_id for seat in now.plan.awaiting}
+    condemn: list[str] = []
+    wake_s = FAR_S
+    for incarnation, clear_s in waits.items():
+        if clear_s != FAR_S:
+            wake_s = min(wake_s, clear_s)
+            continue
+        stop_by_s = now.clock.since_s + now.ledger.sightings[incarnation].member.stop_s + STOP_SLACK_S
+        if now.now_s >= stop_by_s:
+            condemn.append(incarnation)
+        wake_s = min(wake_s, stop_by_s)
+    who = names(nodes[one] for one in waits)
+    return Decision(f"waiting until the workers of {who} are stopped", condemn=tuple(condemn), wake_s=wake_s)
+
+
+def _charge(now: Situation) -> bool:
+    """Whether the failure that ended the previous generation counts against the budget.
+
+    Not when a participant was lost, came back anew or left: then the others' collectives fail because a
+    peer vanished. Not when no user code ran, unless the node that cannot start cannot be spared either.
+    """
+    failure = now.plan.failure
+    if failure is None or now.plan.free:
+        return False
+    if any(_departed(now, seat.incarnation) for seat in now.plan.awaiting):
+        return False
+    if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
+        return True
+    stuck = now.plan.start_failures.get(now.plan.failed_node or "", 0) >= 2
+    return stuck and len([one for one in now.ready() if not now.held_back(one)]) < now.policy.min_nodes
+
+
+def _departed(now: Situation, incarnation: str) -> bool:
+    known = now.ledger.sightings.get(incarnation)
+    return known is None or not known.alive or known.member.state in (State.LEAVING, State.LEFT)
+
+
+def _budget_spent(now: Situation) -> Decision:
+    failure = now.plan.failure
+    assert failure is not None  # only a failure is charged
+    used = (
+        f"all {now.policy.max_restarts} restarts are used"
+        if now.policy.max_restarts
+        else "no restarts are allowed"
+    )
+    return _fail(now, f"{failure.summary}; {used}", failure)
+
+
+def _fail(now: Situation, reason: str, failure: Failure | None) -> Decision:
+    plan = msgspec.structs.replace(
+        now.plan,
+        version=now.plan.version + 1,
+        phase=Phase.FAILED,
+        reason=reason[:512],
+        failure=failure,
+        awaiting=(),
+    )
+    return Decision(reason, plan)
+
+
+def _choose(now: Situation, ready: list[Sighting]) -> list[Sighting]:
+    """Who takes part, at most max nodes: those of the previous world first, then by seating order.
+
+    Nodes that keep getting lost or cannot start are left out while enough others remain.
+    """
+    seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
+    by_id = {one.member.node_id: one for one in ready}
+    ordered = [by_id[m.node_id] for m in seating_order((one.member for one in ready), now.plan.order)]
+    good = [one for one in ordered if not now.held_back(one)]
+    spare = [one for one in ordered if now.held_back(one)]
+    staying = [one for one in good if one.member.node_id in seated]
+    others = [one for one in good if one.member.node_id not in seated]
+    chosen = (staying + others)[: now.policy.max_nodes]
+    missing = now.policy.min_nodes - len(chosen)
+    return chosen + spare[:missing] if missing > 0 else chosen
+
+
+def _await_more(now: Situation, chosen: list[Sighting]) -> Decision:
+    """Below min: wait, with a limit."""
+    now.clock.enough_since_s = None
+    came = names(f"{one.member.node_id} ({one.member.slots} workers)" for one in chosen) or "nobody"
+    missing = now.policy.min_nodes - len(chosen)
+    until_s = now.clock.since_s + now.policy.join_timeout_s
+    if now.now_s >= until_s:
+        reason = (
+            f"only {len(chosen)} of at least {now.policy.min_nodes} nodes came within "
+            f"{now.policy.join_timeout_s:g} s ({came}); {missing} more needed"
+        )
+        return _fail(now, reason, now.plan.failure)
+    return Decision(
+        f"waiting for {missing} more of at least {now.policy.min_nodes} nodes; here: {came}", wake_s=until_s
+    )
+
+
+def _await_others_until(now: Situation, chosen: list[Sighting]) -> float:
+    """Until when to wait for nodes beyond those chosen; in the past if there is nobody to wait for."""
+    here = {one.member.node_id for one in chosen}
+    coming = [
+        one
+        for one in now.by_node.values()
+        if one.member.node_id not in here
+        and one.member.state is not State.LEAVING
+        and not (one.member.state is State.READY and one.member.generation == now.plan.generation)
+        and not now.held_back(one)
+    ]
+    enough_s = now.clock.enough_since_s if now.clock.enough_since_s is not None else now.now_s
+    cap_s = enough_s + 3 * now.policy.settle_s
+    seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
+    if seated & here:  # a re-formation: survivors wait for nobody who is not already here
+        return min(cap_s, now.clock.since_s + now.policy.settle_s) if coming else now.now_s
+    arrivals = [now.ledger.nodes_since_s.get(one.member.node_id, 0.0) for one in [*chosen, *coming]]
+    return min(cap_s, max(arrivals) + now.policy.settle_s)
+
+
+def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
+    plan = now.plan
+    ordered = seating_order((one.member for one in chosen), plan.order)
+    seats = seat_members(ordered)
+    offers = [m for m in ordered if m.bootstrap is not None]
+    preferred = [m for m in offers if m.node_id not in plan.avoid_bootstrap]
+    if not offers:
+        return Decision("no node offers a bootstrap store; waiting")
+    host = (preferred or offers)[0]
+    assert host.bootstrap is not None  # filtered above
+    world = World(plan.generation, seats, host.bootstrap, host.node_id)
+    charged = plan.charged + (1 if plan.awaiting and _charge(now) else 0)
+    reason = f"{len(seats)} nodes, {world.world_size} workers"
+    if plan.failure is not None:
+        reason += "; restart " + (
+            f"{charged} of {plan.policy.max_restarts}" if charged > plan.charged else "not charged"
+        )
+    return Decision(
+        reason,
+        msgspec.structs.replace(
+            plan,
+            version=plan.version + 1,
+            phase=Phase.RUNNING,
+            reason=reason[:512],
+            world=world,
+            awaiting=(),
+            charged=charged,
+            failure=None,
+            failed_node=None,
+            free=False,
+            succeeded=(),
+            order=remember(plan.order, seats),
+        ),
+    )
+
+
+def _range(now: Situation) -> str:
+    low, high = now.policy.min_nodes, now.policy.max_nodes
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
+    """The plan that forms the generation after ``plan``'s; its world's seats are to be cleared first."""
+    world = plan.world
+    seats = {seat.incarnation: seat for seat in plan.awaiting}
+    seats.update({seat.incarnation: seat for seat in world.seats} if world is not None else {})
+    return msgspec.structs.replace(
+        plan,
+        version=plan.version + 1,
+        phase=Phase.FORMING,
+        generation=plan.generation + 1,
+        reason=reason[:512],
+        awaiting=tuple(seats.values()),
+        succeeded=(),
+        **changes,
+    )

@@ -1,0 +1,97 @@
+"""Both sides of a lease. Pure: time comes in as an argument, in seconds.
+
+The holder counts from the moment it *sent* its last successful renewal; the coordinator counts from the
+moment it *saw* that renewal, which is later. So by the coordinator's reckoning a lease never ends
+before it has ended by the holder's, save for the clocks' rates, which the fence margin covers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from .records import Lease, Member, Policy
+
+
+@dataclass(frozen=True)
+class HeldLease:
+    """The holder's side: the record it believes to be in the store, and its own deadline."""
+
+    record: Lease
+    deadline_s: float
+    """By the holder's clock (CLOCK_BOOTTIME). After it, no worker may run."""
+
+    @classmethod
+    def granted(cls, record: Lease, sent_s: float) -> HeldLease:
+        """A lease whose first record was written by a request sent at ``sent_s``."""
+        return cls(record, sent_s + record.ttl_s)
+
+    def renewed(self, record: Lease, sent_s: float) -> HeldLease:
+        """The lease after ``record`` was written by a request sent at ``sent_s``."""
+        return HeldLease(record, max(self.deadline_s, sent_s + record.ttl_s))
+
+    def expired(self, now_s: float) -> bool:
+        """Whether the deadline has come."""
+        return now_s >= self.deadline_s
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What the coordinator knows of one incarnation: its record and its lease by the coordinator's clock."""
+
+    member: Member
+    lease: Lease
+    first_seen_s: float
+    renewed_s: float
+
+    @property
+    def alive(self) -> bool:
+        """Whether its lease still counts (it may be overdue; only a condemnation ends it)."""
+        return not self.lease.condemned
+
+    @property
+    def ends_s(self) -> float:
+        """When its lease runs out by the coordinator's clock unless renewed."""
+        return self.renewed_s + self.lease.ttl_s
+
+
+@dataclass
+class LeaseLedger:
+    """The coordinator's memory of who was seen when. Times are the coordinator's own, in seconds."""
+
+    born_s: float
+    sightings: dict[str, Sighting] = field(default_factory=dict)
+    nodes_since_s: dict[str, float] = field(default_factory=dict)
+    """When each node (not: incarnation) was first heard of."""
+
+    def observe(self, member: Member, lease: Lease, now_s: float) -> None:
+        """Take in the newest record and lease of an incarnation."""
+        known = self.sightings.get(member.incarnation)
+        self.nodes_since_s.setdefault(member.node_id, now_s)
+        if known is None:
+            self.sightings[member.incarnation] = Sighting(member, lease, now_s, now_s)
+            return
+        renewed_s = now_s if lease.beat > known.lease.beat else known.renewed_s
+        condemned = lease.condemned or known.lease.condemned
+        lease = lease if lease.condemned == condemned else lease.condemn()
+        self.sightings[member.incarnation] = replace(known, member=member, lease=lease, renewed_s=renewed_s)
+
+    def condemned(self, incarnation: str) -> None:
+        """Take in that this lease was condemned in the store."""
+        known = self.sightings.get(incarnation)
+        if known is not None and known.alive:
+            self.sightings[incarnation] = replace(known, lease=known.lease.condemn())
+
+    def forget(self, incarnation: str) -> None:
+        """Drop an incarnation whose records were removed."""
+        self.sightings.pop(incarnation, None)
+
+    def fenced_s(self, incarnation: str, policy: Policy) -> float | None:
+        """When this incarnation's workers are certainly dead by its lease alone, or None while it lives.
+
+        An incarnation that was never seen here cannot have renewed since this ledger was born, and no
+        lease of the run is longer than the policy's (members with a longer one are refused).
+        """
+        known = self.sightings.get(incarnation)
+        if known is None:
+            return self.born_s + policy.lease_ttl_s + policy.fence_margin_s
+        return None if known.alive else known.ends_s + policy.fence_margin_s

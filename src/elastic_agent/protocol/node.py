@@ -1,0 +1,293 @@
+"""One node's side of the protocol, without I/O: events in, actions out.
+
+All that moves a node lives here; what runs the workers and talks to the store (the agent, the simulator,
+the handler for stock torchrun) only carries out the actions and reports what came of them.
+
+    idle ──ready(g)──▶ waiting ──sealed with a seat──▶ preparing ──▶ starting ──▶ running
+      ▲                                                    │            │           │
+      └──────────────── stopped ◀── stopping ◀─────────────┴────────────┴───────────┘
+
+Rules kept here: a node says ``ready(g)`` only when no worker of it runs; it starts generation g only from
+``ready(g)``, with a seat of its own incarnation, after a fresh renewal and a fresh look at the plan
+(``Prepare``); whatever overtakes a start stops it; a lost lease stops everything without grace.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .records import Failure, FailureKind, Phase, Plan, State, World
+
+
+class Outcome(enum.StrEnum):
+    """How a node's part in the run ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    DRAINED = "drained"
+    REFUSED = "refused"
+    STUCK = "stuck"
+    """Workers could not be stopped (uninterruptible sleep)."""
+
+
+class Grace(enum.StrEnum):
+    """How much time workers get between SIGTERM and SIGKILL."""
+
+    RESTART = "restart"
+    DRAIN = "drain"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Write this into the node's member record."""
+
+    state: State
+    generation: int
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Renew the lease, re-read the plan, dial the bootstrap store; then ``prepared`` or ``prepare_failed``."""
+
+    world: World
+
+
+@dataclass(frozen=True)
+class StartWorkers:
+    """Start this world's workers; then ``started`` or ``start_failed``."""
+
+    world: World
+
+
+@dataclass(frozen=True)
+class StopWorkers:
+    """Stop every worker and all they left; then ``stopped``."""
+
+    grace: Grace
+    reason: str
+    dump_stacks: bool = False
+
+
+@dataclass(frozen=True)
+class Rejoin:
+    """Take a new incarnation that replaces the present one, and register it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Depart:
+    """The node's part is over."""
+
+    outcome: Outcome
+    reason: str
+
+
+Action: TypeAlias = Announce | Prepare | StartWorkers | StopWorkers | Rejoin | Depart
+
+
+class Activity(enum.StrEnum):
+    """What the node's workers are doing."""
+
+    IDLE = "idle"
+    PREPARING = "preparing"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    GONE = "gone"
+
+
+class Node:
+    """The machine. Every method returns the actions to carry out, in order."""
+
+    def __init__(self, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self.activity = Activity.IDLE
+        self.generation = 0
+        """The generation the activity belongs to."""
+        self.announced = Announce(State.READY, 0)
+        self.plan: Plan | None = None
+        self._draining: str | None = None
+        self._lease_lost: str | None = None
+        self._ending: Depart | None = None
+
+    # -- the plan -------------------------------------------------------------------------------
+
+    def plan_changed(self, plan: Plan) -> list[Action]:
+        """A newer plan was read. Older ones are ignored (see :meth:`store_replaced`)."""
+        if self.activity is Activity.GONE or (self.plan is not None and plan.version <= self.plan.version):
+            return []
+        self.plan = plan
+        if self._lease_lost is not None:
+            return []  # it speaks of an incarnation that is over; only the stop counts now
+        if self.incarnation in plan.refused:
+            return self._end(Depart(Outcome.REFUSED, plan.refused[self.incarnation]), Grace.NONE)
+        if plan.phase is Phase.FINISHED:
+            return self._end(Depart(Outcome.FINISHED, plan.reason), Grace.NONE)
+        if plan.phase is Phase.FAILED:
+            return self._end(Depart(Outcome.FAILED, plan.reason), Grace.NONE)
+        if plan.phase is Phase.FORMING:
+            return self._forming(plan)
+        return self._sealed(plan)
+
+    def store_replaced(self) -> list[Action]:
+        """The store was lost and a new one found: its plan versions start anew; say again where we stand."""
+        self.plan = None
+        return [] if self.activity is Activity.GONE else [self.announced]
+
+    def _forming(self, plan: Plan) -> list[Action]:
+        if self._ending is not None:
+            return []
+        if self.activity in (Activity.STARTING, Activity.RUNNING):
+            hang = plan.failure is not None and plan.failure.kind is FailureKind.HANG
+            return self._stop(Grace.RESTART, plan.reason, dump_stacks=hang)
+        if self.activity in (Activity.IDLE, Activity.PREPARING):
+            self.activity = Activity.IDLE
+            return self._say_ready()
+        return []  # stopping: ready follows when stopped
+
+    def _sealed(self, plan: Plan) -> list[Action]:
+        world = plan.world
+        seat = world.seat_of(self.incarnation) if world is not None else None
+        if world is None or seat is None:
+            if self.activity in (Activity.STARTING, Activity.RUNNING):
+                return self._stop(Grace.NONE, f"generation {plan.generation} runs without this node")
+            return []
+        waiting = self.announced == Announce(State.READY, plan.generation)
+        if self.activity is Activity.IDLE and waiting and self._ending is None:
+            self.activity = Activity.PREPARING
+            self.generation = plan.generation
+            return [Prepare(world)]
+        return []
+
+    # -- the workers ----------------------------------------------------------------------------
+
+    def prepared(self, generation: int) -> list[Action]:
+        """Lease, plan and bootstrap store were found in order for this generation."""
+        world = self.plan.world if self.plan is not None else None
+        if self.activity is not Activity.PREPARING or generation != self.generation or world is None:
+            return []
+        if self.plan is None or self.plan.generation != generation or self.plan.phase is not Phase.RUNNING:
+            return []
+        self.activity = Activity.STARTING
+        return [StartWorkers(world)]
+
+    def prepare_failed(self, generation: int, failure: Failure) -> list[Action]:
+        """The bootstrap store could not be reached."""
+        if self.activity is not Activity.PREPARING or generation != self.generation:
+            return []
+        self.activity = Activity.IDLE
+        return self._announce(State.FAILED, generation, failure)
+
+    def started(self, generation: int) -> list[Action]:
+        """All workers of this generation were started."""
+        if self.activity is not Activity.STARTING or generation != self.generation:
+            return []
+        self.activity = Activity.RUNNING
+        return self._announce(State.RUNNING, generation)
+
+    def failed(self, generation: int, failure: Failure) -> list[Action]:
+        """A worker of this generation failed, hung, or could not be started."""
+        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+            return []
+        said = self._announce(State.FAILED, generation, failure)
+        return said + self._stop(Grace.RESTART, failure.summary, dump_stacks=failure.kind is FailureKind.HANG)
+
+    def succeeded(self, generation: int) -> list[Action]:
+        """Every worker of this generation exited with 0, and nothing of theirs is left."""
+        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+            return []
+        self.activity = Activity.IDLE
+        return self._announce(State.SUCCEEDED, generation)
+
+    def stopped(self, unkillable: tuple[int, ...] = ()) -> list[Action]:
+        """Every worker is gone, or only ``unkillable`` processes in uninterruptible sleep are left."""
+        if self.activity is not Activity.STOPPING:
+            return []
+        self.activity = Activity.IDLE
+        if unkillable:
+            pids = ", ".join(str(pid) for pid in unkillable)
+            self._ending = Depart(
+                Outcome.STUCK, f"processes {pids} are stuck in the kernel and cannot be killed"
+            )
+        if self._lease_lost is not None and self._ending is None:
+            return self._rejoin()
+        if self._ending is not None:
+            return self._depart(self._ending)
+        if self.plan is not None and self.plan.phase is Phase.FORMING:
+            return self._say_ready()
+        return []  # the plan that follows the failure is still to come
+
+    # -- the lease and the operator -------------------------------------------------------------
+
+    def lease_lost(self, reason: str) -> list[Action]:
+        """The lease ran out or was condemned: no worker may run, and this incarnation is over."""
+        if self.activity is Activity.GONE or self._lease_lost is not None:
+            return []
+        self._lease_lost = reason
+        if self.activity in (Activity.STARTING, Activity.RUNNING):
+            return self._stop(Grace.NONE, reason)
+        if self.activity is Activity.STOPPING:
+            return [StopWorkers(Grace.NONE, reason)]
+        return self._rejoin() if self._ending is None else self._depart(self._ending)
+
+    def rejoined(self, incarnation: str) -> list[Action]:
+        """The new incarnation is registered."""
+        self.incarnation = incarnation
+        self.plan = None
+        self._lease_lost = None
+        return []
+
+    def drain(self, reason: str) -> list[Action]:
+        """This node is to leave; the others go on without it."""
+        if self._draining is not None or self._ending is not None or self.activity is Activity.GONE:
+            return []
+        self._draining = reason
+        ending = Depart(Outcome.DRAINED, reason)
+        if self.announced.state is State.SUCCEEDED and self.activity is Activity.IDLE:
+            self.activity = Activity.GONE
+            return [ending]  # its success stands; LEFT would take it back
+        if self.activity in (Activity.STARTING, Activity.RUNNING):
+            return self._announce(State.LEAVING, self.generation) + self._end(ending, Grace.DRAIN)
+        return self._end(ending, Grace.DRAIN)
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def _say_ready(self) -> list[Action]:
+        assert self.plan is not None  # only called under a forming plan
+        self.generation = self.plan.generation
+        return self._announce(State.READY, self.plan.generation)
+
+    def _announce(self, state: State, generation: int, failure: Failure | None = None) -> list[Action]:
+        said = Announce(state, generation, failure)
+        if said == self.announced:
+            return []
+        self.announced = said
+        return [said]
+
+    def _stop(self, grace: Grace, reason: str, *, dump_stacks: bool = False) -> list[Action]:
+        self.activity = Activity.STOPPING
+        return [StopWorkers(grace, reason, dump_stacks)]
+
+    def _end(self, ending: Depart, grace: Grace) -> list[Action]:
+        self._ending = ending
+        if self.activity in (Activity.STARTING, Activity.RUNNING):
+            return self._stop(grace, ending.reason)
+        if self.activity is Activity.STOPPING:
+            return []
+        return self._depart(ending)
+
+    def _depart(self, ending: Depart) -> list[Action]:
+        self.activity = Activity.GONE
+        generation = self.plan.generation if self.plan is not None else self.generation
+        return [*self._announce(State.LEFT, generation), ending]
+
+    def _rejoin(self) -> list[Action]:
+        reason = self._lease_lost or "the lease was lost"
+        self.announced = Announce(State.READY, 0)
+        self.activity = Activity.IDLE
+        return [Rejoin(reason)]

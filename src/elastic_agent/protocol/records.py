@@ -1,0 +1,306 @@
+"""What the nodes and the coordinator say to each other: typed, bounded, JSON.
+
+Each node writes its own :class:`Member` and :class:`Lease`; only the coordinator writes the
+:class:`Plan`. Nothing here is ever unpickled or executed: bytes from the network go through
+:func:`decode`, which checks types, ranges and sizes and raises :class:`RecordError` with the place of
+the first offence. A record that fails is reported and ignored; it is never fatal to others.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+RECORD_VERSION = 1
+"""Version of the record formats; a record of another version is rejected by name."""
+
+MAX_RECORD_BYTES = 64 * 1024
+"""Largest member or lease record accepted, in bytes."""
+
+MAX_PLAN_BYTES = 4 * 1024 * 1024
+"""Largest plan or world record accepted, in bytes (a world of 4,096 nodes takes about 600 KiB)."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:@+-]+$")]
+Text = Annotated[str, Meta(max_length=512)]
+LongText = Annotated[str, Meta(max_length=4096)]
+Host = Annotated[str, Meta(min_length=1, max_length=255)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Generation = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=2**31)]
+Seconds = Annotated[float, Meta(ge=0, le=1e7)]
+
+
+class RecordError(ValueError):
+    """A record that is malformed, oversized or of a foreign version; the message says where."""
+
+
+class State(enum.StrEnum):
+    """What a node says of itself, always together with the generation it speaks of."""
+
+    READY = "ready"
+    """My workers of every generation below this one are stopped; I can run this one."""
+    RUNNING = "running"
+    FAILED = "failed"
+    SUCCEEDED = "succeeded"
+    LEAVING = "leaving"
+    """My workers are being stopped and I shall not come back."""
+    LEFT = "left"
+    """My workers are stopped (or stuck in the kernel for good) and I am not coming back."""
+
+
+class FailureKind(enum.StrEnum):
+    """Why a node's part of a generation failed."""
+
+    WORKER = "worker"
+    """A worker exited with an error or was killed by a signal."""
+    HANG = "hang"
+    """A worker stopped making progress."""
+    START = "start"
+    """The workers could not be started at all; no user code ran."""
+    BOOTSTRAP = "bootstrap"
+    """The generation's bootstrap store could not be reached; no user code ran."""
+
+
+class Phase(enum.StrEnum):
+    """Where the run stands."""
+
+    FORMING = "forming"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The first failure of a node in a generation, in words a person can use."""
+
+    kind: FailureKind
+    summary: Text
+    tail: LongText = ""
+    """The end of what the worker wrote about it, if known."""
+    slot: Count | None = None
+    returncode: int | None = None
+    blames: Name | None = None
+    """For a bootstrap failure: the node whose bootstrap store could not be reached."""
+
+
+class Address(Struct, frozen=True, array_like=True):
+    """A host and port that can be dialled."""
+
+    host: Host
+    port: Port
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The run's rules. The first member's are taken for the run; times are seconds."""
+
+    min_nodes: Annotated[int, Meta(ge=1, le=65536)] = 1
+    max_nodes: Annotated[int, Meta(ge=1, le=65536)] = 1
+    max_restarts: Count = 3
+    lease_ttl_s: Annotated[float, Meta(ge=0.2, le=3600)] = 5.0
+    fence_margin_s: Seconds = 1.0
+    settle_s: Seconds = 1.0
+    join_timeout_s: Seconds = 600.0
+    start_timeout_s: Seconds = 30.0
+
+
+class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a node would run, to notice nodes that would run something else."""
+
+    script: Text = ""
+    python: Text = ""
+    torch: Text = ""
+    package: Text = ""
+
+
+class Seat(Struct, frozen=True, array_like=True):
+    """One node's place in a world: its workers have ranks first_rank .. first_rank + slots - 1."""
+
+    node_id: Name
+    incarnation: Name
+    address: Host
+    slots: Annotated[int, Meta(ge=1, le=65536)]
+    first_rank: Count
+
+
+class World(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who takes part in one generation, in order of group rank; frozen."""
+
+    generation: Generation
+    seats: tuple[Seat, ...]
+    bootstrap: Address
+    """Where the workers of this generation meet: a fresh store, never used before."""
+    bootstrap_node: Name
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers, over all nodes."""
+        return sum(seat.slots for seat in self.seats)
+
+    def node_rank(self, incarnation: str) -> int | None:
+        """The group rank of this incarnation's node, or None if it has no seat."""
+        for index, seat in enumerate(self.seats):
+            if seat.incarnation == incarnation:
+                return index
+        return None
+
+    def seat_of(self, incarnation: str) -> Seat | None:
+        """The seat of this incarnation, or None."""
+        rank = self.node_rank(incarnation)
+        return None if rank is None else self.seats[rank]
+
+
+class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a node remembers of the run from a store that is gone."""
+
+    generation: Generation
+    """The highest generation that was ever agreed, as far as this node knows."""
+    world: World | None = None
+    charged: Count = 0
+    order: tuple[Name, ...] = ()
+
+
+class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A node's record about itself; only that node writes it."""
+
+    version: int
+    node_id: Name
+    incarnation: Name
+    address: Host
+    slots: Annotated[int, Meta(ge=1, le=65536)]
+    state: State
+    generation: Generation
+    policy: Policy
+    explicit_id: bool = False
+    bootstrap: Address | None = None
+    """The store offered for the generation this node is ready for."""
+    failure: Failure | None = None
+    stop_s: Seconds = 0.0
+    """How long stopping the workers may take at most, as announced."""
+    replaces: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    """Earlier incarnations of this node whose workers are proven gone."""
+    preferred_rank: Count | None = None
+    fingerprint: Fingerprint = Fingerprint()
+    history: History | None = None
+
+
+class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A node's right to be counted. Renewal and condemnation both compare-and-set this record."""
+
+    incarnation: Name
+    ttl_s: Annotated[float, Meta(ge=0.2, le=3600)]
+    beat: Count = 0
+    condemned: bool = False
+
+    def renewed(self) -> Lease:
+        """The record a renewal writes over this one."""
+        return msgspec.structs.replace(self, beat=self.beat + 1)
+
+    def condemn(self) -> Lease:
+        """The record a condemnation writes over this one; it can never be renewed again."""
+        return msgspec.structs.replace(self, condemned=True)
+
+
+class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The coordinator's newest word. Each version follows exactly the one before."""
+
+    format: int
+    version: Annotated[int, Meta(ge=1)]
+    phase: Phase
+    generation: Generation
+    reason: Text
+    policy: Policy
+    world: World | None = None
+    """Running, finished: this generation's. Forming: the previous one's. None before the first."""
+    awaiting: tuple[Seat, ...] = ()
+    """Forming: seats of earlier generations whose workers may still run until they are cleared."""
+    charged: Count = 0
+    """Restarts charged to the budget so far."""
+    failure: Failure | None = None
+    """Forming: the failure that ended the previous generation (charged or not when sealing).
+    Failed: the failure the run ended with."""
+    failed_node: Name | None = None
+    free: bool = False
+    """Forming: a participant of the previous generation is known to have been lost, to have come back
+    anew or to have left, so its failure is not charged."""
+    succeeded: tuple[Name, ...] = ()
+    """Incarnations whose success in this generation is kept although they are gone."""
+    order: tuple[Name, ...] = ()
+    """Every node that ever had a seat, in the order its ranks follow."""
+    refused: dict[Name, Text] = {}
+    """Incarnations that may not take part, and why."""
+    losses: dict[Name, Count] = {}
+    """How often in a row each node was lost without progress."""
+    start_failures: dict[Name, Count] = {}
+    """How often in a row each node failed before user code ran."""
+    avoid_bootstrap: tuple[Name, ...] = ()
+    """Nodes whose bootstrap store could not be reached from everywhere."""
+
+
+R = TypeVar("R", Member, Lease, Plan, World, History)
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(record: Member | Lease | Plan | World | History) -> bytes:
+    """The record as JSON."""
+    return _encoder.encode(record)
+
+
+def decode(kind: type[R], data: bytes) -> R:
+    """The record in ``data``.
+
+    Raises:
+        RecordError: the bytes are no such record; the message names what and where.
+    """
+    limit = MAX_PLAN_BYTES if kind in (Plan, World, History) else MAX_RECORD_BYTES
+    if len(data) > limit:
+        raise RecordError(
+            f"{kind.__name__.lower()} record of {len(data)} bytes; at most {limit} are accepted"
+        )
+    try:
+        record = msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"not a {kind.__name__.lower()} record: {error}") from None
+    _check(record)
+    return record
+
+
+def _check(record: object) -> None:
+    """What types alone cannot say."""
+    if isinstance(record, Member) and record.version != RECORD_VERSION:
+        raise RecordError(f"member record of version {record.version}; this agent speaks {RECORD_VERSION}")
+    if isinstance(record, Plan) and record.format != RECORD_VERSION:
+        raise RecordError(f"plan record of version {record.format}; this agent speaks {RECORD_VERSION}")
+    policy = record.policy if isinstance(record, (Member, Plan)) else None
+    if policy is not None and policy.min_nodes > policy.max_nodes:
+        raise RecordError(f"policy with min_nodes {policy.min_nodes} > max_nodes {policy.max_nodes}")
+    for world in _worlds(record):
+        _check_world(world)
+
+
+def _worlds(record: object) -> list[World]:
+    if isinstance(record, World):
+        return [record]
+    if isinstance(record, (Plan, History)):
+        return [record.world] if record.world is not None else []
+    if isinstance(record, Member) and record.history is not None and record.history.world is not None:
+        return [record.history.world]
+    return []
+
+
+def _check_world(world: World) -> None:
+    rank = 0
+    for seat in world.seats:
+        if seat.first_rank != rank:
+            raise RecordError(
+                f"world {world.generation}: {seat.node_id} starts at {seat.first_rank}, not {rank}"
+            )
+        rank += seat.slots
+    if rank == 0 or len({seat.node_id for seat in world.seats}) != len(world.seats):
+        raise RecordError(f"world {world.generation}: no seats, or a node seated twice")

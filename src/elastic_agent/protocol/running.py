@@ -1,0 +1,212 @@
+"""Coordinator's rules while a generation runs: who is lost, what failed, who may come in, when it is done. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from .forming import forming_plan
+from .leases import Sighting
+from .records import Failure, FailureKind, Phase, Plan, Seat, State, World
+from .situation import FAR_S, Decision, Situation, names
+
+STABLE_S = 60.0
+"""A world that ran this long has made progress: earlier losses of its nodes are forgotten."""
+
+
+def decide_running(now: Situation) -> Decision:
+    """Form the next generation, finish the run, or leave the world alone."""
+    world = now.plan.world
+    assert world is not None  # a running plan always has one
+    waiting = [seat for seat in world.seats if not _succeeded(now, seat)]
+    if not waiting:
+        return _finish(now, world)
+    lost = [seat for seat in waiting if _is_lost(now, seat)]
+    failed = _first_failure(now, waiting)
+    leaving = [seat for seat in waiting if _says(now, seat, State.LEAVING, State.LEFT)]
+    dropped = [seat for seat in waiting if _dropped_out(now, seat)]
+    if lost or failed or leaving or dropped:
+        return _reform(now, lost, failed, leaving, dropped)
+    slow = [seat for seat in world.seats if _is_slow(now, seat)]
+    if slow:
+        who = names(seat.node_id for seat in slow)
+        return Decision(f"{who} did not start in time", condemn=tuple(seat.incarnation for seat in slow))
+    return _keep_successes(now, world) or _admit(now, world)
+
+
+def _succeeded(now: Situation, seat: Seat) -> bool:
+    known = now.sighting(seat)
+    said = known is not None and known.member.state is State.SUCCEEDED and _speaks_of(now, known)
+    return said or seat.incarnation in now.plan.succeeded
+
+
+def _speaks_of(now: Situation, known: Sighting) -> bool:
+    return known.member.generation == now.plan.generation
+
+
+def _is_lost(now: Situation, seat: Seat) -> bool:
+    """Its lease was condemned; or it was never heard since this store was born, and its lease is over."""
+    known = now.sighting(seat)
+    if known is None:
+        return now.now_s >= now.ledger.born_s + now.policy.lease_ttl_s
+    return not known.alive
+
+
+def _says(now: Situation, seat: Seat, *states: State) -> bool:
+    known = now.sighting(seat)
+    return known is not None and known.member.state in states
+
+
+def _dropped_out(now: Situation, seat: Seat) -> bool:
+    """It speaks of a later generation than this one: it does not run this one any more."""
+    known = now.sighting(seat)
+    return known is not None and known.member.generation > now.plan.generation
+
+
+def _is_slow(now: Situation, seat: Seat) -> bool:
+    known = now.sighting(seat)
+    late = now.now_s >= now.clock.since_s + now.policy.start_timeout_s
+    return late and known is not None and known.member.state is State.READY
+
+
+def _first_failure(now: Situation, seats: list[Seat]) -> tuple[Seat, Failure] | None:
+    for seat in seats:
+        known = now.sighting(seat)
+        if known is None or known.member.state is not State.FAILED or not _speaks_of(now, known):
+            continue
+        failure = known.member.failure or Failure(
+            FailureKind.WORKER, f"{seat.node_id} failed and did not say why"
+        )
+        return seat, failure
+    return None
+
+
+def _reform(
+    now: Situation,
+    lost: list[Seat],
+    failed: tuple[Seat, Failure] | None,
+    leaving: list[Seat],
+    dropped: list[Seat],
+) -> Decision:
+    reasons: list[str] = []
+    if failed is not None:
+        reasons.append(failed[1].summary)
+    for seats, words in ((lost, "lost"), (leaving, "leaving"), (dropped, "dropped out")):
+        if seats:
+            reasons.append(f"{names(seat.node_id for seat in seats)} {words}")
+    plan = now.plan
+    ran_s = now.now_s - now.clock.since_s
+    losses = {} if ran_s >= STABLE_S else dict(plan.losses)
+    for seat in lost:
+        losses[seat.node_id] = losses.get(seat.node_id, 0) + 1
+    reason = "; ".join(reasons)
+    return Decision(
+        reason,
+        forming_plan(
+            plan,
+            reason,
+            failure=failed[1] if failed else None,
+            failed_node=failed[0].node_id if failed else None,
+            free=bool(lost or leaving or dropped),
+            losses=losses,
+            start_failures=_start_failures(now),
+            avoid_bootstrap=_avoid_bootstrap(now),
+        ),
+    )
+
+
+def _start_failures(now: Situation) -> dict[str, int]:
+    """Count a node's failures before user code ran; a node that got as far as running starts anew."""
+    counts = dict(now.plan.start_failures)
+    for seat in now.plan.world.seats if now.plan.world else ():
+        known = now.sighting(seat)
+        if known is None or not _speaks_of(now, known):
+            continue
+        failure = known.member.failure
+        before_user_code = failure is not None and failure.kind in (FailureKind.START, FailureKind.BOOTSTRAP)
+        if known.member.state is State.FAILED and before_user_code:
+            counts[seat.node_id] = counts.get(seat.node_id, 0) + 1
+        elif known.member.state in (State.RUNNING, State.SUCCEEDED, State.FAILED):
+            counts.pop(seat.node_id, None)
+    return counts
+
+
+def _avoid_bootstrap(now: Situation) -> tuple[str, ...]:
+    """Nodes blamed for an unreachable bootstrap store; forgotten once a generation got running."""
+    blamed = list(now.plan.avoid_bootstrap)
+    for seat in now.plan.world.seats if now.plan.world else ():
+        known = now.sighting(seat)
+        failure = known.member.failure if known is not None and _speaks_of(now, known) else None
+        if failure is not None and failure.blames and failure.blames not in blamed:
+            blamed.append(failure.blames)
+    everybody = len(now.plan.world.seats) if now.plan.world else 0
+    return tuple(blamed) if len(blamed) < everybody else ()
+
+
+def _finish(now: Situation, world: World) -> Decision:
+    reason = f"all {len(world.seats)} nodes succeeded in generation {world.generation}"
+    return Decision(
+        reason,
+        msgspec.structs.replace(now.plan, version=now.plan.version + 1, phase=Phase.FINISHED, reason=reason),
+    )
+
+
+def _keep_successes(now: Situation, world: World) -> Decision | None:
+    """Write down the success of nodes that are gone, before their records are."""
+    gone = [
+        seat.incarnation
+        for seat in world.seats
+        if seat.incarnation not in now.plan.succeeded and _succeeded(now, seat) and _is_lost(now, seat)
+    ]
+    if not gone:
+        return None
+    who = names(seat.node_id for seat in world.seats if seat.incarnation in gone)
+    reason = f"{who} succeeded and left"
+    plan = msgspec.structs.replace(
+        now.plan, version=now.plan.version + 1, reason=reason, succeeded=(*now.plan.succeeded, *gone)
+    )
+    return Decision(reason, plan)
+
+
+def _admit(now: Situation, world: World) -> Decision:
+    """Let waiting nodes in, in batches: when the newest has waited for ``settle``."""
+    start_by_s = now.clock.since_s + now.policy.start_timeout_s
+    starting = [seat for seat in world.seats if _says(now, seat, State.READY)]
+    wake_s = start_by_s if starting else FAR_S
+    steady = Decision(f"{len(world.seats)} nodes, {world.world_size} workers running", wake_s=wake_s)
+    if starting or any(_succeeded(now, seat) for seat in world.seats):
+        return steady  # not yet running everywhere, or already ending
+    candidates = _newcomers(now, world, lambda one: one.member.state is State.READY)
+    if not candidates:
+        return steady
+    open_s = [max(one.first_seen_s + now.policy.settle_s, now.penalty_until_s(one)) for one in candidates]
+    allowed = [one for one, at_s in zip(candidates, open_s, strict=True) if at_s <= now.now_s]
+    if not allowed or any(now.now_s < at_s <= now.now_s + now.policy.settle_s for at_s in open_s):
+        later = min((at_s for at_s in open_s if at_s > now.now_s), default=FAR_S)
+        return Decision(f"{len(candidates)} nodes are about to join", wake_s=min(wake_s, later))
+    who = names(one.member.node_id for one in allowed)
+    reason = f"{who} joined" if len(allowed) == 1 else f"{who} join"
+    return Decision(
+        reason,
+        forming_plan(now.plan, reason, start_failures=_start_failures(now), avoid_bootstrap=()),
+    )
+
+
+def _newcomers(now: Situation, world: World, test: Callable[[Sighting], bool]) -> list[Sighting]:
+    """Nodes that wait outside the world, while it has room for them."""
+    if len(world.seats) >= now.policy.max_nodes:
+        return []
+    seated = {seat.node_id for seat in world.seats}
+    return [
+        one
+        for one in now.by_node.values()
+        if one.member.node_id not in seated
+        and test(one)
+        and now.plan.start_failures.get(one.member.node_id, 0) < 2
+    ]
+
+
+def is_terminal(plan: Plan) -> bool:
+    """Whether the run is over."""
+    return plan.phase in (Phase.FINISHED, Phase.FAILED)

@@ -1,0 +1,144 @@
+"""What the coordinator's rules look at: the plan, who is there, and since when. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .leases import LeaseLedger, Sighting
+from .records import Member, Plan, Policy, Seat, State
+
+FAR_S = float("inf")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the coordinator wants done, and why.
+
+    ``plan`` follows the current plan's version by one, or is None when nothing changes. ``condemn``
+    are incarnations whose leases are to be condemned (each may fail: a renewal won the race).
+    ``forget`` are incarnations whose records can be removed. ``wake_s`` is the time, by the
+    coordinator's clock, at which to decide again if nothing is heard before.
+    """
+
+    reason: str
+    plan: Plan | None = None
+    condemn: tuple[str, ...] = ()
+    forget: tuple[str, ...] = ()
+    wake_s: float = FAR_S
+    done: bool = False
+    """The run is over and everybody alive knows it."""
+
+
+@dataclass
+class PhaseClock:
+    """When the current phase began and when it first had enough nodes; the coordinator's clock, seconds."""
+
+    since_s: float
+    enough_since_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One look at the run."""
+
+    plan: Plan
+    ledger: LeaseLedger
+    clock: PhaseClock
+    now_s: float
+    by_node: dict[str, Sighting] = field(default_factory=dict)
+    """For each node the incarnation that speaks for it: alive, not refused, the newest proven one."""
+
+    @classmethod
+    def of(cls, plan: Plan, ledger: LeaseLedger, clock: PhaseClock, now_s: float) -> Situation:
+        """Sort out who speaks for each node."""
+        return cls(plan, ledger, clock, now_s, spokesmen(plan, ledger.sightings.values()))
+
+    @property
+    def policy(self) -> Policy:
+        """The run's rules."""
+        return self.plan.policy
+
+    def sighting(self, seat: Seat) -> Sighting | None:
+        """What is known of the incarnation that holds this seat."""
+        return self.ledger.sightings.get(seat.incarnation)
+
+    def ready(self) -> list[Sighting]:
+        """Nodes whose newest word is that they can run the generation being formed."""
+        generation = self.plan.generation
+        return [
+            one
+            for one in self.by_node.values()
+            if one.member.state is State.READY and one.member.generation == generation
+        ]
+
+    def penalty_until_s(self, sighting: Sighting) -> float:
+        """Until when a node that keeps getting lost is kept waiting."""
+        count = self.plan.losses.get(sighting.member.node_id, 0)
+        if count < 2:  # a first loss is nobody's habit
+            return 0.0
+        return sighting.first_seen_s + min(2.0 ** min(count, 30) * self.policy.settle_s, 300.0)
+
+    def held_back(self, sighting: Sighting) -> bool:
+        """Whether this node should be left out as long as enough others remain."""
+        failed_starts = self.plan.start_failures.get(sighting.member.node_id, 0)
+        return failed_starts >= 2 or self.now_s < self.penalty_until_s(sighting)
+
+
+def spokesmen(plan: Plan, sightings: Iterable[Sighting]) -> dict[str, Sighting]:
+    """For each node the incarnation to listen to."""
+    chosen: dict[str, Sighting] = {}
+    for one in sightings:
+        if not one.alive or one.member.incarnation in plan.refused or one.member.state is State.LEFT:
+            continue
+        known = chosen.get(one.member.node_id)
+        if known is None or _precedes(one, known):
+            chosen[one.member.node_id] = one
+    return chosen
+
+
+def _precedes(one: Sighting, other: Sighting) -> bool:
+    """Whether ``one`` rather than ``other`` speaks for their node: a proven successor, else the elder."""
+    if other.member.incarnation in one.member.replaces:
+        return True
+    if one.member.incarnation in other.member.replaces:
+        return False
+    return (one.first_seen_s, one.member.incarnation) < (other.first_seen_s, other.member.incarnation)
+
+
+def stopped_before(member: Member, generation: int) -> bool:
+    """Whether the node itself says that its workers of every generation below this one are stopped."""
+    if member.state is State.READY:
+        return member.generation >= generation
+    return member.state is State.LEFT
+
+
+def uncleared(situation: Situation) -> dict[str, float]:
+    """Seats of earlier generations whose workers may still run, with the time by which they cannot.
+
+    The time is infinite for a node that is alive and has not said that it stopped.
+    """
+    gone: set[str] = set()
+    for one in situation.ledger.sightings.values():
+        gone.update(one.member.replaces)
+    waits: dict[str, float] = {}
+    for seat in situation.plan.awaiting:
+        known = situation.sighting(seat)
+        if seat.incarnation in gone or (
+            known is not None and stopped_before(known.member, situation.plan.generation)
+        ):
+            continue
+        fenced_s = situation.ledger.fenced_s(seat.incarnation, situation.policy)
+        if fenced_s is None:
+            waits[seat.incarnation] = FAR_S
+        elif fenced_s > situation.now_s:
+            waits[seat.incarnation] = fenced_s
+    return waits
+
+
+def names(items: Iterable[str]) -> str:
+    """A short enumeration for a sentence."""
+    listed = sorted(items)
+    if len(listed) > 8:
+        return ", ".join(listed[:8]) + f" and {len(listed) - 8} more"
+    return ", ".join(listed)
