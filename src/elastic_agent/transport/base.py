@@ -1,0 +1,97 @@
+"""What the rest of the package needs of a store, and nothing more.
+
+Every call may block, for at most the link's time-out, and is therefore made from a thread that can be
+abandoned (see :mod:`.lane`), never from the loop that must act on time. A link is used by one thread
+at a time: a blocking wait occupies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from elastic_agent.protocol.records import Lease, Member, Plan
+
+
+class TransportError(Exception):
+    """Base of all errors of a store; the message is one line for a person."""
+
+
+class StoreLostError(TransportError):
+    """The store did not answer, or the connection broke. What was asked may or may not have happened."""
+
+
+class UnreachableError(TransportError):
+    """Nobody answers at the endpoint, or its name cannot be resolved; dialling again may help."""
+
+
+class NotAStoreError(TransportError):
+    """Somebody answers at the endpoint, but it is no store of ours; dialling again will not help."""
+
+
+class NodeLink(Protocol):
+    """A node's connection to the store of one run."""
+
+    @property
+    def store_id(self) -> str:
+        """Random name of this life of the store; a new one means that everything written before is gone."""
+
+    @property
+    def local_address(self) -> str:
+        """The address of this machine on the way to the store: one that the other nodes can reach too."""
+
+    def register(self, member: Member, lease: Lease) -> None:
+        """Make an incarnation known, with its first records (or write them again)."""
+
+    def write(self, member: Member) -> None:
+        """Replace the member record and hint to the coordinator that it changed."""
+
+    def renew(self, expected: Lease, renewed: Lease) -> bool:
+        """Compare-and-set the lease; False if it is not as expected any more (condemned, or gone)."""
+
+    def read_lease(self, incarnation: str) -> Lease | None:
+        """The lease as it stands in the store (to settle an unknown outcome), or None."""
+
+    def read_plan(self) -> Plan | None:
+        """The newest plan, or None before the first."""
+
+    def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
+        """Wait, without polling, until a plan newer than ``after_version`` is there; None at the time-out.
+
+        Plans may be skipped: the newest is returned.
+        """
+
+    def close(self) -> None:
+        """Close the connection; never blocks."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Records of some or all incarnations of a run. Bad records are left out and described in ``rejected``."""
+
+    members: Mapping[str, Member] = field(default_factory=dict)
+    leases: Mapping[str, Lease] = field(default_factory=dict)
+    rejected: tuple[str, ...] = ()
+
+
+class CoordinatorLink(Protocol):
+    """The coordinator's connection to the store of one run."""
+
+    def read(self, incarnations: Collection[str] | None) -> Snapshot:
+        """Member and lease records of these incarnations, or of all that ever registered (None)."""
+
+    def read_leases(self) -> Mapping[str, Lease]:
+        """All leases, in one request."""
+
+    def read_plan(self) -> Plan | None:
+        """The newest plan, or None before the first."""
+
+    def publish(self, plan: Plan) -> bool:
+        """Write the plan if its version still follows the newest; False if somebody else was first."""
+
+    def condemn(self, lease: Lease) -> bool:
+        """Compare-and-set the lease to its condemned form; False if it was renewed meanwhile."""
+
+    def forget(self, incarnation: str) -> None:
+        """Remove an incarnation's records."""
