@@ -258,7 +258,7 @@ def decode(kind: type[R], data: bytes) -> R:
     Raises:
         RecordError: the bytes are no such record; the message names what and where.
     """
-    limit = MAX_PLAN_BYTES if kind in (Plan, World, History) else MAX_RECORD_BYTES
+    limit = MAX_RECORD_BYTES if issubclass(kind, (Member, Lease)) else MAX_PLAN_BYTES
     if len(data) > limit:
         raise RecordError(
             f"{kind.__name__.lower()} record of {len(data)} bytes; at most {limit} are accepted"
