@@ -1,0 +1,61 @@
+# Every target sets up what it needs by itself. Start with `make demo`, then `make test`.
+#
+#   PYTHON=python3.11        which Python makes the virtual environment (3.11 or newer)
+#   PYTEST_ARGS="-k client"  passed to pytest by `make test`
+#   SYSTEM_PACKAGES=no       `make test` installs no Debian packages
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+SEEDS ?= 2000
+SYSTEM_PACKAGES ?= yes
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format simulate bench clean distclean system-packages
+
+help:
+	@echo 'make demo       a real training job on two agents of this machine; a worker is killed half way'
+	@echo 'make test       the whole test suite; as root on Debian it first installs etcd and the like'
+	@echo 'make lint       ruff, its formatter and strict mypy'
+	@echo 'make format     rewrite the code as the formatter wants it'
+	@echo 'make simulate   the protocol under SEEDS=$(SEEDS) seeds of simulated faults'
+	@echo 'make bench      measure start, recovery and rendezvous beside torchrun'
+	@echo 'make clean      remove caches and build results (distclean: the virtual environment too)'
+
+demo: $(READY)
+	@$(PY) examples/demo.py
+
+test: $(READY) system-packages
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(READY)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+simulate: $(READY)
+	$(PY) -m tests.simulator --seeds $(SEEDS)
+
+bench: $(READY)
+	$(PY) -m benchmarks $(BENCH_ARGS)
+
+$(READY): pyproject.toml constraints.txt tools/make-venv
+	@tools/make-venv '$(PYTHON)' '$(VENV)'
+
+system-packages:
+	@if [ '$(SYSTEM_PACKAGES)' = yes ]; then tools/system-packages; fi
+
+clean:
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find src tests examples benchmarks tools -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean
+	rm -rf '$(VENV)'
