@@ -245,6 +245,13 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
 R = TypeVar("R", Member, Lease, Plan, World, History)
 
 _encoder = msgspec.json.Encoder()
+_LIMITS = {
+    "Member": MAX_RECORD_BYTES,
+    "Lease": MAX_RECORD_BYTES,
+    "Plan": MAX_PLAN_BYTES,
+    "World": MAX_PLAN_BYTES,
+    "History": MAX_PLAN_BYTES,
+}
 
 
 def encode(record: Member | Lease | Plan | World | History) -> bytes:
@@ -258,7 +265,7 @@ def decode(kind: type[R], data: bytes) -> R:
     Raises:
         RecordError: the bytes are no such record; the message names what and where.
     """
-    limit = MAX_RECORD_BYTES if issubclass(kind, (Member, Lease)) else MAX_PLAN_BYTES
+    limit = _LIMITS[kind.__name__]
     if len(data) > limit:
         raise RecordError(
             f"{kind.__name__.lower()} record of {len(data)} bytes; at most {limit} are accepted"
