@@ -1,0 +1,85 @@
+"""What training code asks its launcher and tells it: who am I, and I am still making progress.
+
+    from elastic_agent import client
+
+    me = client.current()
+    checkpoint = f"checkpoints/{me.run_id}.pt"   # stable: survives every restart
+    rank = me.placement.rank                     # UNSTABLE: this generation only
+
+    for step in range(first_step, last_step):
+        train(step)
+        client.heartbeat(step)
+
+Needs the standard library only, and works under elastic-agent, under ``torchrun`` and under plain
+``python``: see :func:`current` for what each value is there.
+
+Imported under elastic-agent, this module also lets the agent ask for the stacks of all threads, which then
+go to stderr: the log of a job that hung shows where each worker was.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_agent.client._environment import MalformedEnvironmentError, read_worker
+from elastic_agent.client._heartbeat import Pulse
+from elastic_agent.client._stacks import write_stacks_on_signal
+from elastic_agent.client._worker import Placement, Worker
+
+__all__ = ["MalformedEnvironmentError", "Placement", "Worker", "current", "heartbeat"]
+
+
+def current() -> Worker:
+    """Who this worker is and, apart from that, where it stands in this generation.
+
+    The stable part (``run_id``, ``node_id``, ``worker_id``, ``slot``, ``incarnation``) stands on the object
+    itself, the unstable one in its ``placement`` (``rank``, ``local_rank``, ``world_size``,
+    ``local_world_size``, ``node_rank``, ``node_count``, ``generation``, ``restarts``, ``first_generation``).
+
+    Under **elastic-agent** everything is as it says.
+
+    Under **torchrun** the placement is torchrun's. ``generation`` is 0; ``restarts`` is torchrun's own
+    count, and ``first_generation`` merely says that it is 0, which it still is after a change of
+    membership. ``run_id`` is ``--rdzv-id``: stable if you give one; ``"none"`` if you do not, for every
+    such job; new at every start with ``--standalone``. ``node_id`` is the host's name: stable where that
+    is (containers often get a new one), and shared by all launchers on the host, so that two of them have
+    the same worker ids. ``slot`` is the local rank; ``incarnation`` is ``"none"``.
+
+    Under plain **python** the world is one worker, rank 0; ``run_id`` is ``"local"``, the rest as under
+    torchrun.
+
+    Without elastic-agent, ``ELASTIC_AGENT_RUN_ID`` and ``ELASTIC_AGENT_NODE_ID`` in the environment set
+    these two ids.
+
+    Reads the environment anew each time, in some ten microseconds; nothing is asked of the network.
+
+    Raises:
+        MalformedEnvironmentError: a variable of the launcher is missing or makes no sense; the message names
+            it, its value and what was expected.
+    """
+    return read_worker(os.environ)
+
+
+def heartbeat(step: int | None = None) -> None:
+    """Tell the agent that training makes progress; costs a fraction of a microsecond, no system call.
+
+    Call it once per step, from any thread. A worker that has called it and then does not for
+    ``--hang-timeout`` counts as failed; a worker that never calls it is never judged so. Without an agent
+    it does nothing.
+
+    Only the process that the agent started is heard: in processes which that one starts or forks (those
+    of a DataLoader, say) this does nothing, since they may go on while training hangs.
+
+    Args:
+        step: the step just done, shown to operators; leave it out and the last one stays. Progress is
+            the call, whatever the number.
+
+    Raises:
+        TypeError, ValueError: ``step`` is no integer, or not one of 64 bits.
+    """
+    _pulse.beat(step)
+
+
+_pulse = Pulse()
+os.register_at_fork(after_in_child=_pulse.forked)
+write_stacks_on_signal()

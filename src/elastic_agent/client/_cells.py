@@ -1,0 +1,139 @@
+"""The file through which workers tell their agent that they make progress: its layout, and both sides.
+
+One file per node and generation, one cell per slot. Slot *s* has the 64 bytes (a cache line, so that
+workers do not slow each other down) from byte ``64 * s``, as eight 64-bit words in the machine's own byte
+order:
+
+    word 0   beats: how often the worker reported; 0 = never; any change means progress
+    word 1   step: the last step it named; 0 until it names one
+    2 to 7   zero, kept for later
+
+The worker stores the step before the beats, each as one aligned word: no half-written number is ever
+read. The two together are no snapshot: beside a given count of beats a later step may already stand.
+
+A cell has at most one writer: the first process that claims it, until that process ends. The claim is a
+POSIX record lock on the cell's bytes, as that is not inherited by fork and vanishes with its holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+CELL_BYTES = 64
+WORD_BYTES = 8
+CELL_WORDS = CELL_BYTES // WORD_BYTES
+BEATS = 0
+STEP = 1
+
+
+class HeartbeatFile:
+    """The agent's side: makes the file and reads what the workers wrote."""
+
+    def __init__(self, path: str, memory: mmap.mmap) -> None:
+        self.path = path
+        """Where it is; workers get this as ELASTIC_AGENT_HEARTBEAT."""
+        self.slots = len(memory) // CELL_BYTES
+        """How many cells it has."""
+        self._memory = memory
+        self._words = memoryview(memory).cast("q")
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], slots: int) -> HeartbeatFile:
+        """Make ``path``, readable by its owner only, with an empty cell for each of ``slots`` workers.
+
+        It appears complete or not at all. A file of that name is replaced; workers that had it open go
+        on writing to the old one, unseen.
+
+        Raises:
+            ValueError: ``slots`` is less than 1.
+            OSError: the file cannot be made.
+        """
+        if slots < 1:
+            raise ValueError(f"a heartbeat file for {slots} slots was asked for; expected at least 1")
+        final = os.fspath(path)
+        draft = f"{final}.{os.urandom(8).hex()}"
+        size = slots * CELL_BYTES
+        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # Written, not merely truncated to size: a hole would first need its space when a worker
+            # beats, and on a full disk kill it there with SIGBUS.
+            if os.write(fd, bytes(size)) != size:
+                raise OSError(f"{draft}: no room for {size} bytes")
+            memory = mmap.mmap(fd, size)
+            os.rename(draft, final)
+        except BaseException:
+            os.unlink(draft)
+            raise
+        finally:
+            os.close(fd)
+        return cls(final, memory)
+
+    def read(self, slot: int) -> tuple[int, int]:
+        """``(beats, step)`` of ``slot`` as of now; (0, 0) while its worker has never reported.
+
+        The numbers come from user code's process: compare ``beats`` with what it was, trust neither.
+
+        Raises:
+            IndexError: there is no such slot.
+            ValueError: the file was closed.
+        """
+        if not 0 <= slot < self.slots:
+            raise IndexError(f"slot {slot} was asked for; expected 0 to {self.slots - 1} in {self.path}")
+        first = slot * CELL_WORDS
+        return self._words[first + BEATS], self._words[first + STEP]
+
+    def close(self) -> None:
+        """Let go of the file and remove it. Workers that have it open are not disturbed. Repeatable."""
+        self._words.release()
+        if not self._memory.closed:
+            self._memory.close()
+            try:
+                os.unlink(self.path)
+            except FileNotFoundError:
+                return
+
+    def __enter__(self) -> HeartbeatFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def claim_cell(path: str, slot: int) -> memoryview | None:
+    """The worker's side: ``slot``'s cell as 64-bit words to store to, or None if another process has it.
+
+    The claim lasts until this process ends or executes another program.
+
+    Raises:
+        OSError: the file cannot be opened, locked or mapped.
+        ValueError: it has no such slot.
+    """
+    fd = os.open(path, os.O_RDWR)
+    start = slot * CELL_BYTES
+    claimed = False
+    try:
+        size = os.fstat(fd).st_size
+        if start + CELL_BYTES > size:
+            raise ValueError(f"{path} is {size} bytes long, too short for slot {slot}")
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, CELL_BYTES, start)
+        except (BlockingIOError, PermissionError):
+            return None
+        words = memoryview(mmap.mmap(fd, size))[start : start + CELL_BYTES].cast("q")
+        claimed = True
+        return words
+    finally:
+        # Once claimed it stays open for good: closing it would give the lock back.
+        if not claimed:
+            os.close(fd)

@@ -1,0 +1,88 @@
+"""The worker's side of the heartbeat: what stands behind :func:`elastic_agent.client.heartbeat`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+
+from elastic_agent.client._environment import number_at_least_0
+
+HEARTBEAT_FILE = "ELASTIC_AGENT_HEARTBEAT"
+SLOT = "ELASTIC_AGENT_SLOT"
+
+
+class Pulse:
+    """One process's line to its agent: a cell to count in, or a scratch that nobody reads.
+
+    It is connected when the client is imported under an agent, else by the first beat, so that a process
+    which imports the client first and becomes a worker later (by fork) is served too.
+    """
+
+    __slots__ = ("_beats", "_words")
+
+    def __init__(self) -> None:
+        self._words: memoryview | None = None
+        self._beats = itertools.count(1)
+        if HEARTBEAT_FILE in os.environ:
+            # Claiming now rather than at the first beat keeps the cell from processes that this one
+            # starts. What goes wrong is told at the first beat: most importers never beat.
+            try:
+                self._connect()
+            except (OSError, ValueError):
+                self._words = None
+
+    def beat(self, step: int | None) -> None:
+        """Count one beat, naming ``step`` if given. TypeError or ValueError: it is no 64-bit integer."""
+        words = self._words
+        if words is None:
+            words = self._connect_or_warn()
+        if step is not None:
+            try:
+                words[1] = step
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"heartbeat: step={step!r}; expected an integer of 64 bits") from None
+        # A counter of our own, not words[0] + 1: one atomic step, also with several threads.
+        words[0] = next(self._beats)
+
+    def forked(self) -> None:
+        """In the child of a fork: what it does is no progress of the worker, so let go of the cell.
+
+        A parent that is no worker itself has none; its child may yet become one.
+        """
+        if self._words is not None or HEARTBEAT_FILE in os.environ:
+            self._words = _scratch()
+
+    def _connect_or_warn(self) -> memoryview:
+        try:
+            return self._connect()
+        except (OSError, ValueError) as error:
+            # Training is worth more than hang detection: say it once, and go on without.
+            seen = ", ".join(f"{name}={os.environ.get(name)!r}" for name in (HEARTBEAT_FILE, SLOT))
+            print(
+                f"elastic_agent.client: heartbeats are off ({seen}): {error}; "
+                "expected the file that the agent made for this generation, with a cell for the slot",
+                file=sys.stderr,
+            )
+            self._words = _scratch()
+            return self._words
+
+    def _connect(self) -> memoryview:
+        path = os.environ.get(HEARTBEAT_FILE)
+        words = None
+        if path is not None:
+            slot = number_at_least_0(SLOT, os.environ.get(SLOT, ""), "a whole number")
+            # Imported here: without an agent nobody needs it, nor the modules it loads.
+            from elastic_agent.client._cells import claim_cell
+
+            words = claim_cell(path, slot)
+        if words is None:
+            words = _scratch()
+        self._beats = itertools.count(words[0] + 1)
+        self._words = words
+        return words
+
+
+def _scratch() -> memoryview:
+    """Words like a cell's, which refuse the same wrong steps, so that mistakes show without an agent."""
+    return memoryview(bytearray(16)).cast("q")
