@@ -1,0 +1,16 @@
+"""The smallest distributed script: every worker adds its rank to a sum and says hello.
+
+elastic-agent --nproc-per-node 2 examples/hello.py
+"""
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank()])
+dist.all_reduce(total)
+print(
+    f"hello from rank {dist.get_rank()} of {dist.get_world_size()}; our ranks add up to {total.item()}",
+    flush=True,
+)
+dist.destroy_process_group()
