@@ -43,7 +43,9 @@ def seat_members(ordered: Sequence[Member]) -> tuple[Seat, ...]:
     seats: list[Seat] = []
     rank = 0
     for member in ordered:
-        seats.append(Seat(member.node_id, member.incarnation, member.address, member.slots, rank))
+        seats.append(
+            Seat(member.node_id, member.incarnation, member.address, member.slots, rank, member.role)
+        )
         rank += member.slots
     return tuple(seats)
 

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 RECORD_VERSION = 1
 """Version of the record formats; a record of another version is rejected by name."""
 
-MAX_RECORD_BYTES = 64 * 1024
+MAX_RECORD_BYTES = 256 * 1024
 """Largest member or lease record accepted, in bytes."""
 
 MAX_PLAN_BYTES = 4 * 1024 * 1024
@@ -126,6 +126,7 @@ class Seat(Struct, frozen=True, array_like=True):
     address: Host
     slots: Annotated[int, Meta(ge=1, le=65536)]
     first_rank: Count
+    role: Text = "default"
 
 
 class World(Struct, frozen=True, forbid_unknown_fields=True):
@@ -185,6 +186,7 @@ class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     replaces: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     """Earlier incarnations of this node whose workers are proven gone."""
     preferred_rank: Count | None = None
+    role: Text = "default"
     fingerprint: Fingerprint = Fingerprint()
     history: History | None = None
 
