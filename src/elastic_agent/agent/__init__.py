@@ -1,0 +1,1 @@
+"""The elastic agent: one loop that waits for an event and acts."""

@@ -1,0 +1,77 @@
+"""The environment of a worker: everything torchrun gives, and the stable names beside it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastic_agent.protocol.records import Seat, World
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is the same for every worker of a node in one generation."""
+
+    run_id: str
+    role: str
+    restarts: int
+    max_restarts: int
+    first_generation: bool
+    heartbeat_file: str
+    stacks_signal: int
+    virtual_local_rank: bool = False
+
+
+def worker_environment(
+    inherited: Mapping[str, str], facts: RunFacts, world: World, seat: Seat, slot: int
+) -> dict[str, str]:
+    """The variables the agent sets for the worker in ``slot`` (to be laid over the inherited ones)."""
+    role_rank, role_size = _role_place(world, seat, slot)
+    env = {
+        "RANK": str(seat.first_rank + slot),
+        "LOCAL_RANK": str(slot),
+        "WORLD_SIZE": str(world.world_size),
+        "LOCAL_WORLD_SIZE": str(seat.slots),
+        "GROUP_RANK": str(world.node_rank(seat.incarnation)),
+        "GROUP_WORLD_SIZE": str(len(world.seats)),
+        "ROLE_NAME": facts.role,
+        "ROLE_RANK": str(role_rank),
+        "ROLE_WORLD_SIZE": str(role_size),
+        "MASTER_ADDR": world.bootstrap.host,
+        "MASTER_PORT": str(world.bootstrap.port),
+        "TORCHELASTIC_RESTART_COUNT": str(facts.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(facts.max_restarts),
+        "TORCHELASTIC_RUN_ID": facts.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "ELASTIC_AGENT_RUN_ID": facts.run_id,
+        "ELASTIC_AGENT_NODE_ID": seat.node_id,
+        "ELASTIC_AGENT_SLOT": str(slot),
+        "ELASTIC_AGENT_WORKER_ID": f"{seat.node_id}/{slot}",
+        "ELASTIC_AGENT_INCARNATION": seat.incarnation,
+        "ELASTIC_AGENT_GENERATION": str(world.generation),
+        "ELASTIC_AGENT_RESTARTS": str(facts.restarts),
+        "ELASTIC_AGENT_FIRST_GENERATION": "1" if facts.first_generation else "0",
+        "ELASTIC_AGENT_HEARTBEAT": facts.heartbeat_file,
+        "ELASTIC_AGENT_STACKS_SIGNAL": str(facts.stacks_signal),
+    }
+    if "OMP_NUM_THREADS" not in inherited and seat.slots > 1:
+        env["OMP_NUM_THREADS"] = "1"  # as torchrun: many workers on one machine, one pool each
+    if facts.virtual_local_rank:
+        env.update(_virtual_local_rank(inherited, slot))
+    return env
+
+
+def _role_place(world: World, seat: Seat, slot: int) -> tuple[int, int]:
+    """Rank and count among the workers of the same role."""
+    same = [one for one in world.seats if one.role == seat.role]
+    before = sum(one.slots for one in same if one.first_rank < seat.first_rank)
+    return before + slot, sum(one.slots for one in same)
+
+
+def _virtual_local_rank(inherited: Mapping[str, str], slot: int) -> dict[str, str]:
+    """Every worker sees its own GPU as device 0, under LOCAL_RANK 0."""
+    visible = inherited.get("CUDA_VISIBLE_DEVICES", "")
+    devices = [one.strip() for one in visible.split(",") if one.strip()]
+    device = devices[slot] if slot < len(devices) else str(slot)
+    return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": device}

@@ -1,0 +1,152 @@
+"""Which node this agent is, and whether its predecessor's workers are gone.
+
+A node id must come back after the agent or the machine restarts. So the ids of a machine's agents are
+seats on its disk: one lock file per run and id, held with ``flock`` for the agent's life (the kernel lets
+go of it however the agent dies). The first agent of a machine takes ``<host>``, the second ``<host>-2``, and
+after both restart the same two are taken again. The file also says which processes the holder started, by
+pid and start time, so that a successor can prove them gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import select
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_AGENTS_PER_MACHINE = 256
+
+Process = tuple[int, int]
+"""A process beyond doubt: pid and start time in clock ticks since boot."""
+
+
+class IdentityError(Exception):
+    """The wanted node id cannot be taken; one line for the user."""
+
+
+def new_incarnation() -> str:
+    """A random name for one life of an agent."""
+    return secrets.token_hex(8)
+
+
+def host_name() -> str:
+    """This machine's short name, in the characters that ids may have."""
+    short = socket.gethostname().split(".")[0]
+    return re.sub(r"[^A-Za-z0-9._:@+-]", "-", short)[:96] or "node"
+
+
+def boot_id() -> str:
+    """Changes with every boot of the machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, or None if there is no such process (a zombie counts as gone)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+@dataclass
+class NodeSeat:
+    """A held node id. Keep the object alive as long as the agent lives."""
+
+    node_id: str
+    explicit: bool
+    predecessor: str | None
+    """The previous incarnation under this id whose workers are proven gone, if there was one."""
+    _handle: int
+
+    def record(self, incarnation: str, processes: list[Process]) -> None:
+        """Write down who holds the seat now, and the processes a successor has to look for."""
+        body = json.dumps({"incarnation": incarnation, "boot": boot_id(), "processes": processes})
+        os.pwrite(self._handle, body.encode().ljust(4096), 0)
+
+    def release(self) -> None:
+        """Give the id back."""
+        os.close(self._handle)
+
+
+def take_seat(folder: Path, wanted: str | None, skip: frozenset[str] = frozenset(), wait_s: float = 2.0) -> NodeSeat:
+    """Take a node id on this machine.
+
+    Args:
+        folder: where this run's lock files lie on this machine.
+        wanted: an explicit node id, or None to take the first free one derived from the host's name.
+        skip: derived ids that the run has refused.
+        wait_s: how long to wait for a dead predecessor's processes to be gone.
+
+    Raises:
+        IdentityError: the explicit id is held by a living agent of this machine, or no id is free.
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if wanted is not None:
+        handle = _lock(folder / f"{wanted}.lock")
+        if handle is None:
+            raise IdentityError(
+                f"node id {wanted} is held by another agent on this machine; "
+                "choose another --node-id, or leave it out to get a free one"
+            )
+        return NodeSeat(wanted, True, _proven_gone(handle, wait_s), handle)
+    base = host_name()
+    for number in range(1, MAX_AGENTS_PER_MACHINE + 1):
+        node_id = base if number == 1 else f"{base}-{number}"
+        if node_id in skip:
+            continue
+        handle = _lock(folder / f"{node_id}.lock")
+        if handle is not None:
+            return NodeSeat(node_id, False, _proven_gone(handle, wait_s), handle)
+    raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are taken in {folder}")
+
+
+def _lock(path: Path) -> int | None:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return None
+        raise
+    return handle
+
+
+def _proven_gone(handle: int, wait_s: float) -> str | None:
+    """The last holder's incarnation, if none of the processes it wrote down lives any more."""
+    try:
+        body = json.loads(os.pread(handle, 4096, 0) or b"{}")
+        incarnation, boot = str(body["incarnation"]), str(body["boot"])
+        processes = [(int(pid), int(ticks)) for pid, ticks in body["processes"]]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if boot != boot_id():
+        return incarnation  # the machine was started anew since
+    return incarnation if all(_await_end(process, wait_s) for process in processes) else None
+
+
+def _await_end(process: Process, wait_s: float) -> bool:
+    pid, ticks = process
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return True
+    try:
+        if start_ticks(pid) != ticks:
+            return True  # the pid belongs to somebody else now
+        readable, _, _ = select.select([handle], [], [], wait_s)
+        return bool(readable)
+    finally:
+        os.close(handle)

@@ -1,0 +1,87 @@
+"""What a session tells its owner. All events arrive in the owner's event loop, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic_agent.protocol.records import Failure, Plan
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The store answers. ``replaced``: it is another one than before, everything written is gone."""
+
+    store_id: str
+    replaced: bool
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The store does not answer; the session goes on dialling."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Registered:
+    """This incarnation is known to the store and holds a lease until ``deadline_s`` (CLOCK_BOOTTIME)."""
+
+    incarnation: str
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """The lease was renewed until ``deadline_s`` (CLOCK_BOOTTIME)."""
+
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class LeaseLost:
+    """The lease was condemned or ran out; no worker may run."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanSeen:
+    """A newer plan was read."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Lease, plan and bootstrap store of this generation are in order."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class PrepareFailed:
+    """The bootstrap store of this generation could not be reached."""
+
+    generation: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """The endpoint will never work (somebody else answers there)."""
+
+    reason: str
+
+
+SessionEvent: TypeAlias = (
+    Connected
+    | Disconnected
+    | Registered
+    | Renewed
+    | LeaseLost
+    | PlanSeen
+    | Prepared
+    | PrepareFailed
+    | Unusable
+)

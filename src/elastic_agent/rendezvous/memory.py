@@ -1,0 +1,56 @@
+"""What an agent keeps on disk of a run, so that generations never repeat when the store is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from elastic_agent.protocol.records import History, RecordError, decode, encode
+
+
+class RunMemory:
+    """One small file per run in the agent's state directory; shared by the agents of a machine.
+
+    Written by rename, without fsync: what must be survived is the death of a process. A machine that loses its
+    power is gone for longer than a lease, and by then no worker of the old store's worlds runs any more.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir / "runs"
+
+    def load(self, run_id: str) -> History | None:
+        """What is remembered of the run, or None; an unreadable file counts as nothing."""
+        try:
+            return decode(History, self._path(run_id).read_bytes())
+        except (OSError, RecordError):
+            return None
+
+    def save(self, run_id: str, history: History) -> None:
+        """Remember this, unless a later generation is remembered already.
+
+        Raises:
+            OSError: the state directory cannot be written.
+        """
+        known = self.load(run_id)
+        if known is not None and known.generation > history.generation:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path(run_id), encode(history))
+
+    def _path(self, run_id: str) -> Path:
+        return self._folder / f"{run_id}.json"  # run ids are file-safe by their character set
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file's content in one step; a reader sees the old or the new, never a mixture."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,407 @@
+"""A node's side of the rendezvous over a store that may stall, vanish and come back.
+
+A :class:`Session` lives in its owner's asyncio loop and holds no lock: blocking store calls are made in
+threads that can be abandoned (:class:`~elastic_agent.transport.lane.Lane`), two connections are used
+(one is always occupied by the wait for the next plan), and what has to be written is kept as *state*, not
+as a queue: after a broken connection the newest record is written again, so nothing is lost or reordered.
+
+The lease is renewed by a timer of the owner's loop: an agent whose loop does not turn does not renew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from elastic_agent.protocol.leases import HeldLease
+from elastic_agent.protocol.node import Announce
+from elastic_agent.protocol.records import (
+    Failure,
+    FailureKind,
+    History,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    State,
+    World,
+)
+from elastic_agent.transport.base import (
+    NodeLink,
+    NotAStoreError,
+    StoreLostError,
+    TransportError,
+    UnreachableError,
+)
+from elastic_agent.transport.lane import Lane
+
+from . import events
+from .clock import boottime_s
+from .connector import BootstrapOffer, Connector
+
+T = TypeVar("T")
+
+RENEWALS_PER_LEASE = 3
+"""A lease survives two lost renewals."""
+
+DIAL_TIMEOUT_S = 30.0
+"""An attempt to connect that takes longer than this is abandoned."""
+
+BOOTSTRAP_TIMEOUT_S = 5.0
+REDIAL_MIN_S, REDIAL_MAX_S = 0.05, 1.0
+
+
+async def _call(lane: Lane, work: Callable[[], T], timeout_s: float) -> T:
+    """Run ``work`` in the lane's thread; if it does not come back in time, leave the thread behind.
+
+    Raises:
+        StoreLostError: it did not come back; its outcome is unknown.
+    """
+    future = asyncio.wrap_future(lane.submit(work))
+    done, _ = await asyncio.wait([future], timeout=timeout_s)
+    if not done:
+        future.add_done_callback(lambda late: late.cancelled() or late.exception())
+        lane.abandon()
+        raise StoreLostError(f"no answer within {timeout_s:g} s")
+    return future.result()
+
+
+async def _aside(work: Callable[[], T], timeout_s: float) -> T:
+    """Run something that may take long (name look-ups, dialling) off the connections' threads."""
+    lane = Lane("store-aside")
+    try:
+        return await _call(lane, work, timeout_s)
+    finally:
+        lane.abandon()
+
+
+class _Connection:
+    """A link with the thread that may be blocked in it."""
+
+    def __init__(self, name: str) -> None:
+        self._lane = Lane(name)
+        self.link: NodeLink | None = None
+
+    async def dial(self, connector: Connector) -> NodeLink:
+        self.link = await self.call(connector.connect, DIAL_TIMEOUT_S)
+        return self.link
+
+    async def call(self, work: Callable[[], T], timeout_s: float) -> T:
+        """One request; after a :class:`StoreLostError` the connection is of no use any more."""
+        return await _call(self._lane, work, timeout_s)
+
+    def close(self) -> None:
+        self._lane.abandon()
+        if self.link is not None:
+            self.link.close()
+
+
+class Session:
+    """Keeps one node registered, its lease renewed and its owner informed, across losses of the store."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        member: Member,
+        lease_ttl_s: float,
+        tell: Callable[[events.SessionEvent], None],
+    ) -> None:
+        """Prepare; nothing is dialled before :meth:`run`.
+
+        Args:
+            connector: how to reach the store.
+            member: the node's record, in its first state.
+            lease_ttl_s: how long a lease lasts, seconds.
+            tell: called in the loop with every event.
+        """
+        self.member = member
+        self.offer: BootstrapOffer | None = None
+        self.store_id: str | None = None
+        self.history: History | None = None
+        """What is told to a store that knows nothing of the run."""
+        self._connector = connector
+        self._ttl_s = lease_ttl_s
+        self._tell = tell
+        self._lease: HeldLease | None = None
+        self._wake = asyncio.Event()
+        self._written: Member | None = None
+        self._renew_due = False
+        self._prepare: World | None = None
+        self._plan: Plan | None = None
+        self._registered_in: tuple[str, str] | None = None
+        """Store and incarnation of the last registration."""
+        self._over: str | None = None
+        """The incarnation whose lease was lost: it is never registered again."""
+        self._local_address = ""
+
+    # -- what the owner asks --------------------------------------------------------------------
+
+    def announce(self, said: Announce) -> None:
+        """Have this written into the member record as soon as the store answers."""
+        self.member = msgspec.structs.replace(
+            self.member, state=said.state, generation=said.generation, failure=said.failure, bootstrap=None
+        )
+        self._wake.set()
+
+    def prepare(self, world: World) -> None:
+        """Renew, re-read the plan and dial the bootstrap store; ``Prepared`` or ``PrepareFailed`` follows."""
+        self._prepare = world
+        self._wake.set()
+
+    def rejoin(self, incarnation: str) -> None:
+        """Register as a new incarnation that replaces the present one, whose workers are gone."""
+        replaces = (*self.member.replaces, self.member.incarnation)[-64:]
+        self.member = msgspec.structs.replace(
+            self.member,
+            incarnation=incarnation,
+            replaces=replaces,
+            state=State.READY,
+            generation=0,
+            failure=None,
+            bootstrap=None,
+        )
+        self._lease = None
+        self._prepare = None
+        self._wake.set()
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the lease ends (CLOCK_BOOTTIME), or None without one."""
+        return self._lease.deadline_s if self._lease is not None else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the store has the newest member record."""
+        return self._written is self.member
+
+    # -- the session's life ---------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Stay registered until cancelled."""
+        timer = asyncio.create_task(self._keep_time())
+        try:
+            while True:
+                commands, watch = _Connection("store-commands"), _Connection("store-watch")
+                try:
+                    await self._attend(commands, watch)
+                except (StoreLostError, UnreachableError) as error:
+                    self._tell(events.Disconnected(str(error)))
+                    await asyncio.sleep(REDIAL_MIN_S)
+                finally:
+                    commands.close()
+                    watch.close()
+        finally:
+            timer.cancel()
+            self._drop_offers()
+
+    async def _attend(self, commands: _Connection, watch: _Connection) -> None:
+        """Connect and work until the store is lost."""
+        link = await self._dial(commands)
+        await watch.dial(self._connector)
+        replaced = self.store_id is not None and link.store_id != self.store_id
+        if replaced:
+            self._plan = None
+        self.store_id = link.store_id
+        self._local_address = link.local_address
+        self._written = None
+        self._tell(events.Connected(link.store_id, replaced))
+        if replaced:
+            self._registered_in = None
+            if self._lease is not None and self._lease.expired(boottime_s()):
+                self._lose("the store was lost for longer than that")
+        tasks = [asyncio.create_task(self._pump(commands)), asyncio.create_task(self._watch(watch))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _dial(self, connection: _Connection) -> NodeLink:
+        pause_s = REDIAL_MIN_S
+        while True:
+            try:
+                return await connection.dial(self._connector)
+            except UnreachableError as error:
+                self._tell(events.Disconnected(str(error)))
+            except NotAStoreError as error:
+                self._tell(events.Unusable(str(error)))
+                pause_s = REDIAL_MAX_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, REDIAL_MAX_S)
+
+    async def _keep_time(self) -> None:
+        """The loop's own timer: ask for renewals, and notice when the lease has run out."""
+        while True:
+            await asyncio.sleep(self._ttl_s / RENEWALS_PER_LEASE)
+            self._renew_due = True
+            self._wake.set()
+            if self._lease is not None and self._lease.expired(boottime_s()):
+                self._lose("it was not renewed in time: the store did not answer")
+
+    def _lose(self, why: str) -> None:
+        """This incarnation is over; the owner stops the workers and rejoins."""
+        if self._lease is None:
+            return
+        self._lease = None
+        self._prepare = None
+        self._over = self.member.incarnation
+        self._tell(events.LeaseLost(f"the lease of {self._ttl_s:g} s is lost: {why}"))
+
+    # -- the two conversations ------------------------------------------------------------------
+
+    async def _watch(self, connection: _Connection) -> None:
+        link = connection.link
+        assert link is not None  # dialled by the caller
+        while True:
+            after, patience_s = self._plan.version if self._plan is not None else 0, self._ttl_s
+            plan = await connection.call(partial(link.next_plan, after, patience_s), 2 * patience_s + 1.0)
+            if plan is not None and (self._plan is None or plan.version > self._plan.version):
+                self._saw(plan)
+
+    def _saw(self, plan: Plan) -> None:
+        self._plan = plan
+        if self.history is None or plan.world is not None or plan.generation > self.history.generation:
+            self.history = History(plan.generation, plan.world, plan.charged, plan.order)
+        self._tell(events.PlanSeen(plan))
+
+    async def _pump(self, connection: _Connection) -> None:
+        link = connection.link
+        assert link is not None  # dialled by the caller
+        while True:
+            if self._unregistered(link):
+                await self._register(connection, link)
+            if self._unwritten():
+                await self._write(connection, link)
+            if self._renew_due and self._lease is not None:
+                await self._renew(connection, link)
+            if self._prepare is not None:
+                await self._get_ready(connection, link, self._prepare)
+            if not self._pending(link):
+                self._wake.clear()
+                await self._wake.wait()
+
+    def _unregistered(self, link: NodeLink) -> bool:
+        key = (link.store_id, self.member.incarnation)
+        return self._over != self.member.incarnation and self._registered_in != key
+
+    def _unwritten(self) -> bool:
+        return self._over != self.member.incarnation and self._written is not self.member
+
+    def _pending(self, link: NodeLink) -> bool:
+        renewing = self._renew_due and self._lease is not None
+        return self._unregistered(link) or self._unwritten() or renewing or self._prepare is not None
+
+    async def _register(self, connection: _Connection, link: NodeLink) -> None:
+        history = self.history if self._plan is None else None  # a store with a plan knows the run
+        member = msgspec.structs.replace(self.member, address=link.local_address, history=history)
+        self.member = member
+        if member.state is State.READY and member.generation > 0:
+            member = await self._with_offer(member)
+        lease = Lease(member.incarnation, self._ttl_s)
+        sent_s = boottime_s()
+        await connection.call(lambda: link.register(member, lease), self._ttl_s)
+        self._lease = HeldLease.granted(lease, sent_s)
+        self._registered_in = (link.store_id, member.incarnation)
+        self._renew_due = False
+        if self.member.incarnation == member.incarnation:
+            self._written = self.member if self._same_word(member) else None
+            self._tell(events.Registered(member.incarnation, self._lease.deadline_s))
+            if self._plan is not None:  # a new incarnation has not been told yet
+                self._tell(events.PlanSeen(self._plan))
+
+    def _same_word(self, member: Member) -> bool:
+        said = (member.incarnation, member.state, member.generation, member.failure)
+        mine = self.member
+        if said != (mine.incarnation, mine.state, mine.generation, mine.failure):
+            return False
+        self.member = member
+        return True
+
+    async def _write(self, connection: _Connection, link: NodeLink) -> None:
+        member = self.member
+        if member.state is State.READY and member.generation > 0 and member.bootstrap is None:
+            member = await self._with_offer(member)
+            if not self._same_word(member):
+                return  # overtaken while the store was being created
+        await connection.call(lambda: link.write(member), self._ttl_s)
+        self._written = member
+
+    async def _with_offer(self, member: Member) -> Member:
+        """Hold out a fresh bootstrap store; the older one goes."""
+        address = self._local_address
+        offer = await _aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
+        self._drop_offers()
+        self.offer = offer
+        return msgspec.structs.replace(member, bootstrap=offer.address)
+
+    def _drop_offers(self) -> None:
+        if self.offer is not None:
+            self.offer.close()
+            self.offer = None
+
+    async def _renew(self, connection: _Connection, link: NodeLink) -> None:
+        held = self._lease
+        assert held is not None  # the caller looked
+        self._renew_due = False
+        if held.expired(boottime_s()):
+            self._lose("it was not renewed in time: the store did not answer")
+            return
+        renewed = held.record.renewed()
+        sent_s = boottime_s()
+        ok = await connection.call(lambda: link.renew(held.record, renewed), self._ttl_s)
+        if self._lease is not held:
+            return  # lost or replaced meanwhile
+        if ok:
+            self._lease = held.renewed(renewed, sent_s)
+            self._tell(events.Renewed(self._lease.deadline_s))
+            return
+        stored = await connection.call(lambda: link.read_lease(held.record.incarnation), self._ttl_s)
+        if stored is None or stored.condemned:
+            self._lose("the coordinator condemned it (no renewal reached the store in time)")
+        elif self._lease is held:  # an earlier renewal had an unknown outcome: it did happen
+            self._lease = HeldLease(stored, held.deadline_s)
+            self._renew_due = True
+
+    async def _get_ready(self, connection: _Connection, link: NodeLink, world: World) -> None:
+        """The last look before workers are started."""
+        self._renew_due = True
+        while self._renew_due and self._lease is not None:
+            await self._renew(connection, link)
+        if self._lease is None:
+            return
+        plan = await connection.call(link.read_plan, self._ttl_s)
+        if plan is None or (plan.phase, plan.generation) != (Phase.RUNNING, world.generation):
+            self._forget_prepare(world)
+            return  # overtaken; the watch brings the newer plan
+        try:
+            address = world.bootstrap
+            await _aside(
+                lambda: self._connector.dial_bootstrap(address, BOOTSTRAP_TIMEOUT_S), 2 * BOOTSTRAP_TIMEOUT_S
+            )
+        except TransportError as error:
+            if self._forget_prepare(world):
+                self._tell(events.PrepareFailed(world.generation, _unreachable(world, error)))
+            return
+        if self._forget_prepare(world):
+            if self.offer is not None and self.offer.address != world.bootstrap:
+                self._drop_offers()
+            self._tell(events.Prepared(world.generation))
+
+    def _forget_prepare(self, world: World) -> bool:
+        """Whether this world is still the one to get ready for; it is no longer afterwards."""
+        if self._prepare is not world:
+            return False
+        self._prepare = None
+        return True
+
+
+def _unreachable(world: World, error: TransportError) -> Failure:
+    summary = f"the bootstrap store of {world.bootstrap_node} cannot be reached: {error}"
+    return Failure(FailureKind.BOOTSTRAP, summary[:512], blames=world.bootstrap_node)
