@@ -1,0 +1,48 @@
+"""CI's check that nothing is left running notices what it must notice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "run_and_leave_nothing.py"
+DAEMON = "setsid sh -c 'echo pid $$; exec sleep 600' & sleep 0.3"
+
+
+def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, TOOL, *options, "--", "bash", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("true", 0), ("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)]
+)
+def test_the_exit_code_is_the_commands(script: str, code: int) -> None:
+    assert run(script).returncode == code
+
+
+def test_a_child_that_ends_shortly_after_the_command_is_no_leftover() -> None:
+    assert run("sleep 0.5 & exit 0").returncode == 0
+
+
+def test_a_daemon_in_its_own_session_is_named_killed_and_a_failure() -> None:
+    result = run(DAEMON)
+    pid = int(result.stdout.split()[1])
+    assert result.returncode == 1
+    assert f"left running: {pid}: sleep 600" in result.stderr
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_command_that_takes_too_long_is_killed_with_all_it_started() -> None:
+    result = run(f"{DAEMON}; sleep 600", "--limit-s", "1")
+    assert result.returncode == 124
+    assert not psutil.pid_exists(int(result.stdout.split()[1]))
