@@ -51,7 +51,7 @@ def current() -> Worker:
     Without elastic-agent, ``ELASTIC_AGENT_RUN_ID`` and ``ELASTIC_AGENT_NODE_ID`` in the environment set
     these two ids.
 
-    Reads the environment anew each time, in some ten microseconds; nothing is asked of the network.
+    Reads the environment anew each time, in about 20 microseconds; nothing is asked of the network.
 
     Raises:
         MalformedEnvironmentError: a variable of the launcher is missing or makes no sense; the message names

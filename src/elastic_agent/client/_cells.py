@@ -35,13 +35,14 @@ STEP = 1
 class HeartbeatFile:
     """The agent's side: makes the file and reads what the workers wrote."""
 
-    def __init__(self, path: str, memory: mmap.mmap) -> None:
+    def __init__(self, path: str, fd: int, size: int) -> None:
         self.path = path
         """Where it is; workers get this as ELASTIC_AGENT_HEARTBEAT."""
-        self.slots = len(memory) // CELL_BYTES
+        self.slots = size // CELL_BYTES
         """How many cells it has."""
-        self._memory = memory
-        self._words = memoryview(memory).cast("q")
+        self._made = os.fstat(fd)
+        self._memory = mmap.mmap(fd, size)
+        self._words = memoryview(self._memory).cast("q")
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], slots: int) -> HeartbeatFile:
@@ -65,14 +66,14 @@ class HeartbeatFile:
             # beats, and on a full disk kill it there with SIGBUS.
             if os.write(fd, bytes(size)) != size:
                 raise OSError(f"{draft}: no room for {size} bytes")
-            memory = mmap.mmap(fd, size)
+            file = cls(final, fd, size)
             os.rename(draft, final)
+            return file
         except BaseException:
             os.unlink(draft)
             raise
         finally:
             os.close(fd)
-        return cls(final, memory)
 
     def read(self, slot: int) -> tuple[int, int]:
         """``(beats, step)`` of ``slot`` as of now; (0, 0) while its worker has never reported.
@@ -89,14 +90,19 @@ class HeartbeatFile:
         return self._words[first + BEATS], self._words[first + STEP]
 
     def close(self) -> None:
-        """Let go of the file and remove it. Workers that have it open are not disturbed. Repeatable."""
+        """Let go of the file, and remove it unless a newer one took its place. Repeatable.
+
+        Workers that have it open are not disturbed.
+        """
         self._words.release()
-        if not self._memory.closed:
-            self._memory.close()
-            try:
+        if self._memory.closed:
+            return
+        self._memory.close()
+        try:
+            if os.path.samestat(os.stat(self.path), self._made):
                 os.unlink(self.path)
-            except FileNotFoundError:
-                return
+        except FileNotFoundError:
+            return
 
     def __enter__(self) -> HeartbeatFile:
         return self

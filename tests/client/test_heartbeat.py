@@ -1,0 +1,259 @@
+"""client.heartbeat(): an agent in another process sees it, and only the worker itself is heard."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.client._cells import HeartbeatFile
+from tests.client.support import AGENT_ENVIRONMENT, run_script, running
+
+SLOT = int(AGENT_ENVIRONMENT["ELASTIC_AGENT_SLOT"])
+
+# Beats with whatever step it is told, and says so; an empty line is a beat without a step.
+BEAT_ON_REQUEST = """
+import sys
+from elastic_agent import client
+
+for line in sys.stdin:
+    client.heartbeat(*map(int, line.split()))
+    print("done")
+"""
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> Iterator[HeartbeatFile]:
+    """The heartbeat file of a node with three slots."""
+    with HeartbeatFile.create(tmp_path / "heartbeats", 3) as file:
+        yield file
+
+
+def under_agent(cells: HeartbeatFile, slot: int = SLOT) -> dict[str, str]:
+    return {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_HEARTBEAT": cells.path, "ELASTIC_AGENT_SLOT": str(slot)}
+
+
+def test_agent_sees_each_beat_and_its_step_at_once(cells: HeartbeatFile) -> None:
+    assert cells.read(SLOT) == (0, 0)
+    with running(BEAT_ON_REQUEST, under_agent(cells)) as worker:
+        assert worker.ask("41") == "done"
+        assert cells.read(SLOT) == (1, 41)
+        assert worker.ask("42") == "done"
+        assert cells.read(SLOT) == (2, 42)
+
+
+def test_beat_without_a_step_keeps_the_last_one(cells: HeartbeatFile) -> None:
+    with running(BEAT_ON_REQUEST, under_agent(cells)) as worker:
+        worker.ask("7")
+        worker.ask("")
+        assert cells.read(SLOT) == (2, 7)
+
+
+def test_steps_may_be_negative_or_large(cells: HeartbeatFile) -> None:
+    with running(BEAT_ON_REQUEST, under_agent(cells)) as worker:
+        for step in (-1, -(2**63), 2**63 - 1):
+            worker.ask(str(step))
+            assert cells.read(SLOT)[1] == step
+
+
+def test_importing_the_client_is_no_beat(cells: HeartbeatFile) -> None:
+    run_script("from elastic_agent import client; client.current()", under_agent(cells))
+    assert cells.read(SLOT) == (0, 0)
+
+
+def test_workers_of_one_node_have_a_cell_each(cells: HeartbeatFile) -> None:
+    with (
+        running(BEAT_ON_REQUEST, under_agent(cells, 0)) as first,
+        running(BEAT_ON_REQUEST, under_agent(cells, 2)) as last,
+    ):
+        first.ask("10")
+        last.ask("30")
+        last.ask("31")
+        assert [cells.read(slot) for slot in range(3)] == [(1, 10), (0, 0), (2, 31)]
+
+
+@pytest.mark.parametrize("beats_before", [0, 3])
+def test_forked_child_is_not_heard_and_does_not_disturb(cells: HeartbeatFile, beats_before: int) -> None:
+    script = f"""
+        import os
+        from elastic_agent import client
+
+        for step in range({beats_before}):
+            client.heartbeat(step)
+        child = os.fork()
+        if child == 0:
+            for step in range(1000, 2000):
+                client.heartbeat(step)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        print("child done")
+        input()
+        client.heartbeat(7)
+        print("beaten")
+        input()
+    """
+    with running(script, under_agent(cells)) as worker:
+        assert worker.hear() == "child done"
+        assert cells.read(SLOT)[0] == beats_before
+        assert cells.read(SLOT)[1] < 1000
+        assert worker.ask() == "beaten"
+        assert cells.read(SLOT) == (beats_before + 1, 7)
+
+
+def test_program_that_a_worker_starts_is_not_heard(cells: HeartbeatFile) -> None:
+    """A DataLoader with the start method "spawn" or "forkserver", or any Python helper."""
+    script = """
+        import subprocess, sys
+        from elastic_agent import client
+
+        beat = "from elastic_agent import client; client.heartbeat(1000)"
+        subprocess.run([sys.executable, "-c", beat], check=True)
+        print("helper done")
+        input()
+        client.heartbeat(7)
+        print("beaten")
+        input()
+    """
+    with running(script, under_agent(cells)) as worker:
+        assert worker.hear() == "helper done"
+        assert cells.read(SLOT) == (0, 0)
+        assert worker.ask() == "beaten"
+        assert cells.read(SLOT) == (1, 7)
+
+
+def test_worker_that_replaces_itself_with_another_program_is_still_heard(cells: HeartbeatFile) -> None:
+    script = """
+        import os, sys
+        from elastic_agent import client
+
+        client.heartbeat(1)
+        beat = "from elastic_agent import client; client.heartbeat(2)"
+        os.execv(sys.executable, [sys.executable, "-c", beat])
+    """
+    run_script(script, under_agent(cells))
+    assert cells.read(SLOT) == (2, 2)
+
+
+def test_worker_without_the_client_may_start_one_with_it(cells: HeartbeatFile) -> None:
+    """A wrapper, in whatever language, around the training script."""
+    script = """
+        import subprocess, sys
+
+        beat = "from elastic_agent import client; client.heartbeat(5)"
+        subprocess.run([sys.executable, "-c", beat], check=True)
+    """
+    run_script(script, under_agent(cells))
+    assert cells.read(SLOT) == (1, 5)
+
+
+def test_process_forked_into_a_worker_by_one_that_is_none_is_heard(cells: HeartbeatFile) -> None:
+    """What a process that keeps the client imported, to fork workers quickly, relies on."""
+    script = f"""
+        import os
+        from elastic_agent import client
+
+        child = os.fork()
+        if child == 0:
+            os.environ.update({under_agent(cells)!r})
+            client.heartbeat(9)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+    """
+    run_script(script, {})
+    assert cells.read(SLOT) == (1, 9)
+
+
+def test_killed_workers_cell_can_be_taken_over(cells: HeartbeatFile) -> None:
+    with running(BEAT_ON_REQUEST, under_agent(cells)) as killed:
+        killed.ask("1")
+        killed.process.send_signal(signal.SIGKILL)
+        killed.process.wait()
+        with running(BEAT_ON_REQUEST, under_agent(cells)) as heir:
+            heir.ask("2")
+            assert cells.read(SLOT) == (2, 2)
+
+
+def test_without_an_agent_a_beat_does_nothing() -> None:
+    done = run_script("from elastic_agent import client; client.heartbeat(); client.heartbeat(3)", {})
+    assert done.stdout == done.stderr == ""
+
+
+@pytest.mark.parametrize("with_agent", [True, False])
+@pytest.mark.parametrize(
+    ("step", "error"), [("'3'", "TypeError"), ("0.5", "TypeError"), ("2**63", "ValueError")]
+)
+def test_wrong_step_is_refused_with_or_without_an_agent(
+    cells: HeartbeatFile, with_agent: bool, step: str, error: str
+) -> None:
+    script = f"from elastic_agent import client; client.heartbeat({step})"
+    done = run_script(script, under_agent(cells) if with_agent else {}, returncode=1)
+    last = done.stderr.splitlines()[-1]
+    assert last == f"{error}: heartbeat: step={eval(step)!r}; expected an integer of 64 bits"
+    assert cells.read(SLOT) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"ELASTIC_AGENT_HEARTBEAT": "/nonexistent/heartbeats"}, "No such file or directory"),
+        ({"ELASTIC_AGENT_SLOT": "3"}, "192 bytes long, too short for slot 3"),
+        ({"ELASTIC_AGENT_SLOT": "x"}, "ELASTIC_AGENT_SLOT='x' in the environment; expected a whole number"),
+    ],
+)
+def test_training_goes_on_without_heartbeats_where_the_file_is_of_no_use(
+    cells: HeartbeatFile, changes: dict[str, str], told: str
+) -> None:
+    script = "from elastic_agent import client; [client.heartbeat(s) for s in range(3)]; print('trained')"
+    done = run_script(script, {**under_agent(cells), **changes})
+    assert done.stdout == "trained\n"
+    [line] = done.stderr.splitlines()
+    assert line.startswith("elastic_agent.client: heartbeats are off (ELASTIC_AGENT_HEARTBEAT=")
+    assert told in line
+
+
+def test_script_that_never_beats_is_not_bothered_with_a_useless_file() -> None:
+    done = run_script(
+        "from elastic_agent import client", {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_HEARTBEAT": "/no"}
+    )
+    assert done.stderr == ""
+
+
+# In the kernel's strict mode any system call but read, write and exit kills the process.
+NO_SYSTEM_CALLS = """
+import ctypes, os, sys
+from elastic_agent import client
+
+client.heartbeat(0)
+libc = ctypes.CDLL(None, use_errno=True)
+PR_SET_SECCOMP, SECCOMP_MODE_STRICT = 22, 1
+if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) != 0:
+    os._exit(ctypes.get_errno())
+for step in range(1, 1001):
+    BODY
+os.write(1, b"survived")
+os._exit(0)
+"""
+
+
+def in_strict_mode(body: str, variables: dict[str, str]) -> str:
+    done = run_script(NO_SYSTEM_CALLS.replace("BODY", body), variables, returncode=None)
+    if done.returncode in (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES):
+        pytest.skip(f"this kernel has no strict seccomp mode (errno {done.returncode})")
+    # Even os._exit makes a system call (exit_group) that is not allowed.
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return done.stdout
+
+
+def test_beating_makes_no_system_call(cells: HeartbeatFile) -> None:
+    assert in_strict_mode("client.heartbeat(step)", under_agent(cells)) == "survived"
+    assert cells.read(SLOT) == (1001, 1000)
+
+
+def test_the_check_for_system_calls_can_fail(cells: HeartbeatFile) -> None:
+    assert in_strict_mode("client.heartbeat(step); os.getppid()", under_agent(cells)) == ""
+    assert cells.read(SLOT) == (2, 1)

@@ -1,0 +1,111 @@
+"""What importing the client costs and does: a handful of built-in modules, and stacks on request."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.client._cells import HeartbeatFile
+from tests.client.support import AGENT_ENVIRONMENT, run_script, running
+
+NEW_MODULES = """
+import sys
+before = set(sys.modules)
+from elastic_agent import client
+client.current()
+client.heartbeat(1)
+print(*sorted(name for name in set(sys.modules) - before if not name.startswith("elastic_agent")))
+"""
+
+
+def own_modules() -> str:
+    return NEW_MODULES.replace("if not name", "if name")
+
+
+def test_without_an_agent_hardly_anything_is_loaded() -> None:
+    loaded = set(run_script(NEW_MODULES, {}).stdout.split())
+    assert loaded <= {"__future__", "itertools"}
+
+
+def test_under_an_agent_only_small_c_modules_come_on_top(tmp_path: Path) -> None:
+    with HeartbeatFile.create(tmp_path / "heartbeats", 2) as file:
+        variables = {
+            **AGENT_ENVIRONMENT,
+            "ELASTIC_AGENT_HEARTBEAT": file.path,
+            "ELASTIC_AGENT_STACKS_SIGNAL": str(int(signal.SIGUSR2)),
+        }
+        loaded = set(run_script(NEW_MODULES, variables).stdout.split())
+    assert loaded <= {"__future__", "itertools", "faulthandler", "fcntl", "mmap"}
+
+
+def test_of_this_package_only_the_client_is_loaded() -> None:
+    loaded = set(run_script(own_modules(), {}).stdout.split())
+    outside = {name for name in loaded if not name.startswith("elastic_agent.client")}
+    assert outside == {"elastic_agent"}
+
+
+STUCK_IN_TWO_THREADS = """
+import os, threading
+from elastic_agent import client
+
+def waits_in_a_thread():
+    os.read(os.pipe()[0], 1)
+
+def waits_for_input():
+    print("stuck")
+    input()
+
+threading.Thread(target=waits_in_a_thread, daemon=True).start()
+waits_for_input()
+print("went on")
+"""
+
+
+def test_agents_signal_writes_the_stacks_of_all_threads_and_training_goes_on() -> None:
+    number = int(signal.SIGUSR2)
+    variables = {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_STACKS_SIGNAL": str(number)}
+    with running(STUCK_IN_TWO_THREADS, variables) as worker:
+        assert worker.hear() == "stuck"
+        worker.process.send_signal(number)
+        assert worker.process.stderr is not None
+        seen = ""
+        while "waits_for_input" not in seen or "waits_in_a_thread" not in seen:
+            line = worker.process.stderr.readline()
+            assert line, f"ended without the stacks: {seen}"
+            seen += line
+        assert worker.ask() == "went on"
+        assert worker.process.wait(timeout=60) == 0
+
+
+def test_stacks_go_to_descriptor_2_whatever_stands_in_for_stderr() -> None:
+    script = """
+        import os, signal, sys
+        sys.stderr = None
+        from elastic_agent import client
+        os.kill(os.getpid(), signal.SIGUSR2)
+    """
+    done = run_script(script, {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_STACKS_SIGNAL": str(int(signal.SIGUSR2))})
+    assert "most recent call first" in done.stderr
+
+
+def test_without_an_agent_signals_are_left_alone() -> None:
+    script = """
+        from elastic_agent import client
+        print("ready")
+        input()
+    """
+    with running(script, {}) as worker:
+        worker.hear()
+        worker.process.send_signal(signal.SIGUSR2)
+        assert worker.process.wait(timeout=60) == -signal.SIGUSR2
+
+
+@pytest.mark.parametrize("value", ["", "USR2", "0", "9", "4096", str(10**18)])
+def test_signal_that_cannot_be_caught_is_named_in_one_line(value: str) -> None:
+    script = "from elastic_agent import client"
+    done = run_script(script, {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_STACKS_SIGNAL": value}, returncode=1)
+    last = done.stderr.splitlines()[-1]
+    assert f"MalformedEnvironmentError: ELASTIC_AGENT_STACKS_SIGNAL={value!r} in the environment" in last
+    assert "expected the number of a signal that can be caught" in last
