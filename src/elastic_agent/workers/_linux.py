@@ -1,0 +1,177 @@
+"""The Linux calls that Python's standard library lacks, and the process tree as /proc shows it.
+
+Used by the guard, so it imports little: no `typing`, no `dataclasses`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
+_TFD_TIMER_ABSTIME = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def boottime_ns() -> int:
+    """Nanoseconds since the machine booted, time asleep included (CLOCK_BOOTTIME)."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def boottime_s() -> float:
+    """Seconds since the machine booted, time asleep included (CLOCK_BOOTTIME)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def _prctl(option: int, argument: int) -> None:
+    _check(_libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0), "prctl")
+
+
+def become_subreaper() -> None:
+    """Make this process the new parent of every descendant whose own parent dies.
+
+    Without it a worker's daemonised child would move to process 1, where nobody stops it.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_parent_death_signal(signum: int) -> None:
+    """Have the kernel send `signum` to this process when the thread that forked it ends.
+
+    exec keeps the setting, fork does not pass it on.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def set_process_name(name: str) -> None:
+    """The name that `ps -o comm` and `top` show, at most 15 bytes."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    _check(_libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0), "prctl")
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
+
+
+class BoottimeTimer:
+    """A file descriptor that becomes readable at a point of CLOCK_BOOTTIME.
+
+    A select timeout counts CLOCK_MONOTONIC, which stands still while the machine is suspended; after a
+    suspend it would come too late by as long as it still had to run.
+    """
+
+    def __init__(self) -> None:
+        self._fd = _check(_libc.timerfd_create(time.CLOCK_BOOTTIME, _TFD_CLOEXEC_NONBLOCK), "timerfd_create")
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def arm(self, at_ns: int) -> None:
+        """Fire at `at_ns` (at once when that is past); 0 turns the timer off."""
+        when = _Itimerspec(_Timespec(0, 0), _Timespec(at_ns // 1_000_000_000, at_ns % 1_000_000_000))
+        _check(
+            _libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(when), None), "timerfd_settime"
+        )
+
+    def drain(self) -> None:
+        """Take note of an expiry, so that the descriptor is not readable until the next."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._fd, 8)
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Send it, if the process is there and may be signalled (it may have become another user)."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+class Process:
+    """A process as one look at /proc showed it.
+
+    `key` tells it from a later process with the same number.
+    """
+
+    __slots__ = ("dead", "group", "key", "parent", "pid", "state")
+
+    def __init__(self, pid: int, state: str, parent: int, group: int, threads: int, start_ticks: int) -> None:
+        self.pid = pid
+        self.state = state
+        self.parent = parent
+        self.group = group
+        self.key = (pid, start_ticks)
+        # The first thread may have ended before others: then the process looks like a zombie, but runs.
+        self.dead = state in "ZX" and threads <= 1
+
+
+def _read_process(pid: int) -> Process | None:
+    """None when there is no such process."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, 1024)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    # The command's name stands in brackets and may itself hold brackets and blanks.
+    fields = text[text.rfind(b")") + 2 :].split()
+    parent, group, threads, start_ticks = (int(fields[i]) for i in (1, 2, 17, 19))
+    return Process(pid, fields[0].decode(), parent, group, threads, start_ticks)
+
+
+def _all_processes() -> Iterator[Process]:
+    with os.scandir("/proc") as entries:
+        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
+    for pid in pids:
+        process = _read_process(pid)
+        if process is not None:
+            yield process
+
+
+def descendants(of_pid: int, except_pids: frozenset[int] = frozenset()) -> list[Process]:
+    """The living children of `of_pid`, their children and so on, without `except_pids` and what hangs below
+    those.
+
+    Not a snapshot: a process whose parent dies during the scan can be missed. Scan again until nothing new
+    turns up.
+    """
+    children: dict[int, list[Process]] = {}
+    for process in _all_processes():
+        if not process.dead:
+            children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    pending = [of_pid]
+    while pending:
+        for process in children.get(pending.pop(), ()):
+            if process.pid not in except_pids:
+                found.append(process)
+                pending.append(process.pid)
+    return found
+
+
+def dead_children(of_pid: int) -> list[int]:
+    """Children of `of_pid` that have ended and wait to be reaped."""
+    return [process.pid for process in _all_processes() if process.dead and process.parent == of_pid]

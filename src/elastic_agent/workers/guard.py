@@ -1,0 +1,261 @@
+"""The guard: a small process beside the agent; it sees to it that no worker outlives its right to run.
+
+It is the workers' parent. It starts them, tells the agent at once when one ends, stops them, and kills them
+without being asked when
+
+- the lease's deadline passes. The agent moves the deadline on by writing to shared memory; an agent that is
+  frozen, or hangs in a system call, does not, and that is the point: the guard needs nothing from it;
+- the agent is gone (its socket closes, or its process ends).
+
+When the guard itself dies, the kernel kills the workers (parent-death signal); what they had daemonised falls
+to the agent, which is a subreaper too.
+
+One thread, one loop, standard library only. Nothing in it may block: not the socket to an agent that does
+not read, not a terminal that is stopped, not a file system that hangs (workers open their own log files, the
+agent reads them).
+
+Run as `python guard.py SOCKET_FD MEMORY_FD AGENT_PID KILL_PATIENCE_S`, or with `-m`, by `guard_client.Guard`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import sys
+import time
+
+if not __package__:  # run by path, without site-packages: let the package be found, after everything else
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from elastic_agent.workers import _guard_relay, _linux
+from elastic_agent.workers._guard_generation import DONE, KILLING, Generation
+from elastic_agent.workers._guard_loop import Channel, Loop
+from elastic_agent.workers._guard_spawn import LaunchSpec
+from elastic_agent.workers._wire import DEADLINE_BYTES, MAILBOX_OFFSET, NO_SLOT, decode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_agent.workers._wire import Message
+
+_LAST_OUTPUT_S = 1.0
+"""How long output may take to leave after everything else is done."""
+
+# Aimed at the whole service, terminal or job; the agent decides what they mean.
+_IGNORED_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+)
+
+
+class Lease:
+    """The deadline in shared memory, and a timer that goes off at it."""
+
+    def __init__(self, memory_fd: int) -> None:
+        self._cell = memoryview(mmap.mmap(memory_fd, mmap.PAGESIZE, prot=mmap.PROT_READ))[
+            :DEADLINE_BYTES
+        ].cast("Q")
+        self._armed_for = 0
+        self.timer = _linux.BoottimeTimer()
+
+    def late_ns(self) -> int | None:
+        """How long ago the deadline was (negative: is still to come); None without a deadline."""
+        deadline: int = self._cell[0]
+        if deadline != self._armed_for:
+            self.timer.arm(deadline)
+            self._armed_for = deadline
+        return _linux.boottime_ns() - deadline if deadline else None
+
+
+class GuardProcess:
+    """Everything the guard does, put together."""
+
+    def __init__(self, socket_fd: int, memory_fd: int, agent_pid: int, kill_patience_s: float) -> None:
+        self._loop = Loop()
+        self._channel = Channel(self._loop, socket_fd, self._obey, self._agent_gone)
+        self._memory_fd = memory_fd
+        self._lease = Lease(memory_fd)
+        self._loop.add(self._lease.timer.fileno(), self._lease.timer.drain)
+        self._relays = _guard_relay.Relays(self._loop, _guard_relay.open_sink(2))
+        self._kill_patience_s = kill_patience_s
+        self._abandoned: set[tuple[int, int]] = set()
+        self._generation: Generation | None = None
+        self._orphaned = False
+        self._news = False
+        self._watch_children()
+        self._watch_agent(agent_pid)
+
+    def _watch_children(self) -> None:
+        self._wakeup, write_end = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(write_end, False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        self._loop.add(self._wakeup, self._child_ended)
+
+    def _watch_agent(self, agent_pid: int) -> None:
+        """A child that the agent forked may hold the socket open, so its end alone is not enough."""
+        try:
+            self._agent_pidfd = os.pidfd_open(agent_pid)
+            self._loop.add(self._agent_pidfd, self._agent_ended)
+        except OSError:  # an old kernel, or the agent is gone already
+            pass
+        if os.getppid() != agent_pid:
+            self._orphaned = True
+
+    def _agent_ended(self) -> None:
+        self._loop.remove(self._agent_pidfd)
+        self._agent_gone()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the agent is gone and so is everything below the guard."""
+        self._channel.send({"event": "ready"})
+        while not (self._orphaned and self._generation is None):
+            ready = self._loop.wait(self._timeout_s())
+            self._enforce_deadline()  # before anything else: everything may have been stopped for long
+            for fd in ready:
+                self._loop.dispatch(fd)
+            self._reap()
+            self._relays.balance()
+            self._tick()
+        self._relays.flush(_LAST_OUTPUT_S)
+
+    def _timeout_s(self) -> float | None:
+        tick = self._generation.next_tick() if self._generation is not None else None
+        return None if tick is None else max(0.0, tick - time.monotonic())
+
+    def _tick(self) -> None:
+        if self._generation is not None:
+            self._generation.tick()
+            if self._generation.phase == DONE:
+                self._generation = None
+
+    def _enforce_deadline(self) -> None:
+        late_ns = self._lease.late_ns()
+        generation = self._generation
+        if late_ns is None or late_ns < 0 or generation is None or generation.phase in (KILLING, DONE):
+            return
+        generation.kill()
+        self._news = True
+        late_s = (self._lease.late_ns() or late_ns) / 1e9
+        self._channel.send({"event": "fenced", "generation": generation.number, "late_s": late_s})
+
+    def _agent_gone(self) -> None:
+        self._orphaned = True
+        if self._generation is not None:
+            self._generation.kill()
+            self._news = True
+
+    def kill_everything(self) -> None:
+        """For the guard's own failure: what the kernel would not kill with it."""
+        for _ in range(20):
+            for process in _linux.descendants(os.getpid()):
+                _linux.send_signal(process.pid, signal.SIGKILL)
+
+    # --- children ---------------------------------------------------------------------------------
+
+    def _child_ended(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup, 4096)
+        self._news = True
+
+    def _reap(self) -> None:
+        """Collect the dead: workers, and what they left and the guard inherited."""
+        childless = False
+        while True:
+            try:
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                childless = True
+                break
+            if dead is None:
+                break
+            if self._generation is not None and self._generation.announces(dead.si_pid):
+                # Its turn comes in the next round, in the order of the deaths; so does the rest of this.
+                return
+            if self._generation is not None and self._generation.owns(dead.si_pid):
+                self._generation.reap(dead.si_pid)
+            else:
+                os.waitpid(dead.si_pid, 0)
+        if self._generation is not None:
+            self._generation.after_reaping(childless, self._news)
+        self._news = False
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def _obey(self, message: Message) -> None:
+        command = message["do"]
+        if command == "spawn":
+            self._spawn(message["generation"], os.pread(self._memory_fd, message["size"], MAILBOX_OFFSET))
+        elif command == "stop":
+            self._stop(message["generation"], message["grace_s"], message["signum"])
+        elif command == "signal" and self._generation is not None:
+            self._generation.signal_workers(message["signum"])
+        # "look" only wakes the guard: the deadline was read on the way here.
+
+    def _spawn(self, number: int, mailbox: bytes) -> None:
+        late_ns = self._lease.late_ns()
+        if self._generation is not None:
+            self._refuse(number, f"generation {self._generation.number} is not stopped yet")
+        elif late_ns is None:
+            self._refuse(number, "there is no lease, so no deadline to run until")
+        elif late_ns >= 0:
+            self._refuse(number, f"the lease ended {late_ns / 1e9:.3f} s ago")
+        elif not self._orphaned:
+            launches = [LaunchSpec(fields) for fields in decode(mailbox)["launches"]]
+            self._generation = Generation(
+                number, self._loop, self._relays, self._channel.send, self._kill_patience_s, self._abandoned
+            )
+            self._generation.start(launches)
+
+    def _refuse(self, number: int, error: str) -> None:
+        message = {"event": "spawn_failed", "generation": number, "slot": NO_SLOT, "error": error}
+        self._channel.send(message)
+        self._channel.send({"event": "stopped", "generation": number, "unkillable": ()})
+
+    def _stop(self, number: int, grace_s: float, signum: int) -> None:
+        if self._generation is not None:
+            self._generation.stop(grace_s, signum)
+            self._news = True
+        else:
+            self._channel.send({"event": "stopped", "generation": number, "unkillable": ()})
+
+
+def _open_missing_standard_streams() -> None:
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+
+
+def main(arguments: list[str]) -> None:
+    socket_fd, memory_fd, agent_pid = map(int, arguments[:3])
+    _open_missing_standard_streams()
+    for fd in (socket_fd, memory_fd):
+        os.set_inheritable(fd, False)
+    for signum in _IGNORED_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    _linux.become_subreaper()
+    _linux.set_process_name("elastic-guard")
+    guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]))
+    try:
+        guard.run()
+    except BaseException:
+        guard.kill_everything()  # first: the traceback may have to wait for a blocked stderr
+        raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

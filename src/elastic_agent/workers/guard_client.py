@@ -1,0 +1,403 @@
+"""The agent's handle on its guard process (see `guard` for what that does and why).
+
+Nothing here blocks except `close` and `kill_orphans`, which say for how long at most. Not thread-safe: one
+thread, the agent's loop, owns a `Guard`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from elastic_agent.workers import _linux
+from elastic_agent.workers._linux import become_subreaper, boottime_s
+from elastic_agent.workers._wire import (
+    DEADLINE_BYTES,
+    MAILBOX_OFFSET,
+    NO_SLOT,
+    TAIL_BYTES,
+    LineBuffer,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from elastic_agent.workers._wire import Message
+
+__all__ = [
+    "NO_SLOT",
+    "Exited",
+    "Fenced",
+    "Guard",
+    "GuardEvent",
+    "GuardLost",
+    "Launch",
+    "Ready",
+    "SpawnFailed",
+    "Spawned",
+    "StopDelayed",
+    "Stopped",
+    "become_subreaper",
+    "boottime_s",
+    "kill_orphans",
+]
+
+_GUARD_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guard.py")
+_CHUNK_BYTES = 64 * 1024
+_LOST_PATIENCE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One worker to start.
+
+    `env` is its whole environment. A path for `stdout` or `stderr` is appended to, and created if need be;
+    None is the guard's own stream, which for stderr passes through the guard so that its last 8 KiB are
+    known. `os.devnull` as `stderr` means: not shown, last 8 KiB known all the same. `argv[0]` is searched
+    in `env`'s PATH.
+    """
+
+    slot: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The guard is up and takes commands (they may be sent before)."""
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """Every worker runs its program. `pids` by slot."""
+
+    generation: int
+    pids: dict[int, int]
+
+
+@dataclass(frozen=True)
+class SpawnFailed:
+    """The generation could not be started; `slot` is the culprit, or NO_SLOT when it is none in particular.
+
+    Workers already started are being killed; `Stopped` follows.
+    """
+
+    generation: int
+    slot: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker ended. Events come in the order of the deaths, so the first with a returncode other than 0
+    failed first.
+
+    `returncode` is negative for a signal; `stderr_tail` is empty when it is 0.
+    """
+
+    generation: int
+    slot: int
+    pid: int
+    returncode: int
+    at_boottime_s: float
+    stderr_tail: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Every process of the generation is gone, but for `unkillable` ones.
+
+    Those were sent SIGKILL and are asleep in the kernel: no user code of theirs runs again.
+    """
+
+    generation: int
+    unkillable: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StopDelayed:
+    """`alive` were sent SIGKILL `kill_patience_s` ago and are neither gone nor asleep in the kernel.
+
+    `Stopped` comes later.
+    """
+
+    generation: int
+    alive: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """The deadline passed; all workers were sent SIGKILL, the last `late_s` after it. `Stopped` follows."""
+
+    generation: int
+    late_s: float
+
+
+@dataclass(frozen=True)
+class GuardLost:
+    """The guard is gone, and its workers with it; call `kill_orphans`. None: it is not known how it ended."""
+
+    returncode: int | None
+
+
+GuardEvent: TypeAlias = Ready | Spawned | SpawnFailed | Exited | Stopped | StopDelayed | Fenced | GuardLost
+
+
+class Guard:
+    """A guard process and the line to it.
+
+    A generation goes `spawn` … `stop` … `Stopped`; the next `spawn` comes after that event, and `stop` is
+    due also when all workers have exited, because they may have left processes behind.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], line: socket.socket, memory_fd: int) -> None:
+        """Use `Guard.start`."""
+        self._process = process
+        self._line = line
+        self._memory_fd = memory_fd
+        self._memory = mmap.mmap(memory_fd, mmap.PAGESIZE)
+        self._deadline = memoryview(self._memory)[:DEADLINE_BYTES].cast("Q")
+        self._lines = LineBuffer()
+        self._unsent = b""
+        self._generation = 0
+        self._active = False
+        self._lost = False
+        self._closed = False
+        self._stderr_files: dict[int, str] = {}
+
+    @classmethod
+    def start(cls, kill_patience_s: float = 5.0) -> Guard:
+        """Start a guard for this process; `Ready` tells when it is up. It ends with this process, or by
+        `close`.
+
+        `kill_patience_s`: how long after SIGKILL a process may live before `Stopped` is reported without it.
+        Raises OSError when no process can be created.
+        """
+        ours, theirs = socket.socketpair()
+        memory_fd = os.memfd_create("elastic-agent-guard")
+        try:
+            os.ftruncate(memory_fd, MAILBOX_OFFSET)
+            fds = (theirs.fileno(), memory_fd)
+            arguments = [str(value) for value in (*fds, os.getpid(), kill_patience_s)]
+            # Isolated and without site-packages: a third of the start time, and nothing there can break it.
+            # A session of its own: Ctrl-C and Ctrl-Z on the agent's terminal are the agent's business.
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", _GUARD_PATH, *arguments], pass_fds=fds, start_new_session=True
+            )
+        except BaseException:
+            ours.close()
+            os.close(memory_fd)
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        return cls(process, ours, memory_fd)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def active(self) -> bool:
+        """Whether a generation was spawned whose `Stopped` has not been read yet."""
+        return self._active
+
+    def fileno(self) -> int:
+        """Readable when `read_events` has something."""
+        return self._line.fileno()
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def spawn(self, generation: int, launches: Sequence[Launch]) -> None:
+        """Start the workers of `generation`; answered by `Spawned` or `SpawnFailed`.
+
+        The guard refuses without a deadline in the future. Raises RuntimeError while an earlier generation
+        has not been reported `Stopped`.
+        """
+        if self._active:
+            raise RuntimeError(
+                f"cannot start generation {generation}: generation {self._generation} is not stopped yet"
+            )
+        self._active = True
+        self._generation = generation
+        self._stderr_files = {
+            launch.slot: launch.stderr for launch in launches if launch.stderr not in (None, os.devnull)
+        }
+        payload = encode({"launches": [asdict(launch) for launch in launches]})
+        os.ftruncate(self._memory_fd, MAILBOX_OFFSET + len(payload))
+        os.pwrite(self._memory_fd, payload, MAILBOX_OFFSET)
+        self._send({"do": "spawn", "generation": generation, "size": len(payload)})
+
+    def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
+        """End the generation; answered by `Stopped`, at once if nothing runs.
+
+        Each worker's process group gets `signum` now; once the workers are gone, so does what had left
+        those groups. After `grace_s` all that is left gets SIGKILL. May be repeated to shorten the grace,
+        not to lengthen it.
+        """
+        self._send({"do": "stop", "generation": self._generation, "grace_s": grace_s, "signum": int(signum)})
+
+    def kill(self) -> None:
+        """`stop` without grace."""
+        self.stop(0.0)
+
+    def signal_workers(self, signum: int) -> None:
+        """Send a signal to each worker process, not to its children."""
+        self._send({"do": "signal", "signum": int(signum)})
+
+    def set_deadline(self, at_boottime_s: float | None) -> None:
+        """Let the workers live until `at_boottime_s` (seconds of CLOCK_BOOTTIME); None: no limit, and no
+        new workers.
+
+        Moving it on, as every renewal does, takes no system call.
+        """
+        new = 0 if at_boottime_s is None else max(1, int(at_boottime_s * 1e9))
+        old: int = self._deadline[0]
+        self._deadline[0] = new
+        if new and (new < old or not old):
+            self._send({"do": "look"})  # the guard sleeps until the old one
+
+    def _send(self, message: Message) -> None:
+        """Never blocks: what a stopped guard does not take goes out with a later call."""
+        self._unsent += encode(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._line.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent = b""
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def read_events(self) -> list[GuardEvent]:
+        """What happened since the last call, in order; may be nothing. `GuardLost` is the last ever."""
+        events: list[GuardEvent] = []
+        if self._lost:
+            return events
+        self._flush()
+        while True:
+            try:
+                data = self._line.recv(_CHUNK_BYTES)
+            except BlockingIOError:
+                return events
+            except OSError:
+                data = b""
+            if not data:
+                self._lost = True
+                events.append(GuardLost(self._returncode()))
+                return events
+            events.extend(self._event(message) for message in self._lines.feed(data))
+
+    def _event(self, message: Message) -> GuardEvent:
+        kind = message.pop("event")
+        if kind == "exited":
+            path = self._stderr_files.get(message["slot"])
+            if path is not None and message["returncode"] != 0:
+                message["stderr_tail"] = _read_tail(path)
+            return Exited(**message)
+        if kind == "spawned":
+            pids = {int(slot): pid for slot, pid in message["pids"].items()}
+            return Spawned(message["generation"], pids)
+        if kind == "stopped":
+            self._active = False
+            return Stopped(message["generation"], tuple(message["unkillable"]))
+        if kind == "stop_delayed":
+            return StopDelayed(message["generation"], tuple(message["alive"]))
+        if kind == "spawn_failed":
+            return SpawnFailed(**message)
+        return Fenced(**message) if kind == "fenced" else Ready()
+
+    def _returncode(self) -> int | None:
+        """Its line closed, so it is dying if not dead."""
+        try:
+            return self._process.wait(_LOST_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the guard, which first kills all that is left.
+
+        Blocks until it has, at most `timeout_s`; then the guard is killed. May be called again.
+        """
+        if self._closed:
+            return
+        self._closed = self._lost = True
+        self._line.close()
+        self._deadline.release()
+        self._memory.close()
+        os.close(self._memory_fd)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _read_tail(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def kill_orphans(keep: Collection[int] = (), patience_s: float = 2.0) -> tuple[int, ...]:
+    """SIGKILL every descendant of this process, except `keep` and what hangs below those, and wait until
+    they are gone.
+
+    For the time after `GuardLost`: what the workers had daemonised is now below this process, if it is a
+    subreaper. Children that have ended already are reaped. Blocks for `patience_s` at most, normally some
+    milliseconds; returns the pids that are still there after that.
+    """
+    kept = frozenset(keep)
+    ends = time.monotonic() + patience_s
+    clean_scans = 0
+    while True:
+        alive = _linux.descendants(os.getpid(), kept)
+        for process in alive:
+            _linux.send_signal(process.pid, signal.SIGKILL)
+        # One clean scan can have missed a process whose parent died just then.
+        clean_scans = 0 if alive else clean_scans + 1
+        if clean_scans == 2 or (alive and time.monotonic() >= ends):
+            _reap_dead_children(kept)
+            return tuple(sorted(process.pid for process in alive))
+        if alive:
+            _await_end(alive[0].pid, min(0.05, max(0.0, ends - time.monotonic())))
+
+
+def _reap_dead_children(kept: frozenset[int]) -> None:
+    for pid in _linux.dead_children(os.getpid()):
+        if pid not in kept:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _await_end(pid: int, timeout_s: float) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:  # gone already, or Linux before 5.3
+        time.sleep(min(timeout_s, 0.005))
+        return
+    try:
+        select.select((pidfd,), (), (), timeout_s)
+    finally:
+        os.close(pidfd)
