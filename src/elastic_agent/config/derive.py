@@ -1,0 +1,92 @@
+"""Settings that follow from others: where the agents meet, and where files go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elastic_agent.config.directories import default_log_dir, default_state_dir, temporary_state_dir
+from elastic_agent.config.draft import Draft
+from elastic_agent.config.source import Layer, Source
+from elastic_agent.config.values import STATIC_PORT, Endpoint, NodeRange
+
+_NOWHERE_TO_MEET = (
+    "which is more than one node, but there is no place to meet",
+    "--rdzv-endpoint HOST[:PORT] beside it, the same on every node, or --nnodes 1",
+)
+
+
+def derive_meeting(draft: Draft) -> None:
+    """Settle endpoint and standalone from what was given: torchrun's ways of saying it become ours.
+
+    Raises:
+        UsageError: more than one node and no endpoint, or an endpoint that does not fit the node count.
+    """
+    _endpoint_from_master(draft)
+    if draft.values["standalone"]:
+        _stand_alone(draft)
+    elif draft.values["rdzv_endpoint"] is None:
+        _meet_nobody(draft, Source(Layer.DEFAULT, "default: no endpoint is given and --nnodes is 1"))
+    elif draft.values["rdzv_endpoint"].port == 0:
+        _free_port(draft)
+    if draft.texts.get("rdzv_backend", "").strip().lower() == "static" and draft.values["rdzv_endpoint"]:
+        endpoint = draft.values["rdzv_endpoint"]
+        draft.note(f"static rendezvous is done by c10d at {endpoint}, with the same meaning of --node-rank")
+
+
+def _endpoint_from_master(draft: Draft) -> None:
+    named = [name for name in ("master_addr", "master_port") if draft.is_given(name)]
+    if not named:
+        return
+    host = draft.values["master_addr"] or "127.0.0.1"
+    endpoint = Endpoint(host, draft.values["master_port"] or STATIC_PORT)
+    source = draft.sources[named[0]]
+    if not draft.is_given("rdzv_endpoint"):
+        draft.put("rdzv_endpoint", endpoint, source)
+    elif draft.values["rdzv_endpoint"] != endpoint:
+        draft.note(f"{source} is not used: {draft.sources['rdzv_endpoint']} says where to meet")
+
+
+def _stand_alone(draft: Draft) -> None:
+    nodes = draft.values["nnodes"]
+    if nodes.least > 1:
+        raise draft.wrong(
+            "nnodes", f"but {draft.sources['standalone']} means one node", "1, or no --standalone"
+        )
+    if nodes.most > 1:
+        draft.note(
+            f"{draft.sources['standalone']}: one node runs alone, {draft.sources['nnodes']} allows more"
+        )
+        draft.put("nnodes", NodeRange(1, 1), draft.sources["standalone"])
+    if draft.is_given("rdzv_endpoint"):
+        draft.note(
+            f"{draft.sources['rdzv_endpoint']} is not used: {draft.sources['standalone']} meets nobody"
+        )
+    draft.put("rdzv_endpoint", None, draft.sources["standalone"])
+
+
+def _meet_nobody(draft: Draft, why: Source) -> None:
+    if draft.values["nnodes"].most > 1:
+        raise draft.wrong("nnodes", *_NOWHERE_TO_MEET)
+    draft.put("standalone", True, why)
+
+
+def _free_port(draft: Draft) -> None:
+    """``localhost:0`` is torchrun's way of saying standalone; no second node could find such a port."""
+    if draft.values["nnodes"].most > 1:
+        raise draft.wrong(
+            "rdzv_endpoint", "whose port 0 (any free port) no other node can know", "a port from 1 to 65535"
+        )
+    source = draft.sources["rdzv_endpoint"]
+    draft.put("standalone", True, Source(source.layer, f"{source} with port 0"))
+    draft.put("rdzv_endpoint", None, source)
+
+
+def derive_directories(draft: Draft, environ: Mapping[str, str]) -> None:
+    """Fill in the state directory and the log directory where nobody named one."""
+    if not draft.is_given("state_dir"):
+        folder = default_state_dir(environ)
+        draft.put("state_dir", folder, draft.sources["state_dir"])
+        if folder == temporary_state_dir(environ):
+            draft.warn(f"the state directory {folder} may not survive a reboot; --state-dir names another")
+    if not draft.is_given("log_dir"):
+        draft.put("log_dir", default_log_dir(draft.values["state_dir"]), draft.sources["log_dir"])

@@ -1,0 +1,51 @@
+"""The one error a user's mistake in the settings leads to, and the search for what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_SHOWN_CHARACTERS = 80
+
+
+class UsageError(Exception):
+    """Something the user gave is wrong. ``str()`` is one line: what, from where, and what is accepted.
+
+    The command line prints it and exits with code 2; other callers of ``load_settings`` may catch it.
+    """
+
+
+class BadValueError(Exception):
+    """A value that its kind does not accept.
+
+    Attributes:
+        wrong: what is wrong with it, as a clause that follows the value ("which is …"); may be empty.
+        hint: what was perhaps meant; may be empty.
+    """
+
+    def __init__(self, wrong: str = "", hint: str = "") -> None:
+        super().__init__(wrong or hint)
+        self.wrong = wrong
+        self.hint = hint
+
+
+def quoted(value: object) -> str:
+    """``value`` for a one-line message: in quotes, control characters escaped, cut when long."""
+    text = str(value)
+    if len(text) > _SHOWN_CHARACTERS:
+        text = text[: _SHOWN_CHARACTERS - 1] + "…"
+    escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return f'"{escaped}"'
+
+
+def nearest(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """The known word most like ``word``, or None when none is alike. ``likeness`` runs from 0 to 1."""
+    import difflib  # only needed once something is wrong
+
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
+    return found[0] if found else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``did you mean X?`` for the nearest known word, or an empty string."""
+    found = nearest(word, known)
+    return f"did you mean {found}?" if found else ""

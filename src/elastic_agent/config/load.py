@@ -1,0 +1,140 @@
+"""From command line, environment, file and site to the settings in force, each with where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from elastic_agent.config.checks import check_paths, check_script
+from elastic_agent.config.derive import derive_directories, derive_meeting
+from elastic_agent.config.draft import Draft, Note, complaint, default_of
+from elastic_agent.config.environment import doubtful_variables, read_environment
+from elastic_agent.config.errors import BadValueError, UsageError
+from elastic_agent.config.flags import CommandLine, parse_command_line
+from elastic_agent.config.rdzv_conf import expand
+from elastic_agent.config.settings import Settings, spec_by_name, specs
+from elastic_agent.config.site import SITE_SOURCES, SiteSource
+from elastic_agent.config.source import Given, Layer, Source
+from elastic_agent.config.toml_file import SettingsFile, read_settings_file
+
+_DEFAULT = Source(Layer.DEFAULT, "default")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The settings in force.
+
+    Attributes:
+        settings: their values.
+        sources: where each value came from, by field name (the script's too).
+        notes: what the user should know at the start; the ``run`` command logs them.
+    """
+
+    settings: Settings
+    sources: Mapping[str, Source]
+    notes: tuple[Note, ...] = ()
+
+
+def load_settings(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    site_sources: Sequence[SiteSource] = SITE_SOURCES,
+) -> Resolved:
+    """Read a command line and everything else that sets something: flags, environment, file, site, default.
+
+    Args:
+        argv: the words after the program's name (and after the command's).
+        environ: the environment, usually ``os.environ``.
+        site_sources: what the machine's manager says; the first that gives a setting wins.
+
+    Raises:
+        UsageError: something is wrong; its text is the one line to show.
+        HelpRequested, VersionRequested: these options stand on the command line.
+    """
+    return resolve(parse_command_line(argv), environ, site_sources=site_sources)
+
+
+def resolve(
+    line: CommandLine,
+    environ: Mapping[str, str],
+    *,
+    site_sources: Sequence[SiteSource] = SITE_SOURCES,
+    script_needed: bool = True,
+) -> Resolved:
+    """As ``load_settings``, for a parsed command line. ``script_needed``: a missing script is an error."""
+    draft = Draft()
+    variables = read_environment(environ)
+    file = _read_file(line.given.get("config") or variables.get("config"))
+    site: dict[str, Given] = {}
+    for source in site_sources:
+        site = {**source(environ), **site}
+    _choose(draft, [line.given, variables, file.given, site])
+    for warning in doubtful_variables(environ):
+        draft.warn(warning)
+    _note_options_without_effect(draft)
+    derive_meeting(draft)
+    derive_directories(draft, environ)
+    check_paths(draft)
+    script, script_args = _script(draft, line, file)
+    if script:
+        check_script(draft, script, environ)
+    elif script_needed:
+        raise UsageError("no script to run; expected: elastic-agent [options] SCRIPT [its arguments]")
+    settings = Settings(script=script, script_args=script_args, **draft.values)
+    return Resolved(settings, MappingProxyType(draft.sources), tuple(draft.notes))
+
+
+def _read_file(named: Given | None) -> SettingsFile:
+    if named is None:
+        return SettingsFile()
+    spec = spec_by_name()["config"]
+    try:
+        path = spec.kind.parse(named.text)
+    except BadValueError as bad:
+        raise complaint(named, spec, bad) from None
+    return read_settings_file(path, named.source)
+
+
+def _choose(draft: Draft, layers: Sequence[Mapping[str, Given]]) -> None:
+    """The first layer that gives a setting wins; ``rdzv_conf`` counts in its layer, after direct settings."""
+    expanded: list[Mapping[str, Given]] = []
+    conf_taken = False
+    for layer in layers:
+        expanded.append(layer)
+        if "rdzv_conf" in layer and not conf_taken:
+            conf_taken = True
+            expanded.append(_expanded_conf(draft, layer["rdzv_conf"]))
+    for spec in specs():
+        given = next((layer[spec.name] for layer in expanded if spec.name in layer), None)
+        if given is None:
+            draft.put(spec.name, default_of(spec.name), _DEFAULT)
+        else:
+            draft.take(spec, given)
+
+
+def _expanded_conf(draft: Draft, conf: Given) -> Mapping[str, Given]:
+    draft.take(spec_by_name()["rdzv_conf"], conf)
+    if not conf.text:
+        return {}
+    settings, notes = expand(conf)
+    for note in notes:
+        draft.note(note)
+    return settings
+
+
+def _note_options_without_effect(draft: Draft) -> None:
+    for spec in specs():
+        if spec.no_effect and draft.is_given(spec.name):
+            draft.note(f"{draft.sources[spec.name]} has no effect here: {spec.no_effect}")
+
+
+def _script(draft: Draft, line: CommandLine, file: SettingsFile) -> tuple[str, tuple[str, ...]]:
+    """The script and its arguments go together: both from the command line, or both from the file."""
+    if line.script is not None or not file.script:
+        source, script, words = Source(Layer.FLAG, "command line"), line.script or "", line.script_args
+    else:
+        source, script, words = Source(Layer.FILE, "settings file"), file.script, file.script_args
+    draft.sources["script"] = draft.sources["script_args"] = source
+    return script, words

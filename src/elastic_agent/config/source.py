@@ -1,0 +1,35 @@
+"""Where a setting's value came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Layer(IntEnum):
+    """The places a setting may come from; the smallest one that gives a value wins."""
+
+    FLAG = 0
+    ENVIRONMENT = 1
+    FILE = 2
+    SITE = 3
+    DEFAULT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One place; ``name`` is what to look for: ``--nnodes``, ``PET_NNODES``, ``run.toml: nnodes``."""
+
+    layer: Layer
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as it was given, not yet understood."""
+
+    text: str
+    source: Source

@@ -1,0 +1,36 @@
+"""What the exit code of ``elastic-agent`` tells its caller. Stable: a number keeps its meaning for good."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the agent. ``MEANINGS`` holds the sentence for each, used by the help and the docs."""
+
+    FINISHED = 0
+    FAILED = 1
+    USAGE = 2
+    TOO_FEW_NODES = 3
+    NO_STORE = 4
+    REFUSED = 5
+    DRAINED = 6
+    NOT_STOPPED = 7
+    INTERNAL = 70
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.FINISHED: "the run finished: every worker succeeded",
+    ExitCode.FAILED: "workers failed and the restart budget is spent, or they could not start",
+    ExitCode.USAGE: "an option, a variable, the settings file or the script is wrong; nothing was started",
+    ExitCode.TOO_FEW_NODES: "not enough nodes came within join_timeout",
+    ExitCode.NO_STORE: "the rendezvous endpoint cannot be reached, or what answers there is not a store",
+    ExitCode.REFUSED: "the run refused this node: its node id is taken, or its job differs from the run's",
+    ExitCode.DRAINED: "drained: this node left as asked, the run goes on without it",
+    ExitCode.NOT_STOPPED: "workers could not be stopped and may still hold their devices",
+    ExitCode.INTERNAL: "internal error of elastic-agent: please report it with its log",
+    ExitCode.INTERRUPTED: "ended at once by a second SIGINT",
+    ExitCode.TERMINATED: "ended at once by a second SIGTERM",
+}
