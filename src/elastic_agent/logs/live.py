@@ -1,0 +1,149 @@
+"""Saying what is waited for: a line that is rewritten in place on a terminal, sparse log lines elsewhere.
+
+There is no thread here: whoever waits calls ``tick`` when ``next_due_s`` has come, or at any other time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+_ERASE_LINE = "\r\x1b[K"
+_REFRESH_S = 1.0
+_CHANGE_GAP_S = 1.0
+_LOG_AFTER_S = (0.0, 10.0, 30.0, 60.0)
+_LOG_EVERY_S = 60.0
+_USUAL_COLUMNS = 80
+
+
+class StatusLine:
+    """A stream for log lines whose last line may be a status that stays below them. Safe for threads."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._status = ""
+
+    def write_line(self, text: str) -> None:
+        """Write a line for good, above the status."""
+        with self._lock:
+            prefix = _ERASE_LINE if self._status else ""
+            self._write(f"{prefix}{text}\n{self._status}")
+
+    def show(self, status: str) -> None:
+        """Put ``status`` in place of the one that stands there; it is cut at the terminal's width."""
+        with self._lock:
+            line = status[: self._columns() - 1]
+            if line != self._status:
+                self._status = line
+                self._write(_ERASE_LINE + line)
+
+    def clear(self) -> None:
+        """Take the status away."""
+        with self._lock:
+            if self._status:
+                self._status = ""
+                self._write(_ERASE_LINE)
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError:
+            self._stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
+        self._stream.flush()
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _USUAL_COLUMNS
+        except (OSError, ValueError, AttributeError):
+            return _USUAL_COLUMNS
+
+
+class WaitingReporter:
+    """Tells what is waited for, and for how long already.
+
+    With a status line the text stands there and nothing is logged. Without one it is logged at 0, 10, 30 and
+    60 s, then every 60 s, and when the facts change (at most once a second, however many nodes arrive).
+
+    Args:
+        status: the terminal's status line, or None.
+        log: called with the text and the fields ``waited_s`` and the facts, e.g. ``get_logger().info``.
+        clock: seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self, status: StatusLine | None, log: Callable[..., object], clock: Callable[[], float]
+    ) -> None:
+        self._status = status
+        self._log = log
+        self._clock = clock
+        self._since_s: float | None = None
+        self._text = ""
+        self._facts: dict[str, object] = {}
+        self._told_facts: dict[str, object] = {}
+        self._told_s = 0.0
+        self._logs_due = 0  # how many of the planned log times have passed
+
+    def update(self, text: str, facts: Mapping[str, object]) -> None:
+        """Say what is waited for now.
+
+        Args:
+            text: the sentence for a person.
+            facts: the few values whose change is worth a log line, and its fields.
+        """
+        self._text, self._facts = text, dict(facts)
+        if self._since_s is None:
+            self._since_s = self._clock()
+            self._logs_due = 0
+        self.tick()
+
+    def clear(self) -> None:
+        """The wait is over; the next ``update`` starts a new one."""
+        self._since_s = None
+        if self._status is not None:
+            self._status.clear()
+
+    def tick(self) -> None:
+        """Show or log what is due now."""
+        if self._since_s is None:
+            return
+        now_s = self._clock()
+        if self._status is not None:
+            self._status.show(f"{self._text} ({_duration(now_s - self._since_s)})")
+            self._told_s = now_s
+            return
+        due_s = self.next_due_s
+        if due_s is not None and now_s >= due_s:
+            self._log(self._text, waited_s=round(now_s - self._since_s, 1), **self._facts)
+            self._told_s, self._told_facts = now_s, self._facts
+            while self._planned_s(self._since_s) <= now_s:
+                self._logs_due += 1
+
+    @property
+    def next_due_s(self) -> float | None:
+        """When ``tick`` should be called next, on the clock; None while nothing is waited for."""
+        if self._since_s is None:
+            return None
+        if self._status is not None:
+            return self._told_s + _REFRESH_S
+        planned_s = self._planned_s(self._since_s)
+        if self._logs_due and self._facts != self._told_facts:
+            return min(planned_s, self._told_s + _CHANGE_GAP_S)
+        return planned_s
+
+    def _planned_s(self, since_s: float) -> float:
+        """The next of the planned log times, on the clock."""
+        if self._logs_due < len(_LOG_AFTER_S):
+            return since_s + _LOG_AFTER_S[self._logs_due]
+        return since_s + _LOG_AFTER_S[-1] + (self._logs_due - len(_LOG_AFTER_S) + 1) * _LOG_EVERY_S
+
+
+def _duration(length_s: float) -> str:
+    whole = int(length_s)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,87 @@
+"""How one log line looks: for a person, or as JSON. Pure functions from an event's fields to text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+CONTEXT_FIELDS = ("run", "node", "generation")
+
+_LEVEL_COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "31;1"}
+_LEVEL_WIDTH = 7
+_BLOCK_INDENT = "    "
+
+
+def json_line(fields: Mapping[str, Any]) -> str:
+    """One JSON object: time (ISO 8601, UTC), level, run, node, generation (or null), message, the rest.
+
+    What JSON does not know is written as its text.
+    """
+    rest = dict(fields)
+    when = datetime.fromtimestamp(rest.pop("time"), tz=UTC)
+    line = {
+        "time": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "level": rest.pop("level"),
+        **{name: rest.pop(name, None) for name in CONTEXT_FIELDS},
+        "message": rest.pop("event"),
+        **rest,
+    }
+    return json.dumps(line, default=str, ensure_ascii=False)
+
+
+def console_line(fields: Mapping[str, Any], *, colours: bool) -> str:
+    """``12:00:00.123 info    [run node g3] message  key=value``; values of several lines follow as blocks."""
+    rest = dict(fields)
+    when = datetime.fromtimestamp(rest.pop("time")).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    level = str(rest.pop("level"))
+    context = _context(rest)
+    message = _printable(str(rest.pop("event")), keep_lines=True)
+    blocks = {key: rest.pop(key) for key in list(rest) if "\n" in str(rest[key])}
+    parts = [
+        _coloured(when, "2", colours),
+        _coloured(level.ljust(_LEVEL_WIDTH), _LEVEL_COLOURS.get(level, ""), colours),
+    ]
+    if context:
+        parts.append(_coloured(f"[{context}]", "36", colours))
+    parts.append(message.rstrip("\n").replace("\n", "\n" + _BLOCK_INDENT))
+    parts += [_coloured(f"{key}=", "2", colours) + _value(value) for key, value in rest.items()]
+    return "\n".join([" ".join(parts), *(_block(key, str(value)) for key, value in blocks.items())])
+
+
+def _context(rest: dict[str, Any]) -> str:
+    run, node, generation = (rest.pop(name, None) for name in CONTEXT_FIELDS)
+    words = [str(word) for word in (run, node) if word is not None]
+    if generation is not None:
+        words.append(f"g{generation}")
+    return _printable(" ".join(words))
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    bare = text.isprintable() and text and not any(c in text for c in ' "=')
+    return text if bare else json.dumps(_printable(text), ensure_ascii=False)
+
+
+def _block(key: str, text: str) -> str:
+    lines = _printable(text.strip("\n"), keep_lines=True).split("\n")
+    return "\n".join([f"{_BLOCK_INDENT}{key}:", *(f"{_BLOCK_INDENT}  {line}" for line in lines)])
+
+
+def _printable(text: str, *, keep_lines: bool = False) -> str:
+    """Without control characters: what a worker printed must not move the reader's cursor."""
+    kept = "\n\t" if keep_lines else ""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _coloured(text: str, code: str, colours: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if colours and code else text

@@ -1,0 +1,152 @@
+"""Sets the process's log up: structlog for the agent, the same form for what libraries log or warn about.
+
+A process has one log, so what is kept here is kept once for the process, in ``_log``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, MutableMapping
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.stdlib import BoundLogger, ProcessorFormatter
+
+from elastic_agent.logs.live import StatusLine, WaitingReporter
+from elastic_agent.logs.render import console_line, json_line
+
+_OWN = "elastic_agent"
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LIBRARY_LEVEL = logging.WARNING
+
+Fields = MutableMapping[str, Any]
+
+
+class _Log:
+    """What the process's log knows besides its configuration in ``logging`` and structlog."""
+
+    def __init__(self) -> None:
+        self.context: dict[str, Any] = {}  # replaced as a whole, so that other threads see a consistent one
+        self.status: StatusLine | None = None
+
+
+_log = _Log()
+
+
+def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
+    """Send the agent's log, library loggers and Python's warnings to ``stream``, all in one form.
+
+    Calling it again replaces what the call before had set.
+
+    Args:
+        log_format: ``console``, ``json``, or ``auto`` for console on a terminal and JSON elsewhere.
+        level: ``debug``, ``info``, ``warning`` or ``error``. Libraries are heard from ``warning`` on, with
+            ``debug`` from ``info`` on.
+        stream: where the lines go, usually standard error.
+    """
+    on_terminal = stream.isatty()
+    readable = log_format == "console" or (log_format == "auto" and on_terminal)
+    lines = StatusLine(stream)
+    _log.status = lines if readable and on_terminal else None
+    handler = _LineHandler(lines)
+    handler.setFormatter(_formatter(readable=readable, colours=on_terminal))
+    root = logging.getLogger()
+    root.handlers = [handler]
+    wanted = _LEVELS[level]
+    root.setLevel(logging.INFO if wanted == logging.DEBUG else max(wanted, _LIBRARY_LEVEL))
+    logging.getLogger(_OWN).setLevel(wanted)
+    logging.captureWarnings(True)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            _add_basics,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    adopt_library_loggers()
+
+
+def get_logger(**fields: object) -> BoundLogger:
+    """The agent's logger; ``fields`` go with each of its lines."""
+    logger: BoundLogger = structlog.stdlib.get_logger(_OWN, **fields)
+    return logger
+
+
+def bind_context(*, run: str | None = None, node: str | None = None, generation: int | None = None) -> None:
+    """Say what every later line carries, in every thread. None leaves a field as it is."""
+    given = {"run": run, "node": node, "generation": generation}
+    _log.context = {**_log.context, **{name: value for name, value in given.items() if value is not None}}
+
+
+def adopt_library_loggers() -> None:
+    """Say what every later line carries, in every thread. None leaves a field as it is."""
+    and in our form. To be called after importing torch; handlers that write to files stay."""
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if not (name == "torch" or name.startswith("torch.")) or not isinstance(logger, logging.Logger):
+            continue
+        own = [handler for handler in logger.handlers if _writes_to_console(handler)]
+        for handler in own:
+            logger.removeHandler(handler)
+        if own:
+            logger.propagate = True
+
+
+def waiting_reporter(clock: Callable[[], float] = time.monotonic) -> WaitingReporter:
+    """A reporter on this process's log: a live line if the log is read on a terminal, else log lines."""
+    return WaitingReporter(_log.status, get_logger().info, clock)
+
+
+class _LineHandler(logging.Handler):
+    """Writes each record above the status line."""
+
+    def __init__(self, lines: StatusLine) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.write_line(self.format(record))
+        except Exception:  # as logging's own handlers do: a log line may not end the program
+            self.handleError(record)
+
+
+def _formatter(*, readable: bool, colours: bool) -> ProcessorFormatter:
+    def render(_logger: Any, _method: str, fields: Fields) -> str:
+        return console_line(fields, colours=colours) if readable else json_line(fields)
+
+    return ProcessorFormatter(
+        foreign_pre_chain=[_add_basics, _add_library],
+        processors=[ProcessorFormatter.remove_processors_meta, structlog.processors.format_exc_info, render],
+    )
+
+
+def _add_basics(_logger: Any, method: str, fields: Fields) -> Fields:
+    """Time, level and context. What the call itself says goes before the context."""
+    record: logging.LogRecord | None = fields.get("_record")
+    fields["time"] = record.created if record else time.time()
+    fields["level"] = (record.levelname if record else _level_of(method)).lower()
+    for name, value in _log.context.items():
+        fields.setdefault(name, value)
+    return fields
+
+
+def _level_of(method: str) -> Literal["error"] | str:
+    return "error" if method == "exception" else method
+
+
+def _add_library(_logger: Any, _method: str, fields: Fields) -> Fields:
+    record: logging.LogRecord = fields["_record"]
+    fields["event"] = str(fields["event"]).rstrip("\n")
+    fields["logger"] = record.name
+    return fields
+
+
+def _writes_to_console(handler: logging.Handler) -> bool:
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return isinstance(handler, logging.StreamHandler) and handler.stream in streams
