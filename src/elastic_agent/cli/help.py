@@ -1,0 +1,85 @@
+"""The help page, made from the settings' specs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+
+from elastic_agent.config.settings import GROUPS, Spec, specs
+from elastic_agent.exit_codes import MEANINGS
+
+_INDENT = 26
+
+_HEAD = """\
+Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
+       elastic-agent settings [OPTIONS] [--json]   print the settings in force and where each came from
+       elastic-agent version
+
+One agent for each machine, started with the same command everywhere:
+
+    elastic-agent --rdzv-endpoint HOST:29400 --nnodes 1:4 train.py
+
+The agents agree who takes part, start the workers, and go on from the script's last checkpoint when a worker
+fails or a machine is lost, joins or leaves. Every torchrun option is understood, with dashes or underscores.
+A script called like a command is started as: elastic-agent run ./settings
+"""
+
+_TAIL = """\
+Where a setting may come from, first one first: the option; the variable ELASTIC_AGENT_ and its name
+(ELASTIC_AGENT_MAX_RESTARTS), then for torchrun's options PET_ and its name (PET_MAX_RESTARTS); the file named
+by --config (max_restarts = 3); systemd's directories; the default."""
+
+
+def help_page(width: int | None = None) -> str:
+    """The whole page, folded to ``width`` columns (None: those of the terminal, at most 110)."""
+    columns = min(width or _columns(), 110)
+    parts = [_HEAD]
+    for group in GROUPS:
+        parts.append(f"{group}\n")
+        parts += [_entry(spec, columns) for spec in specs() if spec.group == group]
+        parts.append("")
+    parts += [_TAIL, "", "Exit codes"]
+    parts += [_folded(f"  {code.value}", meaning, columns, indent=7) for code, meaning in MEANINGS.items()]
+    return "\n".join(parts)
+
+
+def _columns() -> int:
+    try:
+        return int(os.environ.get("COLUMNS", "")) or 110
+    except ValueError:
+        pass
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 110
+    except (OSError, ValueError):
+        return 110
+
+
+def _entry(spec: Spec, columns: int) -> str:
+    left = f"  {spec.short + ', ' if spec.short else ''}{spec.flag} {spec.kind.metavar}".rstrip()
+    text = [spec.help]
+    if spec.no_effect:
+        text.append(f"Accepted, but has no effect here: {spec.no_effect}.")
+    if spec.why:
+        text.append(f"Differs from torchrun: {spec.why}.")
+    text.append(f"[{_default(spec)}{_variables(spec)}]")
+    return _folded(left, " ".join(text), columns, indent=_INDENT)
+
+
+def _default(spec: Spec) -> str:
+    return f"default: {spec.shown_default}"
+
+
+def _variables(spec: Spec) -> str:
+    """The variables that do not follow from the setting's name."""
+    usual = {f"ELASTIC_AGENT_{spec.name.upper()}", f"PET_{spec.name.upper()}"}
+    odd = [variable for variable in spec.variables if variable not in usual]
+    return f"; variable: {', '.join(odd)}" if odd else ""
+
+
+def _folded(left: str, text: str, columns: int, *, indent: int) -> str:
+    margin = " " * indent
+    lines = textwrap.wrap(text, max(columns - indent, 30), break_long_words=False, break_on_hyphens=False)
+    if len(left) + 2 <= indent:
+        return "\n".join([left.ljust(indent) + lines[0], *(margin + line for line in lines[1:])])
+    return "\n".join([left, *(margin + line for line in lines)])

@@ -1,0 +1,66 @@
+"""Finds the command, runs it, and turns what goes wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from elastic_agent.cli import run, settings, version
+from elastic_agent.cli.help import help_page
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.flags import HelpRequested, VersionRequested
+from elastic_agent.exit_codes import ExitCode
+
+Command = Callable[[Sequence[str]], int]
+
+COMMANDS: dict[str, Command] = {
+    "run": run.run,
+    "settings": settings.settings,
+    "version": version.version,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code (``elastic_agent.exit_codes``).
+
+    ``run`` is the command when the first word is none of ``COMMANDS``. A script with a command's name is
+    started with ``run`` before it, or with a slash in it.
+
+    Args:
+        argv: the words after the program's name; None means this process's own.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    command: Command = run.run
+    if words and words[0] in COMMANDS:
+        command = COMMANDS[words.pop(0)]
+    try:
+        return command(words)
+    except UsageError as error:
+        print(f"elastic-agent: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except HelpRequested:
+        return _print(help_page())
+    except VersionRequested:
+        return version.version(())
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:  # the reader has gone, as in `elastic-agent settings | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.FINISHED
+    except Exception:
+        traceback.print_exc()
+        print("elastic-agent: internal error, please report it with the lines above", file=sys.stderr)
+        return ExitCode.INTERNAL
+
+
+def _print(text: str) -> int:
+    print(text)
+    sys.stdout.flush()
+    return ExitCode.FINISHED
+
+
+def console_main() -> None:
+    """The entry point of the installed command."""
+    sys.exit(main())

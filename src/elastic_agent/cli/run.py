@@ -1,0 +1,42 @@
+"""``elastic-agent [run] [options] SCRIPT [arguments]``: start this node's agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.load import Resolved, load_settings
+from elastic_agent.exit_codes import ExitCode
+
+
+def run(argv: Sequence[str]) -> int:
+    """Read the settings, set up the log, and hand over to the agent. Returns its exit code.
+
+    Raises:
+        UsageError: the settings are wrong; nothing was started.
+    """
+    resolved = load_settings(argv, os.environ)
+    return _launch(resolved)
+
+
+def _launch(resolved: Resolved) -> int:
+    # Imported late: torch alone takes a second, and a mistake must be answered before that.
+    from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
+
+    settings = resolved.settings
+    configure_logging(settings.log_format, settings.log_level, sys.stderr)
+    log = get_logger()
+    for note in resolved.notes:
+        (log.warning if note.level == "warning" else log.info)(note.text)
+    try:
+        from elastic_agent.agent.launch import launch
+
+        adopt_library_loggers()
+        return launch(resolved)
+    except UsageError:  # what only torch can tell, such as --nproc-per-node gpu without a GPU
+        raise
+    except Exception:
+        log.exception("internal error of elastic-agent")
+        return ExitCode.INTERNAL

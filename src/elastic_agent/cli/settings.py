@@ -1,0 +1,109 @@
+"""``elastic-agent settings [options]``: the settings in force and where each came from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from elastic_agent.config.flags import parse_command_line
+from elastic_agent.config.load import Resolved, resolve
+from elastic_agent.config.settings import GROUPS, Spec, specs
+from elastic_agent.config.source import Layer
+from elastic_agent.exit_codes import ExitCode
+
+_JSON = "--json"
+
+
+def settings(argv: Sequence[str]) -> int:
+    """Print the settings that ``run`` would have with the same options: as TOML, or with ``--json`` as JSON.
+
+    Raises:
+        UsageError: the same as ``run``, except that no script is needed.
+    """
+    line = parse_command_line(argv, switches=(_JSON,))
+    resolved = resolve(line, os.environ, script_needed=False)
+    print(as_json(resolved) if _JSON in line.switches else as_toml(resolved), flush=True)
+    return ExitCode.FINISHED
+
+
+def as_toml(resolved: Resolved) -> str:
+    """A settings file that sets what is in force; each line says where its value came from."""
+    lines = [f"# note: {note.text}" for note in resolved.notes]
+    entries: list[tuple[str, str]] = []
+    if resolved.settings.script:
+        words = ", ".join(_toml_text(word) for word in resolved.settings.script_args)
+        entries = [
+            (f"script = {_toml_text(resolved.settings.script)}", f"# {resolved.sources['script']}"),
+            (f"script_args = [{words}]", f"# {resolved.sources['script_args']}"),
+        ]
+    lines += _aligned(entries)
+    for group in GROUPS:
+        members = [spec for spec in specs() if spec.group == group]
+        lines += ["", f"# {group}", *_aligned([_toml_entry(spec, resolved) for spec in members])]
+    return "\n".join(lines).lstrip("\n")
+
+
+def as_json(resolved: Resolved) -> str:
+    """The same as one JSON object: each setting's value, the layer that gave it, and the place in that."""
+    entries = {}
+    for spec in specs():
+        source = resolved.sources[spec.name]
+        entries[spec.name] = {
+            "value": _plain(spec, getattr(resolved.settings, spec.name)),
+            "layer": source.layer.name.lower(),
+            "source": str(source),
+        }
+    document = {
+        "script": resolved.settings.script or None,
+        "script_args": list(resolved.settings.script_args),
+        "settings": entries,
+        "notes": [{"level": note.level, "text": note.text} for note in resolved.notes],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _toml_entry(spec: Spec, resolved: Resolved) -> tuple[str, str]:
+    value = getattr(resolved.settings, spec.name)
+    source = resolved.sources[spec.name]
+    comment = f"# {source}"
+    unset = value is None or value == ()
+    if unset and source.layer is Layer.DEFAULT:
+        comment = f"# default: {spec.shown_default}"
+    if unset:
+        return f"# {spec.name} =", comment
+    idle = spec.no_effect and source.layer is Layer.DEFAULT
+    comment_out = "# " if idle or spec.name == "config" else ""  # a file cannot name another one
+    return f"{comment_out}{spec.name} = {_toml_value(spec, value)}", comment
+
+
+def _aligned(entries: Sequence[tuple[str, str]]) -> list[str]:
+    width = min(max((len(left) for left, _ in entries), default=0), 44)
+    return [f"{left:<{width}}  {right}" for left, right in entries]
+
+
+def _toml_value(spec: Spec, value: Any) -> str:
+    plain = _plain(spec, value)
+    if isinstance(plain, bool):
+        return "true" if plain else "false"
+    if isinstance(plain, int | float):
+        return repr(plain)
+    return _toml_text(spec.kind.show(value))
+
+
+def _toml_text(text: str) -> str:
+    """A TOML basic string. JSON's escapes are TOML's, but for the delete character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _plain(spec: Spec, value: Any) -> Any:
+    """A value as JSON has it: numbers, booleans, texts, lists; everything else as its text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Path):
+        return str(value)
+    return spec.kind.show(value)

@@ -1,0 +1,28 @@
+"""``elastic-agent version``: the versions a bug report needs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+from elastic_agent import __version__
+from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.exit_codes import ExitCode
+
+
+def version(argv: Sequence[str]) -> int:
+    """Print the versions of this package, Python and torch. Takes no words."""
+    if argv:
+        raise UsageError(f"version: got {quoted(argv[0])}; expected nothing after it")
+    print(f"elastic-agent {__version__} (Python {platform.python_version()}, torch {_torch_version()})")
+    return ExitCode.FINISHED
+
+
+def _torch_version() -> str:
+    """torch's version from its package data; importing torch would take a second."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "not installed"
