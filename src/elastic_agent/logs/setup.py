@@ -85,8 +85,11 @@ def bind_context(*, run: str | None = None, node: str | None = None, generation:
 
 
 def adopt_library_loggers() -> None:
-    """Say what every later line carries, in every thread. None leaves a field as it is."""
-    and in our form. To be called after importing torch; handlers that write to files stay."""
+    """Take away the handlers that torch gives its loggers when it is imported.
+
+    Their lines then come out once and in our form. To be called after importing torch; handlers that write to
+    files stay.
+    """
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if not (name == "torch" or name.startswith("torch.")) or not isinstance(logger, logging.Logger):
             continue
