@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format simulate bench clean distclean system-packages
+.PHONY: help demo test lint lint-rules lint-format lint-types format simulate bench clean distclean system-packages
 
 help:
 	@echo 'make demo       a real training job on two agents of this machine; a worker is killed half way'
@@ -32,9 +32,15 @@ demo: $(READY)
 test: $(READY) system-packages
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-lint: $(READY)
+lint: lint-rules lint-format lint-types
+
+lint-rules: $(READY)
 	$(PY) -m ruff check .
+
+lint-format: $(READY)
 	$(PY) -m ruff format --check .
+
+lint-types: $(READY)
 	$(PY) -m mypy
 
 format: $(READY)
