@@ -10,6 +10,9 @@ import pytest
 from elastic_agent.client._cells import HeartbeatFile
 from tests.client.support import AGENT_ENVIRONMENT, run_script, running
 
+# A real-time signal, as the agent uses one: it kills where it is not caught.
+STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
+
 NEW_MODULES = """
 import sys
 before = set(sys.modules)
@@ -34,7 +37,7 @@ def test_under_an_agent_only_small_c_modules_come_on_top(tmp_path: Path) -> None
         variables = {
             **AGENT_ENVIRONMENT,
             "ELASTIC_AGENT_HEARTBEAT": file.path,
-            "ELASTIC_AGENT_STACKS_SIGNAL": str(int(signal.SIGUSR2)),
+            "ELASTIC_AGENT_STACKS_SIGNAL": str(STACKS_SIGNAL),
         }
         loaded = set(run_script(NEW_MODULES, variables).stdout.split())
     assert loaded <= {"__future__", "itertools", "faulthandler", "fcntl", "mmap"}
@@ -64,11 +67,10 @@ print("went on")
 
 
 def test_agents_signal_writes_the_stacks_of_all_threads_and_training_goes_on() -> None:
-    number = int(signal.SIGUSR2)
-    variables = {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_STACKS_SIGNAL": str(number)}
+    variables = {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_STACKS_SIGNAL": str(STACKS_SIGNAL)}
     with running(STUCK_IN_TWO_THREADS, variables) as worker:
         assert worker.hear() == "stuck"
-        worker.process.send_signal(number)
+        worker.process.send_signal(STACKS_SIGNAL)
         assert worker.process.stderr is not None
         seen = ""
         while "waits_for_input" not in seen or "waits_in_a_thread" not in seen:
@@ -81,12 +83,12 @@ def test_agents_signal_writes_the_stacks_of_all_threads_and_training_goes_on() -
 
 def test_stacks_go_to_descriptor_2_whatever_stands_in_for_stderr() -> None:
     script = """
-        import os, signal, sys
+        import os, sys
         sys.stderr = None
         from elastic_agent import client
-        os.kill(os.getpid(), signal.SIGUSR2)
+        os.kill(os.getpid(), int(os.environ["ELASTIC_AGENT_STACKS_SIGNAL"]))
     """
-    done = run_script(script, {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_STACKS_SIGNAL": str(int(signal.SIGUSR2))})
+    done = run_script(script, {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_STACKS_SIGNAL": str(STACKS_SIGNAL)})
     assert "most recent call first" in done.stderr
 
 
@@ -98,8 +100,8 @@ def test_without_an_agent_signals_are_left_alone() -> None:
     """
     with running(script, {}) as worker:
         worker.hear()
-        worker.process.send_signal(signal.SIGUSR2)
-        assert worker.process.wait(timeout=60) == -signal.SIGUSR2
+        worker.process.send_signal(STACKS_SIGNAL)
+        assert worker.process.wait(timeout=60) == -STACKS_SIGNAL
 
 
 @pytest.mark.parametrize("value", ["", "USR2", "0", "9", "4096", str(10**18)])

@@ -43,7 +43,8 @@ def current() -> Worker:
     membership. ``run_id`` is ``--rdzv-id``: stable if you give one; ``"none"`` if you do not, for every
     such job; new at every start with ``--standalone``. ``node_id`` is the host's name: stable where that
     is (containers often get a new one), and shared by all launchers on the host, so that two of them have
-    the same worker ids. ``slot`` is the local rank; ``incarnation`` is ``"none"``.
+    the same worker ids. ``slot`` is the local rank (with ``--virtual-local-rank`` always 0, which makes one
+    worker id of all on a host); ``incarnation`` is ``"none"``.
 
     Under plain **python** the world is one worker, rank 0; ``run_id`` is ``"local"``, the rest as under
     torchrun.
@@ -51,7 +52,7 @@ def current() -> Worker:
     Without elastic-agent, ``ELASTIC_AGENT_RUN_ID`` and ``ELASTIC_AGENT_NODE_ID`` in the environment set
     these two ids.
 
-    Reads the environment anew each time, in about 20 microseconds; nothing is asked of the network.
+    Reads the environment anew each time, in about ten microseconds; nothing is asked of the network.
 
     Raises:
         MalformedEnvironmentError: a variable of the launcher is missing or makes no sense; the message names

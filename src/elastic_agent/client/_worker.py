@@ -111,8 +111,8 @@ class Worker(_Record):
         "worker_id": "'<node_id>/<slot>': this worker's seat in the run. Stable; a new process sits in it "
         "each generation. Contains a slash.",
         "slot": "This worker's seat on its node, from 0. Stable as a name; how many there are may change.",
-        "incarnation": "One life of this node's agent, random. Stable from one generation to the next while "
-        "that agent lives, and no longer; 'none' without elastic-agent.",
+        "incarnation": "One life of this node in the run, random. Stable from one generation to the next "
+        "until its agent starts anew or has to join anew; 'none' without elastic-agent.",
         "placement": "Rank, world size and the like: UNSTABLE, see Placement.",
     }
     run_id: str
