@@ -187,6 +187,7 @@ class Generation:
                 "pid": pid,
                 "returncode": returncode,
                 "at_boottime_s": at_boottime_s,
+                "stopping": self.phase != RUNNING,
                 "stderr_tail": worker.relay.tail if worker.relay is not None and returncode != 0 else "",
             }
         )

@@ -104,7 +104,8 @@ class Exited:
     """A worker ended. Events come in the order of the deaths, so the first with a returncode other than 0
     failed first.
 
-    `returncode` is negative for a signal; `stderr_tail` is empty when it is 0.
+    `returncode` is negative for a signal; `stderr_tail` is empty when it is 0. `stopping`: the guard was
+    stopping or killing the generation by then, so this is no failure of the worker's own.
     """
 
     generation: int
@@ -112,7 +113,8 @@ class Exited:
     pid: int
     returncode: int
     at_boottime_s: float
-    stderr_tail: str
+    stderr_tail: str = ""
+    stopping: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""Every private name of torch that `workers` uses, with a check that says which one a new torch took away."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.multiprocessing import PContext
+
+if TYPE_CHECKING:
+    from torch.numa.binding import NumaOptions
+
+
+def start_context(context: PContext) -> None:
+    """`PContext.start` without its signal handlers.
+
+    torch's installs handlers in the main thread that raise from wherever the program happens to be, and
+    leaves them installed; the agent has its own. Putting the old ones back afterwards would leave a gap in
+    which they raise.
+    """
+    context._start()
+    for tail_log in context._tail_logs:
+        tail_log.start()
+
+
+def with_numa_binding(argv: Sequence[str], local_rank: int, options: NumaOptions | None) -> tuple[str, ...]:
+    """The command line that starts `argv` on the processors near the worker's GPU (`--numa-binding`)."""
+    if options is None:
+        return tuple(argv)
+    from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
+
+    return tuple(
+        _maybe_wrap_command_args_with_numa_binding(tuple(argv), gpu_index=local_rank, numa_options=options)
+    )
+
+
+def missing() -> list[str]:
+    """What of this torch is not as the functions above need it; each entry is a sentence."""
+    problems = []
+    source = _source(PContext.start)
+    for needed in ("self._start()", "self._tail_logs", "tail_log.start()"):
+        if needed not in source:
+            problems.append(f"PContext.start no longer contains {needed!r}: compare it with start_context")
+    # What start does besides: a new step there must be thought about, not missed.
+    if source.count("self.") != 2:
+        problems.append("PContext.start does something new with its object: compare it with start_context")
+    for name in ("_start", "_poll", "_close", "pids"):
+        if name not in PContext.__abstractmethods__:
+            problems.append(f"PContext.{name} is no longer an abstract method: WorkerContext overrides it")
+    try:
+        from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as wrap
+    except ImportError:
+        problems.append("torch.numa.binding._maybe_wrap_command_args_with_numa_binding is gone")
+    else:
+        if not {"gpu_index", "numa_options"} <= set(inspect.signature(wrap).parameters):
+            problems.append("_maybe_wrap_command_args_with_numa_binding has other parameters")
+    return problems
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(function)
+    except OSError:
+        return ""

@@ -1,0 +1,280 @@
+"""The workers of one generation as a torch process context, on a guard instead of `subprocess`.
+
+torch's redirects, tee, filters and error files work as ever. What differs: nothing here waits. The guard's
+events are handed in (`handle`), `_poll` looks at what is known, stopping is the guard's business, and the
+part of `close` that waits for torch's log threads can be left to a `BackgroundCloser`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from torch.distributed.elastic.multiprocessing import (
+    LogsSpecs,
+    PContext,
+    ProcessFailure,
+    RunProcsResult,
+)
+
+from elastic_agent.workers import _torch_private, failure
+from elastic_agent.workers.guard_client import (
+    Exited,
+    Guard,
+    GuardEvent,
+    GuardLost,
+    Launch,
+    Spawned,
+    SpawnFailed,
+    Stopped,
+)
+
+if TYPE_CHECKING:
+    from torch.numa.binding import NumaOptions
+
+__all__ = ["BackgroundCloser", "WorkerContext"]
+
+_COULD_NOT_START = 127  # what shells say of a command that they cannot run
+_ERROR_FILE_BYTES = 1024 * 1024
+_CLOSE_MARGIN_S = 10.0
+
+
+class BackgroundCloser:
+    """Closes contexts in threads of their own: torch's log threads need up to 0.2 s to end."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, close: Callable[[], None]) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=close, name="close-workers", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def drain_closing(self, timeout_s: float) -> bool:
+        """Wait until all are closed, so that no output is lost; False when `timeout_s` did not do."""
+        ends = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, ends - time.monotonic()))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not self._threads
+
+
+class WorkerContext(PContext):
+    """One generation's workers.
+
+    Args:
+        guard: Starts the processes; its deadline must be set. generation: The generation's number, by which
+        events are matched. name: Header of shown lines, as in "[name0]:", without `log_line_prefixes`.
+        entrypoint: Program to run; `args` are its arguments by local rank. envs: Variables by local rank,
+        on top of `base_env`. logs_specs: Makes the log files; adds to `envs`. closer: Who runs
+        `close_later`. base_env: What all workers' environments start from; None: this process's own. cwd:
+        Directory to start in; None: this process's own. events: Where `_poll` and `close` get events from;
+        None: somebody calls `handle`. Usually `guard.read_events`,
+            when nobody else reads it.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        generation: int,
+        name: str,
+        entrypoint: str,
+        args: Mapping[int, tuple[object, ...]],
+        envs: Mapping[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        closer: BackgroundCloser,
+        *,
+        base_env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        events: Callable[[], Iterable[GuardEvent]] | None = None,
+        log_line_prefixes: dict[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        numa_options: NumaOptions | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            dict(args),
+            dict(envs),
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+        self.generation = generation
+        self._program = entrypoint
+        self._guard = guard
+        self._closer = closer
+        self._base_env = os.environ if base_env is None else base_env
+        self._cwd = cwd
+        self._events = events
+        self._numa_options = numa_options
+        self._started = False
+        self._stopped = False
+        self._lost: GuardLost | None = None
+        self._spawn_failed: SpawnFailed | None = None
+        self._spawned_pids: dict[int, int] = {}
+        self._exits: dict[int, Exited] = {}
+        self._failures: dict[int, failure.WorkerFailure] = {}
+        self._result: RunProcsResult | None = None
+
+    # --- what is known ----------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether every worker's program has been started (some may have ended since)."""
+        return bool(self._spawned_pids)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no process of this generation is left, or none was ever started."""
+        return self._stopped or not self._started
+
+    @property
+    def failures(self) -> list[failure.WorkerFailure]:
+        """Workers that failed by themselves, the first one first; not those that a stop ended."""
+        return list(self._failures.values())
+
+    @property
+    def spawn_failure(self) -> SpawnFailed | None:
+        """Why the generation could not be started, if it could not."""
+        return self._spawn_failed
+
+    def pids(self) -> dict[int, int]:
+        """Process ids by local rank; empty until all are started."""
+        return dict(self._spawned_pids)
+
+    # --- torch's extension points -----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Ask the guard for the workers. Installs no signal handlers, unlike torch's contexts.
+
+        Raises RuntimeError when the guard's last generation is not stopped yet.
+        """
+        _torch_private.start_context(self)
+
+    def _start(self) -> None:
+        if self._started:
+            raise RuntimeError(f"the workers of generation {self.generation} were started already")
+        launches = [self._launch(slot) for slot in range(self.nprocs)]
+        self._guard.spawn(self.generation, launches)
+        self._started = True
+
+    def _launch(self, slot: int) -> Launch:
+        argv = (self._program, *(str(argument) for argument in self.args[slot]))
+        return Launch(
+            slot=slot,
+            argv=_torch_private.with_numa_binding(argv, slot, self._numa_options),
+            env={**self._base_env, **{name: str(value) for name, value in self.envs[slot].items()}},
+            cwd=self._cwd,
+            stdout=self.stdouts[slot] or None,
+            stderr=self.stderrs[slot] or None,
+        )
+
+    def _poll(self) -> RunProcsResult | None:
+        """None while all run; the result once all succeeded or one failed. Unlike torch's it stops nobody."""
+        self._pull_events()
+        if self._result is None:
+            self._result = self._conclude()
+        return self._result
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        """Stop what runs; waits for its end only when the context has a source of events."""
+        if self.stopped:
+            return
+        grace_s = 0.0 if death_sig == signal.SIGKILL else float(timeout)
+        self._guard.stop(grace_s, death_sig)
+        if self._events is None:
+            return
+        ends = time.monotonic() + grace_s + _CLOSE_MARGIN_S
+        while not self._stopped and time.monotonic() < ends:
+            select.select((self._guard,), (), (), max(0.0, ends - time.monotonic()))
+            self._pull_events()
+
+    def close_later(self) -> None:
+        """`close` in the background. Raises RuntimeError when processes of the generation are still there."""
+        if not self.stopped:
+            raise RuntimeError(f"generation {self.generation} must be stopped before its logs are closed")
+        self._closer.submit(self.close)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def handle(self, event: GuardEvent) -> None:
+        """Take note of an event; those of other generations are ignored."""
+        if isinstance(event, GuardLost):
+            self._lost = event
+            self._stopped = True
+        elif getattr(event, "generation", None) != self.generation:
+            return
+        elif isinstance(event, Spawned):
+            self._spawned_pids = event.pids
+        elif isinstance(event, SpawnFailed):
+            self._spawn_failed = event
+        elif isinstance(event, Exited):
+            self._exits[event.slot] = event
+            if event.returncode != 0 and not event.stopping:
+                self._failures[event.slot] = self._describe(event)
+        elif isinstance(event, Stopped):
+            self._stopped = True
+
+    def _pull_events(self) -> None:
+        for event in self._events() if self._events is not None else ():
+            self.handle(event)
+
+    def _describe(self, event: Exited) -> failure.WorkerFailure:
+        content = _read_error_file(self.error_files[event.slot])
+        return failure.describe(event.slot, event.returncode, content, event.stderr_tail)
+
+    # --- torch's result ---------------------------------------------------------------------------
+
+    def _conclude(self) -> RunProcsResult | None:
+        failures = {
+            slot: self._process_failure(slot, self._exits[slot].pid, self._exits[slot].returncode)
+            for slot in self._failures
+        }
+        if self._spawn_failed is not None:
+            slot = max(0, self._spawn_failed.slot)
+            failures[slot] = self._process_failure(slot, 0, _COULD_NOT_START, self._spawn_failed.error)
+        elif self._lost is not None or (self._stopped and len(self._exits) < self.nprocs):
+            for slot in set(range(self.nprocs)) - set(self._exits):
+                failures[slot] = self._process_failure(slot, self._spawned_pids.get(slot, 0), -signal.SIGKILL)
+        if not failures and len(self._exits) < self.nprocs:
+            return None
+        for slot, event in self._exits.items():
+            if event.returncode != 0 and slot not in failures:  # ended by a stop, which is no success either
+                failures[slot] = self._process_failure(slot, event.pid, event.returncode)
+        return RunProcsResult(
+            return_values={} if failures else dict.fromkeys(range(self.nprocs)),
+            failures=failures,
+            stdouts=self.stdouts,
+            stderrs=self.stderrs,
+        )
+
+    def _process_failure(self, slot: int, pid: int, exitcode: int, message: str = "") -> ProcessFailure:
+        try:
+            result = ProcessFailure(slot, pid, exitcode, self.error_files[slot])
+        except Exception:  # whatever the worker wrote there, it is not what torch expects
+            result = ProcessFailure(slot, pid, exitcode, "")
+        if message:
+            result.message = message
+        elif slot in self._failures and self._failures[slot].message:
+            result.message = self._failures[slot].message
+        # torch finds the first failure by whole seconds, of which the error file's are the worker's own;
+        # the order of the deaths, in which these are made, decides among equal ones.
+        result.timestamp = int(time.time())
+        return result
+
+
+def _read_error_file(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_ERROR_FILE_BYTES)
+    except OSError:
+        return None

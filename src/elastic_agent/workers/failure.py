@@ -1,0 +1,142 @@
+"""What is told of a worker that failed: who, how, and the error in one line.
+
+Pure: works on what the guard and the worker's error file said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import dataclass
+
+MESSAGE_CHARACTERS = 500
+TAIL_BYTES = 2 * 1024
+
+_TRACEBACK = "Traceback (most recent call last):"
+# torch's exception hook puts the rank before every line of a traceback.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+# What the C++ runtime and Python say before they abort.
+_NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTILINE)
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
+
+_HINTS = {
+    "SIGKILL": "out of memory? see dmesg",
+    "SIGSEGV": "crash in native code",
+    "SIGBUS": "shared memory full? see df /dev/shm",
+    "SIGABRT": "aborted by native code",
+    "SIGILL": "built for another processor?",
+    "SIGFPE": "crash in native code",
+}
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """How one worker failed.
+
+    `returncode` is negative for a signal, whose name is then `signal_name` ("" otherwise). `message` is the
+    error on one line, at most 500 characters, "" when nothing is known. `tail` is the end of its traceback
+    or stderr, at most 2 KiB of UTF-8.
+    """
+
+    slot: int
+    returncode: int
+    signal_name: str
+    message: str
+    tail: str
+
+    def summary(self, node_id: str) -> str:
+        """One line, such as "worker n2/0 exited with code 1: RuntimeError: boom"."""
+        worker = f"worker {node_id}/{self.slot}"
+        if not self.signal_name:
+            head = f"{worker} exited with code {self.returncode}"
+        elif self.signal_name == "SIGTERM":
+            head = f"{worker} was ended by SIGTERM"
+        else:
+            head = f"{worker} was killed by {self.signal_name}"
+        if self.message:
+            return f"{head}: {self.message}"
+        hint = _HINTS.get(self.signal_name)
+        return f"{head} ({hint})" if hint else head
+
+
+def describe(slot: int, returncode: int, error_file: str | None, stderr_tail: str) -> WorkerFailure:
+    """The failure of a worker that ended with `returncode`.
+
+    `error_file` is the content of the file that torch's `@record` writes, None when there is none; anything
+    but what torch writes is ignored. Without it the error is read from the end of stderr.
+    """
+    message, tail = _from_error_file(error_file) if error_file else ("", "")
+    stderr_tail = _plain(stderr_tail)
+    if not message:
+        message = _error_in(_RANK_PREFIX.sub("", stderr_tail), returncode)
+    return WorkerFailure(
+        slot=slot,
+        returncode=returncode,
+        signal_name=_signal_name(returncode),
+        message=_one_line(message),
+        tail=_last_bytes(tail or stderr_tail),
+    )
+
+
+def _signal_name(returncode: int) -> str:
+    if returncode >= 0:
+        return ""
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def _from_error_file(content: str) -> tuple[str, str]:
+    """(message, traceback) out of what torch writes.
+
+    That is `{"message": {"message": text, "extraInfo": {"py_callstack": text}}}`, or `{"message": text}`.
+    """
+    try:
+        message = json.loads(content)["message"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "", ""
+    if isinstance(message, str):
+        return _plain(message), ""
+    if not isinstance(message, dict) or not isinstance(message.get("message"), str):
+        return "", ""
+    extra = message.get("extraInfo")
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    return _plain(message["message"]), _plain(stack) if isinstance(stack, str) else ""
+
+
+def _error_in(stderr: str, returncode: int) -> str:
+    """The line of `stderr` that says most: the end of the last traceback, a native error, the last line."""
+    if returncode < 0:
+        native = _NATIVE.findall(stderr)
+        return native[-1] if native else ""
+    _, found, after = stderr.rpartition(_TRACEBACK)
+    if found and returncode == 1:  # the code of an uncaught exception; others had theirs caught
+        for line in after.splitlines():
+            if _EXCEPTION.match(line):
+                return line
+    lines = [line for line in stderr.splitlines() if any(map(str.isalnum, line))]
+    return lines[-1] if lines else ""
+
+
+def _plain(text: str) -> str:
+    """Without colours and control characters, but for tabs and newlines."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
+
+
+def _last_bytes(text: str) -> str:
+    """The last 2 KiB, from the beginning of a line where one begins there."""
+    data = text.strip().encode(errors="replace")
+    if len(data) <= TAIL_BYTES:
+        return data.decode()
+    cut = data[-TAIL_BYTES:]
+    _, newline, rest = cut.partition(b"\n")
+    return (rest if newline and rest else cut).decode(errors="ignore")
