@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import select
 import socket
 from dataclasses import dataclass
@@ -28,11 +27,6 @@ Process = tuple[int, int]
 
 class IdentityError(Exception):
     """The wanted node id cannot be taken; one line for the user."""
-
-
-def new_incarnation() -> str:
-    """A random name for one life of an agent."""
-    return secrets.token_hex(8)
 
 
 def host_name() -> str:

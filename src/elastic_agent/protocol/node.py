@@ -28,6 +28,8 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
     DRAINED = "drained"
     REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+    """The store could not be reached, or is none."""
     STUCK = "stuck"
     """Workers could not be stopped (uninterruptible sleep)."""
 

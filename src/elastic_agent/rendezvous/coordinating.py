@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-import structlog
+from elastic_agent.logs import get_logger
 
 from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import History, Phase, Plan
@@ -43,7 +43,7 @@ class RunDriver:
         self.wake_s = now_s
         self._link = link
         self._memory = memory
-        self._log = structlog.get_logger("elastic_agent.coordinator").bind(run=run_id)
+        self._log = get_logger().bind(run=run_id)
         self._coordinator = Coordinator(now_s, link.read_plan(), memory.load(run_id))
         self._full_read_s = self._lease_read_s = now_s
         self._reported: set[str] = set()
@@ -163,7 +163,7 @@ class CoordinatorThread(threading.Thread):
         self._drivers: dict[str, RunDriver] = {}
         self._finished: set[str] = set()
         self._stop = threading.Event()
-        self._log = structlog.get_logger("elastic_agent.coordinator")
+        self._log = get_logger()
 
     @property
     def busy_with(self) -> list[str]:

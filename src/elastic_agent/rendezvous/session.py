@@ -137,6 +137,8 @@ class Session:
         self._over: str | None = None
         """The incarnation whose lease was lost: it is never registered again."""
         self._local_address = ""
+        self._flushed = asyncio.Event()
+        self._commands: _Connection | None = None
 
     # -- what the owner asks --------------------------------------------------------------------
 
@@ -173,10 +175,28 @@ class Session:
         """When the lease ends (CLOCK_BOOTTIME), or None without one."""
         return self._lease.deadline_s if self._lease is not None else None
 
-    @property
-    def settled(self) -> bool:
-        """Whether the store has the newest member record."""
-        return self._written is self.member
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until the store has the newest member record; False if that takes longer."""
+        if self.store_id is None or self._over == self.member.incarnation:
+            return False  # there is nobody to tell
+        self._flushed.clear()
+        if self._written is self.member:
+            return True
+        try:
+            await asyncio.wait_for(self._flushed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def status(self) -> str:
+        """What the coordinator waits for, in words; empty if it cannot be asked."""
+        connection = self._commands
+        if connection is None or connection.link is None:
+            return ""
+        try:
+            return await connection.call(connection.link.read_status, self._ttl_s)
+        except StoreLostError:
+            return ""
 
     # -- the session's life ---------------------------------------------------------------------
 
@@ -207,6 +227,7 @@ class Session:
             self._plan = None
         self.store_id = link.store_id
         self._local_address = link.local_address
+        self._commands = commands
         self._written = None
         self._tell(events.Connected(link.store_id, replaced))
         if replaced:
@@ -284,6 +305,7 @@ class Session:
             if self._prepare is not None:
                 await self._get_ready(connection, link, self._prepare)
             if not self._pending(link):
+                self._flushed.set()
                 self._wake.clear()
                 await self._wake.wait()
 

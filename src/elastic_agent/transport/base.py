@@ -56,6 +56,9 @@ class NodeLink(Protocol):
     def read_plan(self) -> Plan | None:
         """The newest plan, or None before the first."""
 
+    def read_status(self) -> str:
+        """What the coordinator says it is waiting for, in words; empty if nothing was said."""
+
     def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
         """Wait, without polling, until a plan newer than ``after_version`` is there; None at the time-out.
 
@@ -89,6 +92,9 @@ class CoordinatorLink(Protocol):
 
     def publish(self, plan: Plan) -> bool:
         """Write the plan if its version still follows the newest; False if somebody else was first."""
+
+    def write_status(self, text: str) -> None:
+        """Say in words what is awaited; overwrites what was said before."""
 
     def condemn(self, lease: Lease) -> bool:
         """Compare-and-set the lease to its condemned form; False if it was renewed meanwhile."""

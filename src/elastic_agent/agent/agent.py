@@ -1,0 +1,296 @@
+"""The elastic agent of one node: puts the parts together and sees one node through the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch.distributed.elastic.agent.server.api import (
+    ElasticAgent,
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+
+from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.config.settings import Settings
+from elastic_agent.logs import bind_context, get_logger
+from elastic_agent.protocol.node import Outcome
+from elastic_agent.protocol.records import RECORD_VERSION, Member, Plan, Policy, State, World
+from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.handler import AgentRendezvous
+from elastic_agent.rendezvous.meeting import Meeting
+from elastic_agent.rendezvous.session import Session
+from elastic_agent.workers.context import WorkerContext
+from elastic_agent.workers.guard_client import Guard, kill_orphans
+
+from .environment import RunFacts, worker_environment
+from .fingerprint import fingerprint
+from .identity import IdentityError, NodeSeat, new_incarnation, start_ticks, take_seat
+from .journal import Journal
+from .narrator import Narrator
+from .runner import DEFAULT_STACKS_SIGNAL, Runner, heartbeat_path
+from .supervisor import Ending, Graces, Parts, Supervisor
+from .worker_group import make_context, worker_group
+
+OUTPUT_PATIENCE_S = 5.0
+"""How long the last lines of workers' output may take to come out at the end."""
+
+
+@dataclass(frozen=True)
+class EndedAtOnce(Exception):
+    """A second signal: the operator wants the agent gone now."""
+
+    signum: int
+
+
+class Agent(ElasticAgent):
+    """One node's agent, as torch's interface has it."""
+
+    def __init__(self, settings: Settings, slots: int, guard: Guard, meeting: Meeting) -> None:
+        """``guard`` was started already, so that it is up by the time the world is agreed."""
+        self._settings = settings
+        self._slots = slots
+        self._guard = guard
+        self._meeting = meeting
+        self._journal = Journal(settings.event_journal)
+        self._log = get_logger()
+        self._supervisor: Supervisor | None = None
+        self._seat: NodeSeat | None = None
+        self._signals = 0
+        self._waiting: asyncio.Task[str] | None = None
+        self._narrator: Narrator | None = None
+        self._contexts: list[WorkerContext] = []
+        self.ending: Ending | None = None
+        """How it ended, after ``run``."""
+
+    # -- torch's interface ----------------------------------------------------------------------
+
+    def run(self, role: str = "default") -> RunResult:
+        """See the node through the run; returns when its part is over.
+
+        Raises:
+            EndedAtOnce: a second signal came.
+            IdentityError: the node id cannot be taken.
+        """
+        try:
+            self.ending = asyncio.run(self._main())
+        finally:
+            self._tidy()
+        finished = self.ending.outcome is Outcome.FINISHED
+        return RunResult(WorkerState.SUCCEEDED if finished else WorkerState.FAILED)
+
+    def get_worker_group(self, role: str = "default") -> WorkerGroup:
+        """The workers of this node as torch describes them, in the generation they ran last."""
+        settings = self._settings
+        spec = WorkerSpec(
+            role=settings.role,
+            local_world_size=self._slots,
+            rdzv_handler=AgentRendezvous(self._meeting.run_id or ""),
+            entrypoint=settings.script,
+            args=settings.script_args,
+            max_restarts=settings.max_restarts,
+        )
+        supervisor = self._supervisor
+        if supervisor is None or supervisor.world is None:
+            return WorkerGroup(spec)
+        return worker_group(spec, supervisor.world, supervisor.node.incarnation)
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def _main(self) -> Ending:
+        self._handle_signals()
+        narrator = self._narrator = Narrator(self._meeting.shown, self._status)
+        try:
+            agreed = await self._agree_on_run(narrator)
+            if isinstance(agreed, Ending):
+                return agreed
+            bind_context(run=agreed)
+            self._journal.bind(run=agreed)
+            ending = await self._until_over(agreed, narrator)
+            await self._host_on(narrator)
+            self._meeting.run_ended(crashed=False)
+            return ending
+        finally:
+            narrator.close()
+            self._meeting.close()
+
+    async def _agree_on_run(self, narrator: Narrator) -> str | Ending:
+        """The run's id: given, or agreed with whoever else meets at the endpoint."""
+        if self._settings.rdzv_id is not None:
+            self._meeting.set_run_id(self._settings.rdzv_id)
+            return self._settings.rdzv_id
+        task = asyncio.ensure_future(agree_on_run(self._meeting, job_fingerprint(self._settings), narrator))
+        self._interruptible = task
+        try:
+            return await asyncio.wait_for(task, self._settings.join_timeout)
+        except asyncio.CancelledError:
+            return Ending(Outcome.DRAINED, "a signal came before the run began")
+        except TimeoutError:
+            reason = f"nobody answered at {self._meeting.shown} for {self._settings.join_timeout:g} s"
+            return Ending(Outcome.UNREACHABLE, reason)
+        except NotAStoreError as error:
+            return Ending(Outcome.UNREACHABLE, str(error))
+        finally:
+            self._interruptible = None
+
+    async def _until_over(self, run_id: str, narrator: Narrator) -> Ending:
+        """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
+        folder = self._settings.state_dir / "nodes" / run_id
+        refused: frozenset[str] = frozenset()
+        while True:
+            seat = self._seat = take_seat(folder, self._settings.node_id, refused)
+            bind_context(node=seat.node_id)
+            self._journal.bind(node=seat.node_id)
+            ending = await self._take_part(run_id, seat, narrator)
+            taken = ending.outcome is Outcome.REFUSED and "is held by" in ending.reason
+            if seat.explicit or not taken:
+                return ending
+            self._log.info(f"{ending.reason}; taking the next free id")
+            refused |= {seat.node_id}
+            seat.release()
+
+    async def _take_part(self, run_id: str, seat: NodeSeat, narrator: Narrator) -> Ending:
+        settings = self._settings
+        incarnation = new_incarnation()
+        seat.record(incarnation, self._processes())
+        session = Session(
+            self._meeting, self._member(seat, incarnation), settings.lease_ttl, self._session_event
+        )
+        session.history = self._meeting.memory.load(run_id)
+        parts = Parts(
+            guard=self._guard,
+            session=session,
+            journal=self._journal,
+            narrator=narrator,
+            graces=Graces(settings.restart_grace, settings.shutdown_timeout),
+            start_workers=self._start_workers,
+            new_guard=self._new_guard,
+            remember=self._remember,
+            join_timeout_s=settings.join_timeout,
+        )
+        self._session = session
+        self._supervisor = Supervisor(
+            parts, seat.node_id, incarnation, settings.hang_timeout, DEFAULT_STACKS_SIGNAL
+        )
+        self._journal.write("agent_started", incarnation=incarnation, pid=os.getpid(), slots=self._slots)
+        ending = await self._supervisor.run()
+        self._journal.write("agent_ended", outcome=ending.outcome.value, reason=ending.reason)
+        return ending
+
+    async def _host_on(self, narrator: Narrator) -> None:
+        """A host keeps serving until nobody needs its store any more."""
+        while self._meeting.busy_with and self._signals < 2:
+            narrator.hosting_on(self._meeting.busy_with)
+            await self._meeting.changed()
+
+    async def _status(self) -> str:
+        return await self._session.status() if self._session is not None else ""
+
+    def _session_event(self, event: events.SessionEvent) -> None:
+        assert self._supervisor is not None  # the session starts with it
+        self._supervisor.session_event(event)
+
+    # -- what the node says of itself -----------------------------------------------------------
+
+    def _member(self, seat: NodeSeat, incarnation: str) -> Member:
+        settings = self._settings
+        return Member(
+            version=RECORD_VERSION,
+            node_id=seat.node_id,
+            incarnation=incarnation,
+            address=settings.local_addr or "127.0.0.1",  # the session puts the right one in when connected
+            slots=self._slots,
+            state=State.READY,
+            generation=0,
+            policy=policy_of(settings),
+            explicit_id=seat.explicit,
+            stop_s=max(settings.restart_grace, settings.shutdown_timeout),
+            replaces=(seat.predecessor,) if seat.predecessor else (),
+            preferred_rank=settings.node_rank,
+            role=settings.role,
+            fingerprint=fingerprint(settings),
+        )
+
+    def _remember(self, plan: Plan) -> None:
+        self._meeting.remember(plan)
+
+    def _processes(self) -> list[tuple[int, int]]:
+        """What a successor must find gone: the guard, which takes everything of ours with it."""
+        ticks = start_ticks(self._guard.pid)
+        return [(self._guard.pid, ticks)] if ticks is not None else []
+
+    def _new_guard(self) -> Guard:
+        kill_orphans()
+        self._guard = Guard.start()
+        if self._seat is not None and self._supervisor is not None:
+            self._seat.record(self._supervisor.node.incarnation, self._processes())
+        return self._guard
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def _start_workers(self, world: World, runner: Runner) -> None:
+        supervisor = self._supervisor
+        assert supervisor is not None  # it calls
+        incarnation = supervisor.node.incarnation
+        seat = world.seat_of(incarnation)
+        plan = supervisor.node.plan
+        assert seat is not None  # only seated nodes start
+        folder = Path(tempfile.gettempdir())
+        beats = HeartbeatFile.create(heartbeat_path(folder, incarnation, world.generation), seat.slots)
+        facts = RunFacts(
+            run_id=self._meeting.run_id or "",
+            role=self._settings.role,
+            restarts=plan.charged if plan is not None else 0,
+            max_restarts=self._settings.max_restarts,
+            first_generation=world.generation == 1,
+            heartbeat_file=beats.path,
+            stacks_signal=DEFAULT_STACKS_SIGNAL,
+            virtual_local_rank=self._settings.virtual_local_rank,
+        )
+        envs = {
+            slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)
+        }
+        if self._seat is not None:
+            self._seat.record(incarnation, self._processes())
+        context = make_context(self._settings, self._guard, world.generation, envs)
+        self._contexts = [*self._contexts[-3:], context]
+        runner.start(world.generation, context, beats)
+
+    # -- signals and the end --------------------------------------------------------------------
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for name in self._settings.signals_to_handle:
+            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller's business
+                loop.add_signal_handler(signal.Signals[name], self._signalled, signal.Signals[name])
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._log.warning(f"second signal ({signum.name}): ending at once")
+            self._guard.close()
+            raise_from_loop(EndedAtOnce(int(signum)))
+            return
+        self._log.info(f"{signum.name} received: this node leaves the run; a second signal ends it at once")
+        if self._interruptible is not None:
+            self._interruptible.cancel()
+        if self._supervisor is not None:
+            self._supervisor.drain(f"{signum.name} received")
+
+    def _tidy(self) -> None:
+        for context in self._contexts:
+            context.drain_closing(OUTPUT_PATIENCE_S)
+        with contextlib.suppress(OSError, ValueError):
+            self._guard.close()
+        kill_orphans()
+        if self._seat is not None:
+            self._seat.release()
+        self._journal.close()

@@ -1,0 +1,38 @@
+"""The command a worker runs. Pure but for the interpreter's own path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from elastic_agent.config.settings import Settings
+
+LOCAL_RANK_MACRO = "${local_rank}"
+"""torch's macro in worker arguments."""
+
+
+def worker_command(settings: Settings, slot: int) -> tuple[str, ...]:
+    """Program and arguments for the worker in ``slot``, as torchrun would start it."""
+    arguments = tuple(one.replace(LOCAL_RANK_MACRO, str(slot)) for one in settings.script_args)
+    if settings.no_python and not settings.run_path:
+        return (settings.script, *arguments)
+    python = settings.python_exec or sys.executable
+    if settings.module and not settings.run_path:
+        return (python, "-u", "-m", settings.script, *arguments)
+    return (python, "-u", settings.script, *arguments)
+
+
+def job_fingerprint(settings: Settings) -> str:
+    """Tells jobs apart that share an endpoint without a run id: by the script's name and content.
+
+    The same script gives the same fingerprint on every machine, wherever it lies there.
+    """
+    digest = hashlib.sha256(os.path.basename(settings.script).encode())
+    if not settings.module:
+        try:
+            digest.update(Path(settings.script).read_bytes())
+        except OSError:
+            digest.update(b"-")  # a program found on PATH, say
+    return digest.hexdigest()[:32]

@@ -1,0 +1,48 @@
+"""How many workers ``--nproc-per-node`` means on this machine."""
+
+from __future__ import annotations
+
+import os
+
+from elastic_agent.config.errors import UsageError
+
+
+def count_slots(wanted: str) -> int:
+    """The number of workers for a value that config has validated.
+
+    Raises:
+        UsageError: the machine has none of the devices that were asked for.
+    """
+    if wanted.isdigit():
+        return int(wanted)
+    if wanted == "cpu":
+        return os.cpu_count() or 1
+    if wanted == "xpu":
+        return _at_least_one(_xpus(), wanted, "Intel GPU")
+    gpus = _gpus()
+    if wanted == "gpu":
+        return _at_least_one(gpus, wanted, "GPU")
+    if wanted == "auto":
+        return gpus or _xpus() or os.cpu_count() or 1
+    return gpus or 1
+
+
+def _gpus() -> int:
+    import torch  # late: it takes a second
+
+    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
+
+
+def _xpus() -> int:
+    import torch
+
+    return int(torch.xpu.device_count()) if torch.xpu.is_available() else 0
+
+
+def _at_least_one(count: int, wanted: str, what: str) -> int:
+    if count:
+        return count
+    raise UsageError(
+        f"--nproc-per-node {wanted}: this machine has no {what} that torch can use; "
+        "give a number, or cpu for one worker for each CPU"
+    )

@@ -1,0 +1,142 @@
+"""Tells the person at the terminal what happens and what is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from elastic_agent.logs import bind_context, get_logger, waiting_reporter
+from elastic_agent.protocol.records import Failure, Phase, Plan, World
+
+DIAL_CAUSES = (
+    "usual causes: the agent on that machine is not started yet, a firewall closes the port, "
+    "or the endpoint names another machine"
+)
+JOIN_CAUSES = (
+    "usual causes: an agent not started yet on a machine, another --rdzv-endpoint or --rdzv-id there, "
+    "or a firewall between the machines"
+)
+PATIENCE_S = 2.0
+"""Waits shorter than this are nobody's worry and are not reported."""
+
+
+class Narrator:
+    """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
+
+    def __init__(self, endpoint: str, ask_status: Callable[[], Awaitable[str]]) -> None:
+        """``endpoint`` as the user wrote it; ``ask_status`` fetches the coordinator's words."""
+        self._endpoint = endpoint
+        self._ask_status = ask_status
+        self._log = get_logger()
+        self._reporter = waiting_reporter()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._awaits_status = False
+        self._dialling = False
+
+    # -- the store ------------------------------------------------------------------------------
+
+    def connected(self, replaced: bool) -> None:
+        """The store answers."""
+        if replaced:
+            self._log.warning("the store is a new one; the run is taken up again from what the nodes remember")
+        elif self._dialling:
+            self._log.info(f"the store at {self._endpoint} answers")
+        self._dialling = False
+        self._rest()
+
+    def disconnected(self, reason: str) -> None:
+        """The store does not answer."""
+        if not self._dialling:
+            self._dialling = True
+            self._await_soon(False)
+        self._text = f"waiting for the store at {self._endpoint}: {reason}; {DIAL_CAUSES}"
+        self._facts: dict[str, object] = {"endpoint": self._endpoint}
+
+    # -- the run --------------------------------------------------------------------------------
+
+    def plan(self, plan: Plan, incarnation: str) -> None:
+        """A newer plan."""
+        bind_context(generation=plan.generation)
+        if plan.phase is Phase.FORMING:
+            self._log.info(f"forming generation {plan.generation}: {plan.reason}")
+            self._text, self._facts = f"forming generation {plan.generation}", {}
+            self._await_soon(True)
+        elif plan.phase is Phase.RUNNING and plan.world is not None:
+            self._rest()
+            self._running(plan, plan.world, incarnation)
+        else:
+            self._rest()
+            say = self._log.info if plan.phase is Phase.FINISHED else self._log.error
+            say(f"the run {plan.phase.value}: {plan.reason}")
+
+    def _running(self, plan: Plan, world: World, incarnation: str) -> None:
+        seat = world.seat_of(incarnation)
+        if seat is None:
+            self._text = (
+                f"standing by: generation {plan.generation} runs with {len(world.seats)} nodes "
+                f"(at most {plan.policy.max_nodes})"
+            )
+            self._facts = {"nodes": len(world.seats)}
+            self._await_soon(False)
+            return
+        last = seat.first_rank + seat.slots - 1
+        ranks = f"rank {last}" if seat.slots == 1 else f"ranks {seat.first_rank}-{last}"
+        self._log.info(
+            f"generation {plan.generation}: {len(world.seats)} nodes, {world.world_size} workers; "
+            f"{ranks} here",
+            nodes=len(world.seats),
+            world_size=world.world_size,
+            node_rank=world.node_rank(incarnation),
+            restarts=plan.charged,
+        )
+
+    def failed(self, failure: Failure) -> None:
+        """A worker of this node failed."""
+        self._log.error(failure.summary, kind=failure.kind.value, **({"tail": failure.tail} if failure.tail else {}))
+
+    def succeeded(self, generation: int) -> None:
+        """The workers of this node are done."""
+        self._log.info(f"all workers of this node succeeded in generation {generation}")
+
+    def hosting_on(self, runs: list[str]) -> None:
+        """This agent's part is over, but its store is still needed."""
+        self._text = f"done here; still hosting the store of {', '.join(runs)} until the run ends"
+        self._facts = {"runs": len(runs)}
+        self._await_soon(False)
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def _await_soon(self, status: bool) -> None:
+        """Report the wait once it has lasted long enough to matter."""
+        self._awaits_status = status
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._tick)
+
+    def _tick(self) -> None:
+        if self._awaits_status and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.get_running_loop().create_task(self._fetch_status())
+        self._reporter.update(self._text, self._facts)
+        self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
+
+    async def _fetch_status(self) -> None:
+        words = await self._ask_status()
+        if words and self._awaits_status:
+            causes = f"; {JOIN_CAUSES}" if "more of at least" in words else ""
+            self._text, self._facts = words + causes, {"awaited": words}
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rest(self) -> None:
+        self._awaits_status = False
+        self._stop_timer()
+        self._reporter.clear()
+
+    def close(self) -> None:
+        """Nothing more is waited for."""
+        self._rest()
+        if self._asking is not None:
+            self._asking.cancel()

@@ -1,0 +1,258 @@
+"""Runs one generation's workers after the other on this node, through the guard.
+
+Nothing here blocks: the guard's messages arrive in the agent's loop, and what became of the workers is told
+by callbacks. Whatever a worker leaves behind (daemonised children too) is ended before a generation counts as
+stopped or succeeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_agent.logs import get_logger
+
+from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.protocol.records import Failure, FailureKind
+from elastic_agent.workers import guard_client as guard_events
+from elastic_agent.workers.context import WorkerContext
+from elastic_agent.workers.guard_client import Guard
+
+from .journal import Journal
+
+HANG_LOOKS_PER_TIMEOUT = 20
+"""Progress is looked at this often per hang time-out (but at most once a second)."""
+
+STACKS_TIME_S = 0.3
+"""How long workers get to write their stacks before they are stopped."""
+
+
+@dataclass(frozen=True)
+class RunnerCallbacks:
+    """What the runner reports. ``generation`` is always the one the report is about."""
+
+    started: Callable[[int], None]
+    failed: Callable[[int, Failure], None]
+    succeeded: Callable[[int], None]
+    stopped: Callable[[tuple[int, ...]], None]
+    fenced: Callable[[str], None]
+
+
+@dataclass
+class _Running:
+    generation: int
+    context: WorkerContext
+    heartbeats: HeartbeatFile
+    pids: Mapping[int, int]
+    exited: dict[int, int]
+    stopping: bool = False
+    succeeding: bool = False
+    failed: bool = False
+
+
+class Runner:
+    """The workers of this node, at most one generation at a time."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        node_id: str,
+        callbacks: RunnerCallbacks,
+        journal: Journal,
+        hang_timeout_s: float,
+        stacks_signal: int,
+    ) -> None:
+        self._guard = guard
+        self._node_id = node_id
+        self._tell = callbacks
+        self._journal = journal
+        self._hang_timeout_s = hang_timeout_s
+        self._stacks_signal = stacks_signal
+        self._running: _Running | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._log = get_logger()
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes of the workers that run now."""
+        return list(self._running.pids.values()) if self._running is not None else []
+
+    def start(self, generation: int, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
+        """Have the guard start the workers; ``started`` or ``failed`` follows."""
+        self._running = _Running(generation, context, heartbeats, {}, {})
+        context.start()
+
+    def stop(self, grace_s: float, *, dump_stacks: bool = False) -> None:
+        """SIGTERM, SIGKILL after ``grace_s``; ``stopped`` follows when nothing is left."""
+        if self._running is not None:
+            self._running.stopping = True
+        if dump_stacks and self._stacks() and grace_s > 0:
+            asyncio.get_running_loop().call_later(STACKS_TIME_S, self._guard.stop, grace_s)
+        else:
+            self._guard.stop(grace_s)
+
+    def _stacks(self) -> bool:
+        """Ask the workers that know how for the stacks of all their threads; they go to their stderr."""
+        running = self._running
+        if running is None:
+            return False
+        able = {
+            slot: pid
+            for slot, pid in running.pids.items()
+            if slot not in running.exited and catches(pid, self._stacks_signal)
+        }
+        if not able:
+            return False
+        self._log.warning("workers write their stacks to their stderr", slots=sorted(able))
+        for pid in able.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, self._stacks_signal)
+        return True
+
+    def abandon(self) -> None:
+        """The guard is gone, and the workers with it: drop what belonged to them."""
+        running, self._running = self._running, None
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if running is not None:
+            running.context.close_later()
+            running.heartbeats.close()
+
+    # -- what the guard says --------------------------------------------------------------------
+
+    def handle(self, event: guard_events.GuardEvent) -> None:
+        """One message of the guard."""
+        if self._running is not None:
+            self._running.context.handle(event)
+        match event:
+            case guard_events.Spawned(generation=generation, pids=pids):
+                self._spawned(generation, pids)
+            case guard_events.SpawnFailed(generation=generation, slot=slot, error=error):
+                self._spawn_failed(generation, slot, error)
+            case guard_events.Exited():
+                self._exited(event)
+            case guard_events.Stopped(generation=generation, unkillable=unkillable):
+                self._stopped(generation, unkillable)
+            case guard_events.Fenced(generation=generation, late_s=late_s):
+                self._journal.write("fenced", generation=generation, late_s=late_s)
+                self._tell.fenced("the guard killed the workers at the lease's deadline")
+            case _:
+                pass
+
+    def _spawned(self, generation: int, pids: Mapping[int, int]) -> None:
+        running = self._running
+        if running is None or running.generation != generation:
+            return
+        running.pids = dict(pids)
+        self._journal.write("workers_started", generation=generation, pids=running.pids)
+        if not running.stopping:
+            self._tell.started(generation)
+            self._watch_progress({})
+
+    def _spawn_failed(self, generation: int, slot: int, error: str) -> None:
+        running = self._running
+        if running is None or running.generation != generation or running.stopping:
+            return
+        summary = f"{self._node_id} could not start its workers: {error}"
+        self._tell.failed(generation, Failure(FailureKind.START, summary[:512], slot=max(slot, 0)))
+
+    def _exited(self, event: guard_events.Exited) -> None:
+        running = self._running
+        if running is None or running.generation != event.generation:
+            return
+        running.exited[event.slot] = event.returncode
+        self._journal.write(
+            "worker_exited",
+            generation=event.generation,
+            slot=event.slot,
+            pid=event.pid,
+            returncode=event.returncode,
+            exited_boottime_s=event.at_boottime_s,
+        )
+        if running.stopping or running.failed:
+            return
+        if event.returncode != 0:
+            running.failed = True
+            self._tell.failed(event.generation, self._failure(running, event))
+        elif len(running.exited) == len(running.pids):
+            running.succeeding = True
+            self._guard.stop(0.0)  # end what the workers left behind
+
+    def _failure(self, running: _Running, event: guard_events.Exited) -> Failure:
+        told = next(one for one in running.context.failures if one.slot == event.slot)
+        return Failure(
+            FailureKind.WORKER,
+            told.summary(self._node_id)[:512],
+            told.tail[-4096:],
+            slot=event.slot,
+            returncode=event.returncode,
+        )
+
+    def _stopped(self, generation: int, unkillable: tuple[int, ...]) -> None:
+        running, self._running = self._running, None
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        self._journal.write("workers_stopped", generation=generation, unkillable=list(unkillable))
+        if running is None:
+            self._tell.stopped(unkillable)
+            return
+        running.context.close_later()
+        running.heartbeats.close()
+        if running.succeeding and not running.stopping and not unkillable:
+            self._tell.succeeded(running.generation)
+        else:
+            self._tell.stopped(unkillable)
+
+    # -- progress -------------------------------------------------------------------------------
+
+    def _watch_progress(self, seen: dict[int, tuple[int, float]]) -> None:
+        """Look at the heartbeats by a timer of the loop; a worker that used them and stopped has failed."""
+        running = self._running
+        if running is None or self._hang_timeout_s <= 0 or running.failed or running.stopping:
+            return
+        loop = asyncio.get_running_loop()
+        for slot in running.pids:
+            if slot in running.exited:
+                continue
+            beats, step = running.heartbeats.read(slot)
+            known = seen.get(slot)
+            if beats and (known is None or known[0] != beats):
+                seen[slot] = (beats, loop.time())
+            elif known is not None and loop.time() - known[1] >= self._hang_timeout_s:
+                running.failed = True
+                self._tell.failed(running.generation, self._hang(slot, step))
+                return
+        pause_s = min(1.0, self._hang_timeout_s / HANG_LOOKS_PER_TIMEOUT)
+        self._watchdog = loop.call_later(pause_s, self._watch_progress, seen)
+
+    def _hang(self, slot: int, step: int) -> Failure:
+        summary = (
+            f"worker {self._node_id}/{slot} made no progress for {self._hang_timeout_s:g} s "
+            f"(--hang-timeout); its last heartbeat named step {step}"
+        )
+        return Failure(FailureKind.HANG, summary[:512], slot=slot)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for this signal (one without would die of it)."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(masks) and bool(int(masks[0], 16) >> (signum - 1) & 1)
+
+
+def heartbeat_path(folder: Path, incarnation: str, generation: int) -> Path:
+    """Where this generation's heartbeat file lies."""
+    return folder / f"elastic-agent-{incarnation}-{generation}.beat"
+
+
+DEFAULT_STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
+"""A real-time signal that neither glibc, Python, torch nor NCCL uses."""

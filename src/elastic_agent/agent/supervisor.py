@@ -1,0 +1,280 @@
+"""The agent's one loop: waits for an event and acts.
+
+Events are: a worker ended, a newer plan, the lease, a signal, a timer. Each is handed to the node's state
+machine (:mod:`elastic_agent.protocol.node`), and the actions it returns are carried out here. No decision is
+taken in this module; nothing in it blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from elastic_agent.logs import get_logger
+
+from elastic_agent.protocol import node as machine
+from elastic_agent.protocol.node import Grace, Node, Outcome
+from elastic_agent.protocol.records import Failure, Phase, Plan, World
+from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.session import Session
+from elastic_agent.workers import guard_client as guard_events
+from elastic_agent.workers.guard_client import Guard
+
+from .identity import new_incarnation
+from .journal import Journal
+from .narrator import Narrator
+from .runner import Runner, RunnerCallbacks
+
+LAST_WORD_S = 5.0
+"""How long a departing agent tries to tell the store that it left."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How this agent's part ended."""
+
+    outcome: Outcome
+    reason: str
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Graces:
+    """Seconds between SIGTERM and SIGKILL."""
+
+    restart_s: float
+    drain_s: float
+
+    def of(self, grace: Grace) -> float:
+        """The time for this kind of stop."""
+        return {Grace.RESTART: self.restart_s, Grace.DRAIN: self.drain_s, Grace.NONE: 0.0}[grace]
+
+
+@dataclass
+class Parts:
+    """What the supervisor works with; made by the agent."""
+
+    guard: Guard
+    session: Session
+    journal: Journal
+    narrator: Narrator
+    graces: Graces
+    start_workers: Callable[[World, Runner], None]
+    """Makes the worker context of this world and starts it; raises OSError or ValueError if it cannot."""
+    new_guard: Callable[[], Guard]
+    remember: Callable[[Plan], None] = field(default=lambda plan: None)
+
+
+class Supervisor:
+    """Runs one node until its part in the run is over."""
+
+    def __init__(self, parts: Parts, node_id: str, incarnation: str, hang_timeout_s: float, stacks_signal: int):
+        self.node = Node(incarnation)
+        self.world: World | None = None
+        """The world whose workers this node runs or ran last."""
+        self._parts = parts
+        self._node_id = node_id
+        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._callbacks = RunnerCallbacks(
+            started=self._workers_started,
+            failed=self._workers_failed,
+            succeeded=self._workers_succeeded,
+            stopped=self._workers_stopped,
+            fenced=lambda why: self._perform(self.node.lease_lost(why)),
+        )
+        self._hang_timeout_s, self._stacks_signal = hang_timeout_s, stacks_signal
+        self._log = get_logger()
+        self._guard_ready = False
+        self._held_start: World | None = None
+        self._last_failure: Failure | None = None
+        self._runner = self._attach_guard(parts.guard)
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def run(self) -> Ending:
+        """Until the node's part is over; its last word has been written, or could not be."""
+        session = asyncio.create_task(self._parts.session.run())
+        session.add_done_callback(self._session_ended)
+        try:
+            ending = await self._ending
+            await self._last_word()
+            return ending
+        finally:
+            session.cancel()
+            await asyncio.gather(session, return_exceptions=True)
+            asyncio.get_running_loop().remove_reader(self._parts.guard.fileno())
+
+    def _session_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None and not self._ending.done():
+            error = task.exception()
+            assert error is not None  # just looked
+            self._ending.set_exception(error)
+
+    async def _last_word(self) -> None:
+        """Let the store know that we left, so that nobody waits for our lease; not for long."""
+        await self._parts.session.flush(LAST_WORD_S)
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def session_event(self, event: events.SessionEvent) -> None:
+        """The session tells something."""
+        match event:
+            case events.Connected(store_id=store_id, replaced=replaced):
+                self._journal("connected", store_id=store_id, replaced=replaced)
+                self._parts.narrator.connected(replaced)
+                if replaced:
+                    self._perform(self.node.store_replaced())
+            case events.Disconnected(reason=reason):
+                self._parts.narrator.disconnected(reason)
+            case events.Registered(deadline_s=deadline_s):
+                self._parts.guard.set_deadline(deadline_s)
+                self._journal("registered", incarnation=event.incarnation)
+            case events.Renewed(deadline_s=deadline_s):
+                self._parts.guard.set_deadline(deadline_s)
+            case events.LeaseLost(reason=reason):
+                self._journal("lease_lost", reason=reason)
+                self._log.warning("this node lost its lease; its workers are stopped at once", reason=reason)
+                self._perform(self.node.lease_lost(reason))
+            case events.PlanSeen(plan=plan):
+                self._plan_seen(plan)
+            case events.Prepared(generation=generation):
+                self._perform(self.node.prepared(generation))
+            case events.PrepareFailed(generation=generation, failure=failure):
+                self._log.warning("generation cannot start here", reason=failure.summary)
+                self._perform(self.node.prepare_failed(generation, failure))
+            case events.Unusable(reason=reason):
+                self._parts.narrator.disconnected(reason)
+
+    def _plan_seen(self, plan: Plan) -> None:
+        self._journal(
+            "plan",
+            version=plan.version,
+            phase=plan.phase.value,
+            generation=plan.generation,
+            reason=plan.reason,
+            charged=plan.charged,
+            world=[[seat.node_id, seat.incarnation, seat.slots, seat.first_rank] for seat in plan.world.seats]
+            if plan.world is not None and plan.phase is Phase.RUNNING
+            else None,
+        )
+        self._parts.remember(plan)
+        if plan.failure is not None:
+            self._last_failure = plan.failure
+        self._parts.narrator.plan(plan, self.node.incarnation)
+        self._perform(self.node.plan_changed(plan))
+
+    def drain(self, reason: str) -> None:
+        """The operator wants this node to leave."""
+        self._journal("drain", reason=reason)
+        self._perform(self.node.drain(reason))
+
+    def kill(self) -> None:
+        """The operator is out of patience: no more grace."""
+        self._parts.guard.kill()
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def _attach_guard(self, guard: Guard) -> Runner:
+        self._parts.guard = guard
+        self._guard_ready = False
+        asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
+        return Runner(
+            guard, self._node_id, self._callbacks, self._parts.journal, self._hang_timeout_s, self._stacks_signal
+        )
+
+    def _guard_readable(self) -> None:
+        for event in self._parts.guard.read_events():
+            if isinstance(event, guard_events.Ready):
+                self._guard_ready = True
+                if self._held_start is not None:
+                    world, self._held_start = self._held_start, None
+                    self._start(world)
+            elif isinstance(event, guard_events.GuardLost):
+                self._guard_lost(event.returncode)
+                return
+            else:
+                self._runner.handle(event)
+
+    def _guard_lost(self, returncode: int | None) -> None:
+        """The guard died; its workers died with it (parent-death signal), their children fell to us."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._parts.guard.fileno())
+        self._log.error("the guard process died; a new one is started", returncode=returncode)
+        self._journal("guard_lost", returncode=returncode)
+        self._parts.guard.close()
+        runner = self._runner
+        self._runner = self._attach_guard(self._parts.new_guard())
+        deadline_s = self._parts.session.deadline_s
+        self._parts.guard.set_deadline(deadline_s)
+        failure = Failure(machine.FailureKind.WORKER, f"the guard process of {self._node_id} died ({returncode})")
+        generation = self.node.generation
+        self._perform_without_stop(self.node.failed(generation, failure))
+        runner.abandon()
+        self._workers_stopped(())
+
+    def _workers_started(self, generation: int) -> None:
+        self._perform(self.node.started(generation))
+
+    def _workers_failed(self, generation: int, failure: Failure) -> None:
+        self._last_failure = failure
+        self._parts.narrator.failed(failure)
+        self._perform(self.node.failed(generation, failure))
+
+    def _workers_succeeded(self, generation: int) -> None:
+        self._parts.narrator.succeeded(generation)
+        self._perform(self.node.succeeded(generation))
+
+    def _workers_stopped(self, unkillable: tuple[int, ...]) -> None:
+        self._perform(self.node.stopped(unkillable))
+
+    # -- actions --------------------------------------------------------------------------------
+
+    def _perform(self, actions: Iterable[machine.Action]) -> None:
+        for action in actions:
+            self._carry_out(action)
+
+    def _perform_without_stop(self, actions: Iterable[machine.Action]) -> None:
+        self._perform(action for action in actions if not isinstance(action, machine.StopWorkers))
+
+    def _carry_out(self, action: machine.Action) -> None:
+        match action:
+            case machine.Announce():
+                self._journal("state", state=action.state.value, generation=action.generation)
+                self._parts.session.announce(action)
+            case machine.Prepare(world=world):
+                self._parts.session.prepare(world)
+            case machine.StartWorkers(world=world):
+                self._start(world)
+            case machine.StopWorkers(grace=grace, reason=reason, dump_stacks=dump):
+                self._journal("stopping", generation=self.node.generation, reason=reason, grace=grace.value)
+                self._held_start = None
+                self._runner.stop(self._parts.graces.of(grace), dump_stacks=dump)
+            case machine.Rejoin(reason=reason):
+                self._rejoin(reason)
+            case machine.Depart(outcome=outcome, reason=reason):
+                self._journal("depart", outcome=outcome.value, reason=reason)
+                if not self._ending.done():
+                    self._ending.set_result(Ending(outcome, reason, self._last_failure))
+
+    def _start(self, world: World) -> None:
+        if not self._guard_ready:
+            self._held_start = world
+            return
+        self.world = world
+        try:
+            self._parts.start_workers(world, self._runner)
+        except (OSError, ValueError) as error:
+            failure = Failure(machine.FailureKind.START, f"{self._node_id} could not start its workers: {error}"[:512])
+            self._workers_failed(world.generation, failure)
+
+    def _rejoin(self, reason: str) -> None:
+        self._parts.guard.set_deadline(None)
+        incarnation = new_incarnation()
+        self._log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
+        self._journal("rejoin", incarnation=incarnation)
+        self._parts.session.rejoin(incarnation)
+        self._perform(self.node.rejoined(incarnation))
+
+    def _journal(self, event: str, **details: object) -> None:
+        self._parts.journal.write(event, **details)
