@@ -89,9 +89,8 @@ def _scalar(value: object, where: str) -> str:
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise UsageError(
-        f"{where}: a {type(value).__name__} is not accepted; expected text, a number, true or false"
-    )
+    kind = "table" if isinstance(value, dict) else type(value).__name__
+    raise UsageError(f"{where}: got a {kind}; expected text, a number, true, false, or a list of these")
 
 
 def _script(table: Mapping[str, Any], path: Path) -> tuple[str | None, tuple[str, ...]]:

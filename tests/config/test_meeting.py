@@ -1,0 +1,127 @@
+"""Where the agents meet, from the several ways of saying it."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_agent.config import Endpoint, Layer, NodeRange, UsageError
+from tests.config.support import Shell
+
+
+def notes(shell: Shell, *argv: str) -> str:
+    return "\n".join(note.text for note in shell.load(argv).notes)
+
+
+def test_one_node_and_no_endpoint_runs_alone(shell: Shell) -> None:
+    resolved = shell.load()
+    assert resolved.settings.standalone
+    assert resolved.settings.nnodes == NodeRange(1, 1)
+    assert resolved.sources["standalone"].layer is Layer.DEFAULT
+    assert "no endpoint" in str(resolved.sources["standalone"])
+
+
+def test_one_node_with_an_endpoint_meets_there(shell: Shell) -> None:
+    resolved = shell.load(["--rdzv-endpoint", "node0"])
+    assert not resolved.settings.standalone
+    assert resolved.settings.rdzv_endpoint == Endpoint("node0", 29400)
+
+
+def test_static_rendezvous_becomes_c10d_at_the_same_place(shell: Shell) -> None:
+    argv = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--master-port", "1234"]
+    resolved = shell.load(argv)
+    assert resolved.settings.rdzv_endpoint == Endpoint("10.0.0.1", 1234)
+    assert resolved.settings.rdzv_backend == "c10d"
+    assert resolved.settings.node_rank == 1
+    assert str(resolved.sources["rdzv_endpoint"]) == "--master-addr"
+    assert "static rendezvous is done by c10d at 10.0.0.1:1234" in notes(
+        shell, *argv, "--rdzv-backend", "static"
+    )
+
+
+def test_torchruns_defaults_fill_what_static_leaves_out(shell: Shell) -> None:
+    assert shell.load(["--nnodes", "2", "--master-addr", "n0"]).settings.rdzv_endpoint == Endpoint(
+        "n0", 29500
+    )
+    assert shell.load(["--master-port", "1234"]).settings.rdzv_endpoint == Endpoint("127.0.0.1", 1234)
+    assert shell.load(["--master-addr", "[::1]"]).settings.rdzv_endpoint == Endpoint("::1", 29500)
+
+
+def test_an_endpoint_goes_before_master_addr_and_says_so(shell: Shell) -> None:
+    argv = ["--rdzv-endpoint", "n0:1", "--master-addr", "n9"]
+    assert shell.load(argv).settings.rdzv_endpoint == Endpoint("n0", 1)
+    assert "--master-addr is not used" in notes(shell, *argv)
+    assert notes(shell, "--rdzv-endpoint", "n0:29500", "--master-addr", "n0") == ""
+
+
+def test_standalone_goes_before_an_endpoint_and_says_so(shell: Shell) -> None:
+    argv = ["--standalone", "--rdzv-endpoint", "n0"]
+    assert shell.load(argv).settings.rdzv_endpoint is None
+    assert "--rdzv-endpoint is not used" in notes(shell, *argv)
+
+
+def test_standalone_with_a_range_that_allows_one_node_is_one_node(shell: Shell) -> None:
+    resolved = shell.load(["--standalone", "--nnodes", "1:4"])
+    assert resolved.settings.nnodes == NodeRange(1, 1)
+    assert any("one node runs alone" in note.text for note in resolved.notes)
+
+
+def test_standalone_with_two_nodes_is_refused(shell: Shell) -> None:
+    with pytest.raises(UsageError, match=r'--nnodes: got "2", but --standalone means one node'):
+        shell.load(["--standalone", "--nnodes", "2"])
+
+
+def test_many_nodes_without_a_place_to_meet_are_refused(shell: Shell) -> None:
+    with pytest.raises(UsageError, match=r'PET_NNODES: got "1:4".*--rdzv-endpoint HOST'):
+        shell.load([], {"PET_NNODES": "1:4"})
+
+
+def test_an_endpoint_of_any_free_port_is_for_one_node(shell: Shell) -> None:
+    with pytest.raises(UsageError, match="no other node can know"):
+        shell.load(["--nnodes", "2", "--rdzv-endpoint", "localhost:0"])
+
+
+@pytest.mark.parametrize("option", ["--rdzv-endpoint", "--rdzv-conf", "--local-ranks-filter", "--local-addr"])
+def test_an_empty_text_that_is_torchruns_default_means_not_given(shell: Shell, option: str) -> None:
+    variable = "PET_" + option[2:].upper().replace("-", "_")
+    name = option[2:].replace("-", "_")
+    resolved = shell.load([option, ""], {variable: "0,1" if "ranks" in option else "timeout=9"})
+    assert getattr(resolved.settings, name) in (None, ())
+    assert str(resolved.sources[name]) == option
+
+
+ENDPOINTS = {
+    "node0": Endpoint("node0", 29400),
+    "node0:1": Endpoint("node0", 1),
+    "node-0.lan_1.example.": Endpoint("node-0.lan_1.example.", 29400),
+    "10.0.0.1:65535": Endpoint("10.0.0.1", 65535),
+    "::1": Endpoint("::1", 29400),
+    "[::1]": Endpoint("::1", 29400),
+    "[fe80::1%eth0]:400": Endpoint("fe80::1%eth0", 400),
+    " node0:1 ": Endpoint("node0", 1),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), ENDPOINTS.items(), ids=ENDPOINTS)
+def test_endpoints(shell: Shell, text: str, expected: Endpoint) -> None:
+    assert shell.load(["--rdzv-endpoint", text]).settings.rdzv_endpoint == expected
+
+
+def test_rdzv_conf_sets_what_torchs_keys_mean(shell: Shell) -> None:
+    settings = shell.load(["--rdzv-conf", "timeout=70, last_call_timeout=4,lease_ttl=2"]).settings
+    assert (settings.join_timeout, settings.settle, settings.lease_ttl) == (70.0, 4.0, 2.0)
+    assert shell.load(["--rdzv-conf", "join_timeout=1,timeout=2"]).settings.join_timeout == 1.0
+    assert shell.load(["--rdzv-conf", "timeout=2,join_timeout=1"]).settings.join_timeout == 1.0
+
+
+def test_rdzv_conf_keys_without_effect_are_told(shell: Shell) -> None:
+    told = notes(shell, "--rdzv-conf", "is_host=1,keep_alive_interval=3,use_libuv=0")
+    for key in ("is_host", "keep_alive_interval", "use_libuv"):
+        assert f"--rdzv-conf: {key} has no effect here" in told
+
+
+@pytest.mark.parametrize(
+    "option", ["--monitor-interval=1", "--start-method=fork", "--event-log-handler=null"]
+)
+def test_options_without_effect_are_told(shell: Shell, option: str) -> None:
+    assert f"{option.split('=')[0]} has no effect here" in notes(shell, option)
+    assert notes(shell) == ""

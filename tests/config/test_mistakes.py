@@ -1,0 +1,220 @@
+"""A wrong value gets one line: what was given, where, what is accepted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.config import UsageError, load_settings
+from tests.config.support import Shell
+
+# Options in one string, then what the line must contain besides the option and the value in quotes.
+WRONG_VALUES = [
+    ("--nnodes=0", ["N or MIN:MAX"]),
+    ("--nnodes=4:1", ["minimum 4", "maximum 1", "N or MIN:MAX"]),
+    ("--nnodes=1:2:3", ["N or MIN:MAX"]),
+    ("--nnodes=two", ["N or MIN:MAX"]),
+    ("--nnodes=", ["N or MIN:MAX"]),
+    ("--nproc-per-node=0", ["starts no worker", "whole number, 1 or more", "auto, cpu, gpu, xpu"]),
+    ("--nproc-per-node=-2", ["1 or more"]),
+    ("--nproc-per-node=gpus", ["did you mean gpu?"]),
+    ("--nproc-per-node=1_0", ["1 or more"]),
+    ("--nproc-per-node=²", ["1 or more"]),
+    ("--max-restarts=-1", ["0 or more"]),
+    ("--max-restarts=1.5", ["whole number"]),
+    ("--max-restarts=99999999999", ["more than"]),
+    ("--lease-ttl=0.4", ["0.5 or more"]),
+    ("--lease-ttl=nan", ["seconds"]),
+    ("--lease-ttl=inf", ["seconds"]),
+    ("--lease-ttl=4000", ["3600 at most"]),
+    ("--join-timeout=1e300", ["more than"]),
+    ("--fence-margin=0", ["more than 0"]),
+    ("--settle=-1", ["0 or more"]),
+    ("--settle=10m", ["number of seconds"]),
+    ("--keep-generations=0", ["1 or more"]),
+    ("--rdzv-endpoint=http://node0:29400", ["is a URL", "HOST, HOST:PORT or [IPV6]:PORT"]),
+    ("--rdzv-endpoint=tcp://node0", ["is a URL"]),
+    ("--rdzv-endpoint=node0:port", ['"port" is not a number']),
+    ("--rdzv-endpoint=node0:", ["is not a number"]),
+    ("--rdzv-endpoint=node0:70000", ["70000", "0 to 65535"]),
+    ("--rdzv-endpoint=:29400", ["names no host"]),
+    ("--rdzv-endpoint=a,b", ["several endpoints"]),
+    ("--rdzv-endpoint=[::1", ["brackets"]),
+    ("--rdzv-endpoint=[::1]29400", ["brackets"]),
+    ("--rdzv-endpoint=[node0]:1", ["is not an IP address"]),
+    ("--rdzv-endpoint=1::2::3", ["is not an IP address"]),
+    ("--rdzv-endpoint=10.0.0.300", ["is not an IP address"]),
+    ("--rdzv-endpoint=my host", ["neither a host name nor an address"]),
+    ("--rdzv-backend=etcd", ["not in this version", "c10d"]),
+    ("--rdzv-backend=etcd-v2", ["not in this version"]),
+    ("--rdzv-backend=zeus", ["c10d"]),
+    ("--rdzv-id=my run", ['character 3, " "', "A-Z a-z 0-9 . _ : @ + -"]),
+    ("--rdzv-id=a/b", ['"/"']),
+    ("--rdzv-id=größe", ['character 3, "ö"']),
+    ("--rdzv-id=", ["empty", "1 to 128"]),
+    ("--rdzv-id=" + "x" * 129, ["129 characters", "1 to 128"]),
+    ("--node-id=a/0", ['"/"']),
+    ("--node-rank=-1", ["0 or more"]),
+    ("--master-port=0", ["1 to 65535"]),
+    ("--port-range=30000", ["LOW:HIGH"]),
+    ("--port-range=30100:30000", ["30100 is above", "LOW:HIGH"]),
+    ("--port-range=0:5", ["1 to 65535"]),
+    ("--redirects=4", ["0 (none)"]),
+    ("--redirects=0:1,b:2", ['"b:2" is not RANK:STREAMS']),
+    ("--tee=0:9", ["RANK:STREAMS"]),
+    ("--local-ranks-filter=0,b", ["local ranks separated by commas"]),
+    ("--local-ranks-filter=0,-1", ["negative"]),
+    ("--numa-binding=nod", ["node, socket, exclusive or core-complex", "did you mean node?"]),
+    ("--start-method=thread", ["spawn, fork or forkserver"]),
+    ("--signals-to-handle=SIGTRM", ['"SIGTRM"', "did you mean SIGTERM?"]),
+    ("--signals-to-handle=SIGKILL", ["cannot be handled"]),
+    ("--log-format=xml", ["auto, console or json"]),
+    ("--log-level=loud", ["debug, info, warning or error"]),
+    ("--state-dir=/dev/null/x", ["/dev/null is not a folder"]),
+    ("--log-dir=/dev/null", ["is not a folder"]),
+    ("--event-journal=/dev", ["which is a folder"]),
+    ("--role=\n", ["printable"]),
+]
+
+
+def complaint(shell: Shell, argv: list[str], variables: dict[str, str] | None = None) -> str:
+    with pytest.raises(UsageError) as caught:
+        shell.load(argv, variables)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(("option", "parts"), WRONG_VALUES, ids=[o[:40].strip() for o, _ in WRONG_VALUES])
+def test_a_wrong_value_says_what_was_given_where_and_what_is_accepted(
+    shell: Shell, option: str, parts: list[str]
+) -> None:
+    flag, value = option.split("=", 1)
+    line = complaint(shell, [option])
+    assert line.startswith(f"{flag}: got ")
+    assert "; expected " in line
+    assert value.strip("\n")[:20] in line
+    for part in parts:
+        assert part in line
+
+
+def test_the_same_mistake_names_the_variable_or_the_files_key(shell: Shell) -> None:
+    assert complaint(shell, [], {"PET_NNODES": "4:1"}).startswith('PET_NNODES: got "4:1", whose')
+    file = shell.write("run.toml", "lease_ttl = 0.1\n")
+    assert complaint(shell, ["--config", file]).startswith(f'{file}: lease_ttl: got "0.1", ')
+    line = complaint(shell, [], {"PET_RDZV_CONF": "join_timeout=soon"})
+    assert line.startswith('PET_RDZV_CONF: join_timeout: got "soon", ')
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (
+            ["--nnode-s", "2"],
+            'unknown option "--nnode-s" (options of the script come after the script); did you mean',
+        ),
+        (["--lease_tl", "2"], "did you mean --lease-ttl?"),
+        (["--zzzz"], "elastic-agent --help lists the options"),
+        (["-x"], 'unknown option "-x"'),
+        (["--log", "x"], "--log: short for more than one option: --log-dir, --logs-specs"),
+        (["--standalone=yes"], "--standalone: takes no value"),
+        (["-m", "--no-python"], "--module and --no-python exclude each other"),
+        (["--rdzv-conf", "join_timout=9"], 'unknown key "join_timout"'),
+        (["--rdzv-conf", "join_timout=9"], "did you mean join_timeout?"),
+        (["--rdzv-conf", "join_timeout"], '"join_timeout" is not KEY=VALUE'),
+    ],
+)
+def test_what_does_not_exist_is_named_with_what_was_perhaps_meant(
+    shell: Shell, argv: list[str], expected: str
+) -> None:
+    assert expected in complaint(shell, argv)
+
+
+def test_an_option_at_the_end_without_its_value(shell: Shell) -> None:
+    with pytest.raises(UsageError, match=r"^--nnodes: no value follows it; expected N or MIN:MAX"):
+        load_settings(["--nnodes"], shell.environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lease_tl = 3\n", 'unknown key "lease_tl"; did you mean lease_ttl?'),
+        ("[world]\nnnodes = 2\n", 'unknown key "world"'),
+        ("config = 'x'\n", "cannot name another one"),
+        ("lease_ttl = 1979-05-27\n", "lease_ttl: got a date"),
+        ("lease_ttl = {a = 1}\n", "lease_ttl: got a table"),
+        ("max_restarts = true\n", 'max_restarts: got "true"'),
+        ("lease_ttl = \n", "not valid TOML: "),
+        ("script = 3\n", "script: expected text"),
+        ("script_args = 'a b'\n", "script_args: expected a list of texts"),
+    ],
+)
+def test_a_mistake_in_the_settings_file(shell: Shell, text: str, expected: str) -> None:
+    file = shell.write("run.toml", text)
+    line = complaint(shell, ["--config", file])
+    assert line.startswith(file)
+    assert expected in line
+
+
+def test_a_settings_file_that_cannot_be_read(shell: Shell) -> None:
+    assert "No such file" in complaint(shell, ["--config", "/nowhere/run.toml"])
+    assert "directory" in complaint(shell, [], {"ELASTIC_AGENT_CONFIG": str(shell.folder)})
+    binary = shell.folder / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "not valid TOML" in complaint(shell, ["--config", str(binary)])
+
+
+def refused(shell: Shell, *argv: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load_settings(argv, shell.environ)
+    return str(caught.value)
+
+
+def test_no_script(shell: Shell) -> None:
+    assert "no script to run" in refused(shell)
+    assert "no script to run" in refused(shell, "--nnodes", "1")
+
+
+def test_a_script_that_cannot_be_started(shell: Shell) -> None:
+    missing = str(shell.folder / "missing.py")
+    assert f'script "{missing}" does not exist' in refused(shell, missing)
+    assert "folder without __main__.py" in refused(shell, str(shell.folder))
+    assert "does not exist" in refused(shell, "--run-path", missing)
+    shell.write("__main__.py", "")
+    load_settings([str(shell.folder)], shell.environ)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
+def test_a_script_that_may_not_be_read(shell: Shell) -> None:
+    Path(shell.script).chmod(0)
+    assert "cannot be read by this user" in refused(shell, shell.script)
+
+
+def test_a_module_is_not_looked_for(shell: Shell) -> None:
+    assert load_settings(["-m", "no.such.module"], shell.environ).settings.script == "no.such.module"
+
+
+def test_programs_are_looked_for_as_the_system_does(shell: Shell) -> None:
+    assert load_settings(["--no-python", "sh", "-c", "true"], shell.environ).settings.script_args == (
+        "-c",
+        "true",
+    )
+    assert 'program "no-such-program" is not found on PATH' in refused(
+        shell, "--no-python", "no-such-program"
+    )
+    load_settings(["--no-python", shell.script], shell.environ)
+    Path(shell.script).chmod(0o644)
+    assert "is not an executable file" in refused(shell, "--no-python", shell.script)
+
+
+def test_run_path_goes_before_module_and_no_python_as_in_torchrun(shell: Shell) -> None:
+    assert load_settings(["--run-path", "--no-python", "-m", shell.script], shell.environ).settings.run_path
+
+
+def test_a_long_or_odd_value_stays_one_readable_line(shell: Shell) -> None:
+    line = complaint(shell, ["--nnodes", "1\n2\x1b[31m" + "9" * 5000])
+    assert "\\n" in line
+    assert "\\x1b" in line
+    assert len(line) < 300

@@ -1,0 +1,216 @@
+"""Flags, then the environment, the file, the site, the default; each value knows where it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.config import Layer, UsageError, load_settings
+from elastic_agent.config.settings import specs
+from elastic_agent.config.source import Given, Source
+from tests.config.support import Shell
+
+
+def test_each_layer_gives_way_to_the_one_before_it(shell: Shell) -> None:
+    file = shell.write("run.toml", "max_restarts = 30\n")
+
+    def site(_environ: object) -> dict[str, Given]:
+        return {"max_restarts": Given("40", Source(Layer.SITE, "the site"))}
+
+    def load(argv: list[str], variables: dict[str, str]) -> tuple[int, str]:
+        environ = {**shell.environ, **variables}
+        resolved = load_settings([*argv, shell.script], environ, site_sources=[site])
+        return resolved.settings.max_restarts, str(resolved.sources["max_restarts"])
+
+    config = ["--config", file]
+    both = {"PET_MAX_RESTARTS": "21", "ELASTIC_AGENT_MAX_RESTARTS": "20"}
+    assert load([*config, "--max-restarts", "10"], both) == (10, "--max-restarts")
+    assert load(config, both) == (20, "ELASTIC_AGENT_MAX_RESTARTS")
+    assert load(config, {"PET_MAX_RESTARTS": "21"}) == (21, "PET_MAX_RESTARTS")
+    assert load(config, {}) == (30, f"{file}: max_restarts")
+    assert load([], {}) == (40, "the site")
+    assert shell.load().settings.max_restarts == 3
+    assert str(shell.load().sources["max_restarts"]) == "default"
+
+
+def test_rdzv_conf_counts_where_it_stands(shell: Shell) -> None:
+    variables = {"ELASTIC_AGENT_JOIN_TIMEOUT": "20", "PET_RDZV_CONF": "join_timeout=30"}
+    assert (
+        shell.load(["--join-timeout", "10", "--rdzv-conf", "timeout=11"], variables).settings.join_timeout
+        == 10
+    )
+    resolved = shell.load(["--rdzv-conf", "timeout=11"], variables)
+    assert resolved.settings.join_timeout == 11
+    assert str(resolved.sources["join_timeout"]) == "--rdzv-conf: timeout"
+    assert shell.load([], variables).settings.join_timeout == 20
+    assert shell.load([], {"PET_RDZV_CONF": "join_timeout=30"}).settings.join_timeout == 30
+
+
+def test_a_weaker_rdzv_conf_is_replaced_as_a_whole(shell: Shell) -> None:
+    settings = shell.load(["--rdzv-conf", "timeout=11"], {"PET_RDZV_CONF": "settle=9"}).settings
+    assert settings.settle == 1.0
+
+
+def test_an_empty_variable_is_not_set(shell: Shell) -> None:
+    assert str(shell.load([], {"PET_MAX_RESTARTS": ""}).sources["max_restarts"]) == "default"
+
+
+def test_every_setting_can_come_from_our_variable_and_from_the_file(shell: Shell) -> None:
+    samples = {
+        "nnodes": "1",
+        "rdzv_endpoint": "n0:1",
+        "rdzv_backend": "c10d",
+        "rdzv_conf": "settle=2",
+        "port_range": "5:6",
+        "numa_binding": "socket",
+        "start_method": "fork",
+        "redirects": "3",
+        "tee": "0:1",
+        "local_ranks_filter": "1",
+        "log_format": "json",
+        "log_level": "debug",
+        "signals_to_handle": "SIGUSR1",
+        "nproc_per_node": "cpu",
+        "lease_ttl": "1.5",
+        "log_dir": str(shell.folder / "l"),
+        "state_dir": str(shell.folder / "s"),
+        "event_journal": str(shell.folder / "e"),
+        "local_addr": "n1",
+        "master_addr": "n2",
+    }
+    for spec in specs():
+        if spec.name == "config":
+            continue
+        text = samples.get(spec.name, "true" if spec.kind.is_switch else "7")
+        expected = spec.kind.parse(text)
+        from_variable = shell.load([], {spec.variable: text})
+        assert getattr(from_variable.settings, spec.name) == expected, spec.name
+        assert from_variable.sources[spec.name] == Source(Layer.ENVIRONMENT, spec.variable)
+        file = shell.write("one.toml", f'{spec.name} = "{text}"\n')
+        from_file = shell.load(["--config", file])
+        assert getattr(from_file.settings, spec.name) == expected, spec.name
+        assert from_file.sources[spec.name].layer is Layer.FILE
+
+
+def test_the_file_takes_tomls_own_types(shell: Shell) -> None:
+    file = shell.write(
+        "run.toml",
+        """
+        nnodes = 1
+        lease-ttl = 3
+        settle = 0.5
+        module = true
+        local_ranks_filter = [0, 2]
+        signals_to_handle = ["SIGTERM", "SIGUSR2"]
+        duplicate_stdout_filters = ["a,b", "c"]
+        rdzv_conf = { join_timeout = 77, is_host = true }
+        """,
+    )
+    settings = shell.load([f"--config={file}"]).settings
+    assert (settings.lease_ttl, settings.settle, settings.module) == (3.0, 0.5, True)
+    assert settings.local_ranks_filter == (0, 2)
+    assert settings.signals_to_handle == ("SIGTERM", "SIGUSR2")
+    assert settings.duplicate_stdout_filters == ("a,b", "c")
+    assert settings.join_timeout == 77.0
+
+
+def test_the_file_may_name_the_script(shell: Shell) -> None:
+    file = shell.write("run.toml", f'script = "{shell.script}"\nscript_args = ["--epochs", "3"]\n')
+    resolved = load_settings([], {**shell.environ, "ELASTIC_AGENT_CONFIG": file})
+    assert (resolved.settings.script, resolved.settings.script_args) == (shell.script, ("--epochs", "3"))
+    other = shell.write("other.py", "")
+    resolved = load_settings(["--config", file, other], shell.environ)
+    assert (resolved.settings.script, resolved.settings.script_args) == (other, ())
+
+
+def test_what_systemd_made_for_the_service_is_used(shell: Shell) -> None:
+    made = {
+        "STATE_DIRECTORY": "/var/lib/elastic-agent:/var/lib/other",
+        "LOGS_DIRECTORY": "/var/log/elastic-agent",
+    }
+    resolved = shell.load([], made)
+    assert resolved.settings.state_dir == Path("/var/lib/elastic-agent")
+    assert resolved.settings.log_dir == Path("/var/log/elastic-agent")
+    assert str(resolved.sources["state_dir"]) == "systemd's STATE_DIRECTORY"
+    assert shell.load(["--state-dir", str(shell.folder)], made).settings.state_dir == shell.folder
+
+
+def test_the_state_directory_without_systemd(shell: Shell) -> None:
+    home = shell.folder / ".local/state/elastic-agent"
+    assert shell.load().settings.state_dir == home
+    assert shell.load().settings.log_dir == home / "logs"
+    assert shell.load([], {"XDG_STATE_HOME": str(shell.folder / "x")}).settings.state_dir == (
+        shell.folder / "x/elastic-agent"
+    )
+    assert shell.load([], {"XDG_STATE_HOME": "relative"}).settings.state_dir == home
+    assert not home.exists(), "reading the settings makes no folders"
+
+
+def test_without_a_usable_home_state_goes_to_a_temporary_folder_with_a_warning(shell: Shell) -> None:
+    unusable = {"HOME": shell.script, "TMPDIR": str(shell.folder)}  # a file is no home
+    resolved = shell.load([], unusable)
+    assert resolved.settings.state_dir.parent == shell.folder
+    assert [note.level for note in resolved.notes] == ["warning"]
+    assert "--state-dir" in resolved.notes[0].text
+
+
+def test_torchs_own_variables_for_what_has_no_option_there(shell: Shell) -> None:
+    settings = shell.load(
+        [],
+        {
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7",
+            "PYTHON_EXEC": "/opt/python",
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}] ",
+        },
+    ).settings
+    assert settings.shutdown_timeout == 7.0
+    assert settings.python_exec == "/opt/python"
+    assert settings.log_line_prefix_template == "[${rank}] "
+
+
+WORKER = {
+    "ELASTIC_AGENT_RUN_ID": "outer",
+    "ELASTIC_AGENT_NODE_ID": "outer-node",
+    "ELASTIC_AGENT_WORKER_ID": "outer-node/0",
+    "ELASTIC_AGENT_SLOT": "0",
+    "ELASTIC_AGENT_INCARNATION": "abc",
+    "ELASTIC_AGENT_GENERATION": "4",
+    "ELASTIC_AGENT_RESTARTS": "1",
+    "ELASTIC_AGENT_FIRST_GENERATION": "0",
+    "ELASTIC_AGENT_HEARTBEAT": "/dev/shm/cells",
+    "ELASTIC_AGENT_STACKS_SIGNAL": "36",
+}
+
+
+def test_an_agent_inside_a_worker_takes_no_identity_from_it(shell: Shell) -> None:
+    inside, outside = shell.load([], WORKER), shell.load()
+    assert inside.settings == outside.settings
+    assert inside.notes == ()
+
+
+def test_no_setting_has_a_variable_that_workers_are_given() -> None:
+    assert not {variable for spec in specs() for variable in spec.variables} & set(WORKER)
+
+
+def test_who_sets_a_workers_variable_by_hand_is_told_the_right_one(shell: Shell) -> None:
+    (note,) = shell.load([], {"ELASTIC_AGENT_NODE_ID": "n1"}).notes
+    assert note.level == "warning"
+    assert "ELASTIC_AGENT_SET_NODE_ID" in note.text
+    assert shell.load([], {"ELASTIC_AGENT_SET_NODE_ID": "n1"}).settings.node_id == "n1"
+
+
+def test_an_unknown_variable_is_a_warning_that_names_the_nearest(shell: Shell) -> None:
+    (note,) = shell.load([], {"ELASTIC_AGENT_MAX_RESTART": "9"}).notes
+    assert note.level == "warning"
+    assert "ELASTIC_AGENT_MAX_RESTART is not a setting and was ignored" in note.text
+    assert "did you mean ELASTIC_AGENT_MAX_RESTARTS?" in note.text
+    (note,) = shell.load([], {"PET_NPROC_PER_NODES": "9"}).notes
+    assert "did you mean PET_NPROC_PER_NODE?" in note.text
+    assert shell.load([], {"PET_CARE": "vet"}).notes == ()
+
+
+def test_the_nearest_layer_with_a_wrong_value_is_the_one_named(shell: Shell) -> None:
+    with pytest.raises(UsageError, match=r"^PET_MAX_RESTARTS: "):
+        shell.load([], {"PET_MAX_RESTARTS": "many"})
+    shell.load(["--max-restarts", "1"], {"PET_MAX_RESTARTS": "many"})
