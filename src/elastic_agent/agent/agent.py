@@ -7,8 +7,6 @@ import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import (
@@ -23,32 +21,37 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol.node import Outcome
-from elastic_agent.protocol.records import RECORD_VERSION, Member, Plan, Policy, State, World
-from elastic_agent.rendezvous import events
+from elastic_agent.protocol.records import RECORD_VERSION, Member, State, World
 from elastic_agent.rendezvous.handler import AgentRendezvous
+from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.meeting import Meeting
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.workers.context import WorkerContext
+from elastic_agent.transport.base import NotAStoreError
+from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard_client import Guard, kill_orphans
+from elastic_agent.workers.logs import GenerationLogs
 
+from .agreeing import agree_on_run
+from .command import job_fingerprint
 from .environment import RunFacts, worker_environment
 from .fingerprint import fingerprint
-from .identity import IdentityError, NodeSeat, new_incarnation, start_ticks, take_seat
+from .identity import NodeSeat, start_ticks, take_seat
 from .journal import Journal
 from .narrator import Narrator
 from .runner import DEFAULT_STACKS_SIGNAL, Runner, heartbeat_path
 from .supervisor import Ending, Graces, Parts, Supervisor
-from .worker_group import make_context, worker_group
+from .worker_group import logs_specs, make_context, policy_of, worker_group
 
 OUTPUT_PATIENCE_S = 5.0
 """How long the last lines of workers' output may take to come out at the end."""
 
 
-@dataclass(frozen=True)
-class EndedAtOnce(Exception):
+class EndedAtOnceError(Exception):
     """A second signal: the operator wants the agent gone now."""
 
-    signum: int
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"ended at once by {signal.Signals(signum).name}")
+        self.signum = signum
 
 
 class Agent(ElasticAgent):
@@ -62,12 +65,13 @@ class Agent(ElasticAgent):
         self._meeting = meeting
         self._journal = Journal(settings.event_journal)
         self._log = get_logger()
+        self._logs = logs_specs(settings, slots)
+        self._closer = BackgroundCloser()
         self._supervisor: Supervisor | None = None
+        self._session: Session | None = None
         self._seat: NodeSeat | None = None
-        self._signals = 0
-        self._waiting: asyncio.Task[str] | None = None
-        self._narrator: Narrator | None = None
-        self._contexts: list[WorkerContext] = []
+        self._signals: list[int] = []
+        self._main_task: asyncio.Task[Ending] | None = None
         self.ending: Ending | None = None
         """How it ended, after ``run``."""
 
@@ -77,11 +81,13 @@ class Agent(ElasticAgent):
         """See the node through the run; returns when its part is over.
 
         Raises:
-            EndedAtOnce: a second signal came.
+            EndedAtOnceError: a second signal came.
             IdentityError: the node id cannot be taken.
         """
         try:
             self.ending = asyncio.run(self._main())
+        except asyncio.CancelledError:
+            raise EndedAtOnceError(self._signals[-1]) from None
         finally:
             self._tidy()
         finished = self.ending.outcome is Outcome.FINISHED
@@ -106,8 +112,9 @@ class Agent(ElasticAgent):
     # -- life -----------------------------------------------------------------------------------
 
     async def _main(self) -> Ending:
+        self._main_task = asyncio.current_task()
         self._handle_signals()
-        narrator = self._narrator = Narrator(self._meeting.shown, self._status)
+        narrator = Narrator(self._meeting.shown, self._status)
         try:
             agreed = await self._agree_on_run(narrator)
             if isinstance(agreed, Ending):
@@ -116,7 +123,7 @@ class Agent(ElasticAgent):
             self._journal.bind(run=agreed)
             ending = await self._until_over(agreed, narrator)
             await self._host_on(narrator)
-            self._meeting.run_ended(crashed=False)
+            self._meeting.run_ended()
             return ending
         finally:
             narrator.close()
@@ -124,22 +131,18 @@ class Agent(ElasticAgent):
 
     async def _agree_on_run(self, narrator: Narrator) -> str | Ending:
         """The run's id: given, or agreed with whoever else meets at the endpoint."""
-        if self._settings.rdzv_id is not None:
-            self._meeting.set_run_id(self._settings.rdzv_id)
-            return self._settings.rdzv_id
-        task = asyncio.ensure_future(agree_on_run(self._meeting, job_fingerprint(self._settings), narrator))
-        self._interruptible = task
+        settings = self._settings
+        if settings.rdzv_id is not None:
+            self._meeting.set_run_id(settings.rdzv_id)
+            return settings.rdzv_id
+        agreeing = agree_on_run(self._meeting, job_fingerprint(settings), narrator)
         try:
-            return await asyncio.wait_for(task, self._settings.join_timeout)
-        except asyncio.CancelledError:
-            return Ending(Outcome.DRAINED, "a signal came before the run began")
+            return await asyncio.wait_for(agreeing, settings.join_timeout)
         except TimeoutError:
-            reason = f"nobody answered at {self._meeting.shown} for {self._settings.join_timeout:g} s"
+            reason = f"nobody answered at {self._meeting.shown} within {settings.join_timeout:g} s"
             return Ending(Outcome.UNREACHABLE, reason)
         except NotAStoreError as error:
             return Ending(Outcome.UNREACHABLE, str(error))
-        finally:
-            self._interruptible = None
 
     async def _until_over(self, run_id: str, narrator: Narrator) -> Ending:
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
@@ -161,9 +164,7 @@ class Agent(ElasticAgent):
         settings = self._settings
         incarnation = new_incarnation()
         seat.record(incarnation, self._processes())
-        session = Session(
-            self._meeting, self._member(seat, incarnation), settings.lease_ttl, self._session_event
-        )
+        session = self._session = Session(self._meeting, self._member(seat, incarnation), settings.lease_ttl)
         session.history = self._meeting.memory.load(run_id)
         parts = Parts(
             guard=self._guard,
@@ -173,13 +174,11 @@ class Agent(ElasticAgent):
             graces=Graces(settings.restart_grace, settings.shutdown_timeout),
             start_workers=self._start_workers,
             new_guard=self._new_guard,
-            remember=self._remember,
+            remember=self._meeting.remember,
+            new_life=lambda life: seat.record(life, self._processes()),
             join_timeout_s=settings.join_timeout,
         )
-        self._session = session
-        self._supervisor = Supervisor(
-            parts, seat.node_id, incarnation, settings.hang_timeout, DEFAULT_STACKS_SIGNAL
-        )
+        self._supervisor = Supervisor(parts, seat.node_id, incarnation, settings.hang_timeout)
         self._journal.write("agent_started", incarnation=incarnation, pid=os.getpid(), slots=self._slots)
         ending = await self._supervisor.run()
         self._journal.write("agent_ended", outcome=ending.outcome.value, reason=ending.reason)
@@ -187,16 +186,12 @@ class Agent(ElasticAgent):
 
     async def _host_on(self, narrator: Narrator) -> None:
         """A host keeps serving until nobody needs its store any more."""
-        while self._meeting.busy_with and self._signals < 2:
+        while self._meeting.busy_with:
             narrator.hosting_on(self._meeting.busy_with)
             await self._meeting.changed()
 
     async def _status(self) -> str:
         return await self._session.status() if self._session is not None else ""
-
-    def _session_event(self, event: events.SessionEvent) -> None:
-        assert self._supervisor is not None  # the session starts with it
-        self._supervisor.session_event(event)
 
     # -- what the node says of itself -----------------------------------------------------------
 
@@ -219,9 +214,6 @@ class Agent(ElasticAgent):
             fingerprint=fingerprint(settings),
         )
 
-    def _remember(self, plan: Plan) -> None:
-        self._meeting.remember(plan)
-
     def _processes(self) -> list[tuple[int, int]]:
         """What a successor must find gone: the guard, which takes everything of ours with it."""
         ticks = start_ticks(self._guard.pid)
@@ -243,8 +235,8 @@ class Agent(ElasticAgent):
         seat = world.seat_of(incarnation)
         plan = supervisor.node.plan
         assert seat is not None  # only seated nodes start
-        folder = Path(tempfile.gettempdir())
-        beats = HeartbeatFile.create(heartbeat_path(folder, incarnation, world.generation), seat.slots)
+        path = heartbeat_path(_memory_folder(), incarnation, world.generation)
+        beats = HeartbeatFile.create(path, seat.slots)
         facts = RunFacts(
             run_id=self._meeting.run_id or "",
             role=self._settings.role,
@@ -258,10 +250,9 @@ class Agent(ElasticAgent):
         envs = {
             slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)
         }
-        if self._seat is not None:
-            self._seat.record(incarnation, self._processes())
-        context = make_context(self._settings, self._guard, world.generation, envs)
-        self._contexts = [*self._contexts[-3:], context]
+        context = make_context(
+            self._settings, self._guard, self._logs, self._closer, world.generation, envs
+        )
         runner.start(world.generation, context, beats)
 
     # -- signals and the end --------------------------------------------------------------------
@@ -273,24 +264,29 @@ class Agent(ElasticAgent):
                 loop.add_signal_handler(signal.Signals[name], self._signalled, signal.Signals[name])
 
     def _signalled(self, signum: signal.Signals) -> None:
-        self._signals += 1
-        if self._signals > 1:
-            self._log.warning(f"second signal ({signum.name}): ending at once")
-            self._guard.close()
-            raise_from_loop(EndedAtOnce(int(signum)))
+        self._signals.append(int(signum))
+        if self._supervisor is None or len(self._signals) > 1:
+            self._log.warning(f"{signum.name} received: ending at once")
+            if self._main_task is not None:
+                self._main_task.cancel()
             return
         self._log.info(f"{signum.name} received: this node leaves the run; a second signal ends it at once")
-        if self._interruptible is not None:
-            self._interruptible.cancel()
-        if self._supervisor is not None:
-            self._supervisor.drain(f"{signum.name} received")
+        self._supervisor.drain(f"{signum.name} received")
 
     def _tidy(self) -> None:
-        for context in self._contexts:
-            context.drain_closing(OUTPUT_PATIENCE_S)
+        """Nothing of this agent's is left afterwards; the last output has come out."""
         with contextlib.suppress(OSError, ValueError):
             self._guard.close()
         kill_orphans()
+        self._closer.drain_closing(OUTPUT_PATIENCE_S)
+        if isinstance(self._logs, GenerationLogs):
+            self._logs.remove_if_temporary()
         if self._seat is not None:
             self._seat.release()
         self._journal.close()
+
+
+def _memory_folder() -> Path:
+    """Where small shared files live without touching a disk."""
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())

@@ -25,6 +25,9 @@ from elastic_agent.workers.guard_client import Guard
 
 from .journal import Journal
 
+DEFAULT_STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
+"""A real-time signal that neither glibc, Python, torch nor NCCL uses."""
+
 HANG_LOOKS_PER_TIMEOUT = 20
 """Progress is looked at this often per hang time-out (but at most once a second)."""
 
@@ -65,7 +68,7 @@ class Runner:
         callbacks: RunnerCallbacks,
         journal: Journal,
         hang_timeout_s: float,
-        stacks_signal: int,
+        stacks_signal: int = DEFAULT_STACKS_SIGNAL,
     ) -> None:
         self._guard = guard
         self._node_id = node_id
@@ -174,7 +177,7 @@ class Runner:
             returncode=event.returncode,
             exited_boottime_s=event.at_boottime_s,
         )
-        if running.stopping or running.failed:
+        if running.stopping or running.failed or event.stopping:
             return
         if event.returncode != 0:
             running.failed = True
@@ -253,6 +256,3 @@ def heartbeat_path(folder: Path, incarnation: str, generation: int) -> Path:
     """Where this generation's heartbeat file lies."""
     return folder / f"elastic-agent-{incarnation}-{generation}.beat"
 
-
-DEFAULT_STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
-"""A real-time signal that neither glibc, Python, torch nor NCCL uses."""

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastic_agent.logs import get_logger
 
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Grace, Node, Outcome
-from elastic_agent.protocol.records import Failure, Phase, Plan, World
+from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, World
 from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.workers import guard_client as guard_events
 from elastic_agent.workers.guard_client import Guard
 
-from .identity import new_incarnation
 from .journal import Journal
 from .narrator import Narrator
 from .runner import Runner, RunnerCallbacks
@@ -63,13 +63,18 @@ class Parts:
     start_workers: Callable[[World, Runner], None]
     """Makes the worker context of this world and starts it; raises OSError or ValueError if it cannot."""
     new_guard: Callable[[], Guard]
-    remember: Callable[[Plan], None] = field(default=lambda plan: None)
+    remember: Callable[[Plan], None]
+    """Keep on disk what a new store would have to know."""
+    new_life: Callable[[str], None]
+    """Write down the new incarnation beside the processes it has."""
+    join_timeout_s: float
+    """For how long the store is dialled at most."""
 
 
 class Supervisor:
     """Runs one node until its part in the run is over."""
 
-    def __init__(self, parts: Parts, node_id: str, incarnation: str, hang_timeout_s: float, stacks_signal: int):
+    def __init__(self, parts: Parts, node_id: str, incarnation: str, hang_timeout_s: float) -> None:
         self.node = Node(incarnation)
         self.world: World | None = None
         """The world whose workers this node runs or ran last."""
@@ -83,10 +88,13 @@ class Supervisor:
             stopped=self._workers_stopped,
             fenced=lambda why: self._perform(self.node.lease_lost(why)),
         )
-        self._hang_timeout_s, self._stacks_signal = hang_timeout_s, stacks_signal
+        self._hang_timeout_s = hang_timeout_s
         self._log = get_logger()
         self._guard_ready = False
         self._held_start: World | None = None
+        self._give_up: asyncio.TimerHandle | None = None
+        self._met = False
+        parts.session.listen(self.session_event)
         self._last_failure: Failure | None = None
         self._runner = self._attach_guard(parts.guard)
 
@@ -122,11 +130,14 @@ class Supervisor:
         match event:
             case events.Connected(store_id=store_id, replaced=replaced):
                 self._journal("connected", store_id=store_id, replaced=replaced)
+                self._met = True
+                self._stop_giving_up()
                 self._parts.narrator.connected(replaced)
                 if replaced:
                     self._perform(self.node.store_replaced())
             case events.Disconnected(reason=reason):
                 self._parts.narrator.disconnected(reason)
+                self._start_giving_up(reason)
             case events.Registered(deadline_s=deadline_s):
                 self._parts.guard.set_deadline(deadline_s)
                 self._journal("registered", incarnation=event.incarnation)
@@ -145,6 +156,10 @@ class Supervisor:
                 self._perform(self.node.prepare_failed(generation, failure))
             case events.Unusable(reason=reason):
                 self._parts.narrator.disconnected(reason)
+                if self._met:  # perhaps only for now: the store's machine restarts other things first
+                    self._start_giving_up(reason)
+                else:
+                    self._end(Ending(Outcome.UNREACHABLE, reason))
 
     def _plan_seen(self, plan: Plan) -> None:
         self._journal(
@@ -164,14 +179,26 @@ class Supervisor:
         self._parts.narrator.plan(plan, self.node.incarnation)
         self._perform(self.node.plan_changed(plan))
 
+    def _start_giving_up(self, reason: str) -> None:
+        """Dial for the join time-out at most."""
+        if self._give_up is None:
+            limit_s = self._parts.join_timeout_s
+            ending = Ending(Outcome.UNREACHABLE, f"the store did not answer for {limit_s:g} s: {reason}")
+            self._give_up = asyncio.get_running_loop().call_later(limit_s, self._end, ending)
+
+    def _stop_giving_up(self) -> None:
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+
+    def _end(self, ending: Ending) -> None:
+        if not self._ending.done():
+            self._ending.set_result(ending)
+
     def drain(self, reason: str) -> None:
         """The operator wants this node to leave."""
         self._journal("drain", reason=reason)
         self._perform(self.node.drain(reason))
-
-    def kill(self) -> None:
-        """The operator is out of patience: no more grace."""
-        self._parts.guard.kill()
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -179,9 +206,7 @@ class Supervisor:
         self._parts.guard = guard
         self._guard_ready = False
         asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
-        return Runner(
-            guard, self._node_id, self._callbacks, self._parts.journal, self._hang_timeout_s, self._stacks_signal
-        )
+        return Runner(guard, self._node_id, self._callbacks, self._parts.journal, self._hang_timeout_s)
 
     def _guard_readable(self) -> None:
         for event in self._parts.guard.read_events():
@@ -207,7 +232,7 @@ class Supervisor:
         self._runner = self._attach_guard(self._parts.new_guard())
         deadline_s = self._parts.session.deadline_s
         self._parts.guard.set_deadline(deadline_s)
-        failure = Failure(machine.FailureKind.WORKER, f"the guard process of {self._node_id} died ({returncode})")
+        failure = Failure(FailureKind.WORKER, f"the guard process of {self._node_id} died ({returncode})")
         generation = self.node.generation
         self._perform_without_stop(self.node.failed(generation, failure))
         runner.abandon()
@@ -254,8 +279,7 @@ class Supervisor:
                 self._rejoin(reason)
             case machine.Depart(outcome=outcome, reason=reason):
                 self._journal("depart", outcome=outcome.value, reason=reason)
-                if not self._ending.done():
-                    self._ending.set_result(Ending(outcome, reason, self._last_failure))
+                self._end(Ending(outcome, reason, self._last_failure))
 
     def _start(self, world: World) -> None:
         if not self._guard_ready:
@@ -265,7 +289,7 @@ class Supervisor:
         try:
             self._parts.start_workers(world, self._runner)
         except (OSError, ValueError) as error:
-            failure = Failure(machine.FailureKind.START, f"{self._node_id} could not start its workers: {error}"[:512])
+            failure = Failure(FailureKind.START, f"{self._node_id} could not start its workers: {error}"[:512])
             self._workers_failed(world.generation, failure)
 
     def _rejoin(self, reason: str) -> None:
@@ -273,6 +297,7 @@ class Supervisor:
         incarnation = new_incarnation()
         self._log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
         self._journal("rejoin", incarnation=incarnation)
+        self._parts.new_life(incarnation)
         self._parts.session.rejoin(incarnation)
         self._perform(self.node.rejoined(incarnation))
 

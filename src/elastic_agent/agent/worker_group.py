@@ -46,10 +46,10 @@ def worker_group(spec: WorkerSpec, world: World, incarnation: str) -> WorkerGrou
         Worker(slot, seat.first_rank + slot, role_base + slot, world.world_size, role_size)
         for slot in range(seat.slots)
     ]
-    group.group_rank = world.node_rank(incarnation)
-    group.group_world_size = len(world.seats)
-    group.master_addr = world.bootstrap.host
-    group.master_port = world.bootstrap.port
+    group.group_rank = world.node_rank(incarnation)  # type: ignore[assignment]  # torch leaves these untyped
+    group.group_world_size = len(world.seats)  # type: ignore[assignment]  # torch leaves these untyped
+    group.master_addr = world.bootstrap.host  # type: ignore[assignment]  # torch leaves these untyped
+    group.master_port = world.bootstrap.port  # type: ignore[assignment]  # torch leaves these untyped
     group.state = WorkerState.HEALTHY
     return group
 

@@ -64,6 +64,11 @@ class Coordinator:
                 self.clock = PhaseClock(since_s=now_s)
             self.plan = plan
 
+    @property
+    def anybody_here(self) -> bool:
+        """Whether a member is alive and has not left."""
+        return any(one.alive and one.member.state is not State.LEFT for one in self.ledger.sightings.values())
+
     # -- what the driver asks -------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Decision:

@@ -14,7 +14,7 @@ from typing import Protocol
 from elastic_agent.logs import get_logger
 
 from elastic_agent.protocol.coordinator import Coordinator
-from elastic_agent.protocol.records import History, Phase, Plan
+from elastic_agent.protocol.records import History, Plan
 from elastic_agent.protocol.situation import Decision
 from elastic_agent.transport.base import CoordinatorLink, StoreLostError
 
@@ -39,7 +39,8 @@ class RunDriver:
 
     def __init__(self, run_id: str, link: CoordinatorLink, memory: RunMemory, now_s: float) -> None:
         self.run_id = run_id
-        self.done = False
+        self.needed = True
+        """Whether anybody still depends on the store for this run."""
         self.wake_s = now_s
         self._link = link
         self._memory = memory
@@ -76,7 +77,7 @@ class RunDriver:
                 self._lease_read_s = now_s + ttl_s / LEASE_READS_PER_TTL
         decision = self._act(now_s)
         self.wake_s = min(decision.wake_s, self._full_read_s, self._lease_read_s)
-        self.done = decision.done
+        self.needed = self._coordinator.anybody_here and not decision.done
 
     def _read_leases(self, now_s: float) -> None:
         sightings = self._coordinator.ledger.sightings
@@ -103,6 +104,7 @@ class RunDriver:
         if decision.reason != self._reason:
             self._reason = decision.reason
             self._log.debug("coordinator", decision=decision.reason)
+            self._link.write_status(decision.reason)
 
     def _condemn(self, incarnations: Collection[str]) -> bool:
         progress = False
@@ -130,12 +132,6 @@ class RunDriver:
         if newest is not None:
             self._coordinator.adopt_plan(newest, now_s)
 
-    @property
-    def over(self) -> bool:
-        """Whether the verdict has been given."""
-        plan = self._coordinator.plan
-        return plan is not None and plan.phase in (Phase.FINISHED, Phase.FAILED)
-
 
 class CoordinatorThread(threading.Thread):
     """Turns every run's driver when a hint or a moment comes. Stops when the store is closed."""
@@ -153,7 +149,7 @@ class CoordinatorThread(threading.Thread):
             inbox: where nodes leave hints.
             open_link: opens the coordinator's link for a run id.
             memory: the disk of this machine.
-            on_change: called (in this thread) whenever the set of unfinished runs changed.
+            on_change: called (in this thread) whenever ``busy_with`` changed, and at the end.
         """
         super().__init__(name="elastic-coordinator", daemon=True)
         self._inbox = inbox
@@ -161,53 +157,51 @@ class CoordinatorThread(threading.Thread):
         self._memory = memory
         self._on_change = on_change
         self._drivers: dict[str, RunDriver] = {}
-        self._finished: set[str] = set()
         self._stop = threading.Event()
         self._log = get_logger()
-
-    @property
-    def busy_with(self) -> list[str]:
-        """Runs that are not done."""
-        return sorted(set(self._drivers) - self._finished)
+        self.failed = False
+        """Whether it ended although nobody stopped it: the store must be given up."""
+        self.busy_with: list[str] = []
+        """Runs that still depend on the store."""
 
     def stop(self) -> None:
         """Have the thread end at its next turn."""
         self._stop.set()
 
     def run(self) -> None:
-        """Until stopped or until the store is gone."""
+        """Until stopped, or until the store is gone."""
+        try:
+            self._serve()
+        except StoreLostError as error:
+            if not self._stop.is_set():
+                self._log.error("the coordinator lost its own store", error=str(error))
+        except Exception:
+            self._log.exception("internal error of the coordinator; the store is given up")
+        self.failed = not self._stop.is_set()
+        self.busy_with = []
+        self._on_change()
+
+    def _serve(self) -> None:
         hints: list[tuple[str, str]] = []
         while not self._stop.is_set():
-            try:
-                self._turn(hints)
-                now_s = time.monotonic()
-                wakes = [one.wake_s for key, one in self._drivers.items() if key not in self._finished]
-                pause_s = max(0.001, min([*wakes, now_s + 60.0]) - now_s)
-                hints = self._inbox.wait(pause_s)
-            except StoreLostError as error:
-                if not self._stop.is_set():
-                    self._log.error("the coordinator lost its own store", error=str(error))
-                return
+            self._turn(hints)
+            now_s = time.monotonic()
+            next_s = min([one.wake_s for one in self._drivers.values() if one.needed], default=now_s + 60.0)
+            hints = self._inbox.wait(max(0.001, next_s - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
         now_s = time.monotonic()
         by_run: dict[str, set[str]] = {run_id: set() for run_id in self._inbox.runs()}
         for run_id, incarnation in hints:
             by_run.setdefault(run_id, set()).add(incarnation)
-        changed = False
         for run_id, incarnations in by_run.items():
             driver = self._drivers.get(run_id)
             if driver is None:
                 driver = RunDriver(run_id, self._open_link(run_id), self._memory, now_s)
                 self._drivers[run_id] = driver
-                changed = True
             if incarnations or driver.wake_s <= now_s:
                 driver.turn(incarnations, now_s)
-            if driver.done and run_id not in self._finished:
-                self._finished.add(run_id)
-                changed = True
-            elif not driver.done and run_id in self._finished:
-                self._finished.discard(run_id)
-                changed = True
-        if changed:
+        busy = sorted(run_id for run_id, driver in self._drivers.items() if driver.needed)
+        if busy != self.busy_with:
+            self.busy_with = busy
             self._on_change()

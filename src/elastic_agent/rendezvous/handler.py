@@ -10,7 +10,10 @@ interface.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+import time
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -29,7 +32,7 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Activity, Node, Outcome
-from elastic_agent.protocol.records import Member, Phase, World
+from elastic_agent.protocol.records import Failure, FailureKind, Member, Phase, World
 
 from . import events
 from .incarnation import new_incarnation
@@ -39,6 +42,13 @@ if TYPE_CHECKING:
     from .meeting import Meeting
 
 STORE_TIMEOUT_S = 300.0
+GOODBYE_S = 10.0
+"""How long a host keeps its store for the others after torchrun is done here."""
+
+
+async def _bounded(wait: Coroutine[None, None, None], timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(wait, timeout_s)
 
 
 class AgentRendezvous(RendezvousHandler):
@@ -162,8 +172,15 @@ class ElasticRendezvous(RendezvousHandler):
         loop, self._loop = self._loop, None
         asyncio.run_coroutine_threadsafe(self._say_goodbye(), loop).result(10.0)
         self._thread.join(10.0)
+        self._await_others()
         self._meeting.close()
         return True
+
+    def _await_others(self) -> None:
+        """If the store is hosted here, the other nodes may still need it for their last words."""
+        ends_s = time.monotonic() + GOODBYE_S
+        while self._meeting.busy_with and time.monotonic() < ends_s:
+            asyncio.run(_bounded(self._meeting.changed(), ends_s - time.monotonic()))
 
     # -- the session's thread -------------------------------------------------------------------
 
@@ -177,7 +194,8 @@ class ElasticRendezvous(RendezvousHandler):
 
     async def _live(self, ready: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._session = Session(self._meeting, self._member, self._ttl_s, self._event)
+        self._session = Session(self._meeting, self._member, self._ttl_s)
+        self._session.listen(self._event)
         self._goodbye = asyncio.Event()
         task = asyncio.create_task(self._session.run())
         ready.set_result(None)
@@ -204,7 +222,7 @@ class ElasticRendezvous(RendezvousHandler):
             return
         if self._node.activity in (Activity.STARTING, Activity.RUNNING):
             # torchrun stopped them by itself: they failed, or the world changed
-            failure = machine.Failure(machine.FailureKind.WORKER, f"{self._member.node_id}: torchrun restarts its workers")
+            failure = Failure(FailureKind.WORKER, f"{self._member.node_id}: torchrun restarts its workers")
             self._perform(self._node.failed(self._node.generation, failure))
         if self._node.activity is Activity.STOPPING:
             self._perform(self._node.stopped())

@@ -42,6 +42,7 @@ from elastic_agent.transport.lane import Lane
 from . import events
 from .clock import boottime_s
 from .connector import BootstrapOffer, Connector
+from .threads import aside, call
 
 T = TypeVar("T")
 
@@ -53,30 +54,6 @@ DIAL_TIMEOUT_S = 30.0
 
 BOOTSTRAP_TIMEOUT_S = 5.0
 REDIAL_MIN_S, REDIAL_MAX_S = 0.05, 1.0
-
-
-async def _call(lane: Lane, work: Callable[[], T], timeout_s: float) -> T:
-    """Run ``work`` in the lane's thread; if it does not come back in time, leave the thread behind.
-
-    Raises:
-        StoreLostError: it did not come back; its outcome is unknown.
-    """
-    future = asyncio.wrap_future(lane.submit(work))
-    done, _ = await asyncio.wait([future], timeout=timeout_s)
-    if not done:
-        future.add_done_callback(lambda late: late.cancelled() or late.exception())
-        lane.abandon()
-        raise StoreLostError(f"no answer within {timeout_s:g} s")
-    return future.result()
-
-
-async def _aside(work: Callable[[], T], timeout_s: float) -> T:
-    """Run something that may take long (name look-ups, dialling) off the connections' threads."""
-    lane = Lane("store-aside")
-    try:
-        return await _call(lane, work, timeout_s)
-    finally:
-        lane.abandon()
 
 
 class _Connection:
@@ -92,7 +69,7 @@ class _Connection:
 
     async def call(self, work: Callable[[], T], timeout_s: float) -> T:
         """One request; after a :class:`StoreLostError` the connection is of no use any more."""
-        return await _call(self._lane, work, timeout_s)
+        return await call(self._lane, work, timeout_s)
 
     def close(self) -> None:
         self._lane.abandon()
@@ -108,7 +85,6 @@ class Session:
         connector: Connector,
         member: Member,
         lease_ttl_s: float,
-        tell: Callable[[events.SessionEvent], None],
     ) -> None:
         """Prepare; nothing is dialled before :meth:`run`.
 
@@ -116,7 +92,6 @@ class Session:
             connector: how to reach the store.
             member: the node's record, in its first state.
             lease_ttl_s: how long a lease lasts, seconds.
-            tell: called in the loop with every event.
         """
         self.member = member
         self.offer: BootstrapOffer | None = None
@@ -125,7 +100,7 @@ class Session:
         """What is told to a store that knows nothing of the run."""
         self._connector = connector
         self._ttl_s = lease_ttl_s
-        self._tell = tell
+        self._tell: Callable[[events.SessionEvent], None] = lambda event: None
         self._lease: HeldLease | None = None
         self._wake = asyncio.Event()
         self._written: Member | None = None
@@ -139,6 +114,10 @@ class Session:
         self._local_address = ""
         self._flushed = asyncio.Event()
         self._commands: _Connection | None = None
+
+    def listen(self, tell: Callable[[events.SessionEvent], None]) -> None:
+        """Have every event told to ``tell``, in the loop."""
+        self._tell = tell
 
     # -- what the owner asks --------------------------------------------------------------------
 
@@ -358,7 +337,7 @@ class Session:
     async def _with_offer(self, member: Member) -> Member:
         """Hold out a fresh bootstrap store; the older one goes."""
         address = self._local_address
-        offer = await _aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
+        offer = await aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
         self._drop_offers()
         self.offer = offer
         return msgspec.structs.replace(member, bootstrap=offer.address)
@@ -404,7 +383,7 @@ class Session:
             return  # overtaken; the watch brings the newer plan
         try:
             address = world.bootstrap
-            await _aside(
+            await aside(
                 lambda: self._connector.dial_bootstrap(address, BOOTSTRAP_TIMEOUT_S), 2 * BOOTSTRAP_TIMEOUT_S
             )
         except TransportError as error:

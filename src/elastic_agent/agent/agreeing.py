@@ -1,0 +1,30 @@
+"""Agreeing on a run id where none was given."""
+
+from __future__ import annotations
+
+import asyncio
+
+from elastic_agent.rendezvous.meeting import DIAL_TIMEOUT_S, Meeting
+from elastic_agent.rendezvous.threads import aside
+from elastic_agent.transport.base import StoreLostError, UnreachableError
+
+from .narrator import Narrator
+
+REDIAL_S = 0.5
+
+
+async def agree_on_run(meeting: Meeting, fingerprint: str, narrator: Narrator) -> str:
+    """The id of this job's run at the endpoint; dials until somebody answers.
+
+    Raises:
+        NotAStoreError: something else answers there.
+    """
+    while True:
+        try:
+            run_id = await aside(lambda: meeting.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
+        except (UnreachableError, StoreLostError) as error:
+            narrator.disconnected(str(error))
+            await asyncio.sleep(REDIAL_S)
+        else:
+            narrator.connected(False)
+            return run_id

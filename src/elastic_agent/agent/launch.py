@@ -1,0 +1,95 @@
+"""From settings in force to an exit code: starts this node's agent and says how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.load import Resolved
+from elastic_agent.config.settings import Settings
+from elastic_agent.config.values import Endpoint
+from elastic_agent.exit_codes import ExitCode
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol.node import Outcome
+from elastic_agent.protocol.records import Phase
+from elastic_agent.workers.guard_client import Guard, become_subreaper
+
+from .identity import IdentityError
+
+TOO_FEW = "more needed"
+
+
+def launch(resolved: Resolved) -> int:
+    """Run this node's agent until its part is over. Returns the exit code.
+
+    Raises:
+        UsageError: what only this machine can tell is wrong with the settings.
+    """
+    settings = resolved.settings
+    become_subreaper()
+    guard = Guard.start()  # starts while torch is imported
+    try:
+        return _run(settings, guard)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _run(settings: Settings, guard: Guard) -> int:
+    from elastic_agent.rendezvous.meeting import Meeting  # torch, a second
+
+    from .agent import Agent, EndedAtOnceError
+    from .devices import count_slots
+
+    log = get_logger()
+    slots = count_slots(settings.nproc_per_node)
+    meeting = Meeting(
+        settings.rdzv_endpoint or Endpoint("127.0.0.1", 0),
+        settings.state_dir,
+        local_addr=settings.local_addr,
+        port_range=settings.port_range,
+        port_rest_s=2 * (settings.lease_ttl + settings.fence_margin),
+    )
+    try:
+        agent = Agent(settings, slots, guard, meeting)
+        agent.run(settings.role)
+    except IdentityError as error:
+        log.error(str(error))
+        return ExitCode.REFUSED
+    except EndedAtOnceError as error:
+        return 128 + error.signum
+    except (ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.filename is None:
+            raise
+        raise UsageError(str(error)) from None
+    return _exit_code(agent)
+
+
+def _exit_code(agent: object) -> int:
+    from .agent import Agent
+
+    assert isinstance(agent, Agent)
+    ending = agent.ending
+    assert ending is not None  # run returned
+    log = get_logger()
+    match ending.outcome:
+        case Outcome.FINISHED:
+            return ExitCode.FINISHED
+        case Outcome.FAILED:
+            return ExitCode.TOO_FEW_NODES if TOO_FEW in ending.reason else ExitCode.FAILED
+        case Outcome.DRAINED:
+            log.info(f"this node has left the run: {ending.reason}")
+            return ExitCode.DRAINED
+        case Outcome.REFUSED:
+            log.error(f"refused by the run: {ending.reason}")
+            return ExitCode.REFUSED
+        case Outcome.UNREACHABLE:
+            log.error(ending.reason)
+            return ExitCode.NO_STORE
+        case Outcome.STUCK:
+            log.error(ending.reason)
+            return ExitCode.NOT_STOPPED
+
+
+__all__ = ["launch"]

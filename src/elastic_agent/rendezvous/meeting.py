@@ -1,0 +1,171 @@
+"""Where the agents of a run meet over c10d: dialling, hosting, and the coordinator that goes with hosting.
+
+The agent whose machine the endpoint names hosts the store, after it has dialled and found nobody; this
+election repeats on every dial, so another agent of the same machine takes over when the host's agent dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from pathlib import Path
+
+import msgspec
+
+from elastic_agent.config.values import Endpoint, PortRange
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol.records import Address, History, Plan
+from elastic_agent.transport import c10d
+from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.transport.base import NodeLink
+
+from .coordinating import CoordinatorThread
+from .incarnation import new_incarnation
+from .memory import RunMemory, write_atomically
+
+DIAL_TIMEOUT_S = 5.0
+
+
+class Meeting:
+    """One endpoint, one run. Its methods may be called from several threads."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        state_dir: Path,
+        *,
+        local_addr: str | None,
+        port_range: PortRange | None,
+        port_rest_s: float,
+    ) -> None:
+        """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
+        self.run_id: str | None = None
+        self.memory = RunMemory(state_dir)
+        self._endpoint = endpoint
+        self._jobs = state_dir / "jobs"
+        self._local_addr = local_addr
+        self._ports = PortPicker(port_range, port_rest_s)
+        self._lock = threading.Lock()
+        self._host: c10d.C10dHost | None = None
+        self._coordinator: CoordinatorThread | None = None
+        self._fingerprint: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed: asyncio.Event | None = None
+        self._log = get_logger()
+
+    @property
+    def shown(self) -> str:
+        """The endpoint as a person writes it."""
+        return str(self._endpoint)
+
+    def set_run_id(self, run_id: str) -> None:
+        """The run is known by name."""
+        self.run_id = run_id
+
+    # -- which run ------------------------------------------------------------------------------
+
+    def agree(self, fingerprint: str) -> str:
+        """Find the run of this job at the endpoint, or found it. Blocks for one dial at most.
+
+        Raises:
+            UnreachableError: nobody answers (yet).
+            NotAStoreError: somebody else does.
+            StoreLostError: the store went away meanwhile.
+        """
+        self._ensure_host()
+        proposal = self._remembered_job(fingerprint) or f"run-{new_incarnation()[:8]}"
+        run_id = c10d.agree_run_id(self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S)
+        self.run_id, self._fingerprint = run_id, fingerprint
+        self._jobs.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._job_file(fingerprint), msgspec.json.encode({"run_id": run_id}))
+        return run_id
+
+    def run_ended(self) -> None:
+        """This node's part ended in order: the next start of the same job is a new run."""
+        if self._fingerprint is not None:
+            self._job_file(self._fingerprint).unlink(missing_ok=True)
+
+    def _remembered_job(self, fingerprint: str) -> str | None:
+        """The run that this machine was part of when it went down, if it did not end in order."""
+        try:
+            return str(msgspec.json.decode(self._job_file(fingerprint).read_bytes())["run_id"])
+        except (OSError, msgspec.DecodeError, KeyError, TypeError):
+            return None
+
+    def _job_file(self, fingerprint: str) -> Path:
+        name = hashlib.sha256(f"{self._endpoint} {fingerprint}".encode()).hexdigest()[:32]
+        return self._jobs / f"{name}.json"
+
+    # -- dialling and hosting (a Connector) -----------------------------------------------------
+
+    def connect(self) -> NodeLink:
+        """A new connection to the run's store; hosts it first if that falls to this machine."""
+        assert self.run_id is not None  # agreed before
+        self._ensure_host()
+        return c10d.dial(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
+
+    def offer_bootstrap(self, local_address: str) -> BootstrapStore:
+        """A fresh store for the workers of the next generation."""
+        return BootstrapStore.open(self._local_addr or local_address, self._ports)
+
+    def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
+        """Check that a generation's bootstrap store answers."""
+        dial_bootstrap(address, timeout_s)
+
+    def _ensure_host(self) -> None:
+        with self._lock:
+            if self._coordinator is not None and self._coordinator.failed:
+                self._close_host()
+            if self._host is None:
+                self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S)
+                if self._host is not None:
+                    self._endpoint = Endpoint(self._endpoint.host, self._host.port)  # --standalone asks for port 0
+                    self._start_coordinator(self._host)
+
+    def _start_coordinator(self, host: c10d.C10dHost) -> None:
+        self._log.info(f"hosting the store at {self._endpoint}")
+        self._coordinator = CoordinatorThread(host.inbox(), host.coordinator_link, self.memory, self._poke)
+        self._coordinator.start()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    @property
+    def busy_with(self) -> list[str]:
+        """Runs that still need the store this process hosts."""
+        coordinator = self._coordinator
+        return coordinator.busy_with if coordinator is not None else []
+
+    async def changed(self) -> None:
+        """Wait until what ``busy_with`` says may have changed."""
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        if self.busy_with:
+            await self._changed.wait()
+
+    def _poke(self) -> None:
+        loop, changed = self._loop, self._changed
+        if loop is not None and changed is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(changed.set)
+
+    def remember(self, plan: Plan) -> None:
+        """Keep on disk what a new store would have to know."""
+        if self.run_id is None:
+            return
+        try:
+            self.memory.save(self.run_id, History(plan.generation, plan.world, plan.charged, plan.order))
+        except OSError as error:
+            self._log.warning("cannot write the state directory", error=str(error))
+
+    def close(self) -> None:
+        """Stop hosting."""
+        with self._lock:
+            self._close_host()
+
+    def _close_host(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.stop()
+            self._coordinator = None
+        if self._host is not None:
+            self._host.close()
+            self._host = None

@@ -1,0 +1,90 @@
+"""Registers the rendezvous with stock torchrun: ``torchrun --rdzv-backend elastic …``."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousHandler,
+    RendezvousHandlerCreator,
+    RendezvousParameters,
+)
+
+from elastic_agent import __version__
+from elastic_agent.config.directories import default_state_dir
+from elastic_agent.config.values import Endpoint
+from elastic_agent.endpoint import DEFAULT_PORT, parse_endpoint
+from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
+
+from .handler import ElasticRendezvous
+from .incarnation import new_incarnation
+from .meeting import Meeting
+
+BACKEND = "elastic"
+
+
+def elastic_handler() -> RendezvousHandlerCreator:
+    """What torch's entry-point group ``torchrun.handlers`` asks for: the creator of handlers."""
+    return create_handler
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """A handler for torchrun's options.
+
+    ``--rdzv-conf`` may set, in seconds: ``join_timeout`` (or torch's ``timeout``), ``settle`` (or torch's
+    ``last_call_timeout``), ``lease_ttl``, ``fence_margin``.
+
+    Raises:
+        ValueError: the endpoint or one of these is malformed.
+    """
+    policy = _policy(params)
+    host, port = parse_endpoint(params.endpoint or "127.0.0.1", DEFAULT_PORT)
+    meeting = Meeting(
+        Endpoint(host, port),
+        Path(default_state_dir(os.environ)),
+        local_addr=params.local_addr,
+        port_range=None,
+        port_rest_s=2 * (policy.lease_ttl_s + policy.fence_margin_s),
+    )
+    meeting.set_run_id(params.run_id)
+    incarnation = new_incarnation()
+    member = Member(
+        version=RECORD_VERSION,
+        # torchrun has no node ids: each life of a torchrun agent is a node of its own
+        node_id=f"{platform.node().split('.')[0]}-{incarnation[:6]}",
+        incarnation=incarnation,
+        address=params.local_addr or "127.0.0.1",
+        slots=1,
+        state=State.READY,
+        generation=0,
+        policy=policy,
+        fingerprint=Fingerprint(python=platform.python_version(), package=__version__),
+    )
+    return ElasticRendezvous(params.backend, meeting, member, policy.lease_ttl_s, policy.join_timeout_s)
+
+
+def _policy(params: RendezvousParameters) -> Policy:
+    standard = Policy()
+    return Policy(
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents
+        lease_ttl_s=_seconds(params, standard.lease_ttl_s, "lease_ttl"),
+        fence_margin_s=_seconds(params, standard.fence_margin_s, "fence_margin"),
+        settle_s=_seconds(params, standard.settle_s, "settle", "last_call_timeout"),
+        join_timeout_s=_seconds(params, standard.join_timeout_s, "join_timeout", "timeout"),
+    )
+
+
+def _seconds(params: RendezvousParameters, default: float, *names: str) -> float:
+    for name in names:
+        value = params.get(name)
+        if value is None:
+            continue
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError(f"--rdzv-conf {name}={value}: expected a number of seconds") from None
+    return default
