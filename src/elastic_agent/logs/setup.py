@@ -52,9 +52,10 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     _log.status = lines if readable and on_terminal else None
     handler = _LineHandler(lines)
     handler.setFormatter(_formatter(readable=readable, colours=on_terminal))
+    wanted = _LEVELS[level]
+    handler.setLevel(wanted)  # torch gives some of its loggers a level of their own
     root = logging.getLogger()
     root.handlers = [handler]
-    wanted = _LEVELS[level]
     root.setLevel(logging.INFO if wanted == logging.DEBUG else max(wanted, _LIBRARY_LEVEL))
     logging.getLogger(_OWN).setLevel(wanted)
     logging.captureWarnings(True)

@@ -1,0 +1,123 @@
+"""What log lines look like, for people and for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from elastic_agent.logs.render import console_line, json_line
+
+PROGRAM = """
+import logging, sys, threading, warnings
+from elastic_agent.logs import adopt_library_loggers, bind_context, configure_logging, get_logger
+configure_logging(sys.argv[1], sys.argv[2], sys.stderr)
+log = get_logger()
+log.info("before anything is known")
+bind_context(run="r1", node="n1")
+bind_context(generation=3)
+log.debug("details")
+import torch
+adopt_library_loggers()
+thread = threading.Thread(target=lambda: log.info("from a thread", workers=2))
+thread.start(); thread.join()
+logging.getLogger("torch.distributed").warning("torch says %d", 3)
+logging.getLogger("some.library").info("chatter")
+warnings.warn("careful")
+try:
+    raise ValueError("broken")
+except ValueError:
+    log.exception("it failed", tail="first\\nsecond\\x1b[31m")
+"""
+
+
+def lines_of(log_format: str, level: str = "info") -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, log_format, level],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_elsewhere_than_on_a_terminal_every_line_is_json_with_run_node_and_generation() -> None:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in lines_of("auto")]
+    first, thread, torch, warning, failure = lines
+    assert [first["run"], first["node"], first["generation"]] == [None, None, None]
+    for line in lines[1:]:
+        assert [line["run"], line["node"], line["generation"]] == ["r1", "n1", 3]
+    assert (thread["message"], thread["workers"], thread["level"]) == ("from a thread", 2, "info")
+    assert (torch["message"], torch["logger"], torch["level"]) == (
+        "torch says 3",
+        "torch.distributed",
+        "warning",
+    )
+    assert "UserWarning: careful" in warning["message"]
+    assert (failure["level"], failure["tail"]) == ("error", "first\nsecond\x1b[31m")
+    assert failure["exception"].endswith("ValueError: broken")
+    for line in lines:
+        assert datetime.fromisoformat(line["time"]).tzinfo is not None
+
+
+def test_the_readable_form_when_asked_for() -> None:
+    text = "\n".join(lines_of("console", "debug"))
+    assert "\x1b" not in text
+    assert "debug   [r1 n1 g3] details" in text
+    assert "info    [r1 n1 g3] from a thread workers=2" in text
+    assert "warning [r1 n1 g3] torch says 3 logger=torch.distributed" in text
+    assert text.count("torch says 3") == 1
+    assert "\n    tail:\n      first\n      second\\x1b[31m" in text
+    assert "\n      ValueError: broken" in text
+
+
+@pytest.mark.parametrize(("level", "heard"), [("debug", 7), ("info", 5), ("warning", 3), ("error", 1)])
+def test_levels(level: str, heard: int) -> None:
+    assert len(lines_of("json", level)) == heard
+
+
+def fields(**more: object) -> dict[str, object]:
+    return {"time": 0.0, "level": "info", "event": "hello", **more}
+
+
+def test_json_writes_what_it_does_not_know_as_text() -> None:
+    assert json.loads(json_line(fields(when=datetime(2026, 1, 1))))["when"] == "2026-01-01 00:00:00"
+
+
+def test_a_line_for_people_cannot_be_forged_or_broken_by_values() -> None:
+    line = console_line(fields(node="n\x1b1", x="a b", y="", z="a=b", f=1 / 3), colours=False)
+    assert line.endswith('info    [n\\x1b1] hello x="a b" y="" z="a=b" f=0.333333')
+    assert "\n" not in line
+
+
+def test_colours_only_when_asked_for() -> None:
+    assert "\x1b[" in console_line(fields(), colours=True)
+    assert "\x1b[" not in console_line(fields(), colours=False)
+
+
+def test_lines_of_many_threads_are_not_mixed() -> None:
+    from elastic_agent.logs import StatusLine
+
+    stream = io.StringIO()
+    lines = StatusLine(stream)
+
+    def write(name: str) -> None:
+        for _ in range(200):
+            lines.write_line(name * 50)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    written = stream.getvalue().splitlines()
+    assert len(written) == 800
+    assert set(written) == {name * 50 for name in "abcd"}
