@@ -10,7 +10,7 @@ from elastic_agent.config.load import Resolved
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.values import Endpoint
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.logs import get_logger
+from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
 from elastic_agent.protocol.records import Phase
 from elastic_agent.workers.guard_client import Guard, become_subreaper
@@ -42,6 +42,7 @@ def _run(settings: Settings, guard: Guard) -> int:
     from .agent import Agent, EndedAtOnceError
     from .devices import count_slots
 
+    adopt_library_loggers()
     log = get_logger()
     slots = count_slots(settings.nproc_per_node)
     meeting = Meeting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -31,19 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; None means this process's own.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    command: Command = run.run
-    if words and words[0] in COMMANDS:
-        command = COMMANDS[words.pop(0)]
     try:
-        return command(words)
-    except UsageError as error:
-        print(f"elastic-agent: {error}", file=sys.stderr)
-        return ExitCode.USAGE
-    except HelpRequested:
-        return _print(help_page())
-    except VersionRequested:
-        return version.version(())
+        return _answer(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader has gone, as in `elastic-agent settings | head -1`
@@ -55,12 +45,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERNAL
 
 
-def _print(text: str) -> int:
-    print(text)
-    sys.stdout.flush()
-    return ExitCode.FINISHED
+def _answer(words: list[str]) -> int:
+    command: Command = run.run
+    if words and words[0] in COMMANDS:
+        command = COMMANDS[words.pop(0)]
+    try:
+        return command(words)
+    except UsageError as error:
+        print(f"elastic-agent: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except HelpRequested:
+        print(help_page(), flush=True)
+        return ExitCode.FINISHED
+    except VersionRequested:
+        return version.version(())
 
 
 def console_main() -> None:
     """The entry point of the installed command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is: nothing is unprintable
     sys.exit(main())

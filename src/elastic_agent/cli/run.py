@@ -23,7 +23,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _launch(resolved: Resolved) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
-    from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
+    from elastic_agent.logs import configure_logging, get_logger
 
     settings = resolved.settings
     configure_logging(settings.log_format, settings.log_level, sys.stderr)
@@ -33,7 +33,6 @@ def _launch(resolved: Resolved) -> int:
     try:
         from elastic_agent.agent.launch import launch
 
-        adopt_library_loggers()
         return launch(resolved)
     except UsageError:  # what only torch can tell, such as --nproc-per-node gpu without a GPU
         raise

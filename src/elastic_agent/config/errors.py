@@ -32,7 +32,7 @@ def quoted(value: object) -> str:
     """``value`` for a one-line message: in quotes, control characters escaped, cut when long."""
     text = str(value)
     if len(text) > _SHOWN_CHARACTERS:
-        text = text[: _SHOWN_CHARACTERS - 1] + "…"
+        text = text[: _SHOWN_CHARACTERS - 3] + "..."
     escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     return f'"{escaped}"'
 

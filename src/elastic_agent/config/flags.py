@@ -181,7 +181,7 @@ def _unknown_option(word: str, switches: Iterable[str]) -> str:
     option = word.split("=")[0]
     flags = [spec.flag for spec in specs()] + [HELP, VERSION, *switches]
     alike = [flag for flag in flags if any(s.startswith(option) for s in _written(flag))]
-    if option.startswith("--") and len(option) > 2 and alike:
+    if option.startswith("--") and len(alike) > 1:
         return f"{option}: short for more than one option: {', '.join(alike)}"
     hint = did_you_mean(option.replace("_", "-"), flags) or "elastic-agent --help lists the options"
     return f"unknown option {quoted(option)} (options of the script come after the script); {hint}"

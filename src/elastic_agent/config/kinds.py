@@ -288,7 +288,7 @@ def _parse_streams(text: str) -> StreamChoice:
 
 STREAMS = Kind(
     "STREAMS",
-    "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or RANK:STREAMS,… by local rank, e.g. 0:3,11:1",
+    "0 (none), 1 (stdout), 2 (stderr) or 3 (both), or RANK:STREAMS,... by local rank, e.g. 0:3,11:1",
     _parse_streams,
 )
 
@@ -320,7 +320,7 @@ def _parse_filters(text: str) -> tuple[str, ...]:
 
 
 FILTERS = Kind(
-    "TEXT,…",
+    "TEXT,...",
     "texts separated by commas; a double comma stands for one comma in a text",
     _parse_filters,
     lambda filters: ",".join(item.replace(",", ",,") for item in filters),
@@ -329,7 +329,7 @@ FILTERS = Kind(
 
 
 def split_conf(text: str) -> list[tuple[str, str]]:
-    """The pairs of a ``KEY=VALUE,…`` text, in order; raises ``BadValueError``."""
+    """The pairs of a ``KEY=VALUE,...`` text, in order; raises ``BadValueError``."""
     pairs = []
     for item in text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -343,7 +343,7 @@ def _parse_conf(text: str) -> str:
     return ",".join(f"{key}={value}" for key, value in split_conf(text))
 
 
-CONF = Kind("KEY=VALUE,…", "KEY=VALUE pairs separated by commas", _parse_conf, empty_is_unset=True)
+CONF = Kind("KEY=VALUE,...", "KEY=VALUE pairs separated by commas", _parse_conf, empty_is_unset=True)
 
 
 def _parse_signals(text: str) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ class Settings:
         kinds.CONF,
         None,
         MEETING,
-        "More settings as KEY=VALUE,…: join_timeout, settle, start_timeout, lease_ttl, fence_margin, "
+        "More settings as KEY=VALUE,...: join_timeout, settle, start_timeout, lease_ttl, fence_margin, "
         "port_range; torch's timeout (join_timeout) and last_call_timeout (settle).",
         torchrun=True,
     )
