@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.workers.guard_client import Guard, boottime_s
+from tests.workers.support import Driver, News, StandIn
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    """A guard whose lease has long to run."""
+    guard = Guard.start(kill_patience_s=1.0)
+    guard.set_deadline(boottime_s() + 1000)
+    yield Driver(guard)
+    guard.close()
+
+
+@pytest.fixture
+def agent() -> Iterator[StandIn]:
+    """An agent process of its own, with a guard whose lease has long to run."""
+    agent = StandIn()
+    yield agent
+    agent.close()
+
+
+@pytest.fixture
+def news(tmp_path: Path) -> Iterator[News]:
+    news = News(tmp_path)
+    yield news
+    news.close()

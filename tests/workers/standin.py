@@ -1,0 +1,67 @@
+"""A small agent: does with its guard what lines of JSON on stdin say, and prints the events as such lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import select
+import sys
+from typing import Any
+
+from elastic_agent.workers.guard_client import (
+    Guard,
+    GuardLost,
+    Launch,
+    become_subreaper,
+    boottime_s,
+    kill_orphans,
+)
+
+
+def say(name: str, **fields: Any) -> None:
+    print(json.dumps({"name": name, **fields}), flush=True)
+
+
+def obey(guard: Guard, message: dict[str, Any]) -> None:
+    command = message["do"]
+    if command == "deadline":
+        guard.set_deadline(boottime_s() + message["in_s"])
+        say("DeadlineSet")
+    elif command == "spawn":
+        launches = [Launch(**{**fields, "argv": tuple(fields["argv"])}) for fields in message["launches"]]
+        guard.spawn(message["generation"], launches)
+    elif command == "stop":
+        guard.stop(message["grace_s"])
+    elif command == "fork":
+        if (pid := os.fork()) == 0:
+            select.select((), (), (), 1000)
+            os._exit(0)
+        say("Forked", pid=pid)
+
+
+def main() -> None:
+    become_subreaper()
+    guard = Guard.start()
+    guard.set_deadline(boottime_s() + 1000)
+    say("standin", guard=guard.pid)
+    rest = b""
+    while True:
+        ready = select.select((sys.stdin, guard), (), ())[0]
+        if guard in ready:
+            for event in guard.read_events():
+                say(type(event).__name__, **dataclasses.asdict(event))
+                if isinstance(event, GuardLost):
+                    say("Orphans", left=kill_orphans())
+                    return
+        if sys.stdin in ready:
+            data = os.read(0, 1 << 20)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                obey(guard, json.loads(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Real guards, real workers, and ways to wait for what they do without sleeping."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from elastic_agent.workers.guard_client import Guard, GuardEvent, Launch
+
+PATIENCE_S = 20.0
+"""How long a test waits for what must come; long, because the machine may be busy."""
+
+Event = TypeVar("Event")
+
+SLEEP = ("sleep", "1000")
+
+DAEMONISE = """
+import os, sys, time
+
+def tell(text):
+    fd = os.open(sys.argv[1], os.O_WRONLY)
+    os.write(fd, f"{text}\\n".encode())
+    os.close(fd)
+
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        exec(sys.argv[2])
+        tell(os.getpid())
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+exec(sys.argv[3])
+"""
+
+
+def python(slot: int, code: str, *args: str, **fields: Any) -> Launch:
+    """A worker that runs `code`, with a quickly started Python."""
+    argv = (sys.executable, "-I", "-S", "-c", textwrap.dedent(code), *args)
+    return Launch(slot, argv, dict(os.environ), **fields)
+
+
+def program(slot: int, *argv: str, **fields: Any) -> Launch:
+    return Launch(slot, argv, dict(os.environ), **fields)
+
+
+def daemonising(slot: int, news: News, *, daemon: str = "", worker: str = "time.sleep(1000)") -> Launch:
+    """A worker with a double-forked grandchild in a session of its own, which tells its pid to `news`.
+
+    `daemon` and `worker` are statements that each of the two runs.
+    """
+    return python(slot, DAEMONISE, str(news.path), textwrap.dedent(daemon), textwrap.dedent(worker))
+
+
+class News:
+    """A pipe with a name, into which processes that inherit nothing can write lines."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "news"
+        os.mkfifo(self.path)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+        self._rest = b""
+
+    def line(self, timeout_s: float = PATIENCE_S) -> str:
+        while b"\n" not in self._rest:
+            assert select.select((self._fd,), (), (), timeout_s)[0], "no news from the process"
+            self._rest += os.read(self._fd, 4096)
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
+
+    def silent(self) -> bool:
+        """Whether nobody has told anything since the last line."""
+        return not self._rest and not select.select((self._fd,), (), (), 0)[0]
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Watched:
+    """A process, whoever's child, whose end can be awaited."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def ended(self, timeout_s: float = PATIENCE_S) -> bool:
+        return bool(select.select((self._fd,), (), (), timeout_s)[0])
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@contextmanager
+def watching(*pids: int) -> Iterator[tuple[Watched, ...]]:
+    """Watches processes; those still alive at the end are killed."""
+    watched = tuple(Watched(pid) for pid in pids)
+    try:
+        yield watched
+    finally:
+        for process in watched:
+            if not process.ended(0):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, 9)
+            process.close()
+
+
+class Driver:
+    """A guard of this process, and its events in order."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.events: list[GuardEvent] = []
+        self._unread: list[GuardEvent] = []
+
+    def until(self, kind: type[Event], timeout_s: float = PATIENCE_S) -> Event:
+        """The next event of that kind; earlier ones are in `events`."""
+        ends = time.monotonic() + timeout_s
+        while True:
+            while self._unread:
+                event = self._unread.pop(0)
+                self.events.append(event)
+                if isinstance(event, kind):
+                    return event
+            left = max(0.0, ends - time.monotonic())
+            assert select.select((self.guard,), (), (), left)[0], f"no {kind.__name__}, only {self.events}"
+            self._unread = self.guard.read_events()
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class StandIn:
+    """A small agent (`standin.py`) in a process of its own, to be frozen and killed."""
+
+    def __init__(self, **popen: Any) -> None:
+        script = Path(__file__).with_name("standin.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **popen
+        )
+        self.events: list[dict[str, Any]] = []
+        self._rest = b""
+        self.guard_pid: int = self.until("standin")["guard"]
+        self.until("Ready")
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def do(self, command: str, **arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": command, **arguments}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def spawn(self, *launches: Launch, generation: int = 1) -> dict[int, int]:
+        """Starts workers; returns their pids by slot."""
+        fields = [{**vars(launch), "argv": list(launch.argv)} for launch in launches]
+        self.do("spawn", generation=generation, launches=fields)
+        return {int(slot): pid for slot, pid in self.until("Spawned")["pids"].items()}
+
+    def until(self, name: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+        """The next event of that name."""
+        assert self.process.stdout is not None
+        while True:
+            while b"\n" not in self._rest:
+                ready = select.select((self.process.stdout,), (), (), timeout_s)[0]
+                assert ready, f"no {name}, only {self.events}"
+                data = os.read(self.process.stdout.fileno(), 1 << 20)
+                assert data, f"the agent ended before {name}, after {self.events}"
+                self._rest += data
+            line, _, self._rest = self._rest.partition(b"\n")
+            event: dict[str, Any] = json.loads(line)
+            self.events.append(event)
+            if event["name"] == name:
+                return event
+
+    def close(self) -> None:
+        """Ends it if need be, and waits for its guard to end, which means that nothing is left."""
+        with suppress(ProcessLookupError):
+            guard = Watched(self.guard_pid)
+            self.process.kill()
+            os.kill(self.guard_pid, 18)  # SIGCONT
+            assert guard.ended(), "the guard outlived its agent"
+            guard.close()
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            with suppress(BrokenPipeError):
+                stream.close()
+
+
+def status_field(pid: int, name: str) -> str:
+    """A line of /proc/PID/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return value.strip()
+    raise AssertionError(f"no {name} in the status of {pid}")

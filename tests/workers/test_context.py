@@ -1,0 +1,271 @@
+"""A generation's workers as a torch process context."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing import Std
+
+from elastic_agent.workers import _torch_private
+from elastic_agent.workers.context import BackgroundCloser, WorkerContext
+from elastic_agent.workers.guard_client import Exited, GuardLost, Spawned, SpawnFailed, Stopped
+from elastic_agent.workers.logs import GenerationLogs
+from tests.workers.support import SLEEP, Driver
+
+RAISE = "raise RuntimeError('boom')"
+
+
+class Contexts:
+    """Makes contexts with two workers or more, each running code of its own."""
+
+    def __init__(self, driver: Driver, directory: Path) -> None:
+        self.driver = driver
+        self.directory = directory
+        self.closer = BackgroundCloser()
+        self.generation = 0
+
+    def start(self, *codes: str, logs: dict[str, Any] | None = None, **options: Any) -> WorkerContext:
+        args = {slot: ("-I", "-S", "-c", textwrap.dedent(code)) for slot, code in enumerate(codes)}
+        return self.start_program(sys.executable, args, logs=logs, **options)
+
+    def start_program(
+        self,
+        program: str,
+        args: dict[int, tuple[str, ...]],
+        logs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> WorkerContext:
+        self.generation += 1
+        envs = {
+            slot: {
+                "ELASTIC_AGENT_RUN_ID": "run",
+                "ELASTIC_AGENT_NODE_ID": "n2",
+                "ELASTIC_AGENT_GENERATION": str(self.generation),
+                "LOCAL_RANK": str(slot),
+            }
+            for slot in args
+        }
+        specs = GenerationLogs(str(self.directory), **(logs or {}))
+        context = WorkerContext(
+            self.driver.guard, self.generation, "w", program, args, envs, specs, self.closer, **options
+        )
+        context.start()
+        return context
+
+    def feed(self, context: WorkerContext, kind: type) -> None:
+        """Hand events in, up to one of that kind, as the agent's loop does."""
+        before = len(self.driver.events)
+        self.driver.until(kind)
+        for event in self.driver.events[before:]:
+            context.handle(event)
+
+    def stop(self, context: WorkerContext) -> None:
+        self.driver.guard.kill()
+        self.feed(context, Stopped)
+
+
+@pytest.fixture
+def contexts(driver: Driver, tmp_path: Path) -> Iterator[Contexts]:
+    made = Contexts(driver, tmp_path / "logs")
+    yield made
+    assert made.closer.drain_closing(10.0)
+
+
+def test_all_succeed(contexts: Contexts) -> None:
+    context = contexts.start("pass", "pass")
+    assert context.wait(0) is None
+    contexts.feed(context, Spawned)
+    assert set(context.pids()) == {0, 1}
+    contexts.feed(context, Exited)
+    assert context.wait(0) is None
+    contexts.feed(context, Exited)
+    result = context.wait(0)
+    assert result is not None
+    assert not result.is_failed()
+    assert result.return_values == {0: None, 1: None}
+    assert context.failures == []
+    contexts.stop(context)
+    context.close_later()
+
+
+def test_the_first_failure_is_told_and_nobody_is_stopped(contexts: Contexts) -> None:
+    context = contexts.start("import time; time.sleep(1000)", RAISE)
+    contexts.feed(context, Exited)
+    result = context.wait(0)
+    assert result is not None
+    assert set(result.failures) == {1}
+    assert result.failures[1].exitcode == 1
+    assert result.failures[1].message == "RuntimeError: boom"
+    assert [failure.summary("n2") for failure in context.failures] == [
+        "worker n2/1 exited with code 1: RuntimeError: boom"
+    ]
+    assert not context.stopped
+    contexts.stop(context)
+    assert context.stopped
+    assert len(context.failures) == 1, "a worker that was stopped has not failed"
+    context.close_later()
+
+
+def test_failures_are_in_the_order_of_the_deaths(contexts: Contexts) -> None:
+    context = contexts.start_program("sleep", dict.fromkeys(range(3), SLEEP[1:]))
+    contexts.feed(context, Spawned)
+    for slot in (2, 0, 1):
+        os.kill(context.pids()[slot], signal.SIGKILL)
+        contexts.feed(context, Exited)
+    assert [failure.slot for failure in context.failures] == [2, 0, 1]
+    assert context.failures[0].summary("n2") == "worker n2/2 was killed by SIGKILL (out of memory? see dmesg)"
+    contexts.stop(context)
+
+
+def test_what_record_wrote_is_read(contexts: Contexts) -> None:
+    code = """
+        import json, os, sys
+        message = {"message": "ValueError: seen", "extraInfo": {"py_callstack": "Traceback\\n  here"}}
+        json.dump({"message": message}, open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
+        sys.exit(1)
+    """
+    context = contexts.start(code)
+    contexts.feed(context, Exited)
+    assert context.failures[0].message == "ValueError: seen"
+    assert context.failures[0].tail == "Traceback\n  here"
+    contexts.stop(context)
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"message": 3}', "[" * 100_000])
+def test_a_malformed_error_file_does_no_harm(contexts: Contexts, content: str) -> None:
+    code = f"""
+        import os, sys
+        open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write({content!r})
+        sys.exit("gave up")
+    """
+    context = contexts.start(code)
+    contexts.feed(context, Exited)
+    result = context.wait(0)
+    assert result is not None
+    assert result.failures[0].message == context.failures[0].message == "gave up"
+    contexts.stop(context)
+
+
+def test_a_program_that_does_not_exist_is_a_result(contexts: Contexts) -> None:
+    context = contexts.start_program("/no/such/python", {0: ("train.py",), 1: ("train.py",)})
+    contexts.feed(context, Stopped)
+    result = context.wait(0)
+    assert result is not None
+    assert context.spawn_failure is not None
+    assert {failure.message for failure in result.failures.values()} >= {context.spawn_failure.error}
+    assert "'/no/such/python'" in context.spawn_failure.error
+    assert context.stopped
+
+
+def test_workers_lost_with_the_guard_have_failed(contexts: Contexts) -> None:
+    context = contexts.start_program("sleep", {0: SLEEP[1:]})
+    contexts.feed(context, Spawned)
+    os.kill(contexts.driver.guard.pid, signal.SIGKILL)
+    contexts.feed(context, GuardLost)
+    result = context.wait(0)
+    assert result is not None
+    assert result.failures[0].exitcode == -signal.SIGKILL
+    assert context.stopped
+
+
+def test_events_of_another_generation_are_ignored(contexts: Contexts) -> None:
+    context = contexts.start("pass")
+    context.handle(SpawnFailed(99, 0, "other"))
+    context.handle(Stopped(99, ()))
+    assert context.wait(0) is None
+    assert not context.stopped
+    contexts.feed(context, Exited)
+    assert context.wait(0) is not None
+    contexts.stop(context)
+
+
+def test_torchs_blocking_use_works_too(contexts: Contexts) -> None:
+    """`wait` and `close` as torch's own agents call them, with the context as the only reader of events."""
+    context = contexts.start("print('done')", events=contexts.driver.guard.read_events)
+    result = context.wait(20, period=0.02)
+    assert result is not None
+    assert not result.is_failed()
+    context.close(signal.SIGTERM, timeout=5)
+    assert context.stopped
+    sleeping = contexts.start_program("sleep", {0: SLEEP[1:]}, events=contexts.driver.guard.read_events)
+    sleeping.close(signal.SIGTERM, timeout=5)
+    assert sleeping.stopped
+
+
+def test_starting_leaves_the_process_its_signal_handlers(contexts: Contexts) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
+    context = contexts.start("pass")
+    assert {name: signal.getsignal(getattr(signal, name)) for name in names} == before
+    contexts.feed(context, Exited)
+    contexts.stop(context)
+
+
+def test_tee_shows_lines_with_their_worker_and_keeps_them(
+    contexts: Contexts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every line of it, also the last without an end, once `drain_closing` is through."""
+    context = contexts.start(
+        "import sys; print('hello'); sys.stderr.write('oh no')",
+        "print('other'); print('unfinished', end='')",
+        logs={"tee": Std.ALL},
+    )
+    contexts.feed(context, Exited)
+    contexts.feed(context, Exited)
+    contexts.stop(context)
+    context.close_later()
+    assert contexts.closer.drain_closing(10.0)
+    captured = capsys.readouterr()
+    assert sorted(captured.out.split("[w")) == ["", "0]:hello\n", "1]:other\n", "1]:unfinished"]
+    assert captured.err == "[w0]:oh no"
+    assert Path(context.stdouts[0]).read_text() == "hello\n"
+    assert Path(context.stderrs[0]).read_text() == "oh no"
+
+
+def test_prefixes_and_filters_of_torchrun(contexts: Contexts, capsys: pytest.CaptureFixture[str]) -> None:
+    context = contexts.start(
+        "print('loss 1'); print('noise')",
+        "print('loss 2')",
+        logs={"tee": Std.OUT, "local_ranks_filter": {1}},
+        log_line_prefixes={0: "<a> ", 1: "<b> "},
+        duplicate_stdout_filters=["loss"],
+    )
+    contexts.feed(context, Exited)
+    contexts.feed(context, Exited)
+    contexts.stop(context)
+    context.close_later()
+    assert contexts.closer.drain_closing(10.0)
+    assert capsys.readouterr().out == "<b> loss 2\n"
+    filtered = Path(context.stdouts[0]).parent.parent / "filtered_stdout.log"
+    assert filtered.read_text() == "<b> loss 2\n"
+    assert Path(context.stdouts[0]).read_text() == "loss 1\nnoise\n"
+
+
+def test_logs_are_not_closed_under_running_workers(contexts: Contexts) -> None:
+    context = contexts.start_program("sleep", {0: SLEEP[1:]})
+    with pytest.raises(RuntimeError, match="must be stopped"):
+        context.close_later()
+    contexts.stop(context)
+    context.close_later()
+
+
+def test_the_base_environment_can_be_chosen(contexts: Contexts) -> None:
+    code = "import os, sys; sys.exit(0 if (os.environ.get('A'), 'HOME' in os.environ) == ('1', False) else 3)"
+    context = contexts.start(code, base_env={"A": "1"})
+    contexts.feed(context, Exited)
+    assert context.wait(0) is not None
+    assert context.failures == []
+    contexts.stop(context)
+
+
+def test_torch_still_is_as_this_package_needs_it() -> None:
+    assert _torch_private.missing() == [], "adapt elastic_agent/workers/_torch_private.py to this torch"

@@ -1,0 +1,140 @@
+"""What is said of a failed worker."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_agent.workers.failure import describe
+
+TRACEBACK = """\
+step 1
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+RuntimeError: boom
+"""
+
+
+def recorded(message: str, stack: str = "") -> str:
+    """What torch's `@record` writes."""
+    return json.dumps(
+        {"message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": "1"}}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("returncode", "stderr", "summary"),
+    [
+        (1, TRACEBACK, "exited with code 1: RuntimeError: boom"),
+        (
+            1,
+            TRACEBACK + "[W1120] destroy_process_group() was not called\n",
+            "exited with code 1: RuntimeError: boom",
+        ),
+        (1, TRACEBACK.replace("\n", "\n[rank0]: "), "exited with code 1: RuntimeError: boom"),
+        (
+            1,
+            TRACEBACK + "\nDuring handling of the above …\n\n" + TRACEBACK.replace("boom", "later"),
+            "exited with code 1: RuntimeError: later",
+        ),
+        (
+            1,
+            TRACEBACK.replace("RuntimeError: boom", "torch.cuda.OutOfMemoryError"),
+            "exited with code 1: torch.cuda.OutOfMemoryError",
+        ),
+        (
+            1,
+            "  File \"train.py\", line 1\n    x = (\n        ^\nSyntaxError: '(' was never closed\n",
+            "exited with code 1: SyntaxError: '(' was never closed",
+        ),
+        (
+            2,
+            TRACEBACK + "train.py: error: unrecognized arguments: --x\n",
+            "exited with code 2: train.py: error: unrecognized arguments: --x",
+        ),
+        (3, "", "exited with code 3"),
+        (3, " \n--\n", "exited with code 3"),
+        (1, "\x1b[31mred\x1b[0m error\x07\n", "exited with code 1: red error"),
+        (1, "50 %\r100 %\rfatal: no data", "exited with code 1: fatal: no data"),
+        (-9, "", "was killed by SIGKILL (out of memory? see dmesg)"),
+        (-9, TRACEBACK, "was killed by SIGKILL (out of memory? see dmesg)"),
+        (-11, "", "was killed by SIGSEGV (crash in native code)"),
+        (
+            -11,
+            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x0 (most recent call first):\n",
+            "was killed by SIGSEGV: Segmentation fault",
+        ),
+        (
+            -6,
+            "terminate called after throwing a 'c10::Error'\n  what():  CUDA error: device-side assert\n",
+            "was killed by SIGABRT: CUDA error: device-side assert",
+        ),
+        (-15, "", "was ended by SIGTERM"),
+        (-12, "", "was killed by SIGUSR2"),
+        (-33, "", "was killed by signal 33"),
+    ],
+)
+def test_the_summary_from_stderr(returncode: int, stderr: str, summary: str) -> None:
+    assert describe(0, returncode, None, stderr).summary("n2") == f"worker n2/0 {summary}"
+
+
+def test_the_error_file_says_it_better_than_stderr() -> None:
+    failure = describe(11, 1, recorded("ValueError: bad\nshape", "Traceback …\nValueError: bad"), "noise")
+    assert failure.summary("rack7/a") == "worker rack7/a/11 exited with code 1: ValueError: bad shape"
+    assert failure.tail == "Traceback …\nValueError: bad"
+
+
+def test_an_error_file_with_a_plain_message() -> None:
+    failure = describe(0, 1, json.dumps({"message": "out of data"}), TRACEBACK)
+    assert failure.message == "out of data"
+    assert failure.tail == TRACEBACK.strip()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "null",
+        "7",
+        "[]",
+        "{}",
+        '{"message": null}',
+        '{"message": {"message": 3}}',
+        "[" * 100_000,
+        '{"message": {"message": "x", "extraInfo": 3}}',
+    ],
+)
+def test_any_other_error_file_does_no_harm(content: str) -> None:
+    assert describe(0, 1, content, TRACEBACK).message in ("RuntimeError: boom", "x")
+
+
+def test_sizes_are_bounded() -> None:
+    lines = "".join(f"line {number} ü\n" for number in range(10_000))
+    failure = describe(0, 1, recorded("E" * 10_000), lines)
+    assert len(failure.message) == 500
+    assert failure.message.endswith("E…")
+    assert len(failure.tail.encode()) <= 2048
+    assert failure.tail.startswith("line ")
+    assert failure.tail.endswith("line 9999 ü")
+
+
+@given(
+    returncode=st.integers(-64, 255).filter(bool),
+    error_file=st.none() | st.text() | st.text().map(recorded),
+    stderr=st.text(max_size=5000) | st.text(max_size=100).map(lambda text: TRACEBACK + text),
+)
+def test_whatever_was_printed_the_summary_is_one_printable_line(
+    returncode: int, error_file: str | None, stderr: str
+) -> None:
+    failure = describe(0, returncode, error_file, stderr)
+    summary = failure.summary("n2")
+    assert len(summary.splitlines()) == 1
+    assert len(failure.message) <= 500
+    assert len(failure.tail.encode()) <= 2048
+    assert not any(ord(character) < 32 or ord(character) == 127 for character in summary)
+    assert not any(ord(character) < 32 and character not in "\n\t" for character in failure.tail)

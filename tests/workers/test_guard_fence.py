@@ -1,0 +1,305 @@
+"""No worker outlives the lease, the agent or the guard, whatever else is frozen or dead."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from elastic_agent.workers.guard_client import (
+    Exited,
+    Fenced,
+    Guard,
+    GuardLost,
+    Spawned,
+    Stopped,
+    boottime_s,
+    kill_orphans,
+)
+from tests.workers.support import (
+    PATIENCE_S,
+    SLEEP,
+    Driver,
+    News,
+    StandIn,
+    daemonising,
+    program,
+    python,
+    status_field,
+    watching,
+)
+
+pytestmark = pytest.mark.faults
+
+
+# --- the deadline ---------------------------------------------------------------------------------
+
+
+def test_at_the_deadline_everything_is_killed_without_grace(driver: Driver, news: News) -> None:
+    driver.guard.spawn(6, [daemonising(0, news), program(1, *SLEEP)])
+    with watching(int(news.line())) as (daemon,):
+        deadline_s = boottime_s() + 0.2
+        driver.guard.set_deadline(deadline_s)
+        fenced = driver.until(Fenced)
+        assert fenced.generation == 6
+        assert 0.0 <= fenced.late_s < 0.5
+        assert driver.until(Stopped) == Stopped(6, ())
+        assert daemon.ended(0)
+    exits = driver.of(Exited)
+    assert {(event.slot, event.returncode) for event in exits} == {(0, -signal.SIGKILL), (1, -signal.SIGKILL)}
+    assert all(event.stopping and event.at_boottime_s >= deadline_s for event in exits)
+
+
+def test_a_renewed_lease_lets_the_workers_live(driver: Driver) -> None:
+    driver.guard.set_deadline(boottime_s() + 0.3)
+    driver.guard.spawn(1, [program(0, "sleep", "0.6")])
+    driver.until(Spawned)
+    driver.guard.set_deadline(boottime_s() + 1000)
+    assert driver.until(Exited).returncode == 0
+    assert not driver.of(Fenced)
+
+
+def test_a_deadline_taken_back_no_longer_counts(driver: Driver) -> None:
+    driver.guard.set_deadline(boottime_s() + 0.3)
+    driver.guard.spawn(1, [program(0, "sleep", "0.6")])
+    driver.until(Spawned)
+    driver.guard.set_deadline(None)
+    assert driver.until(Exited).returncode == 0
+    assert not driver.of(Fenced)
+
+
+def test_a_deadline_set_when_there_was_none_counts(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(0, *SLEEP)])
+    driver.until(Spawned)
+    driver.guard.set_deadline(None)
+    driver.guard.set_deadline(boottime_s() + 0.1)
+    driver.until(Fenced)
+
+
+def test_the_deadline_cuts_a_grace_short(driver: Driver, news: News) -> None:
+    code = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(sys.argv[1], "w").write("deaf\\n")
+        time.sleep(1000)
+    """
+    driver.guard.spawn(1, [python(0, code, str(news.path))])
+    assert news.line() == "deaf"
+    driver.guard.stop(1000.0)
+    driver.guard.set_deadline(boottime_s() + 0.1)
+    driver.until(Fenced)
+    driver.until(Stopped)
+
+
+def test_the_deadline_holds_for_what_ended_workers_left(driver: Driver, news: News) -> None:
+    driver.guard.spawn(1, [daemonising(0, news, worker="sys.exit(0)")])
+    with watching(int(news.line())) as (daemon,):
+        driver.until(Exited)
+        driver.guard.set_deadline(boottime_s() + 0.1)
+        driver.until(Fenced)
+        driver.until(Stopped)
+        assert daemon.ended(0)
+
+
+def test_a_generation_that_was_stopped_is_not_fenced(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(0, *SLEEP)])
+    driver.guard.kill()
+    driver.until(Stopped)
+    driver.guard.set_deadline(boottime_s() - 1)
+    driver.guard.stop(0)
+    driver.until(Stopped)
+    assert not driver.of(Fenced)
+
+
+def test_a_frozen_agent_is_fenced_by_the_guard_alone(agent: StandIn, news: News) -> None:
+    agent.do("deadline", in_s=0.5)
+    pids = agent.spawn(daemonising(0, news), program(1, *SLEEP))
+    with watching(*pids.values(), int(news.line())) as processes:
+        os.kill(agent.pid, signal.SIGSTOP)
+        assert all(process.ended() for process in processes)
+        os.kill(agent.pid, signal.SIGCONT)
+        assert 0.0 <= agent.until("Fenced")["late_s"] < 0.5
+        agent.until("Stopped")
+
+
+def test_a_frozen_agent_finds_all_events_when_it_wakes(agent: StandIn, news: News) -> None:
+    """They are more than its socket holds, so the guard must keep them, and must not wait to fence."""
+    script = 'head -c 8000 /dev/zero | tr "\\0" x >&2; echo told > "$0"; exec sleep 1000'
+    launches = [program(slot, "sh", "-c", script, str(news.path), stderr=os.devnull) for slot in range(60)]
+    pids = agent.spawn(*launches)
+    assert [news.line() for _ in launches] == ["told"] * 60
+    agent.do("deadline", in_s=0.3)
+    agent.until("DeadlineSet")
+    with watching(*pids.values()) as workers:
+        os.kill(agent.pid, signal.SIGSTOP)
+        assert all(worker.ended() for worker in workers)
+        os.kill(agent.pid, signal.SIGCONT)
+    agent.until("Stopped")
+    exits = [event for event in agent.events if event["name"] == "Exited"]
+    assert [len(event["stderr_tail"]) for event in exits] == [8000] * 60
+
+
+def test_when_all_thaw_after_the_deadline_the_guard_kills_first_thing(agent: StandIn, news: News) -> None:
+    code = """
+        import os, sys, time
+        fd = os.open(sys.argv[1], os.O_WRONLY)
+        os.write(fd, b"begins\\n")
+        last = time.monotonic()
+        while time.monotonic() - last < 0.3:  # until it was frozen for as long
+            last = time.monotonic()
+            time.sleep(0.01)
+        time.sleep(0.3)
+        os.write(fd, b"went on for 0.3 s after it thawed\\n")
+        time.sleep(1000)
+    """
+    pids = agent.spawn(python(0, code, str(news.path)), daemonising(1, news))
+    assert "begins" in {news.line(), news.line()}
+    agent.do("deadline", in_s=0.3)
+    agent.until("DeadlineSet")
+    frozen = (agent.pid, agent.guard_pid, *pids.values())
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    with watching(*pids.values()) as workers:
+        select.select((), (), (), 0.8)
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        assert all(worker.ended() for worker in workers)
+    assert agent.until("Fenced")["late_s"] > 0.4
+    agent.until("Stopped")
+    assert news.silent()
+
+
+# --- death of the agent ---------------------------------------------------------------------------
+
+
+def test_nothing_outlives_a_killed_agent(agent: StandIn, news: News) -> None:
+    pids = agent.spawn(daemonising(0, news), daemonising(1, news, worker="sys.exit(0)"), program(2, *SLEEP))
+    daemons = [int(news.line()) for _ in range(2)]
+    alive = [pids[0], pids[2], *daemons, agent.guard_pid]
+    with watching(*alive) as processes:
+        os.kill(agent.pid, signal.SIGKILL)
+        assert all(process.ended() for process in processes)
+
+
+def test_a_child_of_the_agent_that_holds_everything_open_changes_nothing(agent: StandIn, news: News) -> None:
+    """As a forked helper process does: the socket to the guard then stays open when the agent dies."""
+    agent.spawn(daemonising(0, news))
+    agent.do("fork")
+    with watching(agent.until("Forked")["pid"]), watching(int(news.line()), agent.guard_pid) as processes:
+        os.kill(agent.pid, signal.SIGKILL)
+        assert all(process.ended() for process in processes)
+
+
+def test_an_agent_killed_during_a_grace_leaves_nothing(agent: StandIn, news: News) -> None:
+    ignoring = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    pids = agent.spawn(daemonising(0, news, daemon=ignoring, worker=f"{ignoring}; tell(0); time.sleep(1000)"))
+    told = {news.line(), news.line()}
+    daemon = int(next(line for line in told if line != "0"))
+    agent.do("stop", grace_s=1000.0)
+    with watching(pids[0], daemon, agent.guard_pid) as processes:
+        os.kill(agent.pid, signal.SIGKILL)
+        assert all(process.ended() for process in processes)
+
+
+# --- death of the guard ---------------------------------------------------------------------------
+
+
+def test_when_the_guard_is_killed_the_agent_kills_what_the_kernel_does_not(
+    agent: StandIn, news: News
+) -> None:
+    pids = agent.spawn(daemonising(0, news), program(1, *SLEEP))
+    with watching(*pids.values(), int(news.line())) as processes:
+        os.kill(agent.guard_pid, signal.SIGKILL)
+        assert agent.until("GuardLost")["returncode"] == -signal.SIGKILL
+        assert agent.until("Orphans")["left"] == []
+        assert all(process.ended(0) for process in processes)
+
+
+def test_a_lost_guard_is_told_once_and_commands_to_it_do_nothing(driver: Driver) -> None:
+    os.kill(driver.guard.pid, signal.SIGKILL)
+    assert driver.until(GuardLost) == GuardLost(-signal.SIGKILL)
+    driver.guard.spawn(1, [program(0, "true")])
+    driver.guard.kill()
+    driver.guard.set_deadline(boottime_s())
+    assert driver.guard.read_events() == []
+
+
+def test_kill_orphans_spares_whom_it_is_told_to() -> None:
+    kept, other = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
+    guard = Guard.start()
+    guard.set_deadline(boottime_s() + 1000)
+    guard.spawn(1, [program(0, *SLEEP)])
+    workers_pid = Driver(guard).until(Spawned).pids[0]
+    with watching(kept.pid, workers_pid, other.pid) as (kept_one, worker, other_one):
+        assert kill_orphans(keep=(kept.pid, guard.pid)) == ()
+        assert other_one.ended(0)
+        assert not kept_one.ended(0)
+        assert not worker.ended(0)
+    guard.close()
+    kept.wait()
+    other.wait()
+
+
+# --- a blocked stderr -----------------------------------------------------------------------------
+
+
+SCREAM = "import os; os.write(2, b'x' * 1000)\nwhile True: os.write(2, b'y' * 65536)"
+
+
+@contextmanager
+def blocked_agent(kind: str) -> Iterator[StandIn]:
+    """An agent whose stderr nobody reads."""
+    if kind == "pipe":
+        read_end, write_end = os.pipe()
+    elif kind == "terminal":
+        read_end, write_end = pty.openpty()
+    else:
+        pair = socket.socketpair()
+        read_end, write_end = (end.detach() for end in pair)
+    agent = StandIn(stderr=write_end)
+    try:
+        yield agent
+    finally:
+        agent.close()
+        os.close(read_end)
+        os.close(write_end)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal", "socket"])
+def test_a_stderr_that_nobody_reads_does_not_hold_up_the_fence(kind: str, news: News) -> None:
+    with blocked_agent(kind) as agent:
+        pids = agent.spawn(python(0, SCREAM), daemonising(1, news))
+        with watching(*pids.values(), int(news.line())) as processes:
+            agent.do("deadline", in_s=0.5)
+            assert agent.until("Fenced")["late_s"] < 0.5
+            agent.until("Stopped")
+            assert all(process.ended(0) for process in processes)
+        screamer = next(event for event in agent.events if event["name"] == "Exited" and event["slot"] == 0)
+        assert screamer["stderr_tail"] == "y" * 8192
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal", "socket"])
+def test_a_stderr_that_nobody_reads_does_not_keep_the_guard_after_its_agent(kind: str) -> None:
+    with blocked_agent(kind) as agent:
+        pids = agent.spawn(python(0, SCREAM))
+        with watching(pids[0], agent.guard_pid) as (worker, guard):
+            os.kill(agent.pid, signal.SIGKILL)
+            assert worker.ended(2.0)
+            assert guard.ended(PATIENCE_S)
+
+
+def test_a_worker_that_screams_is_held_up_when_nobody_reads() -> None:
+    """It must not fill the guard's memory: once all buffers are full, it sleeps in its write."""
+    with blocked_agent("pipe") as agent:
+        pid = agent.spawn(python(0, SCREAM))[0]
+        with watching(pid) as (worker,):
+            assert not worker.ended(0.5)
+            resident_kib = int(status_field(agent.guard_pid, "VmRSS").split()[0])
+            assert resident_kib < 40_000

@@ -1,0 +1,145 @@
+"""What workers print goes where it should, and the end of what they said before they failed is known."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import socket
+import struct
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.workers.guard_client import Exited, Stopped
+from tests.workers.support import PATIENCE_S, Driver, News, StandIn, daemonising, program, python
+
+BOOM = "import sys; sys.stderr.write('first line\\nlast words'); sys.exit(1)"
+
+
+def read_until(fd: int, wanted: bytes) -> bytes:
+    """What comes out of `fd`, until it contains `wanted`."""
+    seen = b""
+    while wanted not in seen:
+        assert select.select((fd,), (), (), PATIENCE_S)[0], f"{wanted!r} did not come, only {seen!r}"
+        seen += os.read(fd, 65536)
+    return seen
+
+
+@contextmanager
+def agent_writing_to(write_end: int) -> Iterator[StandIn]:
+    agent = StandIn(stderr=write_end)
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def test_stderr_without_a_newline_at_its_end_comes_out_whole() -> None:
+    read_end, write_end = os.pipe()
+    with agent_writing_to(write_end) as agent:
+        agent.spawn(python(0, BOOM))
+        assert agent.until("Exited")["stderr_tail"] == "first line\nlast words"
+        assert read_until(read_end, b"words") == b"first line\nlast words"
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_stderr_comes_out_while_the_worker_runs(news: News) -> None:
+    """Progress bars end no line."""
+    ours, theirs = socket.socketpair()
+    with agent_writing_to(theirs.fileno()) as agent:
+        agent.spawn(python(0, "import os, time; os.write(2, b'50 %\\r'); time.sleep(1000)"))
+        assert read_until(ours.fileno(), b"50 %\r") == b"50 %\r"
+    ours.close()
+    theirs.close()
+
+
+def test_what_a_grandchild_prints_after_the_worker_ended_comes_out(news: News) -> None:
+    read_end, write_end = os.pipe()
+    speaks = "time.sleep(0.2); os.write(2, b'late words')"
+    with agent_writing_to(write_end) as agent:
+        agent.spawn(daemonising(0, news, daemon=speaks, worker="sys.exit(0)"))
+        agent.until("Exited")
+        assert read_until(read_end, b"late words")
+        agent.do("stop", grace_s=0.0)
+        agent.until("Stopped")
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_a_regular_file_takes_everything(tmp_path: Path) -> None:
+    with open(tmp_path / "log", "ab", buffering=0) as log:
+        log.write(b"before\n")
+        with agent_writing_to(log.fileno()) as agent:
+            agent.spawn(*(python(slot, "import os; os.write(2, b'x' * 300_000)") for slot in range(3)))
+            for _ in range(3):
+                assert agent.until("Exited")["returncode"] == 0
+    assert (tmp_path / "log").read_bytes() == b"before\n" + b"x" * 900_000
+
+
+@pytest.mark.parametrize("kind", ["file", "devnull"])
+def test_the_tail_is_known_wherever_stderr_goes(driver: Driver, tmp_path: Path, kind: str) -> None:
+    path = os.devnull if kind == "devnull" else str(tmp_path / "stderr.log")
+    script = "head -c 100000 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 1"
+    driver.guard.spawn(1, [program(0, "sh", "-c", script, stderr=path)])
+    assert driver.until(Exited).stderr_tail == "x" * (8192 - 8) + "the end\n"
+
+
+def test_a_worker_that_succeeds_has_no_tail(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(0, "sh", "-c", "echo warning >&2")])
+    assert driver.until(Exited).stderr_tail == ""
+
+
+def test_files_are_appended_to_and_may_be_one_for_both(driver: Driver, tmp_path: Path) -> None:
+    path = tmp_path / "both.log"
+    path.write_text("kept\n")
+    script = "echo out; echo err >&2; echo out again"
+    driver.guard.spawn(1, [program(0, "sh", "-c", script, stdout=str(path), stderr=str(path))])
+    driver.until(Exited)
+    assert path.read_text() == "kept\nout\nerr\nout again\n"
+
+
+def test_a_stderr_that_is_not_text_does_no_harm(driver: Driver) -> None:
+    driver.guard.spawn(1, [python(0, "import os; os.write(2, bytes(range(256))); os._exit(1)")])
+    assert "abc" in driver.until(Exited).stderr_tail
+    driver.guard.kill()
+    driver.until(Stopped)
+
+
+def test_on_a_terminal_stderr_stays_a_terminal_of_the_same_size() -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+    code = """
+        import os, sys
+        size = os.get_terminal_size(2)
+        os.write(2, f"{os.isatty(2)} {size.lines} {size.columns}\\r50 %\\nboom".encode())
+        sys.exit(1)
+    """
+    with agent_writing_to(slave) as agent:
+        agent.spawn(python(0, code))
+        assert agent.until("Exited")["stderr_tail"] == "True 33 77\r50 %\nboom"
+        # The terminal itself, and only that, turns a line's end into what terminals want.
+        assert read_until(master, b"boom") == b"True 33 77\r50 %\r\nboom"
+    os.close(master)
+    os.close(slave)
+
+
+def test_when_the_reader_of_stderr_goes_away_workers_go_on(news: News) -> None:
+    read_end, write_end = os.pipe()
+    code = """
+        import os, sys
+        for _ in range(100):
+            os.write(2, b"x" * 65536)
+        os.write(os.open(sys.argv[1], os.O_WRONLY), b"went on\\n")
+    """
+    with agent_writing_to(write_end) as agent:
+        os.close(write_end)
+        os.close(read_end)
+        agent.spawn(python(0, code, str(news.path)))
+        assert news.line() == "went on"
+        assert agent.until("Exited")["returncode"] == 0

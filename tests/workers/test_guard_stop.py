@@ -1,0 +1,272 @@
+"""Stopping a generation: a signal, some grace, then SIGKILL, and nothing left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.workers import _linux
+from elastic_agent.workers.guard_client import Exited, Guard, Launch, Spawned, Stopped, boottime_s
+from tests.workers.support import SLEEP, Driver, News, Watched, daemonising, program, python, watching
+
+IGNORES_SIGTERM = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], "w").write("deaf\\n")
+time.sleep(1000)
+"""
+
+LONG_S = 1000.0
+
+
+def test_sigterm_ends_a_worker_at_once(driver: Driver) -> None:
+    driver.guard.spawn(2, [program(0, *SLEEP), program(1, *SLEEP)])
+    driver.until(Spawned)
+    driver.guard.stop(LONG_S)
+    assert driver.until(Stopped) == Stopped(2, ())
+    assert {(event.slot, event.returncode, event.stopping) for event in driver.of(Exited)} == {
+        (0, -signal.SIGTERM, True),
+        (1, -signal.SIGTERM, True),
+    }
+
+
+def test_a_worker_may_use_its_grace_to_end_well(driver: Driver, news: News) -> None:
+    code = """
+        import signal, sys
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        open(sys.argv[1], "w").write("waits\\n")
+        signal.sigwait([signal.SIGTERM])
+        open(sys.argv[1], "w").write("saved\\n")
+        sys.exit(5)
+    """
+    driver.guard.spawn(1, [python(0, code, str(news.path))])
+    assert news.line() == "waits"
+    driver.guard.stop(LONG_S)
+    assert driver.until(Exited).returncode == 5
+    assert news.line() == "saved"
+    driver.until(Stopped)
+
+
+def test_another_signal_may_be_asked_for(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(0, *SLEEP)])
+    driver.until(Spawned)
+    driver.guard.stop(LONG_S, signal.SIGINT)
+    assert driver.until(Exited).returncode == -signal.SIGINT
+
+
+def test_a_worker_deaf_to_sigterm_is_killed_after_the_grace(driver: Driver, news: News) -> None:
+    driver.guard.spawn(1, [python(0, IGNORES_SIGTERM, str(news.path))])
+    assert news.line() == "deaf"
+    asked = time.monotonic()
+    driver.guard.stop(0.3)
+    assert driver.until(Exited).returncode == -signal.SIGKILL
+    assert 0.3 <= time.monotonic() - asked < 2.0
+    driver.until(Stopped)
+
+
+def test_the_grace_can_be_cut_short(driver: Driver, news: News) -> None:
+    driver.guard.spawn(1, [python(0, IGNORES_SIGTERM, str(news.path))])
+    assert news.line() == "deaf"
+    driver.guard.stop(LONG_S)
+    driver.guard.kill()
+    assert driver.until(Exited).returncode == -signal.SIGKILL
+    driver.until(Stopped)
+
+
+def test_a_stopped_process_can_be_killed(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(0, *SLEEP)])
+    os.kill(driver.until(Spawned).pids[0], signal.SIGSTOP)
+    driver.guard.stop(0.1)
+    driver.until(Stopped)
+
+
+def test_children_in_the_workers_group_are_asked_to_end_too(driver: Driver, news: News) -> None:
+    code = """
+        import os, signal, subprocess, sys
+        child = subprocess.Popen(["sleep", "1000"])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open(sys.argv[1], "w").write("ready\\n")
+        code = child.wait()
+        open(sys.argv[1], "w").write(f"{code}\\n")
+    """
+    driver.guard.spawn(1, [python(0, code, str(news.path))])
+    assert news.line() == "ready"
+    driver.guard.stop(LONG_S)
+    assert int(news.line()) == -signal.SIGTERM
+    driver.until(Stopped)
+
+
+def test_a_daemonised_grandchild_is_gone_with_the_generation_and_costs_no_grace(
+    driver: Driver, news: News
+) -> None:
+    driver.guard.spawn(1, [daemonising(0, news)])
+    with watching(int(news.line())) as (daemon,):
+        driver.guard.stop(LONG_S)
+        driver.until(Stopped)
+        assert daemon.ended(0)
+
+
+def test_a_daemonised_grandchild_has_the_grace_too(driver: Driver, news: News) -> None:
+    daemon_code = "import signal; signal.signal(signal.SIGTERM, lambda *_: (tell('asked'), os._exit(0)))"
+    driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
+    with watching(int(news.line())):
+        driver.guard.stop(LONG_S)
+        driver.until(Stopped)
+        assert news.line() == "asked"
+
+
+def test_a_grandchild_deaf_to_sigterm_is_killed_after_the_grace(driver: Driver, news: News) -> None:
+    daemon_code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
+    with watching(int(news.line())) as (daemon,):
+        driver.guard.stop(0.2)
+        driver.until(Stopped)
+        assert daemon.ended(0)
+
+
+def test_what_workers_left_that_ended_by_themselves_is_stopped(driver: Driver, news: News) -> None:
+    driver.guard.spawn(1, [daemonising(0, news, worker="sys.exit(0)")])
+    with watching(int(news.line())) as (daemon,):
+        assert driver.until(Exited).returncode == 0
+        assert not daemon.ended(0)
+        driver.guard.stop(LONG_S)
+        assert driver.until(Stopped) == Stopped(1, ())
+        assert daemon.ended(0)
+
+
+def test_a_process_whose_first_thread_has_ended_is_still_found(driver: Driver, news: News) -> None:
+    """It looks like a zombie in /proc, and runs."""
+    daemon_code = """
+        import ctypes, threading
+        threading.Thread(target=lambda: (tell(os.getpid()), time.sleep(1000))).start()
+        ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+    """
+    driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
+    with watching(int(news.line())) as (daemon,):
+        assert daemon.pid in {process.pid for process in _linux.descendants(driver.guard.pid)}
+        driver.guard.kill()
+        driver.until(Stopped)
+        assert daemon.ended(0)
+
+
+def test_a_family_that_keeps_forking_is_stamped_out(driver: Driver, news: News) -> None:
+    code = """
+        import os, sys, time
+        open(sys.argv[1], "w").write(f"{os.getpid()}\\n")
+        while True:  # each generation daemonises the next, and dies
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            time.sleep(0.001)
+    """
+    driver.guard.spawn(1, [python(0, code, str(news.path))])
+    news.line()
+    driver.until(Exited)
+    driver.guard.kill()
+    assert driver.until(Stopped) == Stopped(1, ())
+    assert not _linux.descendants(driver.guard.pid)
+
+
+def test_stopping_nothing_is_answered_at_once(driver: Driver) -> None:
+    driver.guard.stop(LONG_S)
+    assert driver.until(Stopped) == Stopped(0, ())
+    driver.guard.spawn(7, [program(0, "true")])
+    driver.until(Exited)
+    driver.guard.stop(LONG_S)
+    assert driver.until(Stopped) == Stopped(7, ())
+    driver.guard.stop(LONG_S)
+    assert driver.until(Stopped) == Stopped(7, ())
+
+
+def test_stopping_while_starting_leaves_nothing(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(slot, *SLEEP) for slot in range(4)])
+    driver.guard.stop(LONG_S)
+    driver.until(Stopped)
+    assert not _linux.descendants(driver.guard.pid)
+
+
+def test_signals_for_the_whole_service_do_not_end_the_guard(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(0, *SLEEP)])
+    worker = Watched(driver.until(Spawned).pids[0])
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
+        os.kill(driver.guard.pid, signum)
+    driver.guard.signal_workers(signal.SIGTERM)
+    assert driver.until(Exited).returncode == -signal.SIGTERM
+    worker.close()
+
+
+def test_fifty_generations_leave_no_descriptor_and_no_process(driver: Driver, news: News) -> None:
+    def descriptors() -> tuple[int, int]:
+        return len(os.listdir(f"/proc/{driver.guard.pid}/fd")), len(os.listdir("/proc/self/fd"))
+
+    def cycle(generation: int) -> None:
+        broken = [Launch(2, ("/no/such",), {})] if generation % 5 == 4 else []
+        driver.guard.spawn(generation, [daemonising(0, news), program(1, *SLEEP), *broken])
+        if not broken:
+            driver.until(Spawned)
+            news.line()
+        driver.guard.stop(LONG_S if generation % 2 else 0.0)
+        driver.until(Stopped)
+
+    cycle(0)
+    before = descriptors()
+    for generation in range(1, 51):
+        cycle(generation)
+    assert descriptors() == before
+    assert not _linux.descendants(driver.guard.pid)
+    assert not _linux.dead_children(driver.guard.pid)
+
+
+def test_close_ends_the_guard_and_all_it_started(news: News) -> None:
+    guard = Guard.start()
+    guard.set_deadline(boottime_s() + 1000)
+    driver = Driver(guard)
+    guard.spawn(1, [daemonising(0, news)])
+    daemon = int(news.line())
+    with watching(guard.pid, daemon, driver.until(Spawned).pids[0]) as watched:
+        guard.close()
+        assert all(process.ended(0) for process in watched)
+    guard.close()
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A control group (version 1) whose processes sleep in the kernel, deaf to SIGKILL, until thawed."""
+    path = Path("/sys/fs/cgroup/freezer", f"elastic-agent-test-{os.getpid()}")
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"no freezer control group of version 1 here: {error}")
+    yield path
+    (path / "freezer.state").write_text("THAWED")
+    for _ in range(1000):
+        try:
+            path.rmdir()
+            return
+        except OSError:
+            time.sleep(0.01)  # its processes are being torn down, which nothing announces
+
+
+def test_a_process_asleep_in_the_kernel_does_not_hold_up_the_others(driver: Driver, freezer: Path) -> None:
+    driver.guard.spawn(1, [program(0, *SLEEP), program(1, *SLEEP)])
+    frozen = driver.until(Spawned).pids[1]
+    (freezer / "cgroup.procs").write_text(str(frozen))
+    (freezer / "freezer.state").write_text("FROZEN")
+    driver.guard.stop(0.1)
+    stopped = driver.until(Stopped)
+    assert stopped == Stopped(1, (frozen,))
+    assert [event.slot for event in driver.of(Exited)] == [0]
+    asked = time.monotonic()
+    driver.guard.spawn(2, [program(0, *SLEEP)])
+    driver.until(Spawned)
+    driver.guard.stop(LONG_S)
+    assert driver.until(Stopped) == Stopped(2, ())  # nobody waits for it again
+    assert time.monotonic() - asked < 0.9
+    with watching(frozen) as (process,):
+        (freezer / "freezer.state").write_text("THAWED")
+        assert process.ended()

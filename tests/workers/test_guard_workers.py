@@ -1,0 +1,188 @@
+"""The guard starts workers as told, and tells how each ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.workers.guard_client import (
+    NO_SLOT,
+    Exited,
+    Guard,
+    Launch,
+    Ready,
+    Spawned,
+    SpawnFailed,
+    Stopped,
+    boottime_s,
+)
+from tests.workers.support import SLEEP, Driver, News, Watched, program, python, status_field
+
+
+def test_exit_codes_and_signals_are_reported(driver: Driver) -> None:
+    before_s = boottime_s()
+    driver.guard.spawn(
+        3,
+        [
+            program(0, "true"),
+            program(1, "sh", "-c", "exit 7"),
+            program(2, "sh", "-c", "kill -SEGV $$"),
+        ],
+    )
+    pids = driver.until(Spawned).pids
+    exits = {event.slot: event for event in (driver.until(Exited) for _ in range(3))}
+    assert {slot: event.returncode for slot, event in exits.items()} == {0: 0, 1: 7, 2: -signal.SIGSEGV}
+    assert {slot: event.pid for slot, event in exits.items()} == pids
+    assert all(event.generation == 3 and not event.stopping for event in exits.values())
+    assert all(before_s < event.at_boottime_s < boottime_s() for event in exits.values())
+
+
+def test_exits_come_in_the_order_of_the_deaths(driver: Driver) -> None:
+    """Also when the guard was away and finds all of them dead at once."""
+    driver.guard.spawn(1, [program(slot, *SLEEP) for slot in range(8)])
+    pids = driver.until(Spawned).pids
+    order = [5, 0, 7, 2, 1, 6, 3, 4]
+    os.kill(driver.guard.pid, signal.SIGSTOP)
+    for slot in order:
+        worker = Watched(pids[slot])
+        os.kill(worker.pid, signal.SIGKILL)
+        assert worker.ended()
+        worker.close()
+    os.kill(driver.guard.pid, signal.SIGCONT)
+    assert [driver.until(Exited).slot for _ in order] == order
+
+
+def test_a_worker_gets_exactly_its_arguments_environment_and_directory(
+    driver: Driver, tmp_path: Path
+) -> None:
+    code = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
+    argv = (sys.executable, "-I", "-S", "-c", code, "a b", "ü", "")
+    environment = {"PATH": os.environ["PATH"], "ODD": "\udcff\n=", "LC_ALL": "C.UTF-8"}
+    output = tmp_path / "out"
+    driver.guard.spawn(1, [Launch(0, argv, environment, cwd=str(tmp_path), stdout=str(output))])
+    assert driver.until(Exited).returncode == 0
+    assert json.loads(output.read_text()) == [["a b", "ü", ""], environment, str(tmp_path)]
+
+
+def test_a_worker_inherits_three_descriptors(driver: Driver, tmp_path: Path) -> None:
+    noise = [os.open(os.devnull, os.O_RDONLY) for _ in range(5)]
+    for fd in noise:
+        os.set_inheritable(fd, True)  # as careless libraries in an agent do
+    outputs = [tmp_path / "0", tmp_path / "1", tmp_path / "2"]
+    driver.guard.spawn(
+        1, [program(i, "sh", "-c", "ls /proc/$$/fd", stdout=str(path)) for i, path in enumerate(outputs)]
+    )
+    for output in outputs:
+        assert driver.until(Exited).returncode == 0
+    for fd in noise:
+        os.close(fd)
+    assert [output.read_text().split() for output in outputs] == [["0", "1", "2"]] * 3
+
+
+def test_a_worker_has_default_signals(driver: Driver, tmp_path: Path) -> None:
+    """Python ignores SIGPIPE and the guard ignores SIGTERM; neither may reach the worker."""
+    output = tmp_path / "out"
+    wanted = ("grep", "-E", "^Sig(Pnd|Blk|Ign|Cgt):", "/proc/self/status")
+    driver.guard.spawn(1, [program(0, *wanted, stdout=str(output))])
+    assert driver.until(Exited).returncode == 0
+    masks = [line.split()[1] for line in output.read_text().splitlines()]
+    assert masks == ["0" * 16] * 4
+
+
+def test_a_worker_leads_its_own_session_and_dies_with_the_guard(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(0, *SLEEP)])
+    pid = driver.until(Spawned).pids[0]
+    assert os.getsid(pid) == os.getpgid(pid) == pid
+    worker = Watched(pid)
+    os.kill(driver.guard.pid, signal.SIGKILL)
+    assert worker.ended()
+    worker.close()
+
+
+def test_hundreds_of_kilobytes_of_environment_reach_the_workers(driver: Driver) -> None:
+    big = {f"BIG_{i}": "x" * 100_000 for i in range(10)}
+    launches = [Launch(slot, ("sh", "-c", 'exit "${#BIG_9}"'), big | dict(os.environ)) for slot in range(4)]
+    driver.guard.spawn(1, launches)
+    assert {driver.until(Exited).returncode for _ in launches} == {100_000 % 256}
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        (
+            {"argv": ("/no/such/python", "train.py")},
+            "cannot start '/no/such/python': No such file or directory",
+        ),
+        ({"argv": ("no-such-program",)}, "cannot start 'no-such-program': No such file or directory"),
+        ({"argv": ("/etc/passwd",)}, "cannot start '/etc/passwd': Permission denied"),
+        ({"cwd": "/no/such"}, "cannot enter the directory '/no/such': No such file or directory"),
+        ({"stdout": "/no/such/out"}, "cannot open '/no/such/out': No such file or directory"),
+        ({"stderr": "/no/such/err"}, "cannot open '/no/such/err': No such file or directory"),
+        ({"argv": ("sh", "-c", "x" * 200_000)}, "cannot start 'sh': Argument list too long"),
+    ],
+)
+def test_what_cannot_be_started_is_named_and_the_rest_stopped(
+    driver: Driver, fields: dict[str, object], error: str
+) -> None:
+    whole: dict[str, object] = {"argv": SLEEP, "env": dict(os.environ), "slot": 1, **fields}
+    driver.guard.spawn(4, [program(0, *SLEEP), Launch(**whole)])  # type: ignore[arg-type]
+    assert driver.until(SpawnFailed) == SpawnFailed(4, 1, error)
+    assert driver.until(Stopped) == Stopped(4, ())
+    assert [event.slot for event in driver.of(Exited)] == [0]
+    assert not driver.of(Spawned)
+    driver.guard.spawn(5, [program(0, "true")])
+    assert driver.until(Exited).generation == 5
+
+
+@pytest.mark.parametrize(
+    ("deadline_in_s", "reason"), [(None, "there is no lease"), (-0.5, "the lease ended 0.5")]
+)
+def test_nothing_starts_without_a_lease(driver: Driver, deadline_in_s: float | None, reason: str) -> None:
+    driver.guard.set_deadline(None if deadline_in_s is None else boottime_s() + deadline_in_s)
+    driver.guard.spawn(1, [program(0, *SLEEP)])
+    refusal = driver.until(SpawnFailed)
+    assert (refusal.slot, refusal.error[: len(reason)]) == (NO_SLOT, reason)
+    assert driver.until(Stopped) == Stopped(1, ())
+
+
+def test_a_second_generation_must_wait_for_the_first_to_be_stopped(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(0, "true")])
+    driver.until(Exited)
+    with pytest.raises(RuntimeError, match="generation 1 is not stopped yet"):
+        driver.guard.spawn(2, [program(0, "true")])
+    driver.guard.kill()
+    driver.until(Stopped)
+    driver.guard.spawn(2, [program(0, "true")])
+    assert driver.until(Exited).generation == 2
+
+
+def test_commands_may_be_given_before_the_guard_is_ready() -> None:
+    guard = Guard.start()
+    guard.set_deadline(boottime_s() + 1000)
+    guard.spawn(1, [program(0, "true")])
+    driver = Driver(guard)
+    assert driver.until(Exited).returncode == 0
+    assert isinstance(driver.events[0], Ready)
+    guard.close()
+
+
+def test_signals_go_to_the_workers_and_not_to_their_children(driver: Driver, news: News) -> None:
+    code = """
+        import os, signal, subprocess, sys
+        child = subprocess.Popen(["sleep", "1000"])
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+        open(sys.argv[1], "w").write(f"{child.pid}\\n")
+        signal.sigwait([signal.SIGUSR2])
+        open(sys.argv[1], "w").write("dumped\\n")
+    """
+    driver.guard.spawn(1, [python(0, code, str(news.path))])
+    child = int(news.line())
+    driver.guard.signal_workers(signal.SIGUSR2)
+    assert news.line() == "dumped"
+    driver.until(Exited)
+    assert status_field(child, "State") == "S (sleeping)"

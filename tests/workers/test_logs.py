@@ -1,0 +1,215 @@
+"""Where output goes, what is kept, and what std mappings mean."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
+
+from elastic_agent.workers.logs import GenerationLogs, file_safe, parse_std
+
+
+def environments(
+    slots: int = 1, generation: int = 1, run_id: str = "run", node_id: str = "n2"
+) -> dict[int, dict[str, str]]:
+    return {
+        slot: {
+            "ELASTIC_AGENT_RUN_ID": run_id,
+            "ELASTIC_AGENT_NODE_ID": node_id,
+            "ELASTIC_AGENT_GENERATION": str(generation),
+            "TORCHELASTIC_RUN_ID": run_id,
+        }
+        for slot in range(slots)
+    }
+
+
+# --- std mappings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("0", Std.NONE),
+        ("1", Std.OUT),
+        ("2", Std.ERR),
+        ("3", Std.ALL),
+        ("0:3,11:1", {0: Std.ALL, 11: Std.OUT}),
+        ("0:0, 1:2", {0: Std.NONE, 1: Std.ERR}),
+        ("127:3", {127: Std.ALL}),
+    ],
+)
+def test_std_settings(text: str, meaning: object) -> None:
+    assert parse_std(text) == meaning
+
+
+@given(st.one_of(st.integers(0, 3), st.dictionaries(st.integers(0, 9), st.integers(0, 3), min_size=1)))
+def test_what_torch_understands_is_understood_alike(setting: int | dict[int, int]) -> None:
+    text = str(setting) if isinstance(setting, int) else ",".join(f"{k}:{v}" for k, v in setting.items())
+    assert parse_std(text) == Std.from_str(text)
+
+
+@pytest.mark.parametrize("text", ["", "4", "-1", "0:4", "0:1,", "a:1", "0=1", "1:2:3", "٣", "0:1\n1:1"])
+def test_a_wrong_std_setting_is_one_line_that_shows_it(text: str) -> None:
+    with pytest.raises(ValueError, match="neither 0") as error:
+        parse_std(text)
+    assert repr(text) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_local_rank_named_twice_is_wrong() -> None:
+    with pytest.raises(ValueError, match="names local rank 1 twice"):
+        parse_std("1:0,01:3")
+
+
+# --- destinations ---------------------------------------------------------------------------------
+
+
+def shape(dest: LogsDest) -> dict[str, dict[int, str]]:
+    """What goes where, without the directories."""
+    streams = ("stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files")
+    return {
+        stream: {
+            slot: path if path in ("", os.devnull) else os.path.join(*Path(path).parts[-2:])
+            for slot, path in getattr(dest, stream).items()
+        }
+        for stream in streams
+    }
+
+
+settings = st.one_of(
+    st.sampled_from(list(Std)),
+    st.dictionaries(st.integers(0, 3), st.sampled_from([Std(i) for i in range(4)])),
+)
+
+
+@given(
+    redirects=settings, tee=settings, shown=st.sets(st.integers(0, 3)) | st.none(), slots=st.integers(1, 4)
+)
+def test_redirects_tee_and_filter_mean_what_they_mean_to_torchrun(
+    tmp_path_factory: pytest.TempPathFactory,
+    redirects: Std | dict[int, Std],
+    tee: Std | dict[int, Std],
+    shown: set[int] | None,
+    slots: int,
+) -> None:
+    directory = tmp_path_factory.mktemp("logs")
+    ours = GenerationLogs(str(directory / "ours"), redirects, tee, shown).reify(environments(slots))
+    theirs = DefaultLogsSpecs(str(directory / "theirs"), redirects, tee, shown).reify(environments(slots))
+    assert shape(ours) == shape(theirs)
+
+
+def test_the_layout(tmp_path: Path) -> None:
+    envs = environments(2, generation=7)
+    dest = GenerationLogs(str(tmp_path), Std.ALL).reify(envs)
+    node = tmp_path / "run" / "000007" / "n2"
+    assert dest.stdouts == {slot: str(node / str(slot) / "stdout.log") for slot in range(2)}
+    assert dest.stderrs == {slot: str(node / str(slot) / "stderr.log") for slot in range(2)}
+    assert dest.error_files == {slot: str(node / str(slot) / "error.json") for slot in range(2)}
+    assert envs[1]["TORCHELASTIC_ERROR_FILE"] == dest.error_files[1]
+    assert dest.filtered_stdout == str(node / "filtered_stdout.log")
+    assert dest.filtered_stderr == str(node / "filtered_stderr.log")
+    assert (node / "1").is_dir()
+    assert os.readlink(tmp_path / "run" / "latest") == "000007"
+
+
+def test_nodes_share_a_directory(tmp_path: Path) -> None:
+    for node_id in ("n1", "n2"):
+        GenerationLogs(str(tmp_path)).reify(environments(node_id=node_id))
+    assert sorted(os.listdir(tmp_path / "run" / "000001")) == ["n1", "n2"]
+
+
+def test_under_plain_torchrun_its_own_variables_serve(tmp_path: Path) -> None:
+    envs = {0: {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2", "GROUP_RANK": "1"}}
+    dest = GenerationLogs(str(tmp_path)).reify(envs)
+    assert dest.error_files[0] == str(tmp_path / "job" / "000002" / "node1" / "0" / "error.json")
+
+
+def test_without_a_directory_a_temporary_one_is_made_and_can_be_removed(tmp_path: Path) -> None:
+    logs = GenerationLogs()
+    dest = logs.reify(environments())
+    assert Path(dest.error_files[0]).parent.is_dir()
+    logs.remove_if_temporary()
+    assert not os.path.exists(logs.root_log_dir)
+    named = GenerationLogs(str(tmp_path))
+    named.remove_if_temporary()
+    assert tmp_path.is_dir()
+
+
+def test_dev_null_as_directory_means_no_files() -> None:
+    logs = GenerationLogs(os.devnull, Std.ALL, Std.ALL)
+    envs = environments(2)
+    dest = logs.reify(envs)
+    assert dest.stdouts == dest.stderrs == {0: "", 1: ""}
+    assert dest.tee_stdouts == dest.tee_stderrs == {}
+    assert envs[0]["TORCHELASTIC_ERROR_FILE"] == ""
+    assert logs.discards_everything
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(ValueError, match="is a file; name a directory"):
+        GenerationLogs(str(path))
+    with pytest.raises(ValueError, match="cannot be made: Not a directory"):
+        GenerationLogs(str(path / "below"))
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def test_the_newest_generations_are_kept(tmp_path: Path) -> None:
+    logs = GenerationLogs(str(tmp_path), keep_generations=3)
+    for generation in (1, 2, 5, 9, 10):
+        logs.reify(environments(generation=generation))
+    assert sorted(os.listdir(tmp_path / "run")) == ["000005", "000009", "000010", "latest"]
+    assert os.readlink(tmp_path / "run" / "latest") == "000010"
+
+
+def test_other_runs_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run" / "notes").mkdir(parents=True)
+    logs = GenerationLogs(str(tmp_path), keep_generations=1)
+    logs.reify(environments(run_id="other"))
+    logs.reify(environments(generation=1))
+    logs.reify(environments(generation=2))
+    assert sorted(os.listdir(tmp_path / "run")) == ["000002", "latest", "notes"]
+    assert sorted(os.listdir(tmp_path / "other")) == ["000001", "latest"]
+
+
+def test_a_run_of_the_same_name_erases_nothing_and_reads_nothing_old(tmp_path: Path) -> None:
+    for content in ("first", "second", "third"):
+        dest = GenerationLogs(str(tmp_path)).reify(environments())
+        assert not os.path.exists(dest.error_files[0])
+        Path(dest.error_files[0]).write_text(content)
+    generation = tmp_path / "run" / "000001"
+    assert {path.name: (path / "0" / "error.json").read_text() for path in generation.iterdir()} == {
+        "n2": "third",
+        "n2~1": "first",
+        "n2~2": "second",
+    }
+
+
+def test_a_restarted_run_does_not_prune_the_later_generations_of_its_namesake(tmp_path: Path) -> None:
+    logs = GenerationLogs(str(tmp_path), keep_generations=2)
+    logs.reify(environments(generation=30))
+    logs.reify(environments(generation=1))
+    assert sorted(os.listdir(tmp_path / "run")) == ["000001", "000030", "latest"]
+
+
+@pytest.mark.parametrize("name", ["job-7_a.b", "n2", "日本"])
+def test_ordinary_names_stay_readable(name: str) -> None:
+    assert file_safe(name) == (name if name.isascii() else "%E6%97%A5%E6%9C%AC")
+
+
+@given(st.lists(st.text(min_size=0, max_size=300), min_size=2, max_size=20, unique=True))
+def test_any_names_become_different_names_of_files(names: list[str]) -> None:
+    safe = [file_safe(name) for name in names]
+    assert len(set(safe)) == len(names)
+    for name in safe:
+        assert name not in ("", ".", "..", "latest~1")
+        assert not name.startswith(".")
+        assert len(name.encode()) <= 120
+        assert not set(name) & set("/\0\n ")
