@@ -12,7 +12,6 @@ from elastic_agent.config.values import Endpoint
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
-from elastic_agent.protocol.records import Phase
 from elastic_agent.workers.guard_client import Guard, become_subreaper
 
 from .identity import IdentityError
@@ -36,8 +35,26 @@ def launch(resolved: Resolved) -> int:
         sys.stderr.flush()
 
 
+def import_torch_quietly() -> None:
+    """Import torch (a second) so that its store client does not warn of every wait that ends by its time-out.
+
+    The variable is read once, at import, and is gone before any worker could inherit it.
+    """
+    name = "TORCH_CPP_LOG_LEVEL"
+    if name in os.environ:
+        import torch  # noqa: F401 - the user wants to see more, or less
+
+        return
+    os.environ[name] = "ERROR"
+    try:
+        import torch  # noqa: F401
+    finally:
+        del os.environ[name]
+
+
 def _run(settings: Settings, guard: Guard) -> int:
-    from elastic_agent.rendezvous.meeting import Meeting  # torch, a second
+    import_torch_quietly()
+    from elastic_agent.rendezvous.meeting import Meeting
 
     from .agent import Agent, EndedAtOnceError
     from .devices import count_slots

@@ -14,8 +14,9 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from elastic_agent import __version__
 from elastic_agent.config.directories import default_state_dir
+from elastic_agent.config.errors import BadValueError
+from elastic_agent.config.kinds import ENDPOINT
 from elastic_agent.config.values import Endpoint
-from elastic_agent.endpoint import DEFAULT_PORT, parse_endpoint
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
 
 from .handler import ElasticRendezvous
@@ -40,9 +41,9 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         ValueError: the endpoint or one of these is malformed.
     """
     policy = _policy(params)
-    host, port = parse_endpoint(params.endpoint or "127.0.0.1", DEFAULT_PORT)
+    endpoint = _endpoint(params)
     meeting = Meeting(
-        Endpoint(host, port),
+        endpoint,
         Path(default_state_dir(os.environ)),
         local_addr=params.local_addr,
         port_range=None,
@@ -63,6 +64,15 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         fingerprint=Fingerprint(python=platform.python_version(), package=__version__),
     )
     return ElasticRendezvous(params.backend, meeting, member, policy.lease_ttl_s, policy.join_timeout_s)
+
+
+def _endpoint(params: RendezvousParameters) -> Endpoint:
+    try:
+        found = ENDPOINT.parse(params.endpoint or "127.0.0.1")
+    except BadValueError as error:
+        raise ValueError(f"--rdzv-endpoint {params.endpoint}: {error}; expected {ENDPOINT.accepted}") from None
+    assert isinstance(found, Endpoint)  # what that kind gives
+    return found
 
 
 def _policy(params: RendezvousParameters) -> Policy:

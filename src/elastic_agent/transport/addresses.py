@@ -1,0 +1,155 @@
+"""Host names and addresses: whose they are, how they are reached, and sockets on them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+from .base import TransportError, UnreachableError
+
+Address = tuple[int, str]
+"""An address family and a numeric address (with scope for link-local IPv6)."""
+
+
+def resolve(host: str) -> list[Address]:
+    """Every address of a host, IPv4 and IPv6, in the resolver's order.
+
+    Raises:
+        UnreachableError: the name is not known here.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise UnreachableError(
+            f"the name {host} is not known on this machine ({error.strerror}); "
+            "give an address, or a name that every machine resolves"
+        ) from None
+    addresses: list[Address] = []
+    for family, _, _, _, sockaddr in found:
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            continue
+        address = (int(family), str(sockaddr[0]))
+        if address not in addresses:
+            addresses.append(address)
+    return addresses
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether the endpoint *says* loopback: every machine then means itself.
+
+    A machine's own name that resolves to 127.0.1.1 on that machine (Debian's /etc/hosts) does not: other machines
+    resolve it to a real address.
+    """
+    if host.rstrip(".").lower() in ("localhost", "localhost.localdomain", "ip6-localhost"):
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def is_local(addresses: Sequence[Address]) -> bool:
+    """Whether one of the addresses is this machine's: only those can be bound."""
+    for family, address in addresses:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+            return True
+    return False
+
+
+def listen(host: str, port: int, backlog: int = 4096) -> socket.socket:
+    """A listening socket for the endpoint: on every interface, unless the endpoint says loopback.
+
+    Raises:
+        OSError: the port is taken (EADDRINUSE) or may not be used.
+    """
+    if is_loopback_name(host):
+        candidates = resolve(host)
+    else:
+        candidates = [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]
+    failure: OSError | None = None
+    for family, address in candidates:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if address == "::":
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind((address, port))
+            sock.listen(backlog)
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRINUSE:
+                raise
+            failure = error
+        else:
+            return sock
+    raise failure or OSError(errno.EADDRNOTAVAIL, f"no address of {host} can be listened on")
+
+
+def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A connection to the first address of the host that takes one.
+
+    Raises:
+        UnreachableError: none does; one line says why.
+    """
+    addresses = resolve(host)
+    problems: list[str] = []
+    for family, address in addresses:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.settimeout(max(0.1, timeout_s / len(addresses)))
+        try:
+            sock.connect((address, port))
+        except OSError as error:
+            sock.close()
+            problems.append(f"{address}: {_explain(error, timeout_s)}")
+        else:
+            return sock
+    raise UnreachableError("; ".join(problems))
+
+
+def _explain(error: OSError, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {timeout_s:g} s (a firewall that drops packets, or the machine is down)"
+    known = {
+        errno.ECONNREFUSED: "connection refused (nobody listens there yet)",
+        errno.EHOSTUNREACH: "the host cannot be reached (down, or a firewall)",
+        errno.ENETUNREACH: "no route to that network",
+        errno.EADDRNOTAVAIL: "this machine has no address of that kind",
+    }
+    return known.get(error.errno or 0, error.strerror or str(error))
+
+
+def local_address_towards(host: str, sock: socket.socket) -> str:
+    """The address of this machine on the connection ``sock`` to ``host``, as other nodes can dial it.
+
+    On the host of the store itself that connection may run over loopback although the endpoint does not say so;
+    then it is the address under which the machine reaches the outside.
+    """
+    address = _plain(str(sock.getsockname()[0]))
+    if is_loopback_name(host) or not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return address
+    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        # connecting a datagram socket sends nothing; it only asks the routing table
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))
+            return _plain(str(probe.getsockname()[0]))
+    return address
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address as such where a dual-stack socket shows it mapped into IPv6."""
+    return address.removeprefix("::ffff:") if address.count(".") == 3 else address
+
+
+__all__ = [
+    "Address",
+    "TransportError",
+    "connect",
+    "is_local",
+    "is_loopback_name",
+    "listen",
+    "local_address_towards",
+    "resolve",
+]

@@ -1,0 +1,54 @@
+"""A thread for blocking calls, which can be left behind when a call does not come back."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Lane:
+    """Runs what it is given one after the other, in a daemon thread of its own.
+
+    A store call can block past its own time-out (under a silent network drop by 25 s and more); whoever waits
+    for it must be able to stop waiting. :meth:`abandon` leaves the thread to itself: it ends when its call
+    comes back, whatever is still queued is cancelled.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Have ``work`` called; the future carries its result or its exception."""
+        future: Future[T] = Future()
+        if self._abandoned:
+            future.cancel()
+        else:
+            self._queue.put((future, work))
+        return future
+
+    def abandon(self) -> None:
+        """Take no more calls and wait for none."""
+        self._abandoned = True
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            future, work = job
+            if self._abandoned or not future.set_running_or_notify_cancel():
+                future.cancel()
+                continue
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            del job, future, work  # an idle thread keeps nothing alive

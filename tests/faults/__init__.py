@@ -1,0 +1,1 @@
+"""Fault injection: real agents, real gloo workers, real kills."""
