@@ -65,4 +65,13 @@ def console_main() -> None:
     """The entry point of the installed command."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is: nothing is unprintable
-    sys.exit(main())
+    code = main()
+    if "torch" in sys.modules:
+        # Threads may still be inside the store's client; an ordinary exit would tear it down under them and abort.
+        import logging
+
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

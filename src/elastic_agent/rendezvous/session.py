@@ -109,6 +109,8 @@ class Session:
         self._plan: Plan | None = None
         self._registered_in: tuple[str, str] | None = None
         """Store and incarnation of the last registration."""
+        self._retell = False
+        """The new incarnation has not been told the plan yet."""
         self._over: str | None = None
         """The incarnation whose lease was lost: it is never registered again."""
         self._local_address = ""
@@ -147,6 +149,7 @@ class Session:
         )
         self._lease = None
         self._prepare = None
+        self._retell = True
         self._wake.set()
 
     @property
@@ -314,8 +317,9 @@ class Session:
         if self.member.incarnation == member.incarnation:
             self._written = self.member if self._same_word(member) else None
             self._tell(events.Registered(member.incarnation, self._lease.deadline_s))
-            if self._plan is not None:  # a new incarnation has not been told yet
+            if self._retell and self._plan is not None:
                 self._tell(events.PlanSeen(self._plan))
+            self._retell = False
 
     def _same_word(self, member: Member) -> bool:
         said = (member.incarnation, member.state, member.generation, member.failure)

@@ -19,12 +19,18 @@ async def call(lane: Lane, work: Callable[[], T], timeout_s: float) -> T:
         StoreLostError: it did not come back; its outcome is unknown, the lane is of no use any more.
     """
     future: asyncio.Future[T] = asyncio.wrap_future(lane.submit(work))
+    future.add_done_callback(_taken_note_of)
     done, _ = await asyncio.wait([future], timeout=timeout_s)
     if not done:
-        future.add_done_callback(lambda late: late.cancelled() or late.exception())
         lane.abandon()
         raise StoreLostError(f"no answer within {timeout_s:g} s")
     return future.result()
+
+
+def _taken_note_of(future: asyncio.Future[T]) -> None:
+    """Whoever waited may be gone by now (timed out, cancelled); then its error is nobody's."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def aside(work: Callable[[], T], timeout_s: float) -> T:
