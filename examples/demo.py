@@ -22,14 +22,14 @@ from types import FrameType
 
 EXAMPLES = Path(__file__).resolve().parent
 DIGITS = EXAMPLES / "digits_ddp.py"
-SLOTS = {"node a": 2, "node b": 1}
+SLOTS = {"node-a": 2, "node-b": 1}
 WORKERS = sum(SLOTS.values())
 STEP_TIME_S = 0.04
 LIMIT_S = 150.0
 STOP_S = 10.0
 TOLERANCE = 0.01
 
-COLOURS = {"node a": "36", "node b": "35", "demo": "1;33"}
+COLOURS = {"node-a": "36", "node-b": "35", "demo": "1;33"}
 STARTED = re.compile(r"digits: started worker=(\S+) pid=(\d+) rank=(\d+) world=(\d+) generation=(\d+)")
 STEP = re.compile(r"digits: step=(\d+)/(\d+) loss=\S+ world=(\d+) generation=(\d+)")
 RESUMED = re.compile(r"digits: resumed step=(\d+)/\d+ .* generation=(\d+)")
@@ -89,8 +89,8 @@ class Agents:
 
     def start(self, node: str, slots: int, port: int) -> None:
         shown = f"--rdzv-endpoint 127.0.0.1:{port} --nnodes 1:4 --nproc-per-node {slots}".split()
-        # Not part of the lesson: this demo's files stay apart from the user's own.
-        hidden = ["--state-dir", str(self._folder / "state"), "--log-format", "console"]
+        # Not needed on real machines: those have names of their own, and nothing to keep apart.
+        hidden = ["--node-id", node, "--state-dir", str(self._folder / "state"), "--log-format", "console"]
         say("demo", f"on {node}:  elastic-agent {' '.join(shown)} examples/digits_ddp.py")
         process = subprocess.Popen(
             [*agent_command(), *shown, *hidden, str(DIGITS), *script_arguments(self._folder / "checkpoints")],
@@ -181,7 +181,7 @@ def demonstrate(folder: Path) -> None:
         agents.stop()
     if any(exit_codes.values()):
         raise DemoError(f"expected both agents to exit with 0, saw {exit_codes}")
-    say("demo", "Both agents are done. For comparison, the same training in one process, undisturbed:")
+    say("demo", "Both agents are done. For comparison, the same training in one process, undisturbed ...")
     report(story, undisturbed_accuracy(folder))
 
 
@@ -210,7 +210,7 @@ def follow_step(story: Story, line: Line, step: int, last: int, world: int, gene
         story.victim = victim = choose(story, generation)
         say(
             "demo",
-            f"Now killing worker {victim.worker_id} of {victim.node} (process {victim.pid}) with SIGKILL.",
+            f"Now killing worker {victim.worker_id} (process {victim.pid}) with SIGKILL.",
         )
         story.killed_s, story.killed_after_step = time.monotonic(), step
         os.kill(victim.pid, signal.SIGKILL)
@@ -222,9 +222,9 @@ def follow_step(story: Story, line: Line, step: int, last: int, world: int, gene
 def choose(story: Story, generation: int) -> Worker:
     """The second worker of the larger node, so that its neighbour and the other node survive."""
     for worker in story.workers.values():
-        if worker.generation == generation and worker.node == "node a" and worker.rank != 0:
+        if worker.generation == generation and worker.node == "node-a" and worker.rank != 0:
             return worker
-    raise DemoError(f"no worker of node a introduced itself in generation {generation}")
+    raise DemoError(f"no worker of node-a introduced itself in generation {generation}")
 
 
 def undisturbed_accuracy(folder: Path) -> float:
@@ -251,7 +251,7 @@ def report(story: Story, undisturbed: float) -> None:
         raise DemoError("training did not report its accuracy")
     for text in (
         "",
-        f"start     first step of all {WORKERS} workers after {story.first_step_s - story.begin_s:.1f} s",
+        f"start     {WORKERS} workers made their first step after {story.first_step_s - story.begin_s:.1f} s",
         f"fault     worker {story.victim.worker_id} killed after step {story.killed_after_step}",
         f"recovery  {recovery_s:.1f} s until all {WORKERS} workers made the next step",
         f"          ({meeting_s:.1f} s of it until new processes had imported PyTorch and met)",
@@ -266,7 +266,7 @@ def report(story: Story, undisturbed: float) -> None:
 
 def script_arguments(checkpoints: Path, step_time_s: float = STEP_TIME_S) -> list[str]:
     # Reports fall between checkpoints, so that the kill costs some steps and resuming is seen to go back.
-    every = ["--checkpoint-every", "20", "--log-every", "10"]
+    every = ["--checkpoint-every", "40", "--log-every", "20"]
     return ["--checkpoint-dir", str(checkpoints), *every, "--step-time", str(step_time_s)]
 
 
