@@ -1,0 +1,11 @@
+"""The protocol under simulated faults: virtual time, one seed, every safety rule checked after every step.
+
+What is real: ``Coordinator``, ``Node``, ``HeldLease`` and the records, encoded and decoded on every way
+through the store. What is simulated, thinly and in the way the real drivers work: processes that freeze and
+die (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), the store (:mod:`.store`),
+the agent's session and main loop (:mod:`.agent`), the guard and the workers (:mod:`.guard`), the
+coordinator's thread (:mod:`.coordination`) and the faults (:mod:`.scenario`, :mod:`.faults`).
+:mod:`.checker` knows the truth about every worker and holds it against the rules of the design.
+
+``python -m tests.simulator --seeds 2000`` runs many seeds; ``--seed 17 --story`` tells what happened in one.
+"""

@@ -1,0 +1,70 @@
+"""``python -m tests.simulator``: run seeds, tell the story of one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+
+from .cluster import Cluster
+from .mutants import MUTANTS, Mutant
+from .run import run_seed, run_seeds, stopwatch, story_of
+
+
+def main() -> int:
+    """Exit code 0: no rule was broken; 1: one was."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to run")
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="run this seed alone")
+    parser.add_argument("--story", action="store_true", help="tell what happened (with --seed)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes to use")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), help="run with this deliberate bug")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop at the first broken rule")
+    options = parser.parse_args()
+    mutant = MUTANTS[options.mutant] if options.mutant else None
+    if options.seed is not None:
+        return _one(options.seed, mutant, options.story)
+    return _many(options, mutant)
+
+
+def _one(seed: int, mutant: Mutant | None, story: bool) -> int:
+    result = run_seed(seed, mutant, tell=story)
+    if story:
+        print(Cluster(seed).scenario)
+        print(story_of(result))
+    print(f"seed {seed}: {result.what or 'every rule held'} ({result.events} events, {result.verdict})")
+    return 1 if result.rule else 0
+
+
+def _many(options: argparse.Namespace, mutant: Mutant | None) -> int:
+    began = stopwatch()
+    seeds = range(options.start, options.start + options.seeds)
+    verdicts: Counter[str] = Counter()
+    rules: Counter[str] = Counter()
+    first: dict[str, int] = {}
+    ran = events = 0
+    for result in run_seeds(seeds, options.jobs, mutant):
+        ran += 1
+        events += result.events
+        verdicts[result.verdict] += 1
+        if result.rule:
+            rules[result.rule] += 1
+            first.setdefault(result.rule, result.seed)
+            print(f"seed {result.seed}: {result.what[:300]}", flush=True)
+            if not options.keep_going:
+                print(story_of(run_seed(result.seed, mutant, tell=True)))
+                print(f"replay: python -m tests.simulator --seed {result.seed} --story")
+                break
+    took_s = stopwatch() - began
+    print(
+        f"{ran} seeds in {took_s:.1f} s ({ran / took_s * 60:.0f} per minute), "
+        f"{events} events; {dict(verdicts)}"
+    )
+    for rule, count in rules.most_common():
+        print(f"  {count:5} x {rule} (first: seed {first[rule]})")
+    return 1 if rules else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,503 @@
+"""One life of an agent: its lanes to the store, its main loop, and what it does for its ``Node``.
+
+The rules a driver must keep, written down where they are kept:
+
+* the lease's deadline counts from the *first* send of the renewal that came through (:meth:`_renew`);
+* a plan, a lease or a result is dropped when it comes from an earlier store or incarnation (:meth:`post`);
+* the main loop looks at the lease before it looks at anything else (:meth:`_main`);
+* a second ``StopWorkers`` hastens the stop under way; there is one ``stopped`` for both (:meth:`_stop`);
+* the member record is written by compare-and-set, so that a write that arrives late changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elastic_agent.protocol.leases import HeldLease
+from elastic_agent.protocol.node import (
+    Action,
+    Activity,
+    Announce,
+    Depart,
+    Grace,
+    Node,
+    Prepare,
+    Rejoin,
+    StartWorkers,
+    StopWorkers,
+)
+from elastic_agent.protocol.records import (
+    RECORD_VERSION,
+    Address,
+    Failure,
+    FailureKind,
+    History,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    State,
+    World,
+    decode,
+    encode,
+)
+
+from .guard import Group, Guard
+from .kernel import Inbox, Routine
+from .machine import Machine
+from .network import Connection, StoreLostError
+from .store import readable
+
+if TYPE_CHECKING:
+    from .cluster import Cluster, Seatholder
+
+REDIAL_S = 0.2
+
+
+class Agent:
+    """An agent process on a machine."""
+
+    def __init__(self, cluster: Cluster, holder: Seatholder, proven_gone: tuple[str, ...]) -> None:
+        self.cluster = cluster
+        self.holder = holder
+        self.machine: Machine = holder.machine
+        self.name = f"{holder.node_id}.{holder.lives}"
+        self.incarnation = cluster.new_incarnation(holder)
+        self.guard = Guard(cluster, self)
+        self.process = self.machine.process(f"agent {self.name}")
+        self.process.when_killed.append(self.guard.agent_died)
+        self.died_s: float | None = None
+        self.process.when_killed.append(self._died)
+        self.node = Node(self.incarnation)
+        self.held: HeldLease | None = None
+        self.outcome: Depart | None = None
+        self.unreachable = False
+        self.store_id: str | None = None
+        """The store this incarnation is registered in."""
+        self.plan: Plan | None = None
+        """The newest plan read, from the store ``_plan_from``."""
+        self._plan_from: str | None = None
+        self._mail = Inbox(cluster.kernel)
+        self._keeper_mail = Inbox(cluster.kernel)
+        self._writer_mail = Inbox(cluster.kernel)
+        self._watcher_mail = Inbox(cluster.kernel)
+        self._renewal: tuple[int, float] | None = None
+        """The beat being written, and when it was first sent."""
+        self._renewed = Inbox(cluster.kernel)
+        self._stopping: Grace | None = None
+        self._hasten = Inbox(cluster.kernel)
+        self._last_contact_s = self.machine.clock()
+        self._in_store: bytes | None = None
+        self.member = self._first_record(proven_gone)
+        cluster.embodied(self)
+        for lane in (self._main(), self._keeper(), self._writer(), self._watcher()):
+            self.process.spawn(lane)
+
+    def _died(self) -> None:
+        self.died_s = self.cluster.kernel.now
+
+    def _first_record(self, replaces: tuple[str, ...]) -> Member:
+        return Member(
+            version=RECORD_VERSION,
+            node_id=self.holder.node_id,
+            incarnation=self.incarnation,
+            address=self.machine.name,
+            slots=self.holder.slots(),
+            state=State.READY,
+            generation=0,
+            policy=self.cluster.policy,
+            stop_s=self.cluster.stop_takes_s(),
+            replaces=replaces[-64:],
+            bootstrap=Address(self.machine.name, 2000),
+            history=self.machine.disk,
+        )
+
+    # -- the main loop --------------------------------------------------------------------------
+
+    def post(self, event: Callable[[], list[Action]]) -> None:
+        """Have the main loop do this and carry out what comes of it."""
+        store_id, incarnation = self.store_id, self.incarnation
+
+        def unless_stale() -> list[Action]:
+            same = (store_id, incarnation) == (self.store_id, self.incarnation)
+            return event() if same else []
+
+        self._mail.put(unless_stale)
+
+    def post_always(self, event: Callable[[], list[Action]]) -> None:
+        """Have the main loop do this, whatever was lost or renewed meanwhile."""
+        self._mail.put(event)
+
+    def _main(self) -> Routine:
+        while self.outcome is None:
+            wait_s = None
+            if self.held is not None:
+                wait_s = self.machine.real_s(self.held.deadline_s - self.machine.clock()) + 1e-9
+            event = yield self._mail, wait_s
+            if self.held is not None and self.held.expired(self.machine.clock()):
+                self._lose_lease("the lease ran out")
+            if event is not None and self.outcome is None:
+                self._carry_out(event())
+        yield from self._leave()
+
+    def _leave(self) -> Routine:
+        assert self.outcome is not None  # the loop ended
+        self.cluster.story(self.name, "departs: {} ({})", self.outcome.outcome, self.outcome.reason)
+        deadline = self.cluster.kernel.now + self.cluster.policy.lease_ttl_s
+        while self._unwritten() and self.cluster.kernel.now < deadline:
+            yield 0.05
+        while self.cluster.serves(self):
+            yield 0.5
+        self.cluster.departed(self)
+        self.process.kill()
+
+    def _unwritten(self) -> bool:
+        return self._in_store != encode(self.member) and not self.unreachable
+
+    def _lose_lease(self, reason: str) -> None:
+        if self.held is not None or self.store_id is not None:
+            self.cluster.story(self.name, "lost its lease: {}", reason)
+        self.held = None
+        self._carry_out(self.node.lease_lost(reason))
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Announce):
+                self._announce(action)
+            elif isinstance(action, Prepare):
+                self.process.spawn(self._prepare(action.world, self.incarnation))
+            elif isinstance(action, StartWorkers):
+                self._start(action.world)
+            elif isinstance(action, StopWorkers):
+                self._stop(action)
+            elif isinstance(action, Rejoin):
+                self._rejoin(action)
+            else:
+                self.outcome = action
+
+    def _announce(self, said: Announce) -> None:
+        ready = said.state is State.READY
+        offer = Address(self.machine.name, 2000 + said.generation % 60000) if ready else None
+        self.member = msgspec.structs.replace(
+            self.member,
+            state=said.state,
+            generation=said.generation,
+            failure=said.failure,
+            bootstrap=offer,
+            slots=self.holder.slots() if ready else self.member.slots,
+            history=self.machine.disk,
+        )
+        self.cluster.checker.announced(self, self.member)
+        self._writer_mail.put(None)
+
+    def _rejoin(self, action: Rejoin) -> None:
+        old = self.incarnation
+        self.incarnation = self.cluster.new_incarnation(self.holder)
+        self.cluster.story(self.name, "rejoins as {}: {}", self.incarnation, action.reason)
+        self.member = self._first_record((*self.member.replaces, old))
+        self.cluster.embodied(self)
+        self.held, self._renewal, self._in_store, self.store_id = None, None, None, None
+        self._keeper_mail.put(None)
+
+    # -- the workers ----------------------------------------------------------------------------
+
+    def _start(self, world: World) -> None:
+        group = self.guard.launch(world)
+        if group is None:
+            self.post_always(lambda: self._lost_before_start())
+            return
+        self.process.spawn(self.cluster.job.starting(self, group))
+
+    def _lost_before_start(self) -> list[Action]:
+        self._lose_lease("the guard would not start workers past the deadline")
+        return []
+
+    def group_exited(self, group: Group, failure: Failure | None) -> None:
+        """Workers ended by themselves (or were killed by somebody else than this agent)."""
+
+        def tell() -> list[Action]:
+            if failure is None:
+                return self.node.succeeded(group.generation)
+            return self.node.failed(group.generation, failure)
+
+        self.process.do(self.post_always, tell)
+
+    def _stop(self, action: StopWorkers) -> None:
+        if self._stopping is not None:
+            self._hasten.put(action.grace)
+            return
+        self._stopping = action.grace
+        self._hasten.items.clear()
+        self.process.spawn(self._stop_group(self.guard.group))
+
+    def _stop_group(self, group: Group | None) -> Routine:
+        """SIGTERM, grace, SIGKILL; whatever hastens it shortens the grace."""
+        if group is not None and group.alive:
+            gone = Inbox(self.cluster.kernel)
+            group.ends.append(gone)
+            yield from self._grace(group, gone)
+            if group.alive:
+                self.guard.kill(group, "stopped by its agent")
+                yield gone, None
+            if group.unkillable:
+                yield self.cluster.kill_takes_s()
+        stuck = (4711,) if group is not None and group.unkillable else ()
+        self._stopping = None
+        self.post_always(lambda: self.node.stopped(stuck))
+
+    def _grace(self, group: Group, gone: Inbox) -> Routine:
+        assert self._stopping is not None  # set before this task began
+        grace_s = self.cluster.grace_s(self._stopping)
+        if grace_s == 0.0:
+            return
+        by_itself_s = self.cluster.reacts_to_sigterm_s()
+        waited_s = 0.0
+        while waited_s < min(grace_s, by_itself_s) and group.alive:
+            step_s = min(min(grace_s, by_itself_s) - waited_s, 0.1)
+            if (yield self._hasten, step_s) is Grace.NONE:
+                return
+            waited_s += step_s
+        if group.alive and by_itself_s <= grace_s:
+            self.guard.end(group, "stopped on SIGTERM")
+
+    # -- preparing a start ----------------------------------------------------------------------
+
+    def _prepare(self, world: World, incarnation: str) -> Routine:
+        """Renew once more, re-read the plan, dial the bootstrap store."""
+        generation = world.generation
+        while self._still_preparing(generation, incarnation):
+            try:
+                self._renewed.items.clear()
+                self._keeper_mail.put("renew")
+                if (yield self._renewed, self.cluster.call_s()) is None:
+                    continue
+                connection = yield from self._dial()
+                plan = yield from self._reread_plan(connection)
+            except StoreLostError:
+                continue
+            if plan is None or (plan.phase, plan.generation) != (Phase.RUNNING, generation):
+                return
+            yield from self._dial_bootstrap(world)
+            return
+
+    def _reread_plan(self, connection: Connection) -> Routine:
+        data = yield from connection.call("read_plan", timeout_s=self.cluster.call_s())
+        connection.close()
+        return decode(Plan, data) if data is not None and connection.store.store_id == self.store_id else None
+
+    def _still_preparing(self, generation: int, incarnation: str) -> bool:
+        node = self.node
+        return (node.activity, node.generation, self.incarnation) == (
+            Activity.PREPARING,
+            generation,
+            incarnation,
+        )
+
+    def _dial_bootstrap(self, world: World) -> Routine:
+        generation = world.generation
+        yield self.cluster.network.delay_s(self.machine.name)
+        if self.cluster.bootstrap_reachable(self.machine, world):
+            self.post(lambda: self.node.prepared(generation))
+            return
+        yield 0.2
+        failure = Failure(
+            FailureKind.BOOTSTRAP, f"{world.bootstrap_node} is unreachable", blames=world.bootstrap_node
+        )
+        self.post(lambda: self.node.prepare_failed(generation, failure))
+
+    # -- lanes to the store ---------------------------------------------------------------------
+
+    def _dial(self) -> Routine:
+        """Keep trying to reach the store; the agent of the endpoint's machine hosts it if nobody does."""
+        while True:
+            connection = self.cluster.endpoint.connect(self)
+            if connection is not None:
+                try:
+                    yield from connection.call("hello", timeout_s=self.cluster.call_s())
+                    self._last_contact_s = self.machine.clock()
+                    return connection
+                except StoreLostError:
+                    pass
+            if self.machine.clock() - self._last_contact_s > self.cluster.policy.join_timeout_s:
+                self._give_up()
+            yield REDIAL_S * (0.5 + self.cluster.kernel.random.random())
+
+    def _give_up(self) -> None:
+        if not self.unreachable and self.outcome is None:
+            self.unreachable = True
+            self.post_always(lambda: self.node.drain("the store cannot be reached"))
+
+    def _keeper(self) -> Routine:
+        """Register, then renew a third of a lease apart."""
+        connection: Connection | None = None
+        while True:
+            try:
+                if self.node.activity is Activity.GONE:
+                    return
+                if connection is None or connection.closed:
+                    connection = yield from self._dial()
+                if self.store_id != connection.store.store_id or self.held is None:
+                    if self._may_register():
+                        yield from self._register(connection)
+                    else:
+                        yield self._keeper_mail, 0.1
+                    continue
+                yield self._keeper_mail, self.machine.real_s(self.held.record.ttl_s / 3)
+                if self.held is not None:
+                    yield from self._renew(connection)
+            except StoreLostError:
+                connection = None
+
+    def _may_register(self) -> bool:
+        """Not with an incarnation whose lease is lost: first the stop, then the new incarnation."""
+        if self.store_id is None:
+            return True
+        return self.held is not None and not self.held.expired(self.machine.clock())
+
+    def _register(self, connection: Connection) -> Routine:
+        incarnation, sent_s = self.incarnation, self.machine.clock()
+        new_store = self.store_id is not None
+        lease = Lease(incarnation, self.cluster.policy.lease_ttl_s)
+        if not new_store and self._renewal is None:
+            self._renewal = (0, sent_s)
+        first_sent_s = self._renewal[1] if self._renewal is not None and not new_store else sent_s
+        data = yield from connection.call(
+            "register", incarnation, encode(lease), timeout_s=self.cluster.call_s()
+        )
+        if incarnation != self.incarnation or (new_store and self.held is None):
+            return
+        found = decode(Lease, data)
+        if found.condemned or HeldLease.granted(found, first_sent_s).expired(self.machine.clock()):
+            self.store_id = connection.store.store_id
+            self.post(lambda: self._lost("the lease was lost while registering"))
+            yield 0.05
+            return
+        if new_store:
+            self._found_new_store(connection, found, sent_s)
+        else:
+            self._registered(connection, found, first_sent_s)
+
+    def _lost(self, reason: str) -> list[Action]:
+        self._lose_lease(reason)
+        return []
+
+    def _registered(self, connection: Connection, lease: Lease, sent_s: float) -> None:
+        self._settle_in(connection, lease, sent_s)
+        self.cluster.story(self.name, "registered {}", self.incarnation)
+        incarnation, plan = self.incarnation, self.plan
+        if incarnation != self.node.incarnation:
+            self.post(lambda: self.node.rejoined(incarnation))
+        if plan is not None:  # the watcher waits for a newer one only
+            self.post(lambda: self.node.plan_changed(plan))
+
+    def _found_new_store(self, connection: Connection, lease: Lease, sent_s: float) -> None:
+        self._settle_in(connection, lease, sent_s)
+        self.cluster.story(self.name, "found the new store {}", self.store_id)
+        self.post(self.node.store_replaced)
+
+    def _settle_in(self, connection: Connection, lease: Lease, sent_s: float) -> None:
+        self.store_id = connection.store.store_id
+        if self._plan_from != self.store_id:
+            self.plan, self._plan_from = None, self.store_id
+        self._in_store, self._renewal = None, None
+        self._hold(HeldLease.granted(lease, sent_s))
+        self._writer_mail.put(None)
+        self._watcher_mail.put(None)
+
+    def _hold(self, held: HeldLease) -> None:
+        self.held = held
+        self.guard.extend(held.deadline_s)
+        self._mail.put(list)  # so that the main loop waits for the new deadline
+
+    def _renew(self, connection: Connection) -> Routine:
+        held, incarnation = self.held, self.incarnation
+        assert held is not None  # the caller looked
+        wanted = held.record.renewed()
+        if self._renewal is None or self._renewal[0] != wanted.beat:
+            self._renewal = (wanted.beat, self.machine.clock())
+        first_sent_s = self._renewal[1]
+        call_s = self.cluster.call_s()
+        done = yield from connection.call(
+            "renew", incarnation, encode(held.record), encode(wanted), timeout_s=call_s
+        )
+        if not done:
+            data = yield from connection.call("read_lease", incarnation, timeout_s=call_s)
+            found = decode(Lease, data) if data is not None else None
+            done = found == wanted
+        if self.held is not held or self.incarnation != incarnation:
+            return
+        if held.expired(self.machine.clock()):
+            self._mail.put(list)
+        elif done:
+            self._renewal = None
+            self._last_contact_s = self.machine.clock()
+            self._hold(held.renewed(wanted, first_sent_s))
+            self._renewed.put("renewed")
+        else:
+            self.post(lambda: self._lost("the lease was condemned"))
+            yield 0.05
+
+    def _writer(self) -> Routine:
+        """Keep the member record in the store as it should be."""
+        connection: Connection | None = None
+        while True:
+            yield self._writer_mail, None
+            while self.store_id is not None and self._in_store != encode(self.member):
+                try:
+                    if connection is None or connection.closed:
+                        connection = yield from self._dial()
+                    if connection.store.store_id != self.store_id:
+                        connection.close()
+                        yield 0.05
+                        continue
+                    yield from self._write(connection)
+                except StoreLostError:
+                    connection = None
+
+    def _write(self, connection: Connection) -> Routine:
+        incarnation, data, store_id = self.incarnation, encode(self.member), self.store_id
+        method = "overwrite" if "blind member writes" in self.cluster.quirks else "write"
+        if method == "write":
+            args: tuple[object, ...] = (incarnation, self._in_store, data)
+        else:
+            args = (incarnation, data)
+        found = yield from connection.call(method, *args, timeout_s=self.cluster.call_s())
+        if (incarnation, store_id) == (self.incarnation, self.store_id):
+            self._in_store = found if method == "write" else data
+
+    def _watcher(self) -> Routine:
+        """Wait for the next plan."""
+        connection: Connection | None = None
+        while True:
+            try:
+                if self.store_id is None:
+                    yield self._watcher_mail, 0.1
+                    continue
+                if connection is None or connection.closed:
+                    connection = yield from self._dial()
+                if connection.store.store_id != self.store_id:
+                    connection.close()
+                    yield self._watcher_mail, 0.1
+                    continue
+                after = self.plan.version if self.plan is not None else 0
+                data = yield from connection.call("next_plan", after, timeout_s=self.cluster.watch_s())
+                if connection.store.store_id == self.store_id:
+                    self._plan_read(data)
+            except StoreLostError:
+                connection = None
+
+    def _plan_read(self, data: bytes) -> None:
+        plan = readable(Plan, data)
+        assert isinstance(plan, Plan)
+        if self.plan is None or plan.version > self.plan.version:
+            self.plan = plan
+            self.machine.remember(history_of(plan))
+            self.post(lambda: self.node.plan_changed(plan))
+
+
+def history_of(plan: Plan) -> History:
+    """What is worth keeping of a plan."""
+    return History(plan.generation, plan.world, plan.charged, plan.order)

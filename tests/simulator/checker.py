@@ -1,0 +1,346 @@
+"""The rules of the design, held against the truth after every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_agent.protocol.records import (
+    FailureKind,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    State,
+    World,
+    decode,
+    encode,
+)
+
+from .guard import Group
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .cluster import Cluster
+    from .store import Store
+
+EPSILON_S = 1e-6
+Seen = dict[str, tuple[Member, Lease]]
+
+
+class RuleBrokenError(Exception):
+    """A rule of the design does not hold; ``rule`` names it."""
+
+    def __init__(self, rule: str, what: str) -> None:
+        super().__init__(f"{rule}: {what}")
+        self.rule = rule
+
+
+class Checker:
+    """Knows the truth about all workers and every word that was published."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.live: list[Group] = []
+        self.worlds: dict[int, bytes] = {}
+        """Generation → its world as first seen, published or run."""
+        self.newest_run = 0
+        """The highest generation a worker was ever started for."""
+        self.newest_sealed = 0
+        self.charged_of: dict[int, int] = {}
+        """Generation → restarts charged when it was sealed."""
+        self.sealed_at_s: list[float] = []
+        self.final: Plan | None = None
+        self.agents: list[Agent] = []
+        self._intents: dict[bytes, Seen] = {}
+        self._intended_charge: dict[int, int] = {}
+
+    def broken(self, rule: str, what: str) -> None:
+        """Stop everything: this rule does not hold."""
+        raise RuleBrokenError(rule, what)
+
+    def require(self, true: bool, rule: str, what: str) -> None:
+        """The rule holds if ``true``."""
+        if not true:
+            self.broken(rule, what)
+
+    # -- after every step -----------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Rules about workers: one generation at a time, and none past its node's deadline."""
+        for group in self.live:
+            if group.agent.machine.paused:
+                continue  # the exception for hosts paused as a whole: nothing runs there
+            if group.generation != self.newest_run and not self._being_killed_after_thaw(group):
+                self.broken(
+                    "safety 2 (one generation at a time)",
+                    f"workers of generation {group.generation} run on {group.agent.name} "
+                    f"while generation {self.newest_run} has begun",
+                )
+            self._not_past_the_fence(group)
+
+    def _not_past_the_fence(self, group: Group) -> None:
+        machine, margin_s = group.agent.machine, self.cluster.policy.fence_margin_s
+        past_s = machine.clock() - group.agent.guard.deadline_s - margin_s
+        if past_s > EPSILON_S and not self._being_killed_after_thaw(group):
+            self.broken(
+                "the fence", f"workers on {group.agent.name} run {past_s + margin_s:.3f} s past the deadline"
+            )
+        died_s = group.agent.died_s
+        if (
+            died_s is not None
+            and self.cluster.kernel.now > max(died_s, machine.last_thaw_s) + margin_s + EPSILON_S
+        ):
+            self.broken("safety 7 (no worker outlives its agent)", f"workers on {group.agent.name} still run")
+
+    def _being_killed_after_thaw(self, group: Group) -> bool:
+        machine = group.agent.machine
+        just_thawed = (
+            self.cluster.kernel.now <= machine.last_thaw_s + self.cluster.scenario.kill_max_s + EPSILON_S
+        )
+        return just_thawed and machine.clock() >= group.agent.guard.deadline_s
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def worker_born(self, group: Group) -> None:
+        """Workers were started."""
+        for other in self.live:
+            if other.agent.holder is group.agent.holder and not other.agent.machine.paused:
+                self.broken(
+                    "safety 2", f"{group.agent.name} starts workers while its node's others still run"
+                )
+        self.live.append(group)
+        self._same_world(group.world)
+        self.newest_run = max(self.newest_run, group.generation)
+
+    def worker_ended(self, group: Group) -> None:
+        """Workers are gone."""
+        self.live.remove(group)
+
+    def _same_world(self, world: World) -> None:
+        data = encode(world)
+        known = self.worlds.setdefault(world.generation, data)
+        self.require(
+            known == data,
+            "safety 1 (one world per generation)",
+            f"generation {world.generation} has two worlds: {known.decode()} and {data.decode()}",
+        )
+
+    # -- what nodes say -------------------------------------------------------------------------
+
+    def announced(self, agent: Agent, member: Member) -> None:
+        """A node is about to write this about itself."""
+        if member.state not in (State.READY, State.LEFT):
+            return
+        for group in self.live:
+            if group.agent is agent:
+                self.broken(
+                    "safety 2 (ready only when stopped)",
+                    f"{agent.name} says {member.state}({member.generation}) while its workers of "
+                    f"generation {group.generation} run",
+                )
+
+    def member_written(self, store: Store, data: bytes) -> None:
+        """A member record reached a store."""
+
+    def condemned(self, lease: Lease) -> None:
+        """A lease was condemned in the store."""
+        self.cluster.story("store", "lease of {} condemned", lease.incarnation)
+
+    # -- plans ----------------------------------------------------------------------------------
+
+    def intends(self, data: bytes, plan: Plan, seen: Seen) -> None:
+        """A coordinator is about to publish this, knowing that."""
+        self._intents[data] = dict(seen)
+        known = self._intended_charge.get(plan.generation, 0)
+        self._intended_charge[plan.generation] = max(known, plan.charged)
+
+    def published(self, store: Store, before: Plan | None, plan: Plan) -> None:
+        """A plan was written into a store."""
+        self.cluster.story(
+            "store",
+            "plan {}: {}({}) charged {} | {}",
+            plan.version,
+            plan.phase,
+            plan.generation,
+            plan.charged,
+            plan.reason,
+        )
+        seen = self._intents.get(encode(plan), {})
+        follows = plan.version == (before.version + 1 if before is not None else 1)
+        self.require(follows, "plan versions", f"{plan.version} follows {before and before.version}")
+        if before is not None:
+            self._follows(before, plan, seen)
+        else:
+            self._first_of_store(plan)
+        if plan.phase is Phase.RUNNING and (before is None or before.phase is not Phase.RUNNING):
+            self._sealed(before, plan, seen)
+        if plan.phase in (Phase.FINISHED, Phase.FAILED):
+            self._ended(before, plan, seen)
+        self._refusals(before, plan)
+
+    def _follows(self, before: Plan, plan: Plan, seen: Seen) -> None:
+        rule = "safety 4 (generations only grow)"
+        self.require(plan.generation >= before.generation, rule, f"{before.generation} → {plan.generation}")
+        self.require(self.final is None or plan.phase is self.final.phase, "the verdict stands", plan.reason)
+        sealing = before.phase is Phase.FORMING and plan.phase is Phase.RUNNING
+        if not sealing:
+            self.require(plan.charged == before.charged, "safety 5 (budget)", "charged without sealing")
+        if before.phase is Phase.RUNNING and plan.phase is Phase.FORMING and plan.free:
+            self._really_free(plan, seen)
+
+    def _really_free(self, plan: Plan, seen: Seen) -> None:
+        dropped = any(
+            seat.incarnation in seen and seen[seat.incarnation][0].generation >= plan.generation
+            for seat in plan.awaiting
+        )
+        higher = any(
+            member.history is not None and member.history.generation >= plan.generation - 1
+            for member, _ in seen.values()
+        )
+        truly = dropped or higher or any(departed(seat.incarnation, seen) for seat in plan.awaiting)
+        self.require(truly, "safety 5 (budget)", "a failure is not charged though nobody departed")
+
+    def _first_of_store(self, plan: Plan) -> None:
+        most = max(self._intended_charge.values(), default=0)
+        least = self.charged_of.get(self.newest_sealed, 0)
+        self.require(least <= plan.charged <= most, "safety 5 (budget)", f"a new store says {plan.charged}")
+        if self.final is not None:
+            self.require(
+                plan.phase is self.final.phase, "the verdict stands", f"a new store says {plan.phase}"
+            )
+
+    def _sealed(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
+        world, policy = plan.world, plan.policy
+        assert world is not None
+        self.require(
+            world.generation == plan.generation, "safety 1", "the plan's world is another generation's"
+        )
+        self._same_world(world)
+        self._ranks(world)
+        low, high = policy.min_nodes, policy.max_nodes
+        self.require(low <= len(world.seats) <= high, "safety 3", f"{len(world.seats)} nodes")
+        adopted = before is None
+        if not adopted:
+            self.require(
+                plan.generation > self.newest_sealed,
+                "safety 4 (generations never repeat)",
+                f"generation {plan.generation} is sealed after {self.newest_sealed}",
+            )
+            assert before is not None
+            self._charged_rightly(before, plan, seen)
+        self._nobody_runs(plan.generation)
+        self.newest_sealed = max(self.newest_sealed, plan.generation)
+        self.charged_of[plan.generation] = plan.charged
+        self.sealed_at_s.append(self.cluster.kernel.now)
+
+    def _ranks(self, world: World) -> None:
+        rank = 0
+        for seat in world.seats:
+            self.require(seat.first_rank == rank and seat.slots > 0, "safety 3 (ranks)", str(world.seats))
+            rank += seat.slots
+        self.require(rank == world.world_size, "safety 3 (ranks)", "the sum of slots")
+        ids = [seat.node_id for seat in world.seats]
+        self.require(len(set(ids)) == len(ids), "a seat per node", f"{ids}")
+        self.require(world.bootstrap_node in ids, "bootstrap store", f"{world.bootstrap_node} has no seat")
+
+    def _nobody_runs(self, generation: int) -> None:
+        for group in self.live:
+            if group.generation < generation and not (
+                group.agent.machine.paused or self._being_killed_after_thaw(group)
+            ):
+                self.broken(
+                    "safety 2 (sealed only when all are cleared)",
+                    f"generation {generation} is sealed while workers of {group.generation} "
+                    f"run on {group.agent.name}",
+                )
+
+    def _charged_rightly(self, before: Plan, plan: Plan, seen: Seen) -> None:
+        rule = "safety 5 (budget)"
+        delta = plan.charged - before.charged
+        due = self._charge_due(before, seen)
+        self.require(delta in (0, 1), rule, f"{delta} charged at once")
+        self.require(plan.charged <= plan.policy.max_restarts, rule, f"{plan.charged} charged")
+        if due is not None:
+            self.require(delta == due, rule, f"{delta} charged for {before.reason!r}, {due} due")
+        if delta and before.failure is not None and before.failure.kind is FailureKind.WORKER:
+            previous = before.world.generation if before.world is not None else 0
+            truth = self.cluster.job.of(previous)
+            self.require(truth.failed, rule, f"charged, but no worker failed in generation {previous}")
+
+    def _charge_due(self, before: Plan, seen: Seen) -> int | None:
+        """What this sealing is to charge; None where that depends on who can be spared (failed starts)."""
+        failure = before.failure
+        if failure is None or before.free:
+            return 0
+        if any(departed(seat.incarnation, seen) for seat in before.awaiting):
+            return 0
+        if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
+            return 1
+        return None if max(before.start_failures.values(), default=0) >= 2 else 0
+
+    def _ended(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
+        if self.final is not None:
+            return
+        self.final = plan
+        if plan.phase is Phase.FINISHED:
+            assert plan.world is not None
+            truth = self.cluster.job.of(plan.generation)
+            missing = {seat.incarnation for seat in plan.world.seats} - truth.succeeded
+            self.require(not missing, "finished when all succeeded", f"{missing} did not")
+        elif "restarts" in plan.reason:
+            assert before is not None
+            self.require(
+                self._charge_due(before, seen) != 0, "safety 5 (budget)", "failed without a charge due"
+            )
+            spent = before.charged >= before.policy.max_restarts
+            self.require(spent, "safety 5 (budget)", f"only {before.charged} were charged")
+        else:
+            self.cluster.check_too_few(plan)
+
+    # -- once the faults are over ---------------------------------------------------------------
+
+    def a_world_was_sealed(self) -> None:
+        """Liveness: with enough nodes well, a world was sealed in time, or one runs, or the run is over."""
+        cluster = self.cluster
+        store = cluster.endpoint.store
+        plan = decode(Plan, store.plan) if store is not None and store.plan is not None else None
+        if cluster.over or self.final is not None or len(cluster.healthy()) < cluster.policy.min_nodes:
+            return
+        if plan is not None and plan.phase is not Phase.FORMING:
+            return
+        quiet_s = cluster.scenario.quiet_s
+        in_time = any(at_s >= quiet_s for at_s in self.sealed_at_s)
+        self.require(
+            in_time,
+            "liveness (a world is sealed in time)",
+            f"{len(cluster.healthy())} nodes are well; no world within {cluster.scenario.bound_s:.1f} s",
+        )
+
+    def all_is_over(self) -> None:
+        """In the end the run has a verdict, and everybody departed with it."""
+        cluster = self.cluster
+        nobody = not any(one.agent is not None and one.agent.process.alive for one in cluster.holders)
+        if self.final is None and not nobody:
+            self.broken("liveness (every run ends)", "the run has no verdict")
+        for holder in cluster.holders:
+            agent = holder.agent
+            if agent is not None and agent.process.alive:
+                self.broken("liveness (every agent departs)", f"{agent.name} is still here")
+        for agent in cluster.gone:
+            if not cluster.outcome_expected(agent):
+                self.broken("everybody departs with the verdict", f"{agent.name}: {agent.outcome}")
+
+    def _refusals(self, before: Plan | None, plan: Plan) -> None:
+        for incarnation in plan.refused:
+            if before is None or incarnation not in before.refused:
+                self.cluster.check_refusal(incarnation, plan.refused[incarnation])
+
+
+def departed(incarnation: str, seen: Seen) -> bool:
+    """Whether, by what is written, this participant was lost, restarted, fenced or is leaving."""
+    if incarnation not in seen:
+        return True
+    member, lease = seen[incarnation]
+    if lease.condemned or member.state in (State.LEAVING, State.LEFT):
+        return True
+    return any(incarnation in other.replaces for other, _ in seen.values())

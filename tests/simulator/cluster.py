@@ -1,0 +1,356 @@
+"""The simulated universe: machines, nodes, agents, the endpoint with the store, the job, the checker."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_agent.protocol.node import Grace, Outcome
+from elastic_agent.protocol.records import Phase, Plan, Policy, World
+
+from .agent import Agent
+from .checker import Checker
+from .coordination import Coordination
+from .guard import Group
+from .job import Job
+from .kernel import Kernel, Process
+from .machine import Machine
+from .network import Connection, Network
+from .scenario import Scenario, draw
+from .store import Store
+
+
+@dataclass
+class Seatholder:
+    """A node as its operator knows it: an id on a machine, with one agent after the other."""
+
+    cluster: Cluster
+    node_id: str
+    machine: Machine
+    may_restart: bool = True
+    wanted: bool = True
+    """Whether its operator wants it to take part (not drained)."""
+    impostor: bool = False
+    lives: int = 0
+    agent: Agent | None = None
+    past: list[Agent] = field(default_factory=list)
+    incarnations: list[str] = field(default_factory=list)
+    failing_starts: int = 0
+    hanging_starts: int = 0
+    unkillable_stops: int = 0
+    spoilt: bool = False
+    """Something permanent is wrong with it: nobody may count on it."""
+
+    def slots(self) -> int:
+        """How many workers it offers for the next generation."""
+        return self.cluster.kernel.random.randint(1, 4)
+
+    def fails_at_start(self) -> bool:
+        """Whether this start fails."""
+        self.failing_starts -= self.failing_starts > 0
+        return self.failing_starts > 0
+
+    def hangs_at_start(self) -> bool:
+        """Whether this start never ends."""
+        self.hanging_starts -= self.hanging_starts > 0
+        return self.hanging_starts > 0
+
+
+class Endpoint:
+    """Where the store is dialled."""
+
+    def __init__(self, cluster: Cluster, machine: Machine) -> None:
+        self.cluster = cluster
+        self.machine = machine
+        self.store: Store | None = None
+        self.host: Process | None = None
+        self.coordinations: list[Coordination] = []
+        self.lives = 0
+
+    @property
+    def serving(self) -> bool:
+        """Whether there is a store."""
+        return self.host is not None and self.host.alive
+
+    def connect(self, agent: Agent) -> Connection | None:
+        """Dial; the agent of the endpoint's machine becomes the host if nobody is."""
+        if not self.serving and self._may_host(agent):
+            self.open(agent.process)
+        if not self.serving or self.store is None:
+            return None
+        return Connection(self.cluster.network, agent.machine, self.store)
+
+    def _may_host(self, agent: Agent) -> bool:
+        return (
+            self.cluster.scenario.hosting == "agent"
+            and agent.machine is self.machine
+            and agent.outcome is None
+            and not self.cluster.over
+        )
+
+    def open(self, process: Process) -> None:
+        """A new, empty store in this process, with a coordinator beside it unless it is elected."""
+        self.lives += 1
+        self.host = process
+        self.store = Store(
+            f"store{self.lives}", self.machine, process, self.cluster.network, self.cluster.checker
+        )
+        self.store.hint_loss = self.cluster.scenario.hint_loss
+        self.cluster.story(process.name, "hosts {}", self.store.store_id)
+        if not self.cluster.scenario.store_survives:
+            self.coordinate(self.machine, process)
+
+    def coordinate(self, machine: Machine, process: Process) -> None:
+        """Start a coordinator's term."""
+        assert self.store is not None  # opened before
+        self.coordinations.append(Coordination(self.cluster, machine, process, self.store))
+
+
+class Cluster:
+    """Everything, under one seed."""
+
+    def __init__(self, seed: int, quirks: Collection[str] = (), *, tell: bool = False) -> None:
+        self.seed = seed
+        self.quirks = frozenset(quirks)
+        self.kernel = Kernel(seed)
+        self.scenario: Scenario = draw(self.kernel.random, seed)
+        self.policy: Policy = self.scenario.policy
+        self.network = Network(self.kernel, self.scenario.latency_s)
+        self.told: list[tuple[float, str, str]] | None = [] if tell else None
+        self.checker = Checker(self)
+        self.job = Job(self)
+        self.calm = False
+        """Whether the faults are over."""
+        self.over = False
+        """Whether a coordinator said that everybody knows the verdict."""
+        self.armed_crash: str | None = None
+        self.unreachable: set[tuple[str, str]] = set()
+        """(machine, node whose bootstrap store it cannot reach)."""
+        self.holders: list[Seatholder] = []
+        self.agents: dict[str, Agent] = {}
+        """Incarnation → its agent."""
+        self.gone: list[Agent] = []
+        self._incarnations = 0
+        self._build()
+
+    def _build(self) -> None:
+        first = Machine(self.kernel, "m0", self.scenario.max_skew)
+        self.machines = [first]
+        endpoint_machine = first
+        if self.scenario.hosting != "agent":
+            endpoint_machine = Machine(self.kernel, "store", self.scenario.max_skew)
+        self.endpoint = Endpoint(self, endpoint_machine)
+        for index in range(self.scenario.nodes):
+            self.add_node(self.machine_for(index), f"n{index}")
+        if self.scenario.hosting != "agent":
+            self.serve()
+
+    def machine_for(self, index: int) -> Machine:
+        """The machine of the node with this index."""
+        if index == 0 or (index == 1 and self.scenario.housemates):
+            return self.machines[0]
+        machine = Machine(self.kernel, f"m{index}", self.scenario.max_skew)
+        self.machines.append(machine)
+        return machine
+
+    def add_node(self, machine: Machine, node_id: str, **how: Any) -> Seatholder:
+        """A node whose agent starts soon."""
+        holder = Seatholder(self, node_id, machine, **how)
+        self.holders.append(holder)
+        self.kernel.after(
+            self.kernel.random.choice((0.0, 0.3, 2.0)) * self.kernel.random.random(), self.start, holder
+        )
+        return holder
+
+    def serve(self) -> None:
+        """Start a process that hosts the store outside any agent."""
+        if not self.endpoint.serving and not self.over:
+            self.endpoint.open(self.endpoint.machine.process("serve"))
+
+    # -- agents ---------------------------------------------------------------------------------
+
+    def new_incarnation(self, holder: Seatholder) -> str:
+        """A fresh name."""
+        self._incarnations += 1
+        name = f"{holder.node_id}-i{self._incarnations}"
+        holder.incarnations.append(name)
+        return name
+
+    def embodied(self, agent: Agent) -> None:
+        """This agent lives under the name it has now."""
+        self.agents[agent.incarnation] = agent
+
+    def start(self, holder: Seatholder) -> None:
+        """The operator, systemd or Slurm starts the agent of this node."""
+        if not holder.machine.up or (holder.agent is not None and holder.agent.process.alive) or self.over:
+            return
+        workers_gone = not any(group.agent.holder is holder for group in self.checker.live)
+        proven = workers_gone and self.kernel.random.random() < 0.5
+        replaces = tuple(holder.incarnations) if proven else ()
+        holder.lives += 1
+        holder.agent = agent = Agent(self, holder, replaces)
+        holder.past.append(agent)
+        self.story(agent.name, "starts{}", " with proof that its old workers are gone" if replaces else "")
+
+    def crash_agent(self, holder: Seatholder, restart_after_s: float | None) -> None:
+        """SIGKILL the agent."""
+        agent = holder.agent
+        if agent is not None and agent.process.alive:
+            self.story(agent.name, "is killed")
+            agent.process.kill()
+        if restart_after_s is not None:
+            self.kernel.after(restart_after_s, self.start, holder)
+
+    def serves(self, agent: Agent) -> bool:
+        """Whether this agent's process must go on hosting the store."""
+        return self.endpoint.host is agent.process and not self.over
+
+    def departed(self, agent: Agent) -> None:
+        """An agent's process ends by itself, its part being over."""
+        self.gone.append(agent)
+
+    def run_over(self, coordination: Coordination) -> None:
+        """A coordinator has nothing left to do."""
+        self.story(coordination.name, "is done")
+        self.over = True
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def worker_born(self, group: Group) -> None:
+        """Workers were started."""
+        holder = group.agent.holder
+        if holder.unkillable_stops:
+            holder.unkillable_stops -= 1
+            group.unkillable = True
+        self.story(group.agent.name, "starts the workers of generation {}", group.generation)
+        self.checker.worker_born(group)
+        self.job.born(group)
+
+    def worker_ended(self, group: Group, how: str) -> None:
+        """Workers are gone."""
+        self.story(group.agent.name, "workers of generation {} ended: {}", group.generation, how)
+        self.checker.worker_ended(group)
+        self.job.ended(group)
+
+    def bootstrap_reachable(self, machine: Machine, world: World) -> bool:
+        """Whether this machine reaches the bootstrap store of a world."""
+        return (machine.name, world.bootstrap_node) not in self.unreachable
+
+    # -- durations ------------------------------------------------------------------------------
+
+    def call_s(self) -> float:
+        """How long a lane waits for the store's answer."""
+        return self.policy.lease_ttl_s / 4
+
+    def watch_s(self) -> float:
+        """How long one blocking wait for a plan lasts."""
+        return self.policy.lease_ttl_s / 2
+
+    @property
+    def reread_s(self) -> float:
+        """How often the coordinator looks at everything."""
+        return self.scenario.reread_s
+
+    def kill_takes_s(self) -> float:
+        """From SIGKILL to the end of the last process."""
+        return self.scenario.kill_max_s * self.kernel.random.choice((0.1, self.kernel.random.random(), 1.0))
+
+    def grace_s(self, grace: Grace) -> float:
+        """From SIGTERM to SIGKILL."""
+        of = {
+            Grace.NONE: 0.0,
+            Grace.RESTART: self.scenario.restart_grace_s,
+            Grace.DRAIN: self.scenario.drain_grace_s,
+        }
+        return of[grace]
+
+    def reacts_to_sigterm_s(self) -> float:
+        """How long workers take to end by themselves after SIGTERM."""
+        return self.kernel.random.choice((0.01, 0.1, 1.0, 100.0)) * self.kernel.random.random()
+
+    def stop_takes_s(self) -> float:
+        """The stop deadline an agent announces."""
+        return self.scenario.stop_s
+
+    def work_s(self) -> float:
+        """How long a world runs until its work is done."""
+        if self.calm:
+            return self.kernel.random.uniform(0.5, 1.5)
+        return self.scenario.work_s * self.kernel.random.uniform(0.5, 1.5)
+
+    # -- truths for the checker -----------------------------------------------------------------
+
+    def crash_point(self, where: str, process: Process) -> float:
+        """A place in the coordinator's code where its process may be killed; how long to stay there."""
+        if self.armed_crash == where and not self.scenario.store_survives:
+            self.armed_crash = None
+            self.story(process.name, "is killed just {}", where)
+            process.kill()
+            restart_s = self.kernel.random.choice((0.1, 1.0, 6.0))
+            if process.name == "serve":
+                self.kernel.after(restart_s, self.serve)
+            for holder in self.holders:
+                if holder.agent is not None and holder.agent.process is process:
+                    holder.wanted = True
+                    self.kernel.after(restart_s, self.start, holder)
+        return 0.0
+
+    def healthy(self) -> list[Seatholder]:
+        """Nodes that could take part now, as far as anybody can tell."""
+        return [
+            holder
+            for holder in self.holders
+            if holder.wanted
+            and not holder.spoilt
+            and not holder.impostor
+            and holder.agent is not None
+            and holder.agent.process.alive
+            and not holder.agent.process.frozen
+            and holder.agent.outcome is None
+        ]
+
+    def check_too_few(self, plan: Plan) -> None:
+        """A run that fails for want of nodes must really lack them."""
+        calm_for_s = self.kernel.now - self.scenario.quiet_s
+        if calm_for_s > self.scenario.bound_s and len(self.healthy()) >= self.policy.min_nodes:
+            self.checker.broken("liveness", f"{len(self.healthy())} nodes are well, yet: {plan.reason}")
+
+    def check_refusal(self, incarnation: str, why: str) -> None:
+        """Only a second agent with the id of a living one may be refused."""
+        agent = self.agents.get(incarnation)
+        if agent is None:
+            return
+        others = [
+            holder.agent
+            for holder in self.holders
+            if holder.node_id == agent.holder.node_id
+            and holder.agent is not None
+            and holder.agent is not agent
+        ]
+        if not any(other.process.alive for other in others):
+            self.checker.broken("only a second agent is refused", f"{agent.name}: {why}")
+
+    def story(self, who: str, text: str, *details: Any) -> None:
+        """Write this down if somebody wants to read it."""
+        if self.told is not None:
+            self.told.append((self.kernel.now, who, text.format(*details)))
+
+    def everybody_gone(self) -> bool:
+        """Whether no agent is left."""
+        return self.over and not any(
+            holder.agent is not None and holder.agent.process.alive for holder in self.holders
+        )
+
+    def outcome_expected(self, agent: Agent) -> bool:
+        """Whether this agent departed with what it should have departed with."""
+        assert agent.outcome is not None  # it departed
+        verdict = self.checker.final.phase if self.checker.final is not None else None
+        outcome = agent.outcome.outcome
+        if outcome is Outcome.FINISHED:
+            return verdict is Phase.FINISHED
+        if outcome is Outcome.FAILED:
+            return verdict is Phase.FAILED
+        if outcome is Outcome.DRAINED:
+            return not agent.holder.wanted or agent.unreachable
+        return True

@@ -1,0 +1,167 @@
+"""The thread that feeds a ``Coordinator`` from the store and does what it decides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from elastic_agent.protocol.coordinator import Coordinator
+from elastic_agent.protocol.records import Lease, Member, Plan, decode, encode
+from elastic_agent.protocol.situation import Decision
+
+from .agent import history_of
+from .kernel import Inbox, Process, Routine
+from .machine import Machine
+from .network import Connection, StoreLostError
+from .store import Store, readable
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+PATIENCE = 60
+"""How many decisions in a row may be acted on before the coordinator must come to rest."""
+
+
+class Coordination:
+    """One coordinator's term (or what it takes for its term)."""
+
+    def __init__(self, cluster: Cluster, machine: Machine, process: Process, store: Store) -> None:
+        self.cluster = cluster
+        self.machine = machine
+        self.process = process
+        self.store = store
+        self.name = f"coordinator on {machine.name}"
+        self.over = False
+        """Everybody alive knows the verdict."""
+        self.deposed = False
+        self.seen: dict[str, tuple[Member, Lease]] = {}
+        """What this coordinator was told, kept apart from its own memory for the checker."""
+        self._hints = Inbox(cluster.kernel)
+        self._connection: Connection | None = None
+        self._said = ""
+        store.hints.append(self._hints)
+        process.spawn(self._run())
+
+    def _run(self) -> Routine:
+        core: Coordinator | None = None
+        while not self.over and not self.deposed:
+            try:
+                if core is None:
+                    core = yield from self._begin()
+                else:
+                    yield from self._read_all(core)
+                yield from self._settle(core)
+                yield from self._listen(core)
+            except StoreLostError:
+                yield 0.05
+        if self._hints in self.store.hints:
+            self.store.hints.remove(self._hints)
+
+    def _ask(self, method: str, *args: Any) -> Routine:
+        self._asked_s = self.machine.clock()
+        if self._connection is None or self._connection.closed:
+            self._connection = Connection(self.cluster.network, self.machine, self.store)
+        return (yield from self._connection.call(method, *args, timeout_s=self.cluster.call_s()))
+
+    def _begin(self) -> Routine:
+        data, both = yield from self._ask("read_all")
+        plan = decode(Plan, data) if data is not None else None
+        core = Coordinator(self.machine.clock(), plan, self.machine.disk)
+        self._take_in(core, both)
+        return core
+
+    def _read_all(self, core: Coordinator) -> Routine:
+        data, both = yield from self._ask("read_all")
+        if data is not None:
+            core.adopt_plan(decode(Plan, data), self.machine.clock())
+        self._take_in(core, both)
+
+    def _take_in(self, core: Coordinator, both: dict[str, tuple[bytes, bytes]]) -> None:
+        # the time is taken after the answer: what it holds was written before
+        now_s = self._asked_s if "time before the read" in self.cluster.quirks else self.machine.clock()
+        for incarnation, (member_data, lease_data) in both.items():
+            member, lease = readable(Member, member_data), readable(Lease, lease_data)
+            if isinstance(member, Member) and isinstance(lease, Lease) and member.incarnation == incarnation:
+                self.seen[incarnation] = (member, lease)
+                core.observe(member, lease, now_s)
+
+    def _listen(self, core: Coordinator) -> Routine:
+        """Until the next full look, take in what is hinted at."""
+        full_s = self.machine.clock() + self.cluster.reread_s
+        while not self.deposed:
+            wait_s = min(full_s, self._wake_s) - self.machine.clock()
+            hint = None
+            if wait_s > 0:
+                hint = yield self._hints, self.machine.real_s(wait_s) + 1e-9
+            if hint is not None:
+                both = yield from self._ask("read_one", hint)
+                self._take_in(core, {hint: both} if both is not None else {})
+            if self.machine.clock() >= full_s:
+                return
+            yield from self._settle(core)
+
+    def _settle(self, core: Coordinator) -> Routine:
+        """Decide and act until nothing is left to do."""
+        for _ in range(PATIENCE):
+            decision = core.decide(self.machine.clock())
+            self._wake_s = decision.wake_s
+            self._tell(decision)
+            acted = bool(decision.condemn or decision.forget)
+            for incarnation in decision.condemn:
+                yield from self._condemn(core, incarnation)
+            for incarnation in decision.forget:
+                yield from self._ask("forget", incarnation)
+                core.forgotten(incarnation)
+            if decision.plan is not None:
+                yield from self._publish(core, decision.plan)
+            elif not acted:
+                self.over = self.over or decision.done
+                if self.over:
+                    self.cluster.run_over(self)
+                    self.deposed = True
+                return
+        self.cluster.checker.broken("liveness", f"the coordinator does not come to rest: {decision.reason}")
+
+    def _tell(self, decision: Decision) -> None:
+        if decision.reason != self._said:
+            self._said = decision.reason
+            self.cluster.story(self.name, "{}", decision.reason)
+
+    def _publish(self, core: Coordinator, plan: Plan) -> Routine:
+        data = encode(plan)
+        self.cluster.checker.intends(data, plan, self.seen)
+        if not self.cluster.scenario.store_survives:
+            self.machine.remember(history_of(plan))
+        yield self.cluster.crash_point("before publishing", self.process)
+        try:
+            if "blind publish" in self.cluster.quirks:
+                yield from self._ask("set_plan", data)
+                done = True
+            else:
+                done = yield from self._ask("publish", plan.version - 1, data)
+        except StoreLostError:
+            done = False
+        if done:
+            core.published(plan, self.machine.clock())
+        else:
+            newest = yield from self._ask("read_plan")
+            if newest is not None:
+                core.adopt_plan(decode(Plan, newest), self.machine.clock())
+        yield self.cluster.crash_point("after publishing", self.process)
+
+    def _condemn(self, core: Coordinator, incarnation: str) -> Routine:
+        member, lease = self.seen[incarnation]
+        condemned = lease.condemn()
+        try:
+            done = yield from self._ask("condemn", incarnation, encode(lease), encode(condemned))
+        except StoreLostError:
+            done = False
+        if done:
+            self.seen[incarnation] = (member, condemned)
+            core.condemned(incarnation)
+            return
+        both = yield from self._ask("read_one", incarnation)
+        if both is None:  # removed by somebody else: nobody can renew it any more
+            self.seen[incarnation] = (member, condemned)
+            core.condemned(incarnation)
+        else:
+            self._take_in(core, {incarnation: both})

@@ -1,0 +1,306 @@
+"""What goes wrong, and when: drawn from the seed, carried out on the cluster, healed before the quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elastic_agent.protocol.records import Failure, FailureKind
+
+from .cluster import Cluster, Seatholder
+
+
+class Faults:
+    """The bad luck of one seed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.kernel = cluster.kernel
+        self.random = cluster.kernel.random
+        self._undo: list[Callable[[], None]] = []
+        scenario = cluster.scenario
+        for _ in range(scenario.fault_count):
+            kind = self.random.choice(scenario.faults)
+            at_s = self.random.uniform(0.0, scenario.quiet_s * 0.9)
+            self.kernel.after(at_s, self._strike, kind)
+        if scenario.store_survives:
+            self.kernel.after(0.01, self._elect)
+        self.kernel.after(scenario.quiet_s, self.calm_down)
+
+    def _strike(self, kind: str) -> None:
+        if not self.cluster.over:
+            getattr(self, "_" + kind.replace(" ", "_"))()
+
+    def _some(self) -> Seatholder:
+        return self.random.choice(self.cluster.holders)
+
+    def _for_a_while(self, undo: Callable[[], None]) -> None:
+        """Undo this after a while, at the latest when the faults are over."""
+        ttl_s = self.cluster.policy.lease_ttl_s
+        wait_s = ttl_s * self.random.choice((0.2, 1.0, 1.3, 3.0)) * self.random.uniform(0.5, 1.0)
+        done: list[bool] = []
+
+        def once() -> None:
+            if not done:
+                done.append(True)
+                undo()
+
+        self._undo.append(once)
+        self.kernel.after(wait_s, once)
+
+    def calm_down(self) -> None:
+        """The faults are over."""
+        cluster = self.cluster
+        cluster.story("faults", "are over")
+        cluster.calm = True
+        for undo in self._undo:
+            undo()
+        cluster.armed_crash = None
+        cluster.network.loss = 0.0
+        cluster.network.slow_s.clear()
+        cluster.unreachable.clear()
+        if cluster.endpoint.store is not None:
+            cluster.endpoint.store.hint_loss = 0.0
+        for holder in cluster.holders:
+            holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = 0
+            if not holder.machine.up:
+                holder.machine.boot()
+            if (holder.may_restart and holder.wanted) or holder.machine is cluster.endpoint.machine:
+                self._restart_unless_departed(holder)
+        if cluster.scenario.hosting == "serve":
+            cluster.endpoint.machine.boot()
+            cluster.serve()
+        cluster.job.hurry()
+
+    def _restart_unless_departed(self, holder: Seatholder) -> None:
+        agent = holder.agent
+        if agent is None or (not agent.process.alive and agent not in self.cluster.gone):
+            if agent is not None:
+                holder.wanted = True
+            self.cluster.start(holder)
+
+    def _restart_s(self) -> float | None:
+        return self.random.choice((None, 0.1, 0.5, 2.0, 6.0))
+
+    # -- agents and hosts -----------------------------------------------------------------------
+
+    def _agent_crash(self) -> None:
+        self.cluster.crash_agent(self._some(), self._restart_s())
+
+    def _flapping(self) -> None:
+        """The agent dies and comes back, again and again, until the faults are over."""
+        holder = self._some()
+        period_s = self.random.choice((0.5, 2.0)) * self.cluster.policy.lease_ttl_s
+
+        def flap() -> None:
+            if not self.cluster.calm and not self.cluster.over:
+                self.cluster.crash_agent(holder, 0.2)
+                self.kernel.after(period_s * self.random.uniform(0.5, 1.5), flap)
+
+        flap()
+
+    def _agent_freeze(self) -> None:
+        agent = self._some().agent
+        if agent is not None and agent.process.alive:
+            self.cluster.story(agent.name, "freezes")
+            agent.process.freeze()
+
+            def thaw() -> None:
+                self.cluster.story(agent.name, "thaws")
+                agent.process.thaw()
+
+            self._for_a_while(thaw)
+
+    def _host_pause(self) -> None:
+        machine = self._some().machine
+        self.cluster.story(machine.name, "pauses as a whole")
+        machine.pause()
+
+        def resume() -> None:
+            self.cluster.story(machine.name, "resumes")
+            machine.resume()
+
+        self._for_a_while(resume)
+
+    def _host_crash(self) -> None:
+        machine = self._some().machine
+        self.cluster.story(machine.name, "loses power")
+        machine.crash()
+        restart_s = self._restart_s()
+        if restart_s is not None:
+            self.kernel.after(restart_s, self._boot, machine)
+
+    def _boot(self, machine: object) -> None:
+        for holder in self.cluster.holders:
+            if holder.machine is machine and not self.cluster.over:
+                holder.machine.boot()
+                self._restart_unless_departed(holder)
+
+    # -- network --------------------------------------------------------------------------------
+
+    def _partition(self) -> None:
+        name = self._some().machine.name
+        self.cluster.story(name, "is cut off from the store")
+        self.cluster.network.cut.add(name)
+        self._heal_later(name)
+
+    def _deaf(self) -> None:
+        name = self._some().machine.name
+        self.cluster.story(name, "does not hear the store's answers")
+        self.cluster.network.deaf.add(name)
+        self._heal_later(name)
+
+    def _heal_later(self, name: str) -> None:
+        def heal() -> None:
+            self.cluster.story(name, "reaches the store again")
+            self.cluster.network.heal(name)
+
+        self._for_a_while(heal)
+
+    def _slow_network(self) -> None:
+        name = self._some().machine.name
+        ttl_s = self.cluster.policy.lease_ttl_s
+        self.cluster.network.slow_s[name] = ttl_s * self.random.choice((0.05, 0.2, 0.6))
+
+        def heal() -> None:
+            self.cluster.network.slow_s.pop(name, None)
+
+        self._for_a_while(heal)
+
+    def _lossy_network(self) -> None:
+        self.cluster.network.loss = self.random.choice((0.01, 0.1))
+
+        def heal() -> None:
+            self.cluster.network.loss = 0.0
+
+        self._for_a_while(heal)
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def _worker_fails(self) -> None:
+        self._hit_a_group(FailureKind.WORKER, "exit code 1")
+
+    def _worker_hangs(self) -> None:
+        self._hit_a_group(FailureKind.HANG, "no progress")
+
+    def _hit_a_group(self, kind: FailureKind, words: str) -> None:
+        groups = [group for group in self.cluster.checker.live if not group.dying and group.started]
+        if groups:
+            group = self.random.choice(groups)
+            group.agent.guard.process.do(
+                self.cluster.job.fail, group, Failure(kind, f"{group.agent.name}: {words}")
+            )
+
+    def _early_success(self) -> None:
+        groups = [group for group in self.cluster.checker.live if not group.dying and group.started]
+        if groups:
+            group = self.random.choice(groups)
+            group.agent.guard.process.do(self.cluster.job.succeed, group)
+
+    def _start_fails(self) -> None:
+        self._some().failing_starts += self.random.choice((2, 4, 100))
+
+    def _start_hangs(self) -> None:
+        self._some().hanging_starts += self.random.choice((2, 4))
+
+    def _unkillable(self) -> None:
+        self._some().unkillable_stops += 1
+
+    def _bootstrap_unreachable(self) -> None:
+        holders = self.cluster.holders
+        pair = (self.random.choice(holders).machine.name, self.random.choice(holders).node_id)
+        self.cluster.unreachable.add(pair)
+        self._for_a_while(lambda: self.cluster.unreachable.discard(pair))
+
+    # -- membership -----------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        index = len(self.cluster.holders) + 1
+        if index < 10:
+            self.cluster.add_node(self.cluster.machine_for(index), f"n{index}")
+
+    def _drain(self) -> None:
+        holder = self._some()
+        agent = holder.agent
+        if agent is not None and agent.process.alive and agent.outcome is None:
+            self.cluster.story(agent.name, "is asked to leave")
+            holder.wanted = False
+            agent.process.do(agent.post_always, lambda: agent.node.drain("asked to leave"))
+
+    def _impostor(self) -> None:
+        """A second agent with the explicit id of another."""
+        index = len(self.cluster.holders) + 1
+        if index < 10:
+            self.cluster.add_node(self.cluster.machine_for(index), self._some().node_id, impostor=True)
+
+    # -- the store and its coordinator ----------------------------------------------------------
+
+    def _store_crash(self) -> None:
+        cluster, endpoint = self.cluster, self.cluster.endpoint
+        if cluster.scenario.store_survives or not endpoint.serving:
+            return
+        if cluster.scenario.hosting == "serve":
+            assert endpoint.host is not None
+            cluster.story("serve", "is killed")
+            endpoint.host.kill()
+            self.kernel.after(self.random.choice((0.05, 0.5, 6.0)), cluster.serve)
+            return
+        for holder in cluster.holders:
+            if holder.agent is not None and holder.agent.process is endpoint.host:
+                cluster.crash_agent(holder, self.random.choice((0.05, 0.5, 6.0)))
+
+    def _store_freeze(self) -> None:
+        host = self.cluster.endpoint.host
+        if host is not None and host.alive:
+            self.cluster.story(host.name, "freezes")
+            host.freeze()
+            self._for_a_while(host.thaw)
+
+    def _crash_at_publishing(self) -> None:
+        self.cluster.armed_crash = self.random.choice(("before publishing", "after publishing"))
+
+    def _coordinator_change(self) -> None:
+        self._depose()
+
+    def _garbage(self) -> None:
+        """Somebody writes nonsense into the store."""
+        store = self.cluster.endpoint.store
+        if store is not None:
+            name = f"garbage{self.random.randrange(1000)}"
+            nonsense = self.random.choice((b"\x80\x04]", b"{}", b'{"version":2}', b"[" * 5000, b""))
+            store.members[name] = nonsense
+            store.leases[name] = self.random.choice((nonsense, b'{"incarnation":"x","ttl_s":1}'))
+            store.hint(name)
+
+    # -- the election of a coordinator beside a store that survives -----------------------------
+
+    def _elect(self) -> None:
+        """Keep one coordinator (or, for a moment, two) going on some living agent."""
+        cluster = self.cluster
+        terms = cluster.endpoint.coordinations
+        current = terms[-1] if terms else None
+        well = current is not None and current.process.alive and not current.process.frozen
+        if not cluster.over and (not well or current is None or current.deposed):
+            self._depose()
+        if not cluster.over:
+            self.kernel.after(0.3 + self.random.random(), self._elect)
+
+    def _depose(self) -> None:
+        """A new term begins; the old coordinator learns of it late."""
+        cluster = self.cluster
+        if not cluster.scenario.store_survives:
+            return
+        candidates = [
+            holder.agent
+            for holder in cluster.holders
+            if holder.agent is not None and holder.agent.process.alive and not holder.agent.process.frozen
+        ]
+        if not candidates:
+            return
+        for old in cluster.endpoint.coordinations:
+            self.kernel.after(self.random.choice((0.0, 1.0, 5.0)), self._retire, old)
+        agent = self.random.choice(candidates)
+        cluster.story(agent.name, "is elected")
+        cluster.endpoint.coordinate(agent.machine, agent.process)
+
+    def _retire(self, old: object) -> None:
+        old.deposed = True  # type: ignore[attr-defined]

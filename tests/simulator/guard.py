@@ -1,0 +1,117 @@
+"""The guard beside each agent, and the workers it parents.
+
+The guard knows the lease's deadline from a cell it shares with the agent. It kills the workers at the
+deadline, and when its agent dies; it launches none past the deadline. Killing takes a while, at most what
+the fence margin leaves room for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastic_agent.protocol.records import World
+
+from .kernel import Inbox, Routine
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .cluster import Cluster
+
+
+@dataclass
+class Group:
+    """One node's workers of one generation."""
+
+    agent: Agent
+    world: World
+    born_s: float
+    alive: bool = True
+    """Whether user code may run."""
+    unkillable: bool = False
+    exited: str | None = None
+    dying: bool = False
+    started: bool = False
+    ends: list[Inbox] = field(default_factory=list)
+
+    @property
+    def generation(self) -> int:
+        """The generation the workers belong to."""
+        return self.world.generation
+
+
+class Guard:
+    """One guard process."""
+
+    def __init__(self, cluster: Cluster, agent: Agent) -> None:
+        self.cluster = cluster
+        self.agent = agent
+        self.machine = agent.machine
+        self.process = self.machine.process(f"guard of {agent.name}")
+        self.deadline_s = float("-inf")
+        """By the machine's clock; before the first lease no worker may run."""
+        self.group: Group | None = None
+        self._changed = Inbox(cluster.kernel)
+        self.process.spawn(self._watch())
+        self.process.when_killed.append(self._gone)
+
+    def agent_died(self) -> None:
+        """The socket to the agent closed."""
+        self.process.do(self._kill_all, "its agent died")
+        self.process.do(self._changed.put, None)
+
+    def extend(self, deadline_s: float) -> None:
+        """The agent writes a later deadline into the shared cell."""
+        self.deadline_s = deadline_s
+        self._changed.put(None)
+
+    def may_launch(self) -> bool:
+        """Whether the lease allows to start workers now."""
+        return self.machine.clock() < self.deadline_s
+
+    def launch(self, world: World) -> Group | None:
+        """Start the workers of this world, or refuse."""
+        if not self.may_launch():
+            return None
+        self.group = group = Group(self.agent, world, self.cluster.kernel.now)
+        self.cluster.worker_born(group)
+        self._changed.put(None)
+        return group
+
+    def end(self, group: Group, how: str) -> None:
+        """The workers are gone; no user code runs any more."""
+        if group.alive:
+            group.alive = False
+            group.exited = how
+            self.cluster.worker_ended(group, how)
+            for inbox in group.ends:
+                inbox.put(how)
+
+    def kill(self, group: Group, why: str) -> None:
+        """SIGKILL; the workers are gone a little later."""
+        if group.alive and not group.dying:
+            group.dying = True
+            self.process.spawn(self._killing(group, why))
+
+    def _killing(self, group: Group, why: str) -> Routine:
+        yield self.cluster.kill_takes_s()
+        self.end(group, f"killed, {why}")
+
+    def _kill_all(self, why: str) -> None:
+        if self.group is not None:
+            self.kill(self.group, why)
+
+    def _gone(self) -> None:
+        if self.group is not None:
+            self.end(self.group, "its guard died")
+
+    def _watch(self) -> Routine:
+        while True:
+            group = self.group
+            if group is None or not group.alive or group.dying:
+                yield self._changed, None
+            elif self.machine.clock() >= self.deadline_s:
+                self._kill_all("the lease ran out")
+            else:
+                # a hair later, so that rounding cannot make it wake just before the deadline
+                yield self._changed, self.machine.real_s(self.deadline_s - self.machine.clock()) + 1e-9

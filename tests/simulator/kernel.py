@@ -1,0 +1,155 @@
+"""Virtual time, and operating-system processes made of generators that freeze, thaw and die.
+
+A task is a generator. It yields a number to sleep that many seconds, or ``(inbox, timeout)`` to wait for
+an item (``None`` at the time-out, or never if the timeout is None). Nothing here runs in parallel: one
+event after the other, in an order that only the seed decides.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator
+from random import Random
+from typing import Any
+
+Wait = Any
+"""What a task may yield: seconds, or (inbox, seconds or None)."""
+Routine = Generator[Wait, Any, Any]
+
+
+class Kernel:
+    """The clock of the simulated universe and its list of things to come."""
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0
+        self.random = Random(seed)
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+
+    def after(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        """Do this ``delay_s`` from now."""
+        self._count += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._count, action, args))
+
+    def run(self, until_s: float, stop: Callable[[], bool]) -> None:
+        """Let time pass until ``until_s``, or until ``stop`` says so after some event."""
+        heap = self._heap
+        while heap and heap[0][0] <= until_s:
+            when, _, action, args = heapq.heappop(heap)
+            self.now = when
+            self.events += 1
+            action(*args)
+            if stop():
+                return
+        self.now = max(self.now, until_s)
+
+
+class Process:
+    """Something that can be frozen (it then misses nothing, but does nothing) and killed."""
+
+    def __init__(self, kernel: Kernel, name: str) -> None:
+        self.kernel = kernel
+        self.name = name
+        self.alive = True
+        self._frozen = 0
+        self._missed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.when_killed: list[Callable[[], None]] = []
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it stands still."""
+        return self._frozen > 0
+
+    def spawn(self, routine: Routine) -> None:
+        """Start a task of this process."""
+        self.kernel.after(0.0, Task(self, routine).wake, 0, None)
+
+    def do(self, action: Callable[..., None], *args: Any) -> None:
+        """Do this now, or at the thaw; never if dead."""
+        if not self.alive:
+            return
+        if self._frozen:
+            self._missed.append((action, args))
+        else:
+            action(*args)
+
+    def freeze(self) -> None:
+        """Stand still until thawed as often as frozen."""
+        self._frozen += 1
+
+    def thaw(self) -> None:
+        """Go on; what was missed happens now, in order."""
+        self._frozen -= 1
+        if self._frozen == 0 and self.alive:
+            missed, self._missed = self._missed, []
+            for action, args in missed:
+                self.kernel.after(0.0, self.do, action, *args)
+
+    def kill(self) -> None:
+        """End at once, whatever it was doing."""
+        if self.alive:
+            self.alive = False
+            self._missed.clear()
+            for told in self.when_killed:
+                told()
+
+
+class Inbox:
+    """A queue with one reader."""
+
+    __slots__ = ("_reader", "items", "kernel")
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.items: deque[Any] = deque()
+        self._reader: tuple[Task, int] | None = None
+
+    def put(self, item: Any) -> None:
+        """Add an item and wake the reader."""
+        self.items.append(item)
+        if self._reader is not None:
+            task, turn = self._reader
+            self._reader = None
+            self.kernel.after(0.0, task.wake, turn, self)
+
+    def await_by(self, task: Task, turn: int, timeout_s: float | None) -> None:
+        """Wake this task when there is an item, or at the time-out."""
+        if self.items:
+            self.kernel.after(0.0, task.wake, turn, self)
+            return
+        self._reader = (task, turn)
+        if timeout_s is not None:
+            self.kernel.after(timeout_s, task.wake, turn, self)
+
+
+class Task:
+    """One thread of a process."""
+
+    __slots__ = ("process", "routine", "turn")
+
+    def __init__(self, process: Process, routine: Routine) -> None:
+        self.process = process
+        self.routine = routine
+        self.turn = 0
+
+    def wake(self, turn: int, source: Inbox | None) -> None:
+        """Go on if this is the wake-up being waited for; a stale one (of an earlier wait) is ignored."""
+        process = self.process
+        if turn != self.turn or not process.alive:
+            return
+        if process.frozen:
+            process.do(self.wake, turn, source)
+            return
+        self.turn = turn = turn + 1
+        item = source.items.popleft() if source is not None and source.items else None
+        try:
+            wanted = self.routine.send(item)
+        except StopIteration:
+            return
+        if wanted.__class__ is tuple:
+            inbox, timeout_s = wanted
+            inbox.await_by(self, turn, timeout_s)
+        else:
+            process.kernel.after(wanted, self.wake, turn, None)

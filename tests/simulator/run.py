@@ -1,0 +1,93 @@
+"""Run one seed, or many."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from .checker import RuleBrokenError
+from .cluster import Cluster
+from .faults import Faults
+from .mutants import Mutant, applied
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one seed ended."""
+
+    seed: int
+    rule: str | None
+    """The rule that was broken, or None."""
+    what: str
+    events: int
+    verdict: str
+    story: tuple[tuple[float, str, str], ...] = ()
+
+
+def run_seed(seed: int, mutant: Mutant | None = None, *, tell: bool = False) -> Result:
+    """One universe from its beginning to its end."""
+    with applied(mutant) as quirks:
+        cluster = Cluster(seed, quirks, tell=tell)
+        rule, what = None, ""
+        try:
+            _live(cluster)
+        except RuleBrokenError as broken:
+            rule, what = broken.rule, str(broken)
+            cluster.story("checker", "RULE BROKEN: {}", what)
+        except Exception as error:
+            where = traceback.format_exception(error)[-4:]
+            rule, what = f"no exception ({type(error).__name__})", "".join(where)
+            cluster.story("checker", "EXCEPTION: {}", what)
+        final = cluster.checker.final
+        verdict = final.phase.value if final is not None else "none"
+        return Result(seed, rule, what, cluster.kernel.events, verdict, tuple(cluster.told or ()))
+
+
+def _live(cluster: Cluster) -> None:
+    Faults(cluster)
+    kernel, checker, scenario = cluster.kernel, cluster.checker, cluster.scenario
+
+    def after_each_step() -> bool:
+        checker.step()
+        return cluster.everybody_gone()
+
+    kernel.run(scenario.quiet_s, after_each_step)
+    kernel.run(scenario.quiet_s + scenario.bound_s, after_each_step)
+    checker.a_world_was_sealed()
+    end_s = scenario.quiet_s + 12 * scenario.bound_s + scenario.policy.join_timeout_s + 30.0
+    kernel.run(end_s, after_each_step)
+    checker.all_is_over()
+
+
+def run_seeds(seeds: Iterable[int], jobs: int, mutant: Mutant | None = None) -> Iterable[Result]:
+    """Many universes, in order of their seeds."""
+    if jobs <= 1:
+        for seed in seeds:
+            yield run_seed(seed, mutant)
+        return
+    with get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap(_Runner(mutant), seeds, chunksize=16)
+
+
+@dataclass(frozen=True)
+class _Runner:
+    mutant: Mutant | None
+
+    def __call__(self, seed: int) -> Result:
+        return run_seed(seed, self.mutant)
+
+
+def story_of(result: Result, width: int = 150) -> str:
+    """The timeline of a seed that was run with ``tell``, one event per line."""
+    lines = []
+    for at_s, who, text in result.story:
+        lines.append(f"{at_s:9.4f}  {who:<20} {text[:width]}")
+    return "\n".join(lines)
+
+
+def stopwatch() -> float:
+    """Real time, for the report of seeds per minute."""
+    return time.monotonic()

@@ -1,0 +1,117 @@
+"""What one seed's universe is like: drawn from the seed before anything happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from elastic_agent.protocol.records import Policy
+
+FAULTS = (
+    "agent crash",
+    "agent freeze",
+    "host crash",
+    "host pause",
+    "partition",
+    "deaf",
+    "slow network",
+    "lossy network",
+    "worker fails",
+    "worker hangs",
+    "early success",
+    "start fails",
+    "start hangs",
+    "bootstrap unreachable",
+    "unkillable",
+    "join",
+    "drain",
+    "impostor",
+    "store crash",
+    "store freeze",
+    "crash at publishing",
+    "coordinator change",
+    "garbage",
+    "flapping",
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The drawn circumstances. Times are seconds of virtual time."""
+
+    nodes: int
+    policy: Policy
+    hosting: str
+    """Where the store lives: ``agent`` (an agent's process), ``serve`` (a process of its own), or
+    ``cluster`` (it survives everything, and its coordinator is elected, as with etcd)."""
+    housemates: bool
+    """Whether a second agent shares the machine of the endpoint."""
+    latency_s: float
+    hint_loss: float
+    max_skew: float
+    kill_max_s: float
+    restart_grace_s: float
+    drain_grace_s: float
+    reread_s: float
+    work_s: float
+    """How long a world must run undisturbed to finish, while there are faults."""
+    faults: tuple[str, ...]
+    """The kinds that may occur."""
+    fault_count: int
+    quiet_s: float
+    """When faults stop."""
+
+    @property
+    def store_survives(self) -> bool:
+        """Whether the store outlives its coordinator."""
+        return self.hosting == "cluster"
+
+    @property
+    def stop_s(self) -> float:
+        """The stop deadline that nodes announce."""
+        return max(self.restart_grace_s, self.drain_grace_s) + 2 * self.kill_max_s + 0.1
+
+    @property
+    def bound_s(self) -> float:
+        """Within how long a world must be sealed once the faults are over."""
+        policy = self.policy
+        slack = 1.0 + self.max_skew * 2
+        promised_s = 2 * policy.lease_ttl_s + policy.fence_margin_s + self.stop_s + 3 * policy.settle_s + 1.0
+        return promised_s * slack
+
+
+def draw(random: Random, seed: int) -> Scenario:
+    """A scenario; small seeds are tamer than large ones only by chance."""
+    nodes = random.choice((1, 2, 2, 3, 3, 3, 4, 4, 5, 6))
+    ttl_s = random.choice((0.6, 1.0, 2.0, 5.0))
+    max_skew = random.choice((0.0, 0.01, 0.02))
+    margin_s = ttl_s * random.choice((0.15, 0.2, 0.4))
+    min_nodes = random.randint(1, nodes)
+    kinds = random.sample(FAULTS, random.choice((0, 1, 2, 3, 5, 8, len(FAULTS))))
+    policy = Policy(
+        min_nodes=min_nodes,
+        max_nodes=max(min_nodes, nodes + random.choice((-1, 0, 0, 1))),
+        max_restarts=random.choice((0, 1, 2, 3, 10, 100)),
+        lease_ttl_s=ttl_s,
+        fence_margin_s=margin_s,
+        settle_s=random.choice((0.1, 0.5, 1.0)),
+        join_timeout_s=random.choice((10.0, 60.0, 600.0)),
+        start_timeout_s=random.choice((3.0, 10.0)),
+    )
+    return Scenario(
+        nodes=nodes,
+        policy=policy,
+        hosting=random.choice(("agent", "agent", "serve", "cluster")),
+        housemates=random.random() < 0.25,
+        latency_s=random.choice((0.0005, 0.002, 0.02)),
+        hint_loss=random.choice((0.0, 0.1, 0.5)),
+        max_skew=max_skew,
+        kill_max_s=0.95 * (margin_s / (1 + max_skew) - 2.1 * max_skew * ttl_s),
+        restart_grace_s=random.choice((0.1, 0.5)),
+        drain_grace_s=random.choice((0.5, 2.0)),
+        reread_s=ttl_s * random.choice((0.33, 1.0)),
+        work_s=random.choice((2.0, 10.0, 50.0)),
+        faults=tuple(sorted(kinds)),
+        fault_count=random.choice((1, 2, 4, 8, 14)) if kinds else 0,
+        quiet_s=ttl_s * random.choice((8, 15)) + 2.0,
+    )

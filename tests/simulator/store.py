@@ -1,0 +1,155 @@
+"""The store, as a c10d store behaves: one request after the other, compare-and-set, a hint queue, waits.
+
+It lives in a process and is gone with it. Everything in it is bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, decode
+
+from .kernel import Inbox, Process
+
+if TYPE_CHECKING:
+    from .checker import Checker
+    from .machine import Machine
+    from .network import Connection, Network
+
+Answer = Callable[[Any], None]
+
+
+class Store:
+    """One life of the store of the run."""
+
+    def __init__(
+        self, store_id: str, machine: Machine, process: Process, network: Network, checker: Checker
+    ) -> None:
+        self.store_id = store_id
+        self.machine = machine
+        self.process = process
+        self.network = network
+        self.checker = checker
+        self.members: dict[str, bytes] = {}
+        self.leases: dict[str, bytes] = {}
+        self.plan: bytes | None = None
+        self.version = 0
+        self.hints: list[Inbox] = []
+        """Inboxes of the coordinators that listen (one, but for the time of a change)."""
+        self.hint_loss = 0.0
+        self.connections: list[Connection] = []
+        self._waits: list[tuple[int, Answer]] = []
+        process.when_killed.append(self._die)
+
+    def _die(self) -> None:
+        for connection in self.connections:
+            connection.reset()
+
+    def serve(self, method: str, args: tuple[Any, ...], answer: Answer) -> None:
+        """Carry out one request."""
+        if method == "next_plan":
+            (after,) = args
+            if self.version > after:
+                answer(self.plan)
+            else:
+                self._waits.append((after, answer))
+            return
+        answer(getattr(self, method)(*args))
+
+    # -- what nodes ask -------------------------------------------------------------------------
+
+    def hello(self) -> str:
+        return self.store_id
+
+    def register(self, incarnation: str, lease: bytes) -> bytes:
+        """Write the lease unless there is one; the lease as it then stands."""
+        return self.leases.setdefault(incarnation, lease)
+
+    def write(self, incarnation: str, expected: bytes | None, member: bytes) -> bytes | None:
+        """Compare-and-set the member record and hint that it changed; the record as it then stands."""
+        if self.members.get(incarnation) == expected:
+            self.overwrite(incarnation, member)
+        return self.members.get(incarnation)
+
+    def overwrite(self, incarnation: str, member: bytes) -> None:
+        """Write the member record whatever is there."""
+        self.members[incarnation] = member
+        self.checker.member_written(self, member)
+        self.hint(incarnation)
+
+    def hint(self, incarnation: str) -> None:
+        """Tell the coordinator, late, twice or not at all."""
+        random = self.process.kernel.random
+        chance = random.random()
+        if chance < self.hint_loss:
+            return
+        for inbox in self.hints:
+            for _ in range(2 if chance > 0.98 else 1):
+                self.process.kernel.after(random.random() * 0.002, inbox.put, incarnation)
+
+    def renew(self, incarnation: str, expected: bytes, renewed: bytes) -> bool:
+        """Compare-and-set a lease."""
+        if self.leases.get(incarnation) != expected:
+            return False
+        self.leases[incarnation] = renewed
+        return True
+
+    def read_lease(self, incarnation: str) -> bytes | None:
+        return self.leases.get(incarnation)
+
+    def read_plan(self) -> bytes | None:
+        return self.plan
+
+    # -- what the coordinator asks --------------------------------------------------------------
+
+    def read_all(self) -> tuple[bytes | None, dict[str, tuple[bytes, bytes]]]:
+        """The plan and, per incarnation, member record and lease."""
+        both = {one: (member, self.leases[one]) for one, member in self.members.items() if one in self.leases}
+        return self.plan, both
+
+    def read_one(self, incarnation: str) -> tuple[bytes, bytes] | None:
+        if incarnation in self.members and incarnation in self.leases:
+            return self.members[incarnation], self.leases[incarnation]
+        return None
+
+    def publish(self, expected_version: int, plan: bytes) -> bool:
+        """Write the plan if the newest has this version."""
+        if self.version != expected_version:
+            return False
+        self.set_plan(plan)
+        return True
+
+    def set_plan(self, data: bytes) -> None:
+        """Write the plan whatever is there."""
+        plan = decode(Plan, data)
+        before = decode(Plan, self.plan) if self.plan is not None else None
+        self.plan = data
+        self.version = plan.version
+        self.checker.published(self, before, plan)
+        waits, self._waits = self._waits, []
+        for after, answer in waits:
+            if self.version > after:
+                answer(self.plan)
+            else:
+                self._waits.append((after, answer))
+
+    def condemn(self, incarnation: str, expected: bytes, condemned: bytes) -> bool:
+        if self.leases.get(incarnation) != expected:
+            return False
+        self.leases[incarnation] = condemned
+        self.checker.condemned(decode(Lease, condemned))
+        return True
+
+    def forget(self, incarnation: str) -> bool:
+        self.members.pop(incarnation, None)
+        self.leases.pop(incarnation, None)
+        return True
+
+
+def readable(kind: type[Any], data: bytes) -> Member | Lease | Plan | None:
+    """The record, or None if it is none: reported and ignored, as the real transports do."""
+    try:
+        return decode(kind, data)  # type: ignore[no-any-return]
+    except RecordError:
+        return None
