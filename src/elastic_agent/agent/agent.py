@@ -247,12 +247,8 @@ class Agent(ElasticAgent):
             stacks_signal=DEFAULT_STACKS_SIGNAL,
             virtual_local_rank=self._settings.virtual_local_rank,
         )
-        envs = {
-            slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)
-        }
-        context = make_context(
-            self._settings, self._guard, self._logs, self._closer, world.generation, envs
-        )
+        envs = {slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)}
+        context = make_context(self._settings, self._guard, self._logs, self._closer, world.generation, envs)
         runner.start(world.generation, context, beats)
 
     # -- signals and the end --------------------------------------------------------------------

@@ -73,7 +73,9 @@ class NodeSeat:
         os.close(self._handle)
 
 
-def take_seat(folder: Path, wanted: str | None, skip: frozenset[str] = frozenset(), wait_s: float = 2.0) -> NodeSeat:
+def take_seat(
+    folder: Path, wanted: str | None, skip: frozenset[str] = frozenset(), wait_s: float = 2.0
+) -> NodeSeat:
     """Take a node id on this machine.
 
     Args:

@@ -42,7 +42,7 @@ def import_torch_quietly() -> None:
     """
     name = "TORCH_CPP_LOG_LEVEL"
     if name in os.environ:
-        import torch  # noqa: F401 - the user wants to see more, or less
+        import torch
 
         return
     os.environ[name] = "ERROR"

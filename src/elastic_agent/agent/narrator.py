@@ -39,7 +39,9 @@ class Narrator:
     def connected(self, replaced: bool) -> None:
         """The store answers."""
         if replaced:
-            self._log.warning("the store is a new one; the run is taken up again from what the nodes remember")
+            self._log.warning(
+                "the store is a new one; the run is taken up again from what the nodes remember"
+            )
         elif self._dialling:
             self._log.info(f"the store at {self._endpoint} answers")
         self._dialling = False
@@ -93,7 +95,9 @@ class Narrator:
 
     def failed(self, failure: Failure) -> None:
         """A worker of this node failed."""
-        self._log.error(failure.summary, kind=failure.kind.value, **({"tail": failure.tail} if failure.tail else {}))
+        self._log.error(
+            failure.summary, kind=failure.kind.value, **({"tail": failure.tail} if failure.tail else {})
+        )
 
     def succeeded(self, generation: int) -> None:
         """The workers of this node are done."""

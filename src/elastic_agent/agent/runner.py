@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_agent.logs import get_logger
-
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Failure, FailureKind
 from elastic_agent.workers import guard_client as guard_events
 from elastic_agent.workers.context import WorkerContext
@@ -255,4 +254,3 @@ def catches(pid: int, signum: int) -> bool:
 def heartbeat_path(folder: Path, incarnation: str, generation: int) -> Path:
     """Where this generation's heartbeat file lies."""
     return folder / f"elastic-agent-{incarnation}-{generation}.beat"
-

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from elastic_agent.logs import get_logger
-
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Grace, Node, Outcome
 from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, World
@@ -289,7 +288,9 @@ class Supervisor:
         try:
             self._parts.start_workers(world, self._runner)
         except (OSError, ValueError) as error:
-            failure = Failure(FailureKind.START, f"{self._node_id} could not start its workers: {error}"[:512])
+            failure = Failure(
+                FailureKind.START, f"{self._node_id} could not start its workers: {error}"[:512]
+            )
             self._workers_failed(world.generation, failure)
 
     def _rejoin(self, reason: str) -> None:

@@ -83,7 +83,9 @@ def _logs_specs_class(name: str) -> type[LogsSpecs]:
     found = list(entry_points(group="torchrun.logs_specs", name=name))
     if not found:
         known = ", ".join(sorted(one.name for one in entry_points(group="torchrun.logs_specs"))) or "none"
-        raise ValueError(f"--logs-specs {name}: no such entry point in torchrun.logs_specs; installed: {known}")
+        raise ValueError(
+            f"--logs-specs {name}: no such entry point in torchrun.logs_specs; installed: {known}"
+        )
     kind: type[LogsSpecs] = found[0].load()
     return kind
 

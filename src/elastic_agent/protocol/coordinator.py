@@ -221,7 +221,7 @@ class Coordinator:
 
     def _wind_up(self, now: Situation) -> Decision:
         """Keep the verdict readable until everybody alive has acknowledged it."""
-        alive = [one for one in now.by_node.values()]
+        alive = list(now.by_node.values())
         until_s = now.clock.since_s + ACK_PATIENCE_LEASES * now.policy.lease_ttl_s
         if alive and now.now_s < until_s:
             who = names(one.member.node_id for one in alive)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from elastic_agent.logs import get_logger
-
 from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import History, Plan
 from elastic_agent.protocol.situation import Decision

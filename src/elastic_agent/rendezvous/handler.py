@@ -94,7 +94,9 @@ class AgentRendezvous(RendezvousHandler):
 class ElasticRendezvous(RendezvousHandler):
     """The rendezvous for stock torchrun. One worker seat stands for each node; torchrun assigns the ranks."""
 
-    def __init__(self, backend: str, meeting: Meeting, member: Member, lease_ttl_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, backend: str, meeting: Meeting, member: Member, lease_ttl_s: float, timeout_s: float
+    ) -> None:
         """``timeout_s``: how long ``next_rendezvous`` waits at most, seconds."""
         self._backend = backend
         self._meeting = meeting
@@ -146,7 +148,9 @@ class ElasticRendezvous(RendezvousHandler):
                 wait_for_workers=False,
             )
         except RuntimeError as error:
-            raise RendezvousConnectionError(f"the bootstrap store at {address} cannot be reached: {error}") from None
+            raise RendezvousConnectionError(
+                f"the bootstrap store at {address} cannot be reached: {error}"
+            ) from None
         info = RendezvousStoreInfo(address.host, address.port)
         return RendezvousInfo(PrefixStore("torchelastic-agents", store), rank, len(world.seats), info)
 
@@ -154,7 +158,9 @@ class ElasticRendezvous(RendezvousHandler):
         """More than 0 as soon as the world of the last rendezvous is over, so that torchrun comes again."""
         plan = self._node.plan
         running = self._node.activity is Activity.RUNNING
-        stale = plan is not None and plan.generation > self._node.generation and plan.phase is not Phase.FINISHED
+        stale = (
+            plan is not None and plan.generation > self._node.generation and plan.phase is not Phase.FINISHED
+        )
         return 1 if stale or not running else 0
 
     def is_closed(self) -> bool:
@@ -188,7 +194,9 @@ class ElasticRendezvous(RendezvousHandler):
         if self._session is not None:
             return
         ready: Future[None] = Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._live(ready)), name="elastic-rdzv", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live(ready)), name="elastic-rdzv", daemon=True
+        )
         self._thread.start()
         ready.result()
 
@@ -278,4 +286,3 @@ class ElasticRendezvous(RendezvousHandler):
         self._ended = ending
         if self._sealed is not None:
             self._refuse(self._sealed)
-

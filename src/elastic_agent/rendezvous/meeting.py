@@ -17,8 +17,8 @@ from elastic_agent.config.values import Endpoint, PortRange
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Address, History, Plan
 from elastic_agent.transport import c10d
-from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.transport.base import NodeLink
+from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 
 from .coordinating import CoordinatorThread
 from .incarnation import new_incarnation
@@ -120,7 +120,9 @@ class Meeting:
             if self._host is None:
                 self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S)
                 if self._host is not None:
-                    self._endpoint = Endpoint(self._endpoint.host, self._host.port)  # --standalone asks for port 0
+                    self._endpoint = Endpoint(
+                        self._endpoint.host, self._host.port
+                    )  # --standalone asks for port 0
                     self._start_coordinator(self._host)
 
     def _start_coordinator(self, host: c10d.C10dHost) -> None:

@@ -70,7 +70,9 @@ def _endpoint(params: RendezvousParameters) -> Endpoint:
     try:
         found = ENDPOINT.parse(params.endpoint or "127.0.0.1")
     except BadValueError as error:
-        raise ValueError(f"--rdzv-endpoint {params.endpoint}: {error}; expected {ENDPOINT.accepted}") from None
+        raise ValueError(
+            f"--rdzv-endpoint {params.endpoint}: {error}; expected {ENDPOINT.accepted}"
+        ) from None
     assert isinstance(found, Endpoint)  # what that kind gives
     return found
 

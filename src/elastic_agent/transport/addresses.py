@@ -27,14 +27,8 @@ def resolve(host: str) -> list[Address]:
             f"the name {host} is not known on this machine ({error.strerror}); "
             "give an address, or a name that every machine resolves"
         ) from None
-    addresses: list[Address] = []
-    for family, _, _, _, sockaddr in found:
-        if family not in (socket.AF_INET, socket.AF_INET6):
-            continue
-        address = (int(family), str(sockaddr[0]))
-        if address not in addresses:
-            addresses.append(address)
-    return addresses
+    known = [(int(family), str(sockaddr[0])) for family, _, _, _, sockaddr in found]
+    return [one for one in dict.fromkeys(known) if one[0] in (socket.AF_INET, socket.AF_INET6)]
 
 
 def is_loopback_name(host: str) -> bool:
@@ -65,10 +59,9 @@ def listen(host: str, port: int, backlog: int = 4096) -> socket.socket:
     Raises:
         OSError: the port is taken (EADDRINUSE) or may not be used.
     """
-    if is_loopback_name(host):
-        candidates = resolve(host)
-    else:
-        candidates = [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]
+    candidates = (
+        resolve(host) if is_loopback_name(host) else [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]
+    )
     failure: OSError | None = None
     for family, address in candidates:
         sock = socket.socket(family, socket.SOCK_STREAM)

@@ -204,7 +204,9 @@ class _Plans:
         digest, _, body = data.partition(b"\n")
         try:
             plan = decode(Plan, body)
-            return msgspec.structs.replace(plan, world=self._world(digest.decode("ascii"))) if digest else plan
+            return (
+                msgspec.structs.replace(plan, world=self._world(digest.decode("ascii"))) if digest else plan
+            )
         except (RecordError, UnicodeDecodeError) as error:
             raise StoreLostError(f"the plan in the store cannot be read: {error}") from None
 

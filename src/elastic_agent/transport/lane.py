@@ -47,7 +47,7 @@ class Lane:
                 continue
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it, whatever it is
+            except BaseException as error:
                 future.set_exception(error)
             else:
                 future.set_result(result)
