@@ -215,8 +215,8 @@ class Coordinator:
         holder = now.by_node.get(member.node_id)
         if holder is None or holder is one or member.incarnation in holder.member.replaces:
             return None
-        if holder.member.incarnation in member.replaces or holder.renewed_s <= one.first_seen_s:
-            return None  # the holder has not shown that it lives since the newcomer came
+        if holder.member.incarnation in member.replaces or not holder.seen_alive_since(one.first_seen_s):
+            return None  # perhaps the newcomer is the holder's node, restarted
         return f"node id {member.node_id} is held by a living agent at {holder.member.address}"
 
     def _wind_up(self, now: Situation) -> Decision:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from .records import Lease, Member, Policy
 
+RENEWALS_THAT_PROVE_LIFE = 3
+"""A dead agent's last renewal may be noticed late, and one more may have been under way when it died."""
+
 
 @dataclass(frozen=True)
 class HeldLease:
@@ -42,6 +45,12 @@ class Sighting:
     lease: Lease
     first_seen_s: float
     renewed_s: float
+    renewals_s: tuple[float, ...] = ()
+    """When its last few renewals were noticed."""
+
+    def seen_alive_since(self, moment_s: float) -> bool:
+        """Whether it has certainly renewed after this moment."""
+        return len(self.renewals_s) == RENEWALS_THAT_PROVE_LIFE and self.renewals_s[0] > moment_s
 
     @property
     def alive(self) -> bool:
@@ -70,10 +79,12 @@ class LeaseLedger:
         if known is None:
             self.sightings[member.incarnation] = Sighting(member, lease, now_s, now_s)
             return
-        renewed_s = now_s if lease.beat > known.lease.beat else known.renewed_s
+        if lease.beat > known.lease.beat:
+            renewals_s = (*known.renewals_s, now_s)[-RENEWALS_THAT_PROVE_LIFE:]
+            known = replace(known, renewed_s=now_s, renewals_s=renewals_s)
         condemned = lease.condemned or known.lease.condemned
         lease = lease if lease.condemned == condemned else lease.condemn()
-        self.sightings[member.incarnation] = replace(known, member=member, lease=lease, renewed_s=renewed_s)
+        self.sightings[member.incarnation] = replace(known, member=member, lease=lease)
 
     def condemned(self, incarnation: str) -> None:
         """Take in that this lease was condemned in the store."""
