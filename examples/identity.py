@@ -10,6 +10,8 @@ import os
 import sys
 import time
 
+import torch.distributed as dist
+
 from elastic_agent import client
 
 WAIT_TO_BE_STOPPED_S = 60.0
@@ -25,10 +27,11 @@ print(
 )
 
 if now.first_generation and now.world_size > 1:
+    dist.init_process_group("gloo")
+    dist.barrier()  # everyone has introduced itself
     if now.rank == now.world_size - 1:
         print(
-            f"worker {me.worker_id} dies now, on purpose: watch which names are the same afterwards",
-            flush=True,
+            f"worker {me.worker_id} dies now, on purpose: see which names are the same afterwards", flush=True
         )
         sys.exit(3)
     # The others would train on; the agent stops them when it sees the failure.

@@ -24,6 +24,7 @@ def own_environment() -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_the_demo_ends_well_and_leaves_nothing() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     demo = subprocess.run(
@@ -81,4 +82,4 @@ def test_ctrl_c_ends_the_demo_and_all_it_started(tmp_path: Path) -> None:
     assert demo.returncode == 130, output
     psutil.wait_procs(family, timeout=5)
     assert not [process for process in family if process.is_running()]
-    assert list(tmp_path.iterdir()) == []
+    assert not list(tmp_path.glob("elastic-agent*"))
