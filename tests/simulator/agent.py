@@ -34,7 +34,6 @@ from elastic_agent.protocol.records import (
     Address,
     Failure,
     FailureKind,
-    History,
     Lease,
     Member,
     Phase,
@@ -64,7 +63,8 @@ class Agent:
         self.cluster = cluster
         self.holder = holder
         self.machine: Machine = holder.machine
-        self.name = f"{holder.node_id}.{holder.lives}"
+        self.name = f"{holder.node_id}{holder.mark}.{holder.lives}"
+        self.began_s = cluster.kernel.now
         self.incarnation = cluster.new_incarnation(holder)
         self.guard = Guard(cluster, self)
         self.process = self.machine.process(f"agent {self.name}")
@@ -200,6 +200,7 @@ class Agent:
         self.member = self._first_record((*self.member.replaces, old))
         self.cluster.embodied(self)
         self.held, self._renewal, self._in_store, self.store_id = None, None, None, None
+        self._carry_out(self.node.rejoined(self.incarnation))
         self._keeper_mail.put(None)
 
     # -- the workers ----------------------------------------------------------------------------
@@ -387,9 +388,7 @@ class Agent:
     def _registered(self, connection: Connection, lease: Lease, sent_s: float) -> None:
         self._settle_in(connection, lease, sent_s)
         self.cluster.story(self.name, "registered {}", self.incarnation)
-        incarnation, plan = self.incarnation, self.plan
-        if incarnation != self.node.incarnation:
-            self.post(lambda: self.node.rejoined(incarnation))
+        plan = self.plan
         if plan is not None:  # the watcher waits for a newer one only
             self.post(lambda: self.node.plan_changed(plan))
 
@@ -494,10 +493,5 @@ class Agent:
         assert isinstance(plan, Plan)
         if self.plan is None or plan.version > self.plan.version:
             self.plan = plan
-            self.machine.remember(history_of(plan))
+            self.machine.remember(plan.history())
             self.post(lambda: self.node.plan_changed(plan))
-
-
-def history_of(plan: Plan) -> History:
-    """What is worth keeping of a plan."""
-    return History(plan.generation, plan.world, plan.charged, plan.order)

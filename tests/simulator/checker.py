@@ -132,7 +132,8 @@ class Checker:
         if member.state not in (State.READY, State.LEFT):
             return
         for group in self.live:
-            if group.agent is agent:
+            older = group.generation < member.generation or member.state is State.LEFT
+            if group.agent is agent and older:
                 self.broken(
                     "safety 2 (ready only when stopped)",
                     f"{agent.name} says {member.state}({member.generation}) while its workers of "

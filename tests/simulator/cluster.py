@@ -42,6 +42,11 @@ class Seatholder:
     spoilt: bool = False
     """Something permanent is wrong with it: nobody may count on it."""
 
+    @property
+    def mark(self) -> str:
+        """Tells a second agent with the same node id apart."""
+        return "'" if self.impostor else ""
+
     def slots(self) -> int:
         """How many workers it offers for the next generation."""
         return self.cluster.kernel.random.randint(1, 4)
@@ -322,13 +327,13 @@ class Cluster:
         if agent is None:
             return
         others = [
-            holder.agent
+            other
             for holder in self.holders
             if holder.node_id == agent.holder.node_id
-            and holder.agent is not None
-            and holder.agent is not agent
+            for other in holder.past
+            if other is not agent
         ]
-        if not any(other.process.alive for other in others):
+        if not any(other.died_s is None or other.died_s > agent.began_s for other in others):
             self.checker.broken("only a second agent is refused", f"{agent.name}: {why}")
 
     def story(self, who: str, text: str, *details: Any) -> None:

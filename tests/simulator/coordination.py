@@ -8,7 +8,6 @@ from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import Lease, Member, Plan, decode, encode
 from elastic_agent.protocol.situation import Decision
 
-from .agent import history_of
 from .kernel import Inbox, Process, Routine
 from .machine import Machine
 from .network import Connection, StoreLostError
@@ -115,7 +114,8 @@ class Coordination:
                 yield from self._publish(core, decision.plan)
             elif not acted:
                 self.over = self.over or decision.done
-                if self.over:
+                if self.over and core.plan is not None:
+                    self.machine.remember(core.plan.history(settled=True))
                     self.cluster.run_over(self)
                     self.deposed = True
                 return
@@ -130,7 +130,7 @@ class Coordination:
         data = encode(plan)
         self.cluster.checker.intends(data, plan, self.seen)
         if not self.cluster.scenario.store_survives:
-            self.machine.remember(history_of(plan))
+            self.machine.remember(plan.history())
         yield self.cluster.crash_point("before publishing", self.process)
         try:
             if "blind publish" in self.cluster.quirks:

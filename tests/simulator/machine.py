@@ -68,10 +68,5 @@ class Machine:
 
     def remember(self, history: History) -> None:
         """Keep the newest of what is known of the run on disk."""
-        if self.disk is None or rank(history) >= rank(self.disk):
+        if self.disk is None or history.rank >= self.disk.rank:
             self.disk = history
-
-
-def rank(history: History) -> tuple[int, int]:
-    """Which history is newer: the higher generation, then the one that knows the later world."""
-    return history.generation, history.world.generation if history.world is not None else -1

@@ -14,8 +14,8 @@ import msgspec
 
 from .forming import decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
-from .records import RECORD_VERSION, History, Lease, Member, Phase, Plan, State
-from .running import decide_running, is_terminal
+from .records import RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
+from .running import decide_running
 from .situation import FAR_S, Decision, PhaseClock, Situation, names
 
 ACK_PATIENCE_LEASES = 2.0
@@ -81,10 +81,10 @@ class Coordinator:
         higher = self._higher_history()
         if overdue or refused is not None:
             decision = Decision("housekeeping", refused, overdue, wake_s=now_s)
+        elif self.plan.is_terminal:
+            decision = self._wind_up(now)
         elif higher is not None:
             decision = self._above(higher)
-        elif is_terminal(self.plan):
-            decision = self._wind_up(now)
         elif self.plan.phase is Phase.FORMING:
             decision = decide_forming(now)
         else:
@@ -105,6 +105,9 @@ class Coordinator:
         fresh = Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", policy)
         if history is None:
             return Decision(fresh.reason, fresh)
+        if history.settled:  # another run under the same name
+            again = msgspec.structs.replace(fresh, generation=history.generation + 1, order=history.order)
+            return Decision(again.reason, again)
         known = msgspec.structs.replace(
             fresh,
             generation=history.generation,
@@ -112,25 +115,28 @@ class Coordinator:
             order=history.order,
             world=history.world,
         )
+        verdict = self._remembered.verdict if self._remembered is not None else None
+        if verdict is not None and history is self._remembered:
+            reason = f"the run {verdict} before the store was lost"
+            return Decision(reason, msgspec.structs.replace(known, phase=verdict, reason=reason))
         if history.world is None:
             return Decision(fresh.reason, msgspec.structs.replace(known, generation=history.generation + 1))
-        return self._adopt_or_reform(known, now_s)
+        return self._adopt_or_reform(known, history.world, now_s)
 
-    def _adopt_or_reform(self, known: Plan, now_s: float) -> Decision:
+    def _adopt_or_reform(self, known: Plan, world: World, now_s: float) -> Decision:
         """A new store, a known world: leave it alone if all of it still runs, else form the next."""
-        world = known.world
-        assert world is not None  # the caller looked
+        if known.generation > world.generation:
+            return self._reform_after_store_loss(known, "the store was lost while a generation was forming")
         unheard: list[str] = []
         for seat in world.seats:
             one = self.ledger.sightings.get(seat.incarnation)
             if one is None:
                 unheard.append(seat.node_id)
-            elif not one.alive or one.member.state not in (State.RUNNING, State.SUCCEEDED):
-                return self._reform_after_store_loss(known, f"the store was lost, {seat.node_id} with it")
-            elif one.member.generation != world.generation:
-                return self._reform_after_store_loss(
-                    known, f"the store was lost, {seat.node_id} does not run any more"
-                )
+                continue
+            runs = one.alive and one.member.state in (State.RUNNING, State.SUCCEEDED)
+            if not runs or one.member.generation != world.generation:
+                reason = f"the store was lost, and {seat.node_id} does not run"
+                return self._reform_after_store_loss(known, reason)
         replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
         if any(seat.incarnation in replaced for seat in world.seats):
             return self._reform_after_store_loss(known, "the store was lost and a participant came back anew")
@@ -152,8 +158,7 @@ class Coordinator:
             one.member.history for one in self.ledger.sightings.values() if one.member.history is not None
         ]
         told += [self._remembered] if self._remembered is not None else []
-        # the one that knows the world, among those that know the generation
-        return max(told, key=lambda one: (one.generation, one.world is not None), default=None)
+        return max(reversed(told), key=lambda one: one.rank, default=None)  # our own, if several are equal
 
     def _higher_history(self) -> History | None:
         """Somebody knows of a later generation than this store does."""

@@ -157,13 +157,24 @@ class World(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a node remembers of the run from a store that is gone."""
+    """What a machine remembers of the run, for a store that knows nothing (see :meth:`Plan.history`)."""
 
     generation: Generation
-    """The highest generation that was ever agreed, as far as this node knows."""
+    """The highest generation that was ever published, as far as this machine knows."""
     world: World | None = None
+    """The newest world sealed; of an earlier generation if the highest was only forming."""
     charged: Count = 0
     order: tuple[Name, ...] = ()
+    verdict: Phase | None = None
+    """How the run ended, if it has."""
+    settled: bool = False
+    """Everybody alive knew the verdict; whoever comes now begins anew, above this generation."""
+
+    @property
+    def rank(self) -> tuple[int, int, bool, bool]:
+        """Of two histories of one run, the one that ranks higher is the newer."""
+        sealed = self.world.generation if self.world is not None else -1
+        return self.generation, sealed, self.verdict is not None, self.settled
 
 
 class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -242,6 +253,16 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How often in a row each node failed before user code ran."""
     avoid_bootstrap: tuple[Name, ...] = ()
     """Nodes whose bootstrap store could not be reached from everywhere."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the run is over."""
+        return self.phase in (Phase.FINISHED, Phase.FAILED)
+
+    def history(self, *, settled: bool = False) -> History:
+        """What has to be kept on disk of this plan, by the coordinator before anybody can read it."""
+        verdict = self.phase if self.is_terminal else None
+        return History(self.generation, self.world, self.charged, self.order, verdict, settled)
 
 
 R = TypeVar("R", Member, Lease, Plan, World, History)

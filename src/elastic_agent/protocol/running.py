@@ -8,7 +8,7 @@ import msgspec
 
 from .forming import forming_plan
 from .leases import Sighting
-from .records import Failure, FailureKind, Phase, Plan, Seat, State, World
+from .records import Failure, FailureKind, Phase, Seat, State, World
 from .situation import FAR_S, Decision, Situation, names
 
 STABLE_S = 60.0
@@ -205,8 +205,3 @@ def _newcomers(now: Situation, world: World, test: Callable[[Sighting], bool]) -
         and test(one)
         and now.plan.start_failures.get(one.member.node_id, 0) < 2
     ]
-
-
-def is_terminal(plan: Plan) -> bool:
-    """Whether the run is over."""
-    return plan.phase in (Phase.FINISHED, Phase.FAILED)

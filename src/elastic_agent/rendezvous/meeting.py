@@ -15,7 +15,7 @@ import msgspec
 
 from elastic_agent.config.values import Endpoint, PortRange
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Address, History, Plan
+from elastic_agent.protocol.records import Address, Plan
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink
 from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
@@ -155,7 +155,7 @@ class Meeting:
         if self.run_id is None:
             return
         try:
-            self.memory.save(self.run_id, History(plan.generation, plan.world, plan.charged, plan.order))
+            self.memory.save(self.run_id, plan.history())
         except OSError as error:
             self._log.warning("cannot write the state directory", error=str(error))
 

@@ -28,13 +28,13 @@ class RunMemory:
             return None
 
     def save(self, run_id: str, history: History) -> None:
-        """Remember this, unless a later generation is remembered already.
+        """Remember this, unless something newer is remembered already.
 
         Raises:
             OSError: the state directory cannot be written.
         """
         known = self.load(run_id)
-        if known is not None and known.generation > history.generation:
+        if known is not None and known.rank > history.rank:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path(run_id), encode(history))

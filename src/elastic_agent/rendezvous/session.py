@@ -271,7 +271,7 @@ class Session:
     def _saw(self, plan: Plan) -> None:
         self._plan = plan
         if self.history is None or plan.world is not None or plan.generation > self.history.generation:
-            self.history = History(plan.generation, plan.world, plan.charged, plan.order)
+            self.history = plan.history()
         self._tell(events.PlanSeen(plan))
 
     async def _pump(self, connection: _Connection) -> None:
