@@ -13,7 +13,7 @@ from typing import Protocol
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.coordinator import Coordinator
-from elastic_agent.protocol.records import History, Plan
+from elastic_agent.protocol.records import Plan
 from elastic_agent.protocol.situation import Decision
 from elastic_agent.transport.base import CoordinatorLink, StoreLostError
 
@@ -49,9 +49,10 @@ class RunDriver:
         self._reported: set[str] = set()
         self._reason = ""
 
-    def refresh(self, incarnations: Collection[str] | None, now_s: float) -> None:
+    def refresh(self, incarnations: Collection[str] | None) -> None:
         """Read these incarnations' records again, or all of them (None)."""
         snapshot = self._link.read(incarnations)
+        now_s = time.monotonic()  # after the answer: what it holds was written before
         for complaint in snapshot.rejected:
             if complaint not in self._reported and len(self._reported) < 1000:
                 self._reported.add(complaint)
@@ -65,38 +66,42 @@ class RunDriver:
         """Look at what changed and act until there is nothing to do."""
         ttl_s = self._coordinator.plan.policy.lease_ttl_s if self._coordinator.plan is not None else 1.0
         if now_s >= self._full_read_s:
-            self.refresh(None, now_s)
+            self.refresh(None)
             self._full_read_s = now_s + ttl_s
             self._lease_read_s = now_s + ttl_s / LEASE_READS_PER_TTL
         else:
             if hints:
-                self.refresh(hints, now_s)
+                self.refresh(hints)
             if now_s >= self._lease_read_s:
-                self._read_leases(now_s)
+                self._read_leases()
                 self._lease_read_s = now_s + ttl_s / LEASE_READS_PER_TTL
-        decision = self._act(now_s)
+        decision = self._act()
         self.wake_s = min(decision.wake_s, self._full_read_s, self._lease_read_s)
         self.needed = self._coordinator.anybody_here and not decision.done
 
-    def _read_leases(self, now_s: float) -> None:
+    def _read_leases(self) -> None:
         sightings = self._coordinator.ledger.sightings
-        for key, lease in self._link.read_leases().items():
+        leases = self._link.read_leases()
+        now_s = time.monotonic()
+        for key, lease in leases.items():
             if key in sightings:
                 self._coordinator.observe(sightings[key].member, lease, now_s)
 
-    def _act(self, now_s: float) -> Decision:
+    def _act(self) -> Decision:
         """Decide and carry out, again and again, until the decision is to wait."""
         while True:
-            decision = self._coordinator.decide(now_s)
+            decision = self._coordinator.decide(time.monotonic())
             self._say(decision)
             progress = self._condemn(decision.condemn)
             if decision.plan is not None:
-                self._publish(decision.plan, now_s)
+                self._publish(decision.plan)
                 progress = True
             for incarnation in decision.forget:
                 self._link.forget(incarnation)
                 self._coordinator.forgotten(incarnation)
             if not progress:
+                if decision.done and self._coordinator.plan is not None:
+                    self._memory.save(self.run_id, self._coordinator.plan.history(settled=True))
                 return decision
 
     def _say(self, decision: Decision) -> None:
@@ -113,23 +118,22 @@ class RunDriver:
                 self._coordinator.condemned(incarnation)
                 progress = True
             else:  # it was renewed in the meantime, or is gone: look again
-                self.refresh([incarnation], time.monotonic())
+                self.refresh([incarnation])
                 stored = self._link.read_leases().get(incarnation)
                 if stored is None:
                     self._coordinator.condemned(incarnation)
                     progress = True
         return progress
 
-    def _publish(self, plan: Plan, now_s: float) -> None:
+    def _publish(self, plan: Plan) -> None:
         if plan.generation > 0:
-            history = History(plan.generation, plan.world, plan.charged, plan.order)
-            self._memory.save(self.run_id, history)  # before anybody can read it
+            self._memory.save(self.run_id, plan.history())  # before anybody can read it
         if self._link.publish(plan):
-            self._coordinator.published(plan, now_s)
+            self._coordinator.published(plan, time.monotonic())
             return
         newest = self._link.read_plan()  # somebody else was first: theirs counts
         if newest is not None:
-            self._coordinator.adopt_plan(newest, now_s)
+            self._coordinator.adopt_plan(newest, time.monotonic())
 
 
 class CoordinatorThread(threading.Thread):
