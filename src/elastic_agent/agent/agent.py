@@ -139,7 +139,10 @@ class Agent(ElasticAgent):
         try:
             return await asyncio.wait_for(agreeing, settings.join_timeout)
         except TimeoutError:
-            reason = f"nobody answered at {self._meeting.shown} within {settings.join_timeout:g} s"
+            reason = (
+                f"no store answered at {self._meeting.shown} within {settings.join_timeout:g} s: "
+                f"{narrator.last_problem or 'dialling did not come to an end'}"
+            )
             return Ending(Outcome.UNREACHABLE, reason)
         except NotAStoreError as error:
             return Ending(Outcome.UNREACHABLE, str(error))

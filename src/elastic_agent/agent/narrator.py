@@ -33,6 +33,10 @@ class Narrator:
         self._asking: asyncio.Task[None] | None = None
         self._awaits_status = False
         self._dialling = False
+        self._text = ""
+        self._facts: dict[str, object] = {}
+        self.last_problem = ""
+        """Why the store did not answer when it was dialled last."""
 
     # -- the store ------------------------------------------------------------------------------
 
@@ -53,7 +57,8 @@ class Narrator:
             self._dialling = True
             self._await_soon(False)
         self._text = f"waiting for the store at {self._endpoint}: {reason}; {DIAL_CAUSES}"
-        self._facts: dict[str, object] = {"endpoint": self._endpoint}
+        self._facts = {"endpoint": self._endpoint}
+        self.last_problem = reason
 
     # -- the run --------------------------------------------------------------------------------
 
@@ -118,16 +123,20 @@ class Narrator:
         self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._tick)
 
     def _tick(self) -> None:
-        if self._awaits_status and (self._asking is None or self._asking.done()):
+        if not self._awaits_status:
+            self._reporter.update(self._text, self._facts)
+        elif self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._fetch_status())
-        self._reporter.update(self._text, self._facts)
         self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
 
     async def _fetch_status(self) -> None:
         words = await self._ask_status()
-        if words and self._awaits_status:
+        if not self._awaits_status:
+            return
+        if words:
             causes = f"; {JOIN_CAUSES}" if "more of at least" in words else ""
             self._text, self._facts = words + causes, {"awaited": words}
+        self._reporter.update(self._text, self._facts)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

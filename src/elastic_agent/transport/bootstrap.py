@@ -14,6 +14,7 @@ from elastic_agent.protocol.records import Address
 
 from .addresses import connect, listen
 from .base import TransportError, UnreachableError
+from .wire import greet
 
 MAX_TRIES = 64
 
@@ -108,15 +109,17 @@ def serve(sock: socket.socket) -> TCPStore:
 
 
 def dial_bootstrap(address: Address, timeout_s: float) -> None:
-    """Check that somebody listens at a bootstrap store's address.
+    """Check that a store answers at a bootstrap store's address.
 
     Raises:
-        TransportError: nobody does; one line says how that shows.
+        TransportError: none does; one line says how that shows.
     """
     try:
-        connect(address.host, address.port, timeout_s).close()
+        sock = connect(address.host, address.port, timeout_s)
     except UnreachableError as error:
         raise TransportError(f"{address}: {error}") from None
+    with sock:
+        greet(sock, timeout_s, str(address))
 
 
 def one_line(error: BaseException) -> str:

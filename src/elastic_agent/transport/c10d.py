@@ -44,12 +44,15 @@ from elastic_agent.protocol.records import (
 from .addresses import connect, is_local, listen, local_address_towards, resolve
 from .base import NotAStoreError, Snapshot, StoreLostError, TransportError, UnreachableError
 from .bootstrap import one_line, serve
+from .wire import greet
 
 T = TypeVar("T", Member, Lease)
 
 ROOT = "elastic-agent/1"
 KEPT_PLANS = 16
 CALL_TIMEOUT_S = 10.0
+BIRTH_S = 2.0
+"""A new store's id is written within this time of its port being open."""
 MAX_ROSTER_BYTES = 4 * 1024 * 1024
 
 
@@ -64,7 +67,9 @@ def _store_errors() -> Iterator[None]:
 
 def _client(endpoint: Endpoint, timeout_s: float) -> TCPStore:
     limit = timedelta(seconds=timeout_s)
-    return TCPStore(endpoint.host, endpoint.port, None, False, limit, wait_for_workers=False)
+    store = TCPStore(endpoint.host, endpoint.port, None, False, limit, wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=CALL_TIMEOUT_S))
+    return store
 
 
 # -- dialling and hosting ------------------------------------------------------------------------
@@ -78,24 +83,32 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[TCPStore, str, str
         NotAStoreError: what answers is no store of ours.
     """
     probe = connect(endpoint.host, endpoint.port, timeout_s)
-    local_address = local_address_towards(endpoint.host, probe)
-    probe.close()
+    try:
+        local_address = local_address_towards(endpoint.host, probe)
+        greet(probe, timeout_s, str(endpoint))
+    finally:
+        probe.close()
     try:
         store = _client(endpoint, timeout_s)
-        store.wait([f"{ROOT}/id"], timedelta(seconds=timeout_s))
-        store_id = store.get(f"{ROOT}/id").decode("ascii")
-    except DistStoreError:
-        raise NotAStoreError(
-            f"something answers at {endpoint}, but it is no store of elastic-agent (another program, or "
-            "the store of a plain torchrun job); use another port, or stop what listens there"
-        ) from None
-    except (RuntimeError, UnicodeDecodeError) as error:
-        raise NotAStoreError(
-            f"something answers at {endpoint}, but it does not speak a store's language ({one_line(error)}); "
-            "use another port, or stop what listens there"
-        ) from None
-    store.set_timeout(timedelta(seconds=CALL_TIMEOUT_S))
+        store_id = _store_id(store, endpoint)
+    except RuntimeError as error:  # it answered a moment ago
+        raise StoreLostError(one_line(error)) from None
     return store, store_id, local_address
+
+
+def _store_id(store: TCPStore, endpoint: Endpoint) -> str:
+    """The id that our hosts write into their stores when they are born."""
+    key = f"{ROOT}/id"
+    try:
+        store.wait([key], timedelta(seconds=BIRTH_S))
+    except DistStoreError:
+        if store.check([key]):
+            return store.get(key).decode("ascii", "replace")
+        raise NotAStoreError(
+            f"the store at {endpoint} is not one of elastic-agent's (that of a torchrun job?); "
+            "use another port, or stop that job"
+        ) from None
+    return store.get(key).decode("ascii", "replace")
 
 
 def dial(endpoint: Endpoint, run_id: str, timeout_s: float) -> C10dLink:
