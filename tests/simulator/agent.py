@@ -75,6 +75,7 @@ class Agent:
         self.held: HeldLease | None = None
         self.outcome: Depart | None = None
         self.unreachable = False
+        self.asked_to_leave = False
         self.store_id: str | None = None
         """The store this incarnation is registered in."""
         self.plan: Plan | None = None

@@ -48,7 +48,8 @@ class Checker:
         self.newest_sealed = 0
         self.charged_of: dict[int, int] = {}
         """Generation → restarts charged when it was sealed."""
-        self.sealed_at_s: list[float] = []
+        self.forming_since_s: float | None = 0.0
+        """Since when there is no world, or None while one runs."""
         self.final: Plan | None = None
         self.agents: list[Agent] = []
         self._intents: dict[bytes, Seen] = {}
@@ -178,6 +179,15 @@ class Checker:
         if plan.phase in (Phase.FINISHED, Phase.FAILED):
             self._ended(before, plan, seen)
         self._refusals(before, plan)
+        if plan.phase is not Phase.FORMING:
+            self.forming_since_s = None
+        elif self.forming_since_s is None:
+            self.forming_since_s = self.cluster.kernel.now
+
+    def store_opened(self) -> None:
+        """A new store knows no world."""
+        if self.forming_since_s is None:
+            self.forming_since_s = self.cluster.kernel.now
 
     def _follows(self, before: Plan, plan: Plan, seen: Seen) -> None:
         rule = "safety 4 (generations only grow)"
@@ -232,7 +242,6 @@ class Checker:
         self._nobody_runs(plan.generation)
         self.newest_sealed = max(self.newest_sealed, plan.generation)
         self.charged_of[plan.generation] = plan.charged
-        self.sealed_at_s.append(self.cluster.kernel.now)
 
     def _ranks(self, world: World) -> None:
         rank = 0
@@ -300,22 +309,34 @@ class Checker:
 
     # -- once the faults are over ---------------------------------------------------------------
 
-    def a_world_was_sealed(self) -> None:
-        """Liveness: with enough nodes well, a world was sealed in time, or one runs, or the run is over."""
+    def watch_liveness(self) -> None:
+        """From the end of the faults on: no formation takes longer than promised."""
         cluster = self.cluster
-        store = cluster.endpoint.store
+        if cluster.over or self.final is not None:
+            return
+        enough = len(cluster.healthy()) >= cluster.policy.min_nodes
+        since_s = max(self.forming_since_s or 0.0, cluster.scenario.quiet_s)
+        late = cluster.kernel.now - since_s > cluster.scenario.bound_s
+        if enough and late and self.forming_since_s is not None:
+            well = len(cluster.healthy())
+            bound_s = cluster.scenario.bound_s
+            self.broken(
+                "liveness (a world is sealed in time)", f"{well} nodes are well; no world in {bound_s:.1f} s"
+            )
+        cluster.kernel.after(0.2, self.watch_liveness)
+
+    def losses_were_noticed(self) -> None:
+        """Some time after the end of the faults no running plan counts on nodes that are gone."""
+        store = self.cluster.endpoint.store
         plan = decode(Plan, store.plan) if store is not None and store.plan is not None else None
-        if cluster.over or self.final is not None or len(cluster.healthy()) < cluster.policy.min_nodes:
+        if plan is None or plan.phase is not Phase.RUNNING or plan.world is None:
             return
-        if plan is not None and plan.phase is not Phase.FORMING:
-            return
-        quiet_s = cluster.scenario.quiet_s
-        in_time = any(at_s >= quiet_s for at_s in self.sealed_at_s)
-        self.require(
-            in_time,
-            "liveness (a world is sealed in time)",
-            f"{len(cluster.healthy())} nodes are well; no world within {cluster.scenario.bound_s:.1f} s",
-        )
+        for seat in plan.world.seats:
+            agent = self.cluster.agents[seat.incarnation]
+            there = agent.process.alive and agent.incarnation == seat.incarnation
+            succeeded = seat.incarnation in self.cluster.job.of(plan.generation).succeeded
+            if not there and not succeeded:
+                self.broken("liveness (losses are noticed)", f"{seat.node_id} is gone but counted on")
 
     def all_is_over(self) -> None:
         """In the end the run has a verdict, and everybody departed with it."""

@@ -102,6 +102,7 @@ class Endpoint:
             f"store{self.lives}", self.machine, process, self.cluster.network, self.cluster.checker
         )
         self.store.hint_loss = self.cluster.scenario.hint_loss
+        self.cluster.checker.store_opened()
         self.cluster.story(process.name, "hosts {}", self.store.store_id)
         if not self.cluster.scenario.store_survives:
             self.coordinate(self.machine, process)
@@ -357,5 +358,5 @@ class Cluster:
         if outcome is Outcome.FAILED:
             return verdict is Phase.FAILED
         if outcome is Outcome.DRAINED:
-            return not agent.holder.wanted or agent.unreachable
+            return agent.asked_to_leave or agent.unreachable
         return True

@@ -224,6 +224,7 @@ class Faults:
         if agent is not None and agent.process.alive and agent.outcome is None:
             self.cluster.story(agent.name, "is asked to leave")
             holder.wanted = False
+            agent.asked_to_leave = True
             agent.process.do(agent.post_always, lambda: agent.node.drain("asked to leave"))
 
     def _impostor(self) -> None:

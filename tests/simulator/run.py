@@ -55,8 +55,9 @@ def _live(cluster: Cluster) -> None:
         return cluster.everybody_gone()
 
     kernel.run(scenario.quiet_s, after_each_step)
+    checker.watch_liveness()
     kernel.run(scenario.quiet_s + scenario.bound_s, after_each_step)
-    checker.a_world_was_sealed()
+    checker.losses_were_noticed()
     end_s = scenario.quiet_s + 12 * scenario.bound_s + scenario.policy.join_timeout_s + 30.0
     kernel.run(end_s, after_each_step)
     checker.all_is_over()
