@@ -1,0 +1,1 @@
+"""Measurements of elastic-agent beside torchrun: ``python -m benchmarks --help``."""

@@ -1,0 +1,125 @@
+"""``python -m benchmarks [NAME…] [--quick] [--runs N] [--json FILE]``: measure, print tables, write JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .figures import Result, circumstances, print_figures
+from .options import Options
+from .scene import become_subreaper
+from .stages import RECOVERY_STAGES, START_STAGES, print_stages
+
+BENCHMARKS = {
+    "start": "launch to every rank's first collective, beside torchrun",
+    "recovery": "fault to the new world's first collective, by kind of fault, beside torchrun",
+    "rendezvous": "many nodes meet at one store, beside torch's own rendezvous",
+    "rest": "what an agent costs while training runs, beside torchrun's",
+    "client": "what the client module costs a training script",
+}
+ISOLATED = "ELASTIC_AGENT_BENCHMARK_ISOLATED"
+
+
+def main() -> int:
+    options, names, json_file = parse()
+    if not options.isolated and can_isolate():
+        return isolate()
+    become_subreaper()
+    facts = circumstances(options.isolated)
+    print_circumstances(facts)
+    results = []
+    for name in names:
+        print(f"\n{name}: {BENCHMARKS[name]}", flush=True)
+        result: Result = importlib.import_module(f"benchmarks.{name}").run(options)
+        print_result(result)
+        results.append(result)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(as_json(facts, results), indent=2, ensure_ascii=False) + "\n")
+    return 0
+
+
+def parse() -> tuple[Options, list[str], Path | None]:
+    listed = "\n".join(f"  {name:12}{what}" for name, what in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"Benchmarks (all of them if none is named):\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", metavar="NAME", nargs="*", help="which to run")
+    parser.add_argument(
+        "--quick", action="store_true", help="each thing once, leaving out what takes minutes"
+    )
+    parser.add_argument("--runs", type=int, default=5, help="how often each thing is measured (default: 5)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write everything to FILE")
+    given = parser.parse_args()
+    unknown = [name for name in given.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"{unknown[0]}: no such benchmark; there are {', '.join(BENCHMARKS)}")
+    if given.runs < 1:
+        parser.error(f"--runs {given.runs}: expected at least 1")
+    options = Options(given.runs, given.quick, os.environ.get(ISOLATED) == "1")
+    return options, given.names or list(BENCHMARKS), given.json
+
+
+def can_isolate() -> bool:
+    """Root, with the tools for it: TCPStore looks up names at every connect, and a slow resolver is noise."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("ip") is None:
+        return False
+    return subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
+
+
+def isolate() -> int:
+    """The same again, in a network namespace that has nothing but a loopback."""
+    again = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
+    up = 'ip link set lo up && exec "$@"'
+    os.execvpe(
+        "unshare",
+        ["unshare", "--net", "sh", "-c", up, "sh", *again],
+        {**os.environ, ISOLATED: "1"},
+    )
+
+
+def print_circumstances(facts: dict[str, Any]) -> None:
+    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    changed = " with uncommitted changes" if facts["uncommitted_changes"] else ""
+    print(f"{facts['date']}, commit {facts['commit'][:10]}{changed}")
+    print(f"{facts['cores']} cores ({facts['processor']}), {facts['memory_gb']} GB, {facts['system']}")
+    print(f"Python {facts['python']}, {packages}")
+    print(f"network: {facts['network']}; load average before: {facts['load_average_before']:.1f}")
+
+
+def print_result(result: Result) -> None:
+    print()
+    print_figures(result.figures)
+    stages = result.tables.get("stages")
+    if stages:
+        print_stages(START_STAGES if result.benchmark == "start" else RECOVERY_STAGES, stages)
+    for note in result.notes:
+        print(note)
+
+
+def as_json(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
+    return {
+        **facts,
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        "benchmarks": {
+            one.benchmark: {
+                "figures": [each.as_json() for each in one.figures],
+                "notes": one.notes,
+                **one.tables,
+            }
+            for one in results
+        },
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""What every benchmark gives: figures with all their samples, printed as a table, written as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = ("elastic-agent", "torch", "msgspec", "structlog")
+
+
+@dataclass
+class Figure:
+    """One thing measured for one launcher. ``samples`` are in ``unit``; ``misses`` say why there is none."""
+
+    what: str
+    who: str
+    unit: str
+    target: float | None = None
+    """What elastic-agent is to stay under, in ``unit``."""
+    samples: list[float] = field(default_factory=list)
+    misses: list[str] = field(default_factory=list)
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(self.samples) if self.samples else None
+
+    def add(self, outcome: float | str) -> None:
+        """A measured value, or in words why there is none."""
+        if isinstance(outcome, str):
+            self.misses.append(outcome)
+        else:
+            self.samples.append(outcome)
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "median": self.median}
+
+
+@dataclass
+class Result:
+    """What one benchmark found; ``notes`` are printed below the table."""
+
+    benchmark: str
+    figures: list[Figure]
+    notes: list[str] = field(default_factory=list)
+    tables: dict[str, Any] = field(default_factory=dict)
+    """Further details, for the JSON file."""
+
+
+def show(number: float, unit: str) -> str:
+    digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 20 or unit == "MB" else 2
+    return f"{number:.{digits}f} {unit}"
+
+
+def print_figures(figures: Iterable[Figure]) -> None:
+    """A table: the median, the fastest and slowest beside it, how many runs, and the target."""
+    head = ("", "", "median", "least", "most", "runs", "target")
+    print_table([head, *(_row(one) for one in figures)])
+
+
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Two columns of words, then columns of numbers."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        words = [text.ljust(width) for text, width in zip(row[:2], widths[:2], strict=True)]
+        numbers = [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
+        print("  ".join([*words, *numbers]).rstrip(), flush=True)
+
+
+def _row(one: Figure) -> tuple[str, ...]:
+    runs = len(one.samples) + len(one.misses)
+    target = f"≤ {show(one.target, one.unit)}" if one.target is not None else ""
+    words = "; ".join(dict.fromkeys(one.misses))
+    if one.median is None:
+        return (one.what, one.who, words or "not measured", "", "", str(runs), target)
+    count = f"{len(one.samples)} of {runs} ({words})" if one.misses else str(runs)
+    spread = (show(min(one.samples), one.unit), show(max(one.samples), one.unit))
+    missed = " MISSED" if one.target is not None and one.median > one.target else ""
+    return (one.what, one.who, show(one.median, one.unit), *spread, count, target + missed)
+
+
+def circumstances(isolated: bool) -> dict[str, Any]:
+    """The machine, the versions and the commit that the figures belong to."""
+    changed = _git("status", "--porcelain", "--", "src", "benchmarks")
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "commit": _git("rev-parse", "HEAD") or "unknown",
+        "uncommitted_changes": bool(changed),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_average_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "network": "own network namespace, loopback only" if isolated else "the machine's own, over loopback",
+    }
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(REPOSITORY), *words]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

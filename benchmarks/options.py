@@ -1,0 +1,24 @@
+"""What every benchmark can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Options:
+    """``runs``: how often each thing is measured; ``quick``: once each, and only the quick things."""
+
+    runs: int = 5
+    quick: bool = False
+    isolated: bool = False
+    """In a network namespace of our own, where every look-up of a name fails at once."""
+
+    @property
+    def times(self) -> int:
+        return 1 if self.quick else self.runs
+
+
+def progress(text: str) -> None:
+    """A line while it goes on; the tables come at the end."""
+    print(f"  … {text}", flush=True)

@@ -1,0 +1,233 @@
+"""Two nodes of one machine under one launcher, what their workers wrote down, and what can befall them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from .launchers import Launcher, Place
+
+HOST, PEER = "host", "peer"
+SLOTS = {HOST: 2, PEER: 1}
+EVERYBODY = sum(SLOTS.values())
+HEAD_START_S = 0.4
+LOOK_EVERY_S = 0.02
+"""How often files are looked at; what is measured is what the workers wrote, so this adds nothing to it."""
+SCENE_LIMIT_S = 90.0
+PR_SET_CHILD_SUBREAPER = 36
+
+Event = dict[str, Any]
+
+
+class NoWorldError(Exception):
+    """The expected world did not come; the message says in a few words what did."""
+
+
+class SpoiltError(Exception):
+    """The scene could not be set as wanted; another try may."""
+
+
+def boottime_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def become_subreaper() -> None:
+    """Have everything that a launcher leaves behind fall to this process, which ends it."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class World:
+    """All ranks of a world have had their first collective; the stages of each, by name."""
+
+    generation: int
+    workers: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By pid."""
+    pids: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By node and rank."""
+
+    def latest_s(self, stage: str) -> float:
+        """When the last of its workers got there (CLOCK_BOOTTIME)."""
+        return max(stages[stage] for stages in self.workers.values())
+
+
+class Lines:
+    """A growing file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self.events: list[Event] = []
+
+    def update(self) -> list[Event]:
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read += len(whole)
+            self.events += [json.loads(line) for line in whole.splitlines()]
+        return self.events
+
+
+class Scene:
+    """Start nodes, wait for worlds, do harm. Leaves no process behind."""
+
+    def __init__(self, launcher: Launcher, pause_s: float = 0.01) -> None:
+        self.launcher = launcher
+        self._pause_s = pause_s
+        self._own = tempfile.TemporaryDirectory(prefix="elastic-agent-benchmark-")
+        self.folder = Path(self._own.name)
+        self.port = free_port()
+        self._lines = Lines(self.folder / "events.jsonl")
+        self._journal = Lines(self.folder / "journal.jsonl")
+        self.agents: dict[str, psutil.Popen] = {}
+        self._strays: list[psutil.Process] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _kill([one for node in self.agents for one in self.processes(node)] + self._strays)
+        _kill(psutil.Process().children(recursive=True))  # what was left to us
+        self._own.cleanup()
+
+    # -- starting -------------------------------------------------------------------------------
+
+    def start(self, node: str) -> float:
+        """Start a node's agent; when that was (CLOCK_BOOTTIME)."""
+        place = Place(node, SLOTS[node], self.port, self.folder)
+        environment = {
+            **os.environ,
+            **self.launcher.environment,
+            "OMP_NUM_THREADS": "1",
+            "BENCH_EVENTS": str(self.folder / "events.jsonl"),
+            "BENCH_NODE": node,
+            "BENCH_PAUSE_S": str(self._pause_s),
+        }
+        with (self.folder / f"{node}.log").open("ab") as log:
+            at_s = boottime_s()
+            self.agents[node] = psutil.Popen(
+                self.launcher.command(place),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        return at_s
+
+    def settle_down(self, nodes: Iterable[str]) -> World:
+        """Start these nodes, ``HOST`` a little ahead so that it hosts the store, and let them run for a while."""
+        for node in nodes:
+            self.start(node)
+            time.sleep(HEAD_START_S)
+        size = sum(SLOTS[node] for node in self.agents)
+        try:
+            world = self.await_world(size, 0.0, SCENE_LIMIT_S, stage="steady")
+        except NoWorldError as error:
+            raise SpoiltError(f"did not get going: {error}") from None
+        if not self._hosts(self.agents[HOST]):
+            raise SpoiltError("the store was hosted by the other node")
+        return world
+
+    def _hosts(self, agent: psutil.Process) -> bool:
+        listening = [one.laddr.port for one in agent.net_connections("tcp") if one.status == "LISTEN"]
+        return self.port in listening
+
+    # -- what comes of it -----------------------------------------------------------------------
+
+    def await_world(self, size: int, after_s: float, limit_s: float, stage: str = "collective") -> World:
+        """The first world of this size whose workers all started after ``after_s`` and got to ``stage``.
+
+        Raises:
+            NoWorldError: every agent ended, or the time is up.
+        """
+        ends_s = time.monotonic() + limit_s
+        while True:
+            world = self._find_world(size, after_s, stage)
+            if world is not None:
+                return world
+            if all(agent.poll() is not None for agent in self.agents.values()):
+                raise NoWorldError("job failed")
+            if time.monotonic() >= ends_s:
+                raise NoWorldError(f"not in {limit_s:.0f} s")
+            time.sleep(LOOK_EVERY_S)
+
+    def _find_world(self, size: int, after_s: float, stage: str) -> World | None:
+        stages: dict[int, dict[str, float]] = {}
+        worlds: dict[str, list[Event]] = {}
+        for event in self._lines.update():
+            stages.setdefault(event["pid"], {})[event["event"]] = event["boottime_s"]
+            if event["event"] == stage and event["world_size"] == size:
+                worlds.setdefault(event["world"], []).append(event)
+        for met in worlds.values():
+            workers = {one["pid"]: stages[one["pid"]] for one in met}
+            new = all(one["first_line"] > after_s for one in workers.values())
+            if len(workers) == size and new:
+                pids = {(one["node"], one["rank"]): one["pid"] for one in met}
+                return World(met[0]["generation"], workers, pids)
+        return None
+
+    def journal(self) -> list[Event]:
+        """What our agents wrote down (none under other launchers)."""
+        return self._journal.update()
+
+    # -- harm -----------------------------------------------------------------------------------
+
+    def processes(self, node: str) -> list[psutil.Process]:
+        """A node's agent and everything below it."""
+        agent = self.agents[node]
+        try:
+            return [agent, *agent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill_node(self, node: str) -> float:
+        """SIGKILL to all of a node's processes at once, as far as that is possible; when it began."""
+        processes = self.processes(node)
+        self._strays += processes
+        at_s = boottime_s()
+        _signal(processes, signal.SIGKILL)
+        self.agents[node].wait()
+        return at_s
+
+    def freeze_node(self, node: str) -> float:
+        """SIGSTOP to all of a node's processes; when it began."""
+        processes = self.processes(node)
+        self._strays += processes
+        at_s = boottime_s()
+        _signal(processes, signal.SIGSTOP)
+        return at_s
+
+
+def _signal(processes: Iterable[psutil.Process], signum: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signum)
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    _signal(processes, signal.SIGKILL)
+    psutil.wait_procs(processes, timeout=10.0)

@@ -1,0 +1,54 @@
+"""The workers' script in the benchmarks: a loop of all_reduce over gloo that writes down when it got where.
+
+Environment: BENCH_EVENTS (a file to append to), BENCH_NODE (the node's name), BENCH_PAUSE_S (between two rounds).
+"""
+
+import time
+
+_first_line_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+import json  # noqa: E402
+import os  # noqa: E402
+import secrets  # noqa: E402
+
+STEADY_ROUNDS = 50
+
+_file = os.open(os.environ["BENCH_EVENTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+
+def tell(event: str, at_s: float | None = None, **more: object) -> None:
+    """One line, in one write: several processes share the file."""
+    line = {
+        "event": event,
+        "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME) if at_s is None else at_s,
+        "node": os.environ["BENCH_NODE"],
+        "pid": os.getpid(),
+        "rank": int(os.environ["RANK"]),
+        "generation": int(os.environ.get("ELASTIC_AGENT_GENERATION", "-1")),
+        **more,
+    }
+    os.write(_file, (json.dumps(line) + "\n").encode())
+
+
+tell("first_line", _first_line_s)
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+tell("imported")
+dist.init_process_group("gloo")
+tell("process_group")
+
+# The sum is rank 0's number: everybody who has it has met in the same world, whatever launcher made it.
+token = torch.tensor([secrets.randbits(62) if dist.get_rank() == 0 else 0])
+dist.all_reduce(token)
+tell("collective", world=f"{token.item():x}", world_size=dist.get_world_size())
+
+pause_s = float(os.environ.get("BENCH_PAUSE_S", "0.01"))
+rounds = 0
+while True:
+    dist.all_reduce(torch.ones(256))
+    rounds += 1
+    if rounds == STEADY_ROUNDS:
+        tell("steady", world=f"{token.item():x}", world_size=dist.get_world_size())
+    time.sleep(pause_s)
