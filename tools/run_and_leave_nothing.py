@@ -69,10 +69,17 @@ def raise_exit(number: int, _frame: FrameType | None) -> None:
 
 
 def start(command: list[str]) -> int:
-    try:
-        return os.posix_spawnp(command[0], command, os.environ)
-    except OSError as error:
-        raise SystemExit(f"cannot start {command[0]!r}: {error.strerror}") from None
+    """Fork and exec: posix_spawn would leave two of the C library's own signals ignored in the command."""
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # these two Python ignores
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        try:
+            os.execvp(command[0], command)
+        except OSError as error:
+            print(f"cannot start {command[0]!r}: {error.strerror}", file=sys.stderr)
+            os._exit(127)
+    return pid
 
 
 def wait_for(command: int) -> int:

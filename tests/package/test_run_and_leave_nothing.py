@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,12 @@ def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
 )
 def test_the_exit_code_is_the_commands(script: str, code: int) -> None:
     assert run(script).returncode == code
+
+
+def test_the_command_ignores_no_signal() -> None:
+    ignored = re.search(r"^SigIgn:\s+(\S+)", run("cat /proc/self/status").stdout, re.M)
+    assert ignored is not None
+    assert int(ignored[1], 16) == 0
 
 
 def test_a_child_that_ends_shortly_after_the_command_is_no_leftover() -> None:
