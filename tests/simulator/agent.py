@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from elastic_agent.protocol.leases import HeldLease
+from elastic_agent.protocol.leases import FirstSent, HeldLease
 from elastic_agent.protocol.node import (
     Action,
     Activity,
@@ -85,8 +85,7 @@ class Agent:
         self._keeper_mail = Inbox(cluster.kernel)
         self._writer_mail = Inbox(cluster.kernel)
         self._watcher_mail = Inbox(cluster.kernel)
-        self._renewal: tuple[int, float] | None = None
-        """The beat being written, and when it was first sent."""
+        self._first_sent = FirstSent()
         self._renewed = Inbox(cluster.kernel)
         self._stopping: Grace | None = None
         self._hasten = Inbox(cluster.kernel)
@@ -200,7 +199,7 @@ class Agent:
         self.cluster.story(self.name, "rejoins as {}: {}", self.incarnation, action.reason)
         self.member = self._first_record((*self.member.replaces, old))
         self.cluster.embodied(self)
-        self.held, self._renewal, self._in_store, self.store_id = None, None, None, None
+        self.held, self._in_store, self.store_id = None, None, None
         self._carry_out(self.node.rejoined(self.incarnation))
         self._keeper_mail.put(None)
 
@@ -360,50 +359,58 @@ class Agent:
         return self.held is not None and not self.held.expired(self.machine.clock())
 
     def _register(self, connection: Connection) -> Routine:
-        incarnation, sent_s = self.incarnation, self.machine.clock()
-        new_store = self.store_id is not None
+        incarnation, new_store = self.incarnation, self.store_id is not None
         lease = Lease(incarnation, self.cluster.policy.lease_ttl_s)
-        if not new_store and self._renewal is None:
-            self._renewal = (0, sent_s)
-        first_sent_s = self._renewal[1] if self._renewal is not None and not new_store else sent_s
+        sent_s = self._sent_s(connection, lease)
         data = yield from connection.call(
             "register", incarnation, encode(lease), timeout_s=self.cluster.call_s()
         )
         if incarnation != self.incarnation or (new_store and self.held is None):
             return
         found = decode(Lease, data)
-        if found.condemned or HeldLease.granted(found, first_sent_s).expired(self.machine.clock()):
+        held = HeldLease.granted(found, self._when(sent_s))
+        if found.condemned or held.expired(self.machine.clock()):
             self.store_id = connection.store.store_id
             self.post(lambda: self._lost("the lease was lost while registering"))
             yield 0.05
-            return
-        if new_store:
-            self._found_new_store(connection, found, sent_s)
+        elif new_store:
+            self._found_new_store(connection, held)
         else:
-            self._registered(connection, found, first_sent_s)
+            self._registered(connection, held)
+
+    def _sent_s(self, connection: Connection, lease: Lease) -> float:
+        """When this record was first sent to this store."""
+        now_s = self.machine.clock()
+        if "deadline from the last attempt" in self.cluster.quirks:
+            return now_s
+        return self._first_sent.of((connection.store.store_id, lease), now_s)
+
+    def _when(self, sent_s: float) -> float:
+        """From when a lease counts that was sent then and answered now."""
+        return self.machine.clock() if "deadline from the reply" in self.cluster.quirks else sent_s
 
     def _lost(self, reason: str) -> list[Action]:
         self._lose_lease(reason)
         return []
 
-    def _registered(self, connection: Connection, lease: Lease, sent_s: float) -> None:
-        self._settle_in(connection, lease, sent_s)
+    def _registered(self, connection: Connection, held: HeldLease) -> None:
+        self._settle_in(connection, held)
         self.cluster.story(self.name, "registered {}", self.incarnation)
         plan = self.plan
         if plan is not None:  # the watcher waits for a newer one only
             self.post(lambda: self.node.plan_changed(plan))
 
-    def _found_new_store(self, connection: Connection, lease: Lease, sent_s: float) -> None:
-        self._settle_in(connection, lease, sent_s)
+    def _found_new_store(self, connection: Connection, held: HeldLease) -> None:
+        self._settle_in(connection, held)
         self.cluster.story(self.name, "found the new store {}", self.store_id)
         self.post(self.node.store_replaced)
 
-    def _settle_in(self, connection: Connection, lease: Lease, sent_s: float) -> None:
+    def _settle_in(self, connection: Connection, held: HeldLease) -> None:
         self.store_id = connection.store.store_id
         if self._plan_from != self.store_id:
             self.plan, self._plan_from = None, self.store_id
-        self._in_store, self._renewal = None, None
-        self._hold(HeldLease.granted(lease, sent_s))
+        self._in_store = None
+        self._hold(held)
         self._writer_mail.put(None)
         self._watcher_mail.put(None)
 
@@ -416,9 +423,7 @@ class Agent:
         held, incarnation = self.held, self.incarnation
         assert held is not None  # the caller looked
         wanted = held.record.renewed()
-        if self._renewal is None or self._renewal[0] != wanted.beat:
-            self._renewal = (wanted.beat, self.machine.clock())
-        first_sent_s = self._renewal[1]
+        sent_s = self._sent_s(connection, wanted)
         call_s = self.cluster.call_s()
         done = yield from connection.call(
             "renew", incarnation, encode(held.record), encode(wanted), timeout_s=call_s
@@ -432,9 +437,8 @@ class Agent:
         if held.expired(self.machine.clock()):
             self._mail.put(list)
         elif done:
-            self._renewal = None
             self._last_contact_s = self.machine.clock()
-            self._hold(held.renewed(wanted, first_sent_s))
+            self._hold(held.renewed(wanted, self._when(sent_s)))
             self._renewed.put("renewed")
         else:
             self.post(lambda: self._lost("the lease was condemned"))

@@ -331,6 +331,8 @@ class Checker:
         plan = decode(Plan, store.plan) if store is not None and store.plan is not None else None
         if plan is None or plan.phase is not Phase.RUNNING or plan.world is None:
             return
+        if not self.cluster.healthy():
+            return  # nobody is left who could notice
         for seat in plan.world.seats:
             agent = self.cluster.agents[seat.incarnation]
             there = agent.process.alive and agent.incarnation == seat.incarnation

@@ -89,11 +89,10 @@ class Store:
                 self.process.kernel.after(random.random() * 0.002, inbox.put, incarnation)
 
     def renew(self, incarnation: str, expected: bytes, renewed: bytes) -> bool:
-        """Compare-and-set a lease."""
-        if self.leases.get(incarnation) != expected:
-            return False
-        self.leases[incarnation] = renewed
-        return True
+        """Compare-and-set a lease. As c10d's ``compare_set``, it cannot tell who wrote what was wanted."""
+        if self.leases.get(incarnation) == expected:
+            self.leases[incarnation] = renewed
+        return self.leases.get(incarnation) == renewed
 
     def read_lease(self, incarnation: str) -> bytes | None:
         return self.leases.get(incarnation)
@@ -135,11 +134,10 @@ class Store:
                 self._waits.append((after, answer))
 
     def condemn(self, incarnation: str, expected: bytes, condemned: bytes) -> bool:
-        if self.leases.get(incarnation) != expected:
-            return False
-        self.leases[incarnation] = condemned
-        self.checker.condemned(decode(Lease, condemned))
-        return True
+        if self.leases.get(incarnation) == expected:
+            self.leases[incarnation] = condemned
+            self.checker.condemned(decode(Lease, condemned))
+        return self.leases.get(incarnation) == condemned
 
     def forget(self, incarnation: str) -> bool:
         self.members.pop(incarnation, None)

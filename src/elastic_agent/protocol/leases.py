@@ -37,6 +37,24 @@ class HeldLease:
         return now_s >= self.deadline_s
 
 
+@dataclass
+class FirstSent:
+    """When the write that is being attempted was first sent.
+
+    A write whose answer was lost may have happened. When it is repeated and then found done, nobody can tell
+    which attempt did it, and the coordinator may have seen the record since the first: the lease counts from there.
+    """
+
+    _what: object = None
+    _at_s: float = 0.0
+
+    def of(self, what: object, now_s: float) -> float:
+        """The time of the first attempt to write this: now, unless it is what was attempted last."""
+        if what != self._what:
+            self._what, self._at_s = what, now_s
+        return self._at_s
+
+
 @dataclass(frozen=True)
 class Sighting:
     """What the coordinator knows of one incarnation: its record and its lease by the coordinator's clock."""
