@@ -36,9 +36,10 @@ from .command import job_fingerprint
 from .environment import RunFacts, worker_environment
 from .fingerprint import fingerprint
 from .identity import NodeSeat, start_ticks, take_seat
+from .interfaces import interface_of
 from .journal import Journal
 from .narrator import Narrator
-from .runner import DEFAULT_STACKS_SIGNAL, Runner, heartbeat_path
+from .runner import DEFAULT_STACKS_SIGNAL, Runner
 from .supervisor import Ending, Graces, Parts, Supervisor
 from .worker_group import logs_specs, make_context, policy_of, worker_group
 
@@ -153,6 +154,7 @@ class Agent(ElasticAgent):
         refused: frozenset[str] = frozenset()
         while True:
             seat = self._seat = take_seat(folder, self._settings.node_id, refused)
+            seat.sweep(_memory_folder())
             bind_context(node=seat.node_id)
             self._journal.bind(node=seat.node_id)
             ending = await self._take_part(run_id, seat, narrator)
@@ -238,8 +240,10 @@ class Agent(ElasticAgent):
         seat = world.seat_of(incarnation)
         plan = supervisor.node.plan
         assert seat is not None  # only seated nodes start
-        path = heartbeat_path(_memory_folder(), incarnation, world.generation)
-        beats = HeartbeatFile.create(path, seat.slots)
+        assert self._seat is not None  # held as long as the node takes part
+        beats = HeartbeatFile.create(
+            self._seat.heartbeat_file(_memory_folder(), world.generation), seat.slots
+        )
         facts = RunFacts(
             run_id=self._meeting.run_id or "",
             role=self._settings.role,
@@ -248,6 +252,7 @@ class Agent(ElasticAgent):
             first_generation=world.generation == 1,
             heartbeat_file=beats.path,
             stacks_signal=DEFAULT_STACKS_SIGNAL,
+            gloo_interface=interface_of(seat.address),
             virtual_local_rank=self._settings.virtual_local_rank,
         )
         envs = {slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)}

@@ -19,6 +19,8 @@ class RunFacts:
     first_generation: bool
     heartbeat_file: str
     stacks_signal: int
+    gloo_interface: str | None = None
+    """The interface under whose address the other nodes reach this one; None if that is loopback."""
     virtual_local_rank: bool = False
 
 
@@ -57,6 +59,8 @@ def worker_environment(
     }
     if "OMP_NUM_THREADS" not in inherited and seat.slots > 1:
         env["OMP_NUM_THREADS"] = "1"  # as torchrun: many workers on one machine, one pool each
+    if facts.gloo_interface is not None and "GLOO_SOCKET_IFNAME" not in inherited:
+        env["GLOO_SOCKET_IFNAME"] = facts.gloo_interface
     if facts.virtual_local_rank:
         env.update(_virtual_local_rank(inherited, slot))
     return env

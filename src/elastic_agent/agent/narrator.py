@@ -75,7 +75,8 @@ class Narrator:
         else:
             self._rest()
             say = self._log.info if plan.phase is Phase.FINISHED else self._log.error
-            say(f"the run {plan.phase.value}: {plan.reason}")
+            tail = {"tail": plan.failure.tail} if plan.failure is not None and plan.failure.tail else {}
+            say(f"the run {plan.phase.value}: {plan.reason}", **tail)
 
     def _running(self, plan: Plan, world: World, incarnation: str) -> None:
         seat = world.seat_of(incarnation)

@@ -116,12 +116,13 @@ class Runner:
                 os.kill(pid, self._stacks_signal)
         return True
 
-    def abandon(self) -> None:
+    def abandon(self, lost: guard_events.GuardLost) -> None:
         """The guard is gone, and the workers with it: drop what belonged to them."""
         running, self._running = self._running, None
         if self._watchdog is not None:
             self._watchdog.cancel()
         if running is not None:
+            running.context.handle(lost)
             running.context.close_later()
             running.heartbeats.close()
 
@@ -249,8 +250,3 @@ def catches(pid: int, signum: int) -> bool:
         return False
     masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
     return bool(masks) and bool(int(masks[0], 16) >> (signum - 1) & 1)
-
-
-def heartbeat_path(folder: Path, incarnation: str, generation: int) -> Path:
-    """Where this generation's heartbeat file lies."""
-    return folder / f"elastic-agent-{incarnation}-{generation}.beat"

@@ -215,26 +215,29 @@ class Supervisor:
                     world, self._held_start = self._held_start, None
                     self._start(world)
             elif isinstance(event, guard_events.GuardLost):
-                self._guard_lost(event.returncode)
+                self._guard_lost(event)
                 return
             else:
                 self._runner.handle(event)
 
-    def _guard_lost(self, returncode: int | None) -> None:
+    def _guard_lost(self, event: guard_events.GuardLost) -> None:
         """The guard died; its workers died with it (parent-death signal), their children fell to us."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._parts.guard.fileno())
-        self._log.error("the guard process died; a new one is started", returncode=returncode)
-        self._journal("guard_lost", returncode=returncode)
+        self._log.error("the guard process died; a new one is started", returncode=event.returncode)
+        self._journal("guard_lost", returncode=event.returncode)
+        self._held_start = None
         self._parts.guard.close()
         runner = self._runner
         self._runner = self._attach_guard(self._parts.new_guard())
         deadline_s = self._parts.session.deadline_s
         self._parts.guard.set_deadline(deadline_s)
-        failure = Failure(FailureKind.WORKER, f"the guard process of {self._node_id} died ({returncode})")
+        failure = Failure(
+            FailureKind.WORKER, f"the guard process of {self._node_id} died ({event.returncode})"
+        )
         generation = self.node.generation
         self._perform_without_stop(self.node.failed(generation, failure))
-        runner.abandon()
+        runner.abandon(event)
         self._workers_stopped(())
 
     def _workers_started(self, generation: int) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
+import tenacity
 
 from elastic_agent.protocol.leases import HeldLease
 from elastic_agent.protocol.node import Announce
@@ -227,17 +228,18 @@ class Session:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _dial(self, connection: _Connection) -> NodeLink:
-        pause_s = REDIAL_MIN_S
-        while True:
-            try:
-                return await connection.dial(self._connector)
-            except UnreachableError as error:
-                self._tell(events.Disconnected(str(error)))
-            except NotAStoreError as error:
-                self._tell(events.Unusable(str(error)))
-                pause_s = REDIAL_MAX_S
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, REDIAL_MAX_S)
+        """Dial until somebody answers; with jitter, for a whole cluster may be dialling."""
+        pauses = tenacity.AsyncRetrying(
+            wait=tenacity.wait_random_exponential(multiplier=REDIAL_MIN_S, max=REDIAL_MAX_S),
+            retry=tenacity.retry_if_exception_type((UnreachableError, NotAStoreError)),
+            before_sleep=self._tell_why_not,
+        )
+        return await pauses(connection.dial, self._connector)
+
+    def _tell_why_not(self, attempt: tenacity.RetryCallState) -> None:
+        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        unusable = isinstance(error, NotAStoreError)
+        self._tell(events.Unusable(str(error)) if unusable else events.Disconnected(str(error)))
 
     async def _keep_time(self) -> None:
         """The loop's own timer: ask for renewals, and notice when the lease has run out."""
