@@ -34,6 +34,8 @@ class Narrator:
         self._awaits_status = False
         self._dialling = False
         self._text = ""
+        self._causes = ""
+        self._told_causes = ""
         self._facts: dict[str, object] = {}
         self.last_problem = ""
         """Why the store did not answer when it was dialled last."""
@@ -56,8 +58,9 @@ class Narrator:
         if not self._dialling:
             self._dialling = True
             self._await_soon(False)
-        self._text = f"waiting for the store at {self._endpoint}: {reason}; {DIAL_CAUSES}"
+        self._text = f"waiting for the store at {self._endpoint}: {reason}"
         self._facts = {"endpoint": self._endpoint}
+        self._causes = DIAL_CAUSES
         self.last_problem = reason
 
     # -- the run --------------------------------------------------------------------------------
@@ -125,7 +128,7 @@ class Narrator:
 
     def _tick(self) -> None:
         if not self._awaits_status:
-            self._reporter.update(self._text, self._facts)
+            self._report()
         elif self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._fetch_status())
         self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
@@ -135,9 +138,16 @@ class Narrator:
         if not self._awaits_status:
             return
         if words:
-            causes = f"; {JOIN_CAUSES}" if "more of at least" in words else ""
-            self._text, self._facts = words + causes, {"awaited": words}
+            self._text, self._facts = words, {"awaited": words}
+            self._causes = JOIN_CAUSES if "more of at least" in words else ""
+        self._report()
+
+    def _report(self) -> None:
+        """Show the wait; what usually causes it is said once, in a line that stays."""
         self._reporter.update(self._text, self._facts)
+        if self._causes and self._causes != self._told_causes:
+            self._told_causes = self._causes
+            self._log.info(self._causes)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -146,6 +156,7 @@ class Narrator:
 
     def _rest(self) -> None:
         self._awaits_status = False
+        self._causes = self._told_causes = ""
         self._stop_timer()
         self._reporter.clear()
 
