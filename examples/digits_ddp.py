@@ -211,7 +211,9 @@ def resume(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 def say(text: str) -> None:
     place = client.current().placement
-    print(f"digits: {text} world={place.world_size} generation={place.generation}", flush=True)
+    # One write for the whole line: print() makes two, and between them another worker's line may come.
+    sys.stdout.write(f"digits: {text} world={place.world_size} generation={place.generation}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

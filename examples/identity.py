@@ -18,13 +18,13 @@ WAIT_TO_BE_STOPPED_S = 60.0
 
 me = client.current()
 now = me.placement
-print(
+sys.stdout.write(  # in one piece, unlike print(): all workers write at the same time
     f"generation {now.generation}:"
     f"  stays: run {me.run_id}, node {me.node_id}, worker {me.worker_id}"
     f"  |  until the next restart: rank {now.rank} of {now.world_size},"
-    f" node {now.node_rank} of {now.node_count}, process {os.getpid()}",
-    flush=True,
+    f" node {now.node_rank} of {now.node_count}, process {os.getpid()}\n"
 )
+sys.stdout.flush()
 
 if now.first_generation and now.world_size > 1:
     dist.init_process_group("gloo")

@@ -114,7 +114,7 @@ def test_a_missed_target_fails(tmp_path: Path) -> None:
 def test_hello_adds_up_the_ranks() -> None:
     output = run(*TORCHRUN, 2, EXAMPLES / "hello.py")
     for rank in range(2):
-        assert f"hello from rank {rank} of 2; our ranks add up to 1\n" in output
+        assert f"hello from rank {rank} of 2; our ranks add up to 1" in output
 
 
 def test_identity_shows_the_same_workers_after_the_restart() -> None:
