@@ -21,7 +21,7 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol.node import Outcome
-from elastic_agent.protocol.records import RECORD_VERSION, Member, State, World
+from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Member, State, World
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.meeting import Meeting
@@ -158,7 +158,7 @@ class Agent(ElasticAgent):
             bind_context(node=seat.node_id)
             self._journal.bind(node=seat.node_id)
             ending = await self._take_part(run_id, seat, narrator)
-            taken = ending.outcome is Outcome.REFUSED and "is held by" in ending.reason
+            taken = ending.outcome is Outcome.REFUSED and NODE_ID_HELD in ending.reason
             if seat.explicit or not taken:
                 return ending
             self._log.info(f"{ending.reason}; taking the next free id")
@@ -169,7 +169,9 @@ class Agent(ElasticAgent):
         settings = self._settings
         incarnation = new_incarnation()
         seat.record(incarnation, self._processes())
-        session = self._session = Session(self._meeting, self._member(seat, incarnation), settings.lease_ttl)
+        session = self._session = Session(
+            self._meeting, self._member(seat, incarnation), settings.lease_ttl, settings.local_addr
+        )
         session.history = self._meeting.memory.load(run_id)
         parts = Parts(
             guard=self._guard,

@@ -12,11 +12,10 @@ from elastic_agent.config.values import Endpoint
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
+from elastic_agent.protocol.records import FailureKind
 from elastic_agent.workers.guard_client import Guard, become_subreaper
 
 from .identity import IdentityError
-
-TOO_FEW = "more needed"
 
 
 def launch(resolved: Resolved) -> int:
@@ -65,7 +64,6 @@ def _run(settings: Settings, guard: Guard) -> int:
     meeting = Meeting(
         settings.rdzv_endpoint or Endpoint("127.0.0.1", 0),
         settings.state_dir,
-        local_addr=settings.local_addr,
         port_range=settings.port_range,
         port_rest_s=2 * (settings.lease_ttl + settings.fence_margin),
     )
@@ -95,7 +93,8 @@ def _exit_code(agent: object) -> int:
         case Outcome.FINISHED:
             return ExitCode.FINISHED
         case Outcome.FAILED:
-            return ExitCode.TOO_FEW_NODES if TOO_FEW in ending.reason else ExitCode.FAILED
+            too_few = ending.failure is not None and ending.failure.kind is FailureKind.TOO_FEW
+            return ExitCode.TOO_FEW_NODES if too_few else ExitCode.FAILED
         case Outcome.DRAINED:
             log.info(f"this node has left the run: {ending.reason}")
             return ExitCode.DRAINED

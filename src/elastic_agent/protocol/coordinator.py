@@ -14,7 +14,7 @@ import msgspec
 
 from .forming import decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
-from .records import RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
+from .records import NODE_ID_HELD, RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
 from .running import decide_running
 from .situation import FAR_S, Decision, PhaseClock, Situation, names
 
@@ -222,7 +222,7 @@ class Coordinator:
             return None
         if holder.member.incarnation in member.replaces or not holder.seen_alive_since(one.first_seen_s):
             return None  # perhaps the newcomer is the holder's node, restarted
-        return f"node id {member.node_id} is held by a living agent at {holder.member.address}"
+        return f"node id {member.node_id} {NODE_ID_HELD} at {holder.member.address}"
 
     def _wind_up(self, now: Situation) -> Decision:
         """Keep the verdict readable until everybody alive has acknowledged it."""

@@ -129,7 +129,7 @@ def _await_more(now: Situation, chosen: list[Sighting]) -> Decision:
             f"only {len(chosen)} of at least {now.policy.min_nodes} nodes came within "
             f"{now.policy.join_timeout_s:g} s ({came}); {missing} more needed"
         )
-        return _fail(now, reason, now.plan.failure)
+        return _fail(now, reason, Failure(FailureKind.TOO_FEW, reason[:512]))
     return Decision(
         f"waiting for {missing} more of at least {now.policy.min_nodes} nodes; here: {came}", wake_s=until_s
     )

@@ -62,6 +62,8 @@ class FailureKind(enum.StrEnum):
     """The workers could not be started at all; no user code ran."""
     BOOTSTRAP = "bootstrap"
     """The generation's bootstrap store could not be reached; no user code ran."""
+    TOO_FEW = "too-few"
+    """The verdict of a run for which not enough nodes came in time."""
 
 
 class Phase(enum.StrEnum):
@@ -217,6 +219,10 @@ class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     def condemn(self) -> Lease:
         """The record a condemnation writes over this one; it can never be renewed again."""
         return msgspec.structs.replace(self, condemned=True)
+
+
+NODE_ID_HELD = "is held by a living agent"
+"""What every refusal for a taken node id says."""
 
 
 class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

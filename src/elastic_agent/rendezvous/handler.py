@@ -95,9 +95,16 @@ class ElasticRendezvous(RendezvousHandler):
     """The rendezvous for stock torchrun. One worker seat stands for each node; torchrun assigns the ranks."""
 
     def __init__(
-        self, backend: str, meeting: Meeting, member: Member, lease_ttl_s: float, timeout_s: float
+        self,
+        backend: str,
+        meeting: Meeting,
+        member: Member,
+        lease_ttl_s: float,
+        timeout_s: float,
+        address: str | None = None,
     ) -> None:
-        """``timeout_s``: how long ``next_rendezvous`` waits at most, seconds."""
+        """``timeout_s``: how long ``next_rendezvous`` waits at most, seconds. ``address``: as for the session."""
+        self._address = address
         self._backend = backend
         self._meeting = meeting
         self._member = member
@@ -202,7 +209,7 @@ class ElasticRendezvous(RendezvousHandler):
 
     async def _live(self, ready: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._session = Session(self._meeting, self._member, self._ttl_s)
+        self._session = Session(self._meeting, self._member, self._ttl_s, self._address)
         self._session.listen(self._event)
         self._goodbye = asyncio.Event()
         task = asyncio.create_task(self._session.run())

@@ -35,7 +35,6 @@ class Meeting:
         endpoint: Endpoint,
         state_dir: Path,
         *,
-        local_addr: str | None,
         port_range: PortRange | None,
         port_rest_s: float,
     ) -> None:
@@ -44,7 +43,6 @@ class Meeting:
         self.memory = RunMemory(state_dir)
         self._endpoint = endpoint
         self._jobs = state_dir / "jobs"
-        self._local_addr = local_addr
         self._ports = PortPicker(port_range, port_rest_s)
         self._lock = threading.Lock()
         self._host: c10d.C10dHost | None = None
@@ -107,7 +105,7 @@ class Meeting:
 
     def offer_bootstrap(self, local_address: str) -> BootstrapStore:
         """A fresh store for the workers of the next generation."""
-        return BootstrapStore.open(self._local_addr or local_address, self._ports)
+        return BootstrapStore.open(local_address, self._ports)
 
     def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
         """Check that a generation's bootstrap store answers."""

@@ -45,7 +45,6 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     meeting = Meeting(
         endpoint,
         Path(default_state_dir(os.environ)),
-        local_addr=params.local_addr,
         port_range=None,
         port_rest_s=2 * (policy.lease_ttl_s + policy.fence_margin_s),
     )
@@ -63,7 +62,9 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         policy=policy,
         fingerprint=Fingerprint(python=platform.python_version(), package=__version__),
     )
-    return ElasticRendezvous(params.backend, meeting, member, policy.lease_ttl_s, policy.join_timeout_s)
+    return ElasticRendezvous(
+        params.backend, meeting, member, policy.lease_ttl_s, policy.join_timeout_s, params.local_addr
+    )
 
 
 def _endpoint(params: RendezvousParameters) -> Endpoint:

@@ -86,6 +86,7 @@ class Session:
         connector: Connector,
         member: Member,
         lease_ttl_s: float,
+        address: str | None = None,
     ) -> None:
         """Prepare; nothing is dialled before :meth:`run`.
 
@@ -93,6 +94,7 @@ class Session:
             connector: how to reach the store.
             member: the node's record, in its first state.
             lease_ttl_s: how long a lease lasts, seconds.
+            address: under which the other nodes reach this one; None: the one it reaches the store from.
         """
         self.member = member
         self.offer: BootstrapOffer | None = None
@@ -114,6 +116,7 @@ class Session:
         """The new incarnation has not been told the plan yet."""
         self._over: str | None = None
         """The incarnation whose lease was lost: it is never registered again."""
+        self._own_address = address
         self._local_address = ""
         self._flushed = asyncio.Event()
         self._commands: _Connection | None = None
@@ -209,7 +212,7 @@ class Session:
         if replaced:
             self._plan = None
         self.store_id = link.store_id
-        self._local_address = link.local_address
+        self._local_address = self._own_address or link.local_address
         self._commands = commands
         self._written = None
         self._tell(events.Connected(link.store_id, replaced))
@@ -306,7 +309,7 @@ class Session:
 
     async def _register(self, connection: _Connection, link: NodeLink) -> None:
         history = self.history if self._plan is None else None  # a store with a plan knows the run
-        member = msgspec.structs.replace(self.member, address=link.local_address, history=history)
+        member = msgspec.structs.replace(self.member, address=self._local_address, history=history)
         self.member = member
         if member.state is State.READY and member.generation > 0:
             member = await self._with_offer(member)
