@@ -353,7 +353,10 @@ class C10dInbox:
         except RuntimeError as error:
             raise StoreLostError(one_line(error)) from None
         with _store_errors():
-            items += [self._waiting.queue_pop(self._key) for _ in range(self._waiting.queue_len(self._key))]
+            # What is there is fetched without hurry: the time-out above may have been a millisecond.
+            self._waiting.set_timeout(timedelta(seconds=CALL_TIMEOUT_S))
+            count = self._waiting.queue_len(self._key)
+            items += [self._waiting.queue_pop(self._key, block=False) for _ in range(count)]
         hints = [item.decode("ascii", "replace").split(" ") for item in items if len(item) < 512]
         return [(hint[0], hint[1]) for hint in hints if len(hint) == 2 and all(map(_is_name, hint))]
 
