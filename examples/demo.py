@@ -25,7 +25,7 @@ DIGITS = EXAMPLES / "digits_ddp.py"
 SLOTS = {"node-a": 2, "node-b": 1}
 WORKERS = sum(SLOTS.values())
 STEP_TIME_S = 0.04
-LIMIT_S = 90.0
+LIMIT_S = 180.0
 STOP_S = 10.0
 TOLERANCE = 0.01
 

@@ -25,6 +25,7 @@ def own_environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_demo_ends_well_and_leaves_nothing() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     # The demo has a limit of its own and then stops its agents; killed here, it could not.
@@ -45,7 +46,7 @@ def test_identity_shows_which_names_survive_a_restart(tmp_path: Path) -> None:
         env=own_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     seen = re.findall(
@@ -75,7 +76,7 @@ def test_ctrl_c_ends_the_demo_and_all_it_started(tmp_path: Path) -> None:
             break
     assert len(family) >= 5  # two agents and three workers
     demo.send_signal(signal.SIGINT)
-    output, _ = demo.communicate(timeout=40)
+    output, _ = demo.communicate(timeout=90)
     assert demo.returncode == 130, output
     psutil.wait_procs(family, timeout=5)
     assert not [process for process in family if process.is_running()]
