@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import elastic_agent
+from elastic_agent.exit_codes import ExitCode
 
 PACKAGE = Path(elastic_agent.__file__).parent
 # A room may import those below it and itself; rooms on one line know nothing of each other.
@@ -101,3 +103,11 @@ def test_the_command_and_the_plug_in_for_torchrun_are_installed() -> None:
 
 def test_the_installed_version_is_the_packages_own() -> None:
     assert version("elastic-agent") == elastic_agent.__version__
+
+
+def test_the_readme_lists_every_exit_code() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    table = readme.partition("## Exit codes")[2].partition("\n## ")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == [
+        int(code) for code in ExitCode
+    ]
