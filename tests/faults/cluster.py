@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -39,14 +39,25 @@ class AgentProcess:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
+    log_start: int
+    """Where this agent's part of the log begins; an earlier one of that name may have written before."""
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def tree(self) -> list[int]:
-        """The agent and everything below it."""
-        return [self.pid, *descendants(self.pid)]
+    @property
+    def guard(self) -> int:
+        """The guard's pid."""
+        return next(pid for pid in children(self.pid) if _command(pid).find(b"guard.py") >= 0)
+
+    def said(self) -> str:
+        """What this agent (and its workers) wrote to the console so far."""
+        return self.log.read_bytes()[self.log_start :].decode(errors="replace")
+
+    def lines(self, *words: str) -> list[str]:
+        """Log lines that contain all of these words."""
+        return [line for line in self.said().splitlines() if all(word in line for word in words)]
 
     def kill_agent(self) -> None:
         """SIGKILL to the agent alone."""
@@ -54,46 +65,91 @@ class AgentProcess:
 
     def kill_node(self) -> None:
         """SIGKILL to everything at once, as a power cut would."""
-        pids = self.tree()
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)  # nobody reacts before all are dead
-        for pid in [*pids, *self.tree()]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid in self._frozen():  # nobody reacts before all are dead
+            _send(pid, signal.SIGKILL)
 
     def freeze_agent(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
 
     def freeze_node(self) -> None:
-        for pid in self.tree():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+        self._frozen()
+
+    def _frozen(self) -> list[int]:
+        """Stop the whole tree, what it forks meanwhile included."""
+        stopped: dict[int, None] = {}
+        while new := [pid for pid in (self.pid, *descendants(self.pid)) if pid not in stopped]:
+            for pid in new:
+                _send(pid, signal.SIGSTOP)
+                stopped[pid] = None
+        return list(stopped)
 
     def thaw(self) -> None:
-        for pid in self.tree():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+        for pid in (self.pid, *descendants(self.pid)):
+            _send(pid, signal.SIGCONT)
 
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
 
 
+def _send(pid: int, signum: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def children(pid: int) -> list[int]:
+    return _parents().get(pid, [])
+
+
 def descendants(pid: int) -> list[int]:
     """Every process below ``pid``, found by parents in /proc."""
+    parents = _parents()
+    found: list[int] = []
+    todo = [pid]
+    while todo:
+        below = parents.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def _parents() -> dict[int, list[int]]:
     parents: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError, IndexError):
                 stat = Path(f"/proc/{entry}/stat").read_text()
                 parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        children = parents.get(todo.pop(), [])
-        found += children
-        todo += children
-    return found
+    return parents
+
+
+class Lines:
+    """A file of JSON lines that others append to; reads on from where it was."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._lines: list[Line] = []
+
+    def all(self) -> list[Line]:
+        """Everything so far, in order of time."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        whole = new[: new.rfind(b"\n") + 1]
+        if whole:
+            self._read += len(whole)
+            self._lines += [json.loads(line) for line in whole.splitlines()]
+            self._lines.sort(key=lambda line: line["boottime_s"])  # nearly sorted: cheap
+        return self._lines
 
 
 @dataclass
@@ -102,12 +158,18 @@ class Cluster:
 
     folder: Path
     nnodes: str = "1:4"
-    train: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     port: int = field(default_factory=free_port)
+    endpoint_host: str = "127.0.0.1"
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     agents: dict[str, AgentProcess] = field(default_factory=dict)
-    run_id: str = "job"
+    """By name, the newest of each."""
+    run_id: str | None = "job"
+
+    def __post_init__(self) -> None:
+        self._all_agents: list[AgentProcess] = []
+        self._steps = Lines(self.folder / "steps.jsonl")
+        self._journal = Lines(self.folder / "journal.jsonl")
 
     def __enter__(self) -> Cluster:
         self._watch = FolderWatch(self.folder)
@@ -115,20 +177,44 @@ class Cluster:
 
     # -- agents ---------------------------------------------------------------------------------
 
-    def start(self, name: str, slots: int = 1, *options: str, script: Path = TRAIN, **env: str) -> AgentProcess:
-        """Start the agent of node ``name``."""
+    def start(
+        self,
+        name: str,
+        slots: int = 1,
+        *options: str,
+        node_id: str | None = "",
+        state: str = "state",
+        script: Path = TRAIN,
+        within: Iterable[str] = (),
+        **env: str,
+    ) -> AgentProcess:
+        """Start an agent.
+
+        Args:
+            name: what the test calls it; its node id too, unless ``node_id`` says otherwise (None: derived).
+            slots: its workers.
+            options: more of the agent's options.
+            node_id: an explicit node id, or None for one that the agent derives.
+            state: name of its state directory.
+            script: what the workers run.
+            within: a command that starts the agent somewhere (in a network namespace).
+            env: more of its environment.
+        """
         log = self.folder / f"{name}.log"
+        chosen = name if node_id == "" else node_id
         command = [
+            *within,
             *(sys.executable, "-m", "elastic_agent", "run"),
-            *("--rdzv-endpoint", f"127.0.0.1:{self.port}", "--nnodes", self.nnodes),
-            *("--nproc-per-node", str(slots), "--rdzv-id", self.run_id, "--node-id", name),
+            *("--rdzv-endpoint", f"{self.endpoint_host}:{self.port}", "--nnodes", self.nnodes),
+            *("--nproc-per-node", str(slots)),
+            *(("--rdzv-id", self.run_id) if self.run_id is not None else ()),
+            *(("--node-id", chosen) if chosen is not None else ()),
             *("--lease-ttl", str(LEASE_S), "--fence-margin", str(MARGIN_S), "--settle", str(SETTLE_S)),
-            *("--state-dir", str(self.folder / "state"), "--log-dir", str(self.folder / "logs")),
+            *("--state-dir", str(self.folder / state), "--log-dir", str(self.folder / "logs")),
             *("--event-journal", str(self.folder / "journal.jsonl"), "--log-format", "json"),
             *self.options,
             *options,
-            str(script),
-            *("--folder", str(self.folder), *self.train),
+            *(str(script), "--folder", str(self.folder)),
         ]
         with log.open("ab") as file:
             process = subprocess.Popen(
@@ -137,33 +223,46 @@ class Cluster:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                env={**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", **env},
+                env={**_own_environment(), MARK: self.mark, "OMP_NUM_THREADS": "1", **env},
             )
-        agent = AgentProcess(name, process, log)
+            agent = AgentProcess(name, process, log, file.tell())
         self.agents[name] = agent
+        self._all_agents.append(agent)
         return agent
+
+    def start_host(self, name: str, slots: int = 1, *options: str, **how: Any) -> AgentProcess:
+        """Start an agent and wait until it hosts the store; the first to come does."""
+        agent = self.start(name, slots, *options, **how)
+        self.wait_said(name, "hosting the store")
+        return agent
+
+    def order(self, worker_id: str, what: str) -> None:
+        """Have a worker misbehave at the end of its next step (see train.py)."""
+        draft = self.folder / f".order.{secrets.token_hex(4)}"
+        draft.write_text(what)
+        draft.rename(self.folder / f"order.{worker_id.replace('/', '.')}")
+
+    def let_finish(self) -> None:
+        """Training may end."""
+        (self.folder / "finish").touch()
 
     # -- what happened --------------------------------------------------------------------------
 
     def steps(self) -> list[Line]:
         """Every step every worker took, in order of time."""
-        return [line for line in self._lines("steps.jsonl") if line["kind"] == "step"]
+        return [line for line in self._steps.all() if line["kind"] == "step"]
+
+    def born(self) -> list[Line]:
+        """Every worker that came to user code, in order of time."""
+        return [line for line in self._steps.all() if line["kind"] == "born"]
 
     def journal(self, event: str | None = None, node: str | None = None) -> list[Line]:
         """Every event every agent wrote down, in order of time."""
         return [
             line
-            for line in self._lines("journal.jsonl")
+            for line in self._journal.all()
             if event in (None, line["event"]) and node in (None, line.get("node"))
         ]
-
-    def _lines(self, name: str) -> list[Line]:
-        try:
-            text = (self.folder / name).read_text()
-        except FileNotFoundError:
-            return []
-        whole = text[: text.rfind("\n") + 1]
-        return sorted((json.loads(line) for line in whole.splitlines()), key=lambda line: line["boottime_s"])
 
     def worlds(self) -> dict[int, list[Line]]:
         """What every agent saw of each running generation."""
@@ -172,6 +271,15 @@ class Cluster:
             if line["phase"] == "running":
                 seen.setdefault(line["generation"], []).append(line)
         return seen
+
+    def world(self, generation: int) -> dict[str, tuple[int, int]]:
+        """A generation's nodes in order, with slots and first rank of each."""
+        seats = self.worlds()[generation][0]["world"]
+        return {node: (slots, first) for node, _, slots, first in seats}
+
+    def pid_of(self, worker_id: str) -> int:
+        """The newest process of this worker."""
+        return int([one["pid"] for one in self.born() if one["worker_id"] == worker_id][-1])
 
     def marked_processes(self) -> list[int]:
         """Processes of this test that live, wherever they hang in the process tree."""
@@ -189,24 +297,42 @@ class Cluster:
 
     def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = 40.0) -> T:
         """Wait until ``look`` finds something; the failure tells the story."""
-        found = self._watch.until(look, timeout_s)
+        running = [one.pid for one in self._all_agents if one.process.poll() is None]
+        found = self._watch.until(look, timeout_s, running)
         if found is None:
             raise AssertionError(f"waited {timeout_s:g} s for {what}\n{self.story()}")
         return found
 
-    def wait_steps(self, count: int, *, generation: int | None = None, nodes: set[str] | None = None) -> list[Line]:
-        """Until ``count`` steps were taken (in a generation from ``generation`` on, by exactly these nodes)."""
+    def wait_training(self, *nodes: str, after: int = 0, steps: int = 5) -> int:
+        """Until exactly these nodes took ``steps`` steps together in a generation above ``after``; which one."""
 
-        def look() -> list[Line] | None:
-            steps = [one for one in self.steps() if generation is None or one["generation"] >= generation]
-            if nodes is not None:
-                newest = max((one["generation"] for one in steps), default=0)
-                steps = [one for one in steps if one["generation"] == newest]
-                if {one["node_id"] for one in steps} != nodes:
-                    return None
-            return steps if len({(one["generation"], one["step"]) for one in steps}) >= count else None
+        def look() -> int | None:
+            newest = max((one["generation"] for one in self.steps()), default=0)
+            taken = [one for one in self.steps() if one["generation"] == newest]
+            enough = len({one["step"] for one in taken}) >= steps
+            return (
+                newest
+                if newest > after and enough and {one["node_id"] for one in taken} == {*nodes}
+                else None
+            )
 
-        return self.wait(f"{count} steps of nodes {nodes or 'any'} from generation {generation or 1} on", look)
+        return self.wait(f"{steps} steps of {', '.join(nodes)} in a generation above {after}", look)
+
+    def wait_event(self, event: str, node: str | None = None, **values: object) -> Line:
+        """Until an agent wrote this event down (with these values); the first such."""
+
+        def look() -> Line | None:
+            lines = self.journal(event, node)
+            return next((one for one in lines if all(one.get(k) == v for k, v in values.items())), None)
+
+        return self.wait(f"{event} of {node or 'anybody'} {values or ''}", look)
+
+    def wait_said(self, name: str, *words: str, timeout_s: float = 40.0) -> str:
+        """Until this agent logged a line with all of these words."""
+        agent = self.agents[name]
+        return self.wait(
+            f"{name} to say {' … '.join(words)}", lambda: next(iter(agent.lines(*words)), None), timeout_s
+        )
 
     def wait_end(self, *names: str, timeout_s: float = 60.0) -> dict[str, int]:
         """Until these agents (all by default) ended; their exit codes."""
@@ -218,16 +344,18 @@ class Cluster:
         )
         return {name: int(one.process.returncode) for name, one in wanted.items()}
 
-    def wait_none_left(self, timeout_s: float = 5.0) -> list[int]:
-        """Processes that are still there after a while, which should be none."""
-        self._watch.until(lambda: not self.marked_processes(), timeout_s)
-        return self.marked_processes()
+    def wait_gone(self, pids: Iterable[int], timeout_s: float = 5.0) -> list[int]:
+        """Wait for these processes to end; those which did not."""
+        watched = set(pids)
+        left = lambda: [pid for pid in watched if _alive(pid)]  # noqa: E731 - used twice, right here
+        self._watch.until(lambda: not left(), timeout_s, watched)
+        return left()
 
     # -- the end --------------------------------------------------------------------------------
 
     def story(self) -> str:
         """A timeline of everything, for a failure's message."""
-        lines = [*self._lines("journal.jsonl"), *self._last_steps()]
+        lines = [*self.journal(), *self.born(), *self._last_steps()]
         lines.sort(key=lambda line: line["boottime_s"])
         start_s = lines[0]["boottime_s"] if lines else 0.0
         rows = [_row(line, start_s) for line in lines[-200:]]
@@ -238,25 +366,38 @@ class Cluster:
         """First and last step of each worker in each generation; all would drown the story."""
         ends: dict[tuple[Any, ...], list[Line]] = {}
         for one in self.steps():
-            ends.setdefault((one["generation"], one["worker_id"]), []).append(one)
+            ends.setdefault((one["generation"], one["pid"]), []).append(one)
         return [line for ones in ends.values() for line in (ones[0], ones[-1])]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for agent in self.agents.values():
+        for agent in self._all_agents:
             if agent.process.poll() is None:
                 agent.kill_node()
-        for agent in self.agents.values():
+        for agent in self._all_agents:
             agent.process.wait()
         for pid in self.marked_processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _send(pid, signal.SIGKILL)
         self._watch.__exit__(kind, error, trace)
 
 
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _own_environment() -> dict[str, str]:
+    """Ours, without what would be taken for a setting."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("PET_", "ELASTIC_AGENT_"))
+    }
+
+
 def _row(line: Line, start_s: float) -> str:
-    skip = {"boottime_s", "time_s", "run", "event", "kind", "node", "worker_id"}
+    skip = {"boottime_s", "time_s", "run", "event", "kind", "node", "worker_id", "run_id", "node_id"}
     who = line.get("node") or line.get("worker_id") or "?"
     what = line.get("event") or line.get("kind")
     rest = " ".join(f"{key}={value}" for key, value in line.items() if key not in skip and value is not None)

@@ -3,27 +3,57 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 from .cluster import Cluster, Line
 
 
-def check_safety(cluster: Cluster, *, except_paused: frozenset[str] = frozenset()) -> None:
+def check_safety(cluster: Cluster, *, paused: Collection[str] = ()) -> None:
     """Every rule; raises AssertionError with the story.
 
     Args:
         cluster: what happened.
-        except_paused: nodes that were paused as a whole; a worker of theirs may show up once more when thawed
+        paused: nodes that were paused as a whole; a worker of theirs may show up once more when thawed
             (the stated exception of rule 2).
     """
     problems = [
         *_one_world_per_generation(cluster),
-        *_no_two_generations_at_once(cluster, except_paused),
+        *_no_two_generations_at_once(cluster, paused),
         *_ranks(cluster),
         *_generations_grow(cluster),
-        *_steps_go_on(cluster),
+        *_steps_go_on(cluster, paused),
         *_stable_names(cluster),
     ]
     assert not problems, "\n".join([*problems, cluster.story()])
+
+
+def check_nothing_left(cluster: Cluster) -> None:
+    """No process of the test lives, wherever it hangs."""
+    left = cluster.wait_gone(cluster.marked_processes()) + cluster.marked_processes()
+    assert not left, f"processes left behind: {left}\n{cluster.story()}"
+
+
+def charged(cluster: Cluster) -> int:
+    """How many restarts were charged by the end, by the newest plan anybody saw."""
+    return max((int(line["charged"]) for line in cluster.journal("plan")), default=0)
+
+
+def see_it_end(cluster: Cluster, *, restarts: int, paused: Collection[str] = (), **other_codes: int) -> None:
+    """Let training finish, and check everything that must hold in the end.
+
+    Args:
+        cluster: what happened.
+        restarts: how many restarts are to have been charged, exactly.
+        paused: see :func:`check_safety`.
+        other_codes: exit codes of agents that do not end with 0 (negative: killed by this signal).
+    """
+    cluster.let_finish()
+    codes = cluster.wait_end()
+    assert codes == {name: other_codes.get(name, 0) for name in codes}, cluster.story()
+    check_safety(cluster, paused=paused)
+    assert charged(cluster) == restarts, cluster.story()
+    assert cluster.steps()[-1]["restarts"] == restarts, cluster.story()
+    check_nothing_left(cluster)
 
 
 def _one_world_per_generation(cluster: Cluster) -> list[str]:
@@ -35,21 +65,25 @@ def _one_world_per_generation(cluster: Cluster) -> list[str]:
     return problems
 
 
-def _no_two_generations_at_once(cluster: Cluster, paused: frozenset[str]) -> list[str]:
-    by_generation: dict[int, list[Line]] = defaultdict(list)
+def _no_two_generations_at_once(cluster: Cluster, paused: Collection[str]) -> list[str]:
+    """Nobody of a generation is started before everybody of the earlier ones is stopped."""
+    last: dict[int, tuple[float, str]] = defaultdict(lambda: (0.0, ""))
     for step in cluster.steps():
         if step["node_id"] not in paused:
-            by_generation[step["generation"]].append(step)
-    order = sorted(by_generation)
+            words = f"{step['worker_id']} took step {step['step']}"
+            last[step["generation"]] = max(last[step["generation"]], (step["boottime_s"], words))
+    for line in cluster.journal("worker_exited"):
+        if line["node"] not in paused:
+            words = f"worker {line['node']}/{line['slot']} ended"
+            last[line["generation"]] = max(last[line["generation"]], (line["exited_boottime_s"], words))
     problems = []
-    for earlier, later in zip(order, order[1:], strict=False):
-        last = max(by_generation[earlier], key=lambda line: line["boottime_s"])
-        first = min(by_generation[later], key=lambda line: line["boottime_s"])
-        if last["boottime_s"] > first["boottime_s"]:
-            problems.append(
-                f"rule 2: {last['worker_id']} took step {last['step']} of generation {earlier} after "
-                f"{first['worker_id']} had begun generation {later}"
-            )
+    for started in cluster.journal("workers_started"):
+        for generation, (at_s, words) in last.items():
+            if generation < started["generation"] and at_s > started["boottime_s"]:
+                problems.append(
+                    f"rule 2: {words} in generation {generation}, {at_s - started['boottime_s']:.3f} s after "
+                    f"{started['node']} had started generation {started['generation']}"
+                )
     return problems
 
 
@@ -61,13 +95,28 @@ def _ranks(cluster: Cluster) -> list[str]:
         rank = 0
         for node, _, slots, first in world:
             if first != rank:
-                problems.append(f"rule 3: {node} has first rank {first} in generation {generation}, not {rank}")
+                problems.append(
+                    f"rule 3: {node} has first rank {first} in generation {generation}, not {rank}"
+                )
             rank += slots
         if not int(low) <= len(world) <= int(high or low):
             problems.append(f"rule 3: generation {generation} has {len(world)} nodes, not {cluster.nnodes}")
-    for step in cluster.steps():
-        if not 0 <= step["rank"] < step["world_size"]:
-            problems.append(f"rule 3: {step}")
+        problems += _ranks_of_workers(cluster, generation, world, rank)
+    return problems
+
+
+def _ranks_of_workers(cluster: Cluster, generation: int, world: list[list[object]], size: int) -> list[str]:
+    """The workers saw just the ranks that the world gives them."""
+    place = {str(node): (index, int(str(first))) for index, (node, _, _, first) in enumerate(world)}
+    problems = []
+    for one in cluster.born():
+        if one["generation"] == generation:
+            node_rank, first = place[one["node_id"]]
+            wanted = (node_rank, first + one["local_rank"], size)
+            if (one["node_rank"], one["rank"], one["world_size"]) != wanted:
+                problems.append(f"rule 3: node rank, rank, world size should be {wanted}: {one}")
+            if one["worker_id"] != f"{one['node_id']}/{one['local_rank']}":
+                problems.append(f"worker id, node id and local rank do not fit: {one}")
     return problems
 
 
@@ -82,36 +131,36 @@ def _generations_grow(cluster: Cluster) -> list[str]:
     return problems
 
 
-def _steps_go_on(cluster: Cluster) -> list[str]:
-    """Training went on from its checkpoint: a generation begins where the one before ended, no more than one step back."""
+def _steps_go_on(cluster: Cluster, paused: Collection[str]) -> list[str]:
+    """Training went on from its checkpoint: a generation begins where the one before ended.
+
+    The step that was under way when a worker died is taken again if its checkpoint was not written yet.
+    """
     problems = []
     reached = 0
-    by_generation: dict[int, set[int]] = defaultdict(set)
+    by_generation: dict[int, list[Line]] = defaultdict(list)
     for step in cluster.steps():
-        by_generation[step["generation"]].add(step["step"])
+        if step["node_id"] not in paused:
+            by_generation[step["generation"]].append(step)
     for generation in sorted(by_generation):
-        first = min(by_generation[generation])
-        if reached and not reached - 1 <= first <= reached + 1:
-            problems.append(f"generation {generation} began at step {first}, the one before reached {reached}")
-        reached = max(by_generation[generation])
+        taken = {step["step"] for step in by_generation[generation]}
+        if reached and min(taken) not in (reached, reached + 1):
+            problems.append(
+                f"generation {generation} began at step {min(taken)}, the one before reached {reached}"
+            )
+        if taken != {*range(min(taken), max(taken) + 1)}:
+            problems.append(f"generation {generation} left out steps")
+        reached = max(taken)
     return problems
 
 
 def _stable_names(cluster: Cluster) -> list[str]:
-    runs = {step["run_id"] for step in cluster.steps()}
+    runs = {one["run_id"] for one in cluster.born()}
     problems = [f"the run id changed: {runs}"] if len(runs) > 1 else []
-    for step in cluster.steps():
-        if step["worker_id"].rpartition("/")[0] != step["node_id"]:
-            problems.append(f"worker id and node id do not fit: {step}")
+    places: dict[str, set[int]] = defaultdict(set)
+    for one in cluster.born():
+        places[one["worker_id"]].add(one["local_rank"])
+    problems += [
+        f"{worker} had several local ranks: {seen}" for worker, seen in places.items() if len(seen) > 1
+    ]
     return problems
-
-
-def check_nothing_left(cluster: Cluster) -> None:
-    """No process of the test lives, wherever it hangs."""
-    left = cluster.wait_none_left()
-    assert not left, f"processes left behind: {left}\n{cluster.story()}"
-
-
-def charged(cluster: Cluster) -> int:
-    """How many restarts were charged by the end, by the newest plan anybody saw."""
-    return max((int(line["charged"]) for line in cluster.journal("plan")), default=0)

@@ -1,8 +1,11 @@
 """A worker for fault tests: trains in lockstep over gloo, checkpoints every step, writes down what it does.
 
 Each step is one all_reduce. Every rank appends a line per step to ``steps.jsonl``; rank 0 writes the checkpoint
-(atomically) after each step. ``--fail`` makes one worker fail once: ``WORKER_ID:STEP:HOW`` with HOW one of
-exception, exit, hang, daemon (leaves a daemonised grandchild behind, then goes on).
+(atomically) after each step. It trains until the file ``finish`` is there.
+
+A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, daemon
+(leaves a daemonised grandchild behind, then goes on), stubborn (ignores SIGTERM from now on). An order is
+obeyed once, unless it begins with ``always-``.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -46,73 +50,79 @@ def daemonise() -> None:
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            os.execv(sys.executable, [sys.executable, "-c", "import signal,time; signal.signal(15, 1); time.sleep(600)"])
+            code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+            os.execv(sys.executable, [sys.executable, "-S", "-c", code])
         os._exit(0)
     os.wait()
 
 
-def misbehave(fail: str | None, worker_id: str, step: int, folder: Path) -> None:
-    """Do what ``--fail`` says, once in the life of the test (or each time, with ``always``)."""
-    if fail is None:
+def obey(folder: Path, worker_id: str) -> None:
+    """Do what the test ordered this worker to do, if anything."""
+    order = folder / f"order.{worker_id.replace('/', '.')}"
+    try:
+        how = order.read_text()
+    except FileNotFoundError:
         return
-    who, at, how = fail.rsplit(":", 2)
-    marker = folder / "failed-once"
-    always = how.startswith("always-")
-    if who != worker_id or step < int(at) or (marker.exists() and not always):
-        return
-    marker.touch()
-    how = how.removeprefix("always-")
-    if how == "exception":
-        raise RuntimeError("boom of the test")
-    if how == "exit":
-        os._exit(17)
-    if how == "hang":
-        while True:
-            time.sleep(3600)
-    if how == "daemon":
-        daemonise()
+    if not how.startswith("always-"):
+        order.unlink()
+    match how.removeprefix("always-"):
+        case "exception":
+            raise RuntimeError("boom of the test")
+        case "exit":
+            os._exit(17)
+        case "hang":
+            while True:
+                time.sleep(3600)
+        case "daemon":
+            daemonise()
+        case "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        case unknown:
+            raise AssertionError(f"unknown order {unknown}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--step-s", type=float, default=0.02)
-    parser.add_argument("--fail")
+    parser.add_argument("--step-s", type=float, default=0.03)
     options = parser.parse_args()
     folder: Path = options.folder
     me = client.current()
     place = me.placement
-    note(folder, kind="born", worker_id=me.worker_id, generation=place.generation, rank=place.rank, pid=os.getpid())
+    who = {
+        "run_id": me.run_id,
+        "node_id": me.node_id,
+        "worker_id": me.worker_id,
+        "generation": place.generation,
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "node_rank": place.node_rank,
+        "world_size": place.world_size,
+        "restarts": place.restarts,
+        "pid": os.getpid(),
+    }
+    note(folder, kind="born", **who)
     dist.init_process_group("gloo")
     begun = torch.tensor([load(folder)])
     dist.broadcast(begun, 0)
     step = int(begun.item())
-    while step < options.steps:
-        total = torch.ones(1)
+    finish = False
+    while not finish:
+        asked = place.rank == 0 and (folder / "finish").exists()
+        total = torch.tensor([1, int(asked)])
         dist.all_reduce(total)
-        assert int(total.item()) == place.world_size, "the collective reached another world"
+        assert int(total[0]) == place.world_size, "the collective reached another world"
+        finish = bool(total[1])
         step += 1
         client.heartbeat(step)
-        note(
-            folder,
-            kind="step",
-            step=step,
-            run_id=me.run_id,
-            node_id=me.node_id,
-            worker_id=me.worker_id,
-            generation=place.generation,
-            rank=place.rank,
-            world_size=place.world_size,
-            restarts=place.restarts,
-            pid=os.getpid(),
-        )
+        note(folder, kind="step", step=step, **who)
         if place.rank == 0:
             save(folder, step, me.run_id)
-        misbehave(options.fail, me.worker_id, step, folder)
+        obey(folder, me.worker_id)
         time.sleep(options.step_s)
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # spares the interpreter's slow end, of which nothing is to be learnt here
 
 
 if __name__ == "__main__":

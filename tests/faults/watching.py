@@ -1,12 +1,13 @@
-"""Waiting for files to change, by inotify: no polling, no sleeping."""
+"""Waiting for files to change (inotify) and for processes to end (pidfd): no polling, no sleeping."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -26,22 +27,28 @@ class FolderWatch:
         if self._handle < 0 or libc.inotify_add_watch(self._handle, os.fsencode(folder), mask) < 0:
             raise OSError(ctypes.get_errno(), f"cannot watch {folder}")
 
-    def until(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
-        """The first result of ``look`` that is not None or False; None at the time-out."""
+    def until(self, look: Callable[[], T | None], timeout_s: float, pids: Iterable[int] = ()) -> T | None:
+        """The first result of ``look`` that is not None or False; None at the time-out.
+
+        It looks whenever a file of the folder was written or one of the processes ``pids`` ended.
+        """
         ends_s = time.monotonic() + timeout_s
-        while True:
-            found = look()
-            if found:
-                return found
-            left_s = ends_s - time.monotonic()
-            if left_s <= 0:
-                return None
-            # at least once a second, for conditions that no file tells (a process that ended)
-            select.select([self._handle], [], [], min(left_s, 0.5))
-            try:
-                os.read(self._handle, 1 << 16)
-            except BlockingIOError:
-                continue
+        handles = {self._handle, *_pidfds(pids)}
+        try:
+            while True:
+                found = look()
+                left_s = ends_s - time.monotonic()
+                if found or left_s <= 0:
+                    return found or None
+                ready, _, _ = select.select(handles, [], [], left_s)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._handle, 1 << 16)
+                for handle in {*ready} - {self._handle}:
+                    handles.discard(handle)
+                    os.close(handle)
+        finally:
+            for handle in handles - {self._handle}:
+                os.close(handle)
 
     def __enter__(self) -> FolderWatch:
         return self
@@ -50,3 +57,11 @@ class FolderWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._handle)
+
+
+def _pidfds(pids: Iterable[int]) -> set[int]:
+    handles = set()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            handles.add(os.pidfd_open(pid))
+    return handles

@@ -1,0 +1,137 @@
+"""Nodes that are killed, frozen or asked to leave, and nodes that come."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from .cluster import LEASE_S, MARGIN_S, SETTLE_S, Cluster
+from .conftest import MakeCluster
+from .rules import charged, check_nothing_left, check_safety, see_it_end
+
+pytestmark = pytest.mark.faults
+
+LIVENESS_S = 2 * LEASE_S + MARGIN_S + 3 * SETTLE_S + 1.0
+"""The design's promise: how long after a fault the next world is there at the latest."""
+
+
+def silence_s(cluster: Cluster, generation: int) -> float:
+    """How long nobody trained before this generation was started."""
+    last = max(one["boottime_s"] for one in cluster.steps() if one["generation"] < generation)
+    began = min(
+        one["boottime_s"] for one in cluster.journal("workers_started") if one["generation"] == generation
+    )
+    return float(began - last)
+
+
+def test_a_killed_node_is_done_without_and_gets_its_seat_back(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2:3")
+    cluster.start("a")
+    b = cluster.start("b", 2)
+    cluster.start("c")
+    first = cluster.wait_training("a", "b", "c")
+
+    b.kill_node()
+    second = cluster.wait_training("a", "c", after=first)
+    assert LEASE_S / 2 < silence_s(cluster, second) < LIVENESS_S
+    assert cluster.world(second) == {"a": (1, 0), "c": (1, 1)}
+
+    b = cluster.start("b", 2)
+    third = cluster.wait_training("a", "b", "c", after=second)
+    assert cluster.world(first) == cluster.world(third) == {"a": (1, 0), "b": (2, 1), "c": (1, 3)}
+    see_it_end(cluster, restarts=0)
+
+
+def test_a_node_frozen_for_long_disturbs_nobody_when_it_thaws_and_rejoins(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:3")
+    cluster.start_host("a")
+    b = cluster.start("b")
+    first = cluster.wait_training("a", "b")
+
+    b.freeze_node()
+    frozen = cluster.pid_of("b/0")
+    second = cluster.wait_training("a", after=first)
+    b.thaw()
+    third = cluster.wait_training("a", "b", after=second)
+    assert third == second + 1  # it came in by the front door, once
+    assert cluster.wait_gone([frozen]) == []
+    lives = [one["incarnation"] for one in cluster.journal("registered", "b")]
+    assert len(lives) == len({*lives}) == 2
+    see_it_end(cluster, restarts=0, paused={"b"})
+
+
+def test_a_frozen_agents_workers_are_stopped_before_the_others_go_on(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:3")
+    cluster.start_host("a")
+    b = cluster.start("b")
+    first = cluster.wait_training("a", "b")
+
+    worker = cluster.pid_of("b/0")
+    b.freeze_agent()
+    assert cluster.wait_gone([worker], LEASE_S + MARGIN_S) == []
+    assert cluster.journal("workers_started")[-1]["generation"] == first, "the others went on before"
+    second = cluster.wait_training("a", after=first)
+    b.thaw()
+    cluster.wait_training("a", "b", after=second)
+    assert cluster.journal("fenced", "b")
+    see_it_end(cluster, restarts=0)
+
+
+def test_nodes_join_and_leave_by_sigterm_for_free(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:3")
+    cluster.start("a", 3)
+    first = cluster.wait_training("a")
+    b = cluster.start("b")
+    second = cluster.wait_training("a", "b", after=first)
+    assert cluster.world(second) == {"a": (3, 0), "b": (1, 3)}
+
+    b.terminate()
+    third = cluster.wait_training("a", after=second)
+    assert cluster.wait_end("b") == {"b": 6}
+    assert b.lines("this node has left the run", "SIGTERM")
+    assert silence_s(cluster, third) < LEASE_S  # nobody waited for its lease
+    see_it_end(cluster, restarts=0, b=6)
+
+
+def test_below_min_the_survivors_wait_and_then_go_on(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2:3")
+    a = cluster.start("a")
+    b = cluster.start("b", 2)
+    first = cluster.wait_training("a", "b")
+    b.kill_node()
+    cluster.wait_event("workers_stopped", "a", generation=first)
+    cluster.wait_said("a", "waiting for 1 more of at least 2 nodes", "a (1 workers)")
+    cluster.start("c", 1)
+    cluster.start("d", 2)
+    third = cluster.wait_training("a", "c", "d", after=first)
+    assert cluster.world(third) == {"a": (1, 0), "c": (1, 1), "d": (2, 2)}
+    assert a.process.poll() is None
+    see_it_end(cluster, restarts=0, b=-signal.SIGKILL)
+
+
+def test_too_few_nodes_for_too_long_end_the_run(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("3", "--rdzv-conf", "join_timeout=2")
+    a, b = cluster.start("a", 2), cluster.start("b")
+    assert cluster.wait_end() == {"a": 3, "b": 3}
+    for agent in (a, b):
+        assert agent.lines(
+            "only 2 of at least 3 nodes came within 2 s", "a (2 workers), b (1 workers)", "1 more needed"
+        )
+    assert charged(cluster) == 0
+    check_safety(cluster)
+    check_nothing_left(cluster)
+
+
+def test_one_node_more_than_max_stands_by_and_fills_a_vacated_seat(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2")
+    cluster.start("a")
+    b = cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    cluster.start("c")
+    cluster.wait_said("c", "standing by", "runs with 2 nodes (at most 2)")
+    assert max(one["generation"] for one in cluster.steps()) == first
+    b.terminate()
+    second = cluster.wait_training("a", "c", after=first)
+    assert cluster.world(second) == {"a": (1, 0), "c": (1, 1)}
+    see_it_end(cluster, restarts=0, b=6)

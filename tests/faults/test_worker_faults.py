@@ -1,0 +1,114 @@
+"""Workers that are killed, raise, hang, or leave something behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from .cluster import LEASE_S
+from .conftest import MakeCluster
+from .rules import charged, check_nothing_left, check_safety, see_it_end
+
+pytestmark = pytest.mark.faults
+
+
+def test_training_goes_on_after_a_worker_is_killed_and_after_one_raises(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2")
+    a, b = cluster.start("a"), cluster.start("b", 2)
+    first = cluster.wait_training("a", "b")
+
+    os.kill(cluster.pid_of("b/1"), signal.SIGKILL)
+    second = cluster.wait_training("a", "b", after=first)
+    assert a.lines("worker b/1", "SIGKILL")
+    assert b.lines("worker b/1", "SIGKILL")
+
+    cluster.order("a/0", "exception")
+    third = cluster.wait_training("a", "b", after=second)
+    for agent in (a, b):
+        assert agent.lines("worker a/0", "exited with code 1", "RuntimeError: boom of the test"), (
+            cluster.story()
+        )
+
+    assert cluster.world(first) == cluster.world(second) == cluster.world(third)
+    assert [one["restarts"] for one in cluster.born()] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    see_it_end(cluster, restarts=2)
+
+
+def test_a_crash_loop_spends_the_budget_and_ends_the_run_everywhere(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2", "--max-restarts", "1")
+    cluster.order("b/0", "always-exception")
+    cluster.start("a")
+    cluster.start("b")
+    assert cluster.wait_end() == {"a": 1, "b": 1}, cluster.story()
+    assert charged(cluster) == 1
+    assert sorted({one["generation"] for one in cluster.born()}) == [1, 2]
+    for agent in cluster.agents.values():
+        assert agent.lines(
+            '"level": "error"',
+            "the run failed",
+            "worker b/0 exited with code 1",
+            "boom of the test",
+            "all 1 restarts",
+        ), cluster.story()
+    check_safety(cluster)
+    check_nothing_left(cluster)
+
+
+def test_a_hanging_worker_is_noticed_and_every_worker_writes_its_stacks(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2", "--hang-timeout", "2", "--redirects", "2")
+    a, b = cluster.start("a"), cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    cluster.order("b/0", "hang")
+    cluster.wait_training("a", "b", after=first)
+
+    # a/0 waits for b/0 in the collective, so both stand still; which of them is noticed first is chance
+    for agent in (a, b):
+        assert agent.lines("made no progress for 2 s (--hang-timeout); its last heartbeat named step")
+    where = {"a": "all_reduce", "b": "obey"}
+    for node, function in where.items():
+        written = cluster.folder / "logs" / "job" / f"{first:06}" / node / "0" / "stderr.log"
+        assert f"in {function}" in written.read_text()
+    see_it_end(cluster, restarts=1)
+
+
+def test_a_daemon_left_by_a_worker_is_gone_before_the_next_generation(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1")
+    cluster.start("a")
+    first = cluster.wait_training("a")
+    before = {*cluster.marked_processes()}
+    cluster.order("a/0", "daemon")
+    (daemon,) = cluster.wait("the daemon", lambda: {*cluster.marked_processes()} - before)
+    cluster.order("a/0", "exit")
+    started = cluster.wait_event("workers_started", "a", generation=first + 1)
+    assert daemon not in cluster.marked_processes(), started
+    cluster.wait_training("a", after=first)
+    see_it_end(cluster, restarts=1)
+
+
+def test_a_killed_guard_takes_its_workers_along_and_is_replaced(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2")
+    a = cluster.start("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    worker, guard = cluster.pid_of("a/0"), a.guard
+    os.kill(guard, signal.SIGKILL)
+    assert cluster.wait_gone([worker]) == []
+    cluster.wait_training("a", "b", after=first)
+    assert a.guard != guard
+    see_it_end(cluster, restarts=1)
+
+
+def test_a_worker_and_another_node_lost_at_once_cost_no_restart(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:3")
+    cluster.start("a")
+    cluster.start("b")
+    c = cluster.start("c")
+    first = cluster.wait_training("a", "b", "c")
+    os.kill(cluster.pid_of("a/0"), signal.SIGKILL)
+    c.kill_node()
+    second = cluster.wait_training("a", "b", after=first)
+    lost, again = (cluster.worlds()[one][0]["boottime_s"] for one in (first, second))
+    assert again - lost > LEASE_S  # the world waits until the lost node is fenced
+    see_it_end(cluster, restarts=0, c=-signal.SIGKILL)
