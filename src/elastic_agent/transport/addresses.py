@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import ipaddress
 import socket
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from .base import TransportError, UnreachableError
 
 Address = tuple[int, str]
 """An address family and a numeric address (with scope for link-local IPv6)."""
+
+
+_SIOCGIFADDR = 0x8915
+_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback")
 
 
 def resolve(host: str) -> list[Address]:
@@ -27,6 +34,10 @@ def resolve(host: str) -> list[Address]:
             f"the name {host} is not known on this machine ({error.strerror}); "
             "give an address, or a name that every machine resolves"
         ) from None
+    except UnicodeError:
+        raise UnreachableError(
+            f"{host!r} is no host name; give an address, or a name that resolves"
+        ) from None
     known = [(int(family), str(sockaddr[0])) for family, _, _, _, sockaddr in found]
     return [one for one in dict.fromkeys(known) if one[0] in (socket.AF_INET, socket.AF_INET6)]
 
@@ -37,7 +48,7 @@ def is_loopback_name(host: str) -> bool:
     A machine's own name that resolves to 127.0.1.1 on that machine (Debian's /etc/hosts) does not: other machines
     resolve it to a real address.
     """
-    if host.rstrip(".").lower() in ("localhost", "localhost.localdomain", "ip6-localhost"):
+    if host.rstrip(".").lower() in _LOOPBACK_NAMES:
         return True
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
@@ -45,11 +56,29 @@ def is_loopback_name(host: str) -> bool:
 
 
 def is_local(addresses: Sequence[Address]) -> bool:
-    """Whether one of the addresses is this machine's: only those can be bound."""
-    for family, address in addresses:
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
+    """Whether one of the addresses is this machine's."""
+    return any(_is_own(family, address) for family, address in addresses)
+
+
+def _is_own(family: int, address: str) -> bool:
+    """Whether it can be bound; where the system lets every address be bound, whether packets to it leave from it."""
+    with contextlib.suppress(OSError):
+        with socket.socket(family, socket.SOCK_STREAM) as stream:
+            stream.bind((address, 0))
+        plain = ipaddress.ip_address(address.partition("%")[0])
+        if plain.is_loopback or plain.is_unspecified or not _binds_anything(family):
             return True
+        with socket.socket(family, socket.SOCK_DGRAM) as datagram:
+            datagram.connect((address, 9))  # sends nothing: it asks the routing table
+            return str(datagram.getsockname()[0]) == address
+    return False
+
+
+def _binds_anything(family: int) -> bool:
+    """Whether ``ip_nonlocal_bind`` is set, as it is where failover addresses move between machines."""
+    version = "ipv6" if family == socket.AF_INET6 else "ipv4"
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/sys/net/{version}/ip_nonlocal_bind").read_text().strip() == "1"
     return False
 
 
@@ -98,7 +127,12 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
             sock.close()
             problems.append(f"{address}: {_explain(error, timeout_s)}")
         else:
-            return sock
+            if sock.getsockname() != sock.getpeername():
+                return sock
+            sock.close()  # the port is one that the system gives to clients, and it gave it to this one
+            problems.append(
+                f"{address}: {_explain(ConnectionRefusedError(errno.ECONNREFUSED, ''), timeout_s)}"
+            )
     raise UnreachableError("; ".join(problems))
 
 
@@ -124,11 +158,22 @@ def local_address_towards(host: str, sock: socket.socket) -> str:
     if is_loopback_name(host) or not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return address
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        # connecting a datagram socket sends nothing; it only asks the routing table
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((target, 9))
             return _plain(str(probe.getsockname()[0]))
-    return address
+    return next(_interface_addresses(), address)
+
+
+def _interface_addresses() -> Iterator[str]:
+    """The IPv4 addresses of the interfaces other than loopback: for machines that have no way to the outside."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("16s24x", name.encode()[:15])
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
+                address = socket.inet_ntoa(answer[20:24])
+                if not ipaddress.ip_address(address).is_loopback:
+                    yield address
 
 
 def _plain(address: str) -> str:

@@ -41,8 +41,12 @@ class NodeLink(Protocol):
     def local_address(self) -> str:
         """The address of this machine on the way to the store: one that the other nodes can reach too."""
 
-    def register(self, member: Member, lease: Lease) -> None:
-        """Make an incarnation known, with its first records (or write them again)."""
+    def register(self, member: Member, lease: Lease) -> Lease | None:
+        """Make an incarnation known, with its first records (or write them again).
+
+        Returns the lease as it was written, which differs from ``lease`` in its beat if an earlier one of this
+        incarnation was there; None, and nothing is written, if that one was condemned.
+        """
 
     def write(self, member: Member) -> None:
         """Replace the member record and hint to the coordinator that it changed."""

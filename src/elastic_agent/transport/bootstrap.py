@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import math
+import secrets
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
@@ -14,6 +17,7 @@ from elastic_agent.protocol.records import Address
 
 from .addresses import connect, listen
 from .base import TransportError, UnreachableError
+from .store import one_line
 from .wire import greet
 
 MAX_TRIES = 64
@@ -23,53 +27,84 @@ class PortPicker:
     """Chooses ports that have not been used for a while.
 
     Workers of an old generation that were paused with their whole host must not find a later generation's
-    store on the port they know.
+    store on the port they know. Ports of a range are taken in turn, from a random one on, so that a restarted agent,
+    which remembers nothing, most likely takes others than before.
     """
 
     def __init__(
         self, ports: Iterable[int] | None, rest_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``ports``: those allowed, None for any; ``rest_s``: how long a used one rests."""
+        """``ports``: those allowed, None for any; ``rest_s``: how long one rests after its last use."""
         self._ports = list(ports) if ports is not None else None
         self._rest_s = rest_s
         self._clock = clock
-        self._used: dict[int, float] = {}
+        self._next = secrets.randbelow(len(self._ports)) if self._ports else 0
+        self._rests_until: dict[int, float] = {}
+        self._lock = threading.Lock()
 
     def listen(self, host: str) -> socket.socket:
-        """A listening socket on a rested port.
+        """A listening socket on a rested port, which is in use until :meth:`released`.
 
         Raises:
             TransportError: no allowed port is free.
         """
-        now_s = self._clock()
-        self._used = {port: at for port, at in self._used.items() if now_s - at < self._rest_s}
-        for candidate in self._ports if self._ports is not None else [0] * MAX_TRIES:
-            if candidate in self._used:
-                continue
-            try:
-                sock = listen(host, candidate)
-            except OSError as error:
-                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        with self._lock:
+            now_s = self._clock()
+            self._rests_until = {port: end for port, end in self._rests_until.items() if end > now_s}
+            for candidate in self._candidates():
+                sock = _try_to_listen(host, candidate)
+                if sock is None:
                     continue
-                raise TransportError(f"cannot listen on port {candidate}: {error.strerror}") from None
-            port = int(sock.getsockname()[1])
-            if port in self._used:
+                port = int(sock.getsockname()[1])
+                if port not in self._rests_until:
+                    self._rests_until[port] = math.inf
+                    return sock
                 sock.close()
-                continue
-            self._used[port] = now_s
-            return sock
-        asked = f"{self._ports[0]}:{self._ports[-1]}" if self._ports else "the whole range"
-        raise TransportError(
-            f"no port of {asked} is free for a bootstrap store (one is used for each generation and rests "
-            f"{self._rest_s:g} s afterwards); widen --port-range"
+        raise TransportError(self._nothing_left())
+
+    def _candidates(self) -> Iterator[int]:
+        if self._ports is None:
+            yield from [0] * MAX_TRIES
+            return
+        for _ in self._ports:
+            candidate = self._ports[self._next]
+            self._next = (self._next + 1) % len(self._ports)
+            if candidate not in self._rests_until:
+                yield candidate
+
+    def _nothing_left(self) -> str:
+        if self._ports is None:
+            return "no free port for a bootstrap store: the system has none left to give"
+        resting = len(self._rests_until)
+        asked = f"{self._ports[0]}:{self._ports[-1]}" if self._ports else "an empty range"
+        return (
+            f"no port of {asked} is free for a bootstrap store: {resting} of {len(self._ports)} are in use or resting "
+            f"(for {self._rest_s:g} s after use), other programs hold the rest; widen --port-range"
         )
+
+    def released(self, port: int) -> None:
+        """The port is not used any more: it rests from now on."""
+        with self._lock:
+            if port in self._rests_until:
+                self._rests_until[port] = self._clock() + self._rest_s
+
+
+def _try_to_listen(host: str, port: int) -> socket.socket | None:
+    """None if another program has the port."""
+    try:
+        return listen(host, port)
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            return None
+        raise TransportError(f"cannot listen on port {port}: {error.strerror}") from None
 
 
 class BootstrapStore:
     """A TCPStore server that was never used before."""
 
-    def __init__(self, store: TCPStore, address: Address) -> None:
+    def __init__(self, store: TCPStore, address: Address, ports: PortPicker) -> None:
         self._store: TCPStore | None = store
+        self._ports = ports
         self.address = address
         """Where workers dial it."""
 
@@ -85,27 +120,37 @@ class BootstrapStore:
         try:
             store = serve(sock)
         except RuntimeError as error:
+            ports.released(port)
             raise TransportError(f"cannot serve a bootstrap store: {one_line(error)}") from None
-        return cls(store, Address(local_address, port))
+        return cls(store, Address(local_address, port), ports)
 
     def close(self) -> None:
-        """Stop serving; connected workers lose it."""
-        self._store = None
+        """Stop serving; connected workers lose it. Its port rests from now on."""
+        if self._store is not None:
+            self._store = None
+            self._ports.released(self.address.port)
 
 
 def serve(sock: socket.socket) -> TCPStore:
     """A TCPStore server on a listening socket, which becomes the store's."""
-    port = int(sock.getsockname()[1])
-    own_name = "::1" if sock.family == socket.AF_INET6 and sock.getsockname()[0] == "::1" else "127.0.0.1"
+    address, port = own_address(sock), int(sock.getsockname()[1])
+    limit = timedelta(seconds=30)
     return TCPStore(
-        own_name,
+        address,
         port,
         None,
         True,
-        timedelta(seconds=30),
+        limit,
         wait_for_workers=False,
         master_listen_fd=sock.detach(),
+        use_libuv=True,
     )
+
+
+def own_address(sock: socket.socket) -> str:
+    """How this process itself reaches its listening socket."""
+    address = str(sock.getsockname()[0])
+    return "127.0.0.1" if address in ("0.0.0.0", "::") else address  # "::" takes IPv4 too, see listen()
 
 
 def dial_bootstrap(address: Address, timeout_s: float) -> None:
@@ -120,8 +165,3 @@ def dial_bootstrap(address: Address, timeout_s: float) -> None:
         raise TransportError(f"{address}: {error}") from None
     with sock:
         greet(sock, timeout_s, str(address))
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of a torch error, without its C++ traceback."""
-    return str(error).strip().split("\n", 1)[0][:300]

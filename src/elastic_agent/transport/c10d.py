@@ -8,107 +8,88 @@ Keys, all under ``elastic-agent/1/``:
     default/<fingerprint>    the run id agreed for a job that gave none
     r/<run>/roster           every incarnation that ever registered, one a line (append)
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
-    r/<run>/plan/<version>   plan without its world; the first writer of a version wins
-    r/<run>/latest           newest plan version   r/<run>/world/<digest>  a world, by content
+    r/<run>/plan/<version>   a plan; the first writer of a version wins (see :mod:`.plans`)
+    r/<run>/latest           newest plan version  r/<run>/part/<digest>    part of a plan, by content
     r/<run>/status           what the coordinator waits for, in words
 
-A plan is published by compare-and-set on the key of its version, so the version before is what it follows;
-waiters block on the key of the next one. Worlds lie apart, by digest: a plan stays small, and a world
-that a link has seen is not read again.
+Whatever else is found under these keys was not written by us: it is reported once and passed over.
 """
 
 from __future__ import annotations
 
-import hashlib
+import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any, TypeVar, cast
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed import DistStoreError
 
 from elastic_agent.config.values import Endpoint
-from elastic_agent.protocol.records import (
-    Lease,
-    Member,
-    Plan,
-    RecordError,
-    World,
-    decode,
-    encode,
-)
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, decode, encode
 
 from .addresses import connect, is_local, listen, local_address_towards, resolve
-from .base import NotAStoreError, Snapshot, StoreLostError, TransportError, UnreachableError
-from .bootstrap import one_line, serve
+from .base import NotAStoreError, Snapshot, TransportError, UnreachableError
+from .bootstrap import own_address, serve
+from .plans import PlanReader, PlanWriter
+from .store import CALL_TIMEOUT_S, StoreClient, store_errors
 from .wire import greet
 
-T = TypeVar("T", Member, Lease)
-
 ROOT = "elastic-agent/1"
-KEPT_PLANS = 16
-CALL_TIMEOUT_S = 10.0
 BIRTH_S = 2.0
 """A new store's id is written within this time of its port being open."""
-MAX_ROSTER_BYTES = 4 * 1024 * 1024
+MAX_HINTS = 4096
+"""So many hints are taken at once; the rest is taken the next time."""
+MAX_STATUS_CHARS = 2048
+
+_GONE = b"-"
+"""Stands where a forgotten incarnation's records were: they can be written no more."""
+_NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
+
+Complain = Callable[[str], None]
 
 
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    """torch's errors as ours, one line each."""
-    try:
-        yield
-    except RuntimeError as error:  # DistNetworkError and DistStoreError among them
-        raise StoreLostError(one_line(error)) from None
-
-
-def _client(endpoint: Endpoint, timeout_s: float) -> TCPStore:
-    limit = timedelta(seconds=timeout_s)
-    store = TCPStore(endpoint.host, endpoint.port, None, False, limit, wait_for_workers=False)
-    store.set_timeout(timedelta(seconds=CALL_TIMEOUT_S))
-    return store
+def _log_complaint(complaint: str) -> None:
+    get_logger().warning("ignored a bad record in the store", what=complaint)
 
 
 # -- dialling and hosting ------------------------------------------------------------------------
 
 
-def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[TCPStore, str, str]:
+def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, str]:
     """A connection to the store at the endpoint, its id, and our own address on the way there.
 
     Raises:
         UnreachableError: nobody answers, or nobody answers in time.
         NotAStoreError: what answers is no store of ours.
+        StoreLostError: it broke off in between.
     """
     probe = connect(endpoint.host, endpoint.port, timeout_s)
     try:
         local_address = local_address_towards(endpoint.host, probe)
+        answering = str(probe.getpeername()[0])
         greet(probe, timeout_s, str(endpoint))
     finally:
         probe.close()
-    try:
-        store = _client(endpoint, timeout_s)
-        store_id = _store_id(store, endpoint)
-    except RuntimeError as error:  # it answered a moment ago
-        raise StoreLostError(one_line(error)) from None
-    return store, store_id, local_address
+    client = StoreClient(answering, endpoint.port, timeout_s)
+    return client, _store_id(client, endpoint), local_address
 
 
-def _store_id(store: TCPStore, endpoint: Endpoint) -> str:
+def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
     """The id that our hosts write into their stores when they are born."""
     key = f"{ROOT}/id"
-    try:
-        store.wait([key], timedelta(seconds=BIRTH_S))
-    except DistStoreError:
-        if store.check([key]):
-            return store.get(key).decode("ascii", "replace")
+    data = client.peek(key)
+    if data is None and client.wait(key, BIRTH_S):
+        data = client.peek(key)
+    name = _name(data or b"")
+    if name is None:
         raise NotAStoreError(
             f"the store at {endpoint} is not one of elastic-agent's (that of a torchrun job?); "
             "use another port, or stop that job"
-        ) from None
-    return store.get(key).decode("ascii", "replace")
+        )
+    return name
 
 
 def dial(endpoint: Endpoint, run_id: str, timeout_s: float) -> C10dLink:
@@ -142,46 +123,52 @@ def find_or_host(endpoint: Endpoint, timeout_s: float) -> C10dHost | None:
                 "there; use another port"
             ) from None
         return None
-    return C10dHost(endpoint, sock.getsockname()[1], serve(sock))
+    return C10dHost(sock)
 
 
 def agree_run_id(endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float) -> str:
     """The run id of this job at the endpoint: the one agreed before, else ``proposal``."""
-    store, _, _ = open_store(endpoint, timeout_s)
-    with _store_errors():
-        agreed = store.compare_set(f"{ROOT}/default/{fingerprint}", "", proposal)
-    return _text(agreed, proposal)
+    client, _, _ = open_store(endpoint, timeout_s)
+    key = f"{ROOT}/default/{fingerprint}"
+    agreed = client.exchange(key, b"", proposal.encode())
+    while (name := _name(agreed)) is None:  # nobody of ours wrote that
+        _log_complaint(f"{key}: {agreed[:64]!r} is no run id")
+        agreed = client.exchange(key, agreed, proposal.encode())
+    return name
 
 
-def _text(data: bytes, otherwise: str) -> str:
-    """A run id out of the store, if it is one."""
-    text = data.decode("ascii", "replace")
-    return text if _is_name(text) and " " not in text else otherwise
+def release_run_id(endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float) -> None:
+    """That run is over: the next job with this fingerprint is another run."""
+    client, _, _ = open_store(endpoint, timeout_s)
+    client.exchange(f"{ROOT}/default/{fingerprint}", run_id.encode(), b"")
 
 
 class C10dHost:
     """The store's server in this process."""
 
-    def __init__(self, endpoint: Endpoint, port: int, store: TCPStore) -> None:
-        self.port = port
-        self._endpoint = Endpoint(endpoint.host, port)
-        self._store: TCPStore | None = store
+    def __init__(self, sock: socket.socket) -> None:
+        """Serve on a listening socket, which becomes the store's.
+
+        Raises:
+            StoreLostError: the server could not be made.
+        """
+        self.port = int(sock.getsockname()[1])
         self.store_id = secrets.token_hex(8)
-        store.set(f"{ROOT}/runs", "")
-        store.set(f"{ROOT}/id", self.store_id)
+        self._address = own_address(sock)
+        with store_errors():
+            self._store: TCPStore | None = serve(sock)
+            self._store.set(f"{ROOT}/id", self.store_id)
 
     def inbox(self) -> C10dInbox:
-        """The coordinator's inbox, on a connection of its own."""
-        return C10dInbox(*self._connections(2))
+        """The coordinator's inbox, on connections of its own."""
+        return C10dInbox(self._client(), self._client())
 
     def coordinator_link(self, run_id: str) -> C10dCoordinatorLink:
         """The coordinator's link to one run, on a connection of its own."""
-        return C10dCoordinatorLink(self._connections(1)[0], run_id)
+        return C10dCoordinatorLink(self._client(), run_id)
 
-    def _connections(self, count: int) -> list[TCPStore]:
-        """Connections over loopback: the server is in this process."""
-        with _store_errors():
-            return [_client(Endpoint("127.0.0.1", self.port), CALL_TIMEOUT_S) for _ in range(count)]
+    def _client(self) -> StoreClient:
+        return StoreClient(self._address, self.port, CALL_TIMEOUT_S)
 
     def close(self) -> None:
         """Stop serving."""
@@ -191,56 +178,24 @@ class C10dHost:
 # -- the node's side -----------------------------------------------------------------------------
 
 
-class _Plans:
-    """Reads plans of one run and puts their worlds back in."""
-
-    def __init__(self, store: TCPStore, run_id: str) -> None:
-        self._store = store
-        self.prefix = f"{ROOT}/r/{run_id}"
-        self._worlds: dict[str, World] = {}
-
-    def newest(self) -> Plan | None:
-        with _store_errors():
-            version = self._latest()
-            while version:
-                key = f"{self.prefix}/plan/{version}"
-                if self._store.check([key]):
-                    return self._parse(self._store.get(key))
-                version = self._latest()  # it was removed in between: there is a newer one
-        return None
-
-    def _latest(self) -> int:
-        key = f"{self.prefix}/latest"
-        return int(self._store.get(key)) if self._store.check([key]) else 0
-
-    def _parse(self, data: bytes) -> Plan:
-        digest, _, body = data.partition(b"\n")
-        try:
-            plan = decode(Plan, body)
-            return (
-                msgspec.structs.replace(plan, world=self._world(digest.decode("ascii"))) if digest else plan
-            )
-        except (RecordError, UnicodeDecodeError) as error:
-            raise StoreLostError(f"the plan in the store cannot be read: {error}") from None
-
-    def _world(self, digest: str) -> World:
-        world = self._worlds.get(digest)
-        if world is None:
-            world = decode(World, self._store.get(f"{self.prefix}/world/{digest}"))
-            self._worlds = {**dict(list(self._worlds.items())[-3:]), digest: world}
-        return world
-
-
 class C10dLink:
     """A node's connection to the store of one run (see :class:`~.base.NodeLink`)."""
 
-    def __init__(self, store: TCPStore, store_id: str, local_address: str, run_id: str) -> None:
-        self._store = store
+    def __init__(
+        self,
+        client: StoreClient,
+        store_id: str,
+        local_address: str,
+        run_id: str,
+        complain: Complain = _log_complaint,
+    ) -> None:
+        """``complain`` is told of what is in the store and should not be."""
+        self._client = client
         self._store_id = store_id
         self._local_address = local_address
         self._run_id = run_id
-        self._plans = _Plans(store, run_id)
-        self._prefix = self._plans.prefix
+        self._prefix = _prefix(run_id)
+        self._plans = PlanReader(client, self._prefix, complain)
 
     @property
     def store_id(self) -> str:
@@ -252,43 +207,54 @@ class C10dLink:
         """This machine's address on the way to the store."""
         return self._local_address
 
-    def register(self, member: Member, lease: Lease) -> None:
+    def register(self, member: Member, lease: Lease) -> Lease | None:
         """Write the records first, then the roster: whoever reads a name there finds its records."""
+        granted = self._claim(lease)
+        if granted is None:
+            return None
         name = member.incarnation
-        with _store_errors():
-            self._store.set(f"{self._prefix}/l/{name}", encode(lease).decode())
-            self._store.set(f"{self._prefix}/m/{name}", encode(member).decode())
-            _append(self._store, f"{self._prefix}/roster", name)
-            runs = self._store.get(f"{ROOT}/runs").decode("ascii", "replace").split("\n")
-            if self._run_id not in runs:
-                _append(self._store, f"{ROOT}/runs", self._run_id)
-            self._hint(name)
+        self._client.put(f"{self._prefix}/m/{name}", encode(member))
+        if self._run_id not in _names(self._client.peek(f"{ROOT}/runs") or b""):
+            _enlist(self._client, f"{ROOT}/runs", self._run_id)
+        _enlist(self._client, f"{self._prefix}/roster", name)
+        self._hint(name)
+        return granted
+
+    def _claim(self, lease: Lease) -> Lease | None:
+        """The lease as written: never over a condemned one, and never equal to an earlier one of this incarnation.
+
+        The coordinator counts the time from when it saw a lease change; one written again must look changed.
+        """
+        key = f"{self._prefix}/l/{lease.incarnation}"
+        while True:
+            stored = self._client.peek(key)
+            earlier = _lease_in(stored)
+            if stored == _GONE or (earlier is not None and earlier.condemned):
+                return None
+            if earlier is not None:
+                lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
+            wanted = encode(lease)
+            if self._client.exchange(key, stored or b"", wanted) == wanted:
+                return lease
 
     def write(self, member: Member) -> None:
         """Replace the member record and hint to the coordinator."""
-        with _store_errors():
-            self._store.set(f"{self._prefix}/m/{member.incarnation}", encode(member).decode())
-            self._hint(member.incarnation)
+        self._client.put(f"{self._prefix}/m/{member.incarnation}", encode(member))
+        self._hint(member.incarnation)
 
     def _hint(self, incarnation: str) -> None:
-        self._store.queue_push(f"{ROOT}/inbox", f"{self._run_id} {incarnation}")
+        self._client.push(f"{ROOT}/inbox", f"{self._run_id} {incarnation}")
+        self._client.confirm()
 
     def renew(self, expected: Lease, renewed: Lease) -> bool:
         """Compare-and-set the lease."""
-        with _store_errors():
-            return _exchange(self._store, f"{self._prefix}/l/{expected.incarnation}", expected, renewed)
+        wanted = encode(renewed)
+        key = f"{self._prefix}/l/{expected.incarnation}"
+        return self._client.exchange(key, encode(expected), wanted) == wanted
 
     def read_lease(self, incarnation: str) -> Lease | None:
-        """The lease as it stands, or None."""
-        key = f"{self._prefix}/l/{incarnation}"
-        with _store_errors():
-            if not self._store.check([key]):
-                return None
-            data = self._store.get(key)
-        try:
-            return decode(Lease, data)
-        except RecordError:
-            return None  # somebody overwrote it: it is ours no more
+        """The lease as it stands, or None; also where something else was written over it."""
+        return _lease_in(self._client.peek(f"{self._prefix}/l/{incarnation}"))
 
     def read_plan(self) -> Plan | None:
         """The newest plan, or None before the first."""
@@ -296,39 +262,24 @@ class C10dLink:
 
     def read_status(self) -> str:
         """What the coordinator waits for, in words."""
-        key = f"{self._prefix}/status"
-        with _store_errors():
-            if not self._store.check([key]):
-                return ""
-            return self._store.get(key)[:2048].decode("utf-8", "replace")
+        text = (self._client.peek(f"{self._prefix}/status") or b"").decode("utf-8", "replace")
+        return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
 
     def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
         """Wait for a newer plan; whoever fell behind gets the newest at once."""
-        newest = self._plans.newest()
-        if newest is not None and newest.version > after_version:
-            return newest
-        key = f"{self._prefix}/plan/{(newest.version if newest is not None else 0) + 1}"
-        try:
-            self._store.wait([key], timedelta(seconds=timeout_s))
-        except DistStoreError:
-            return None  # the time-out; the connection stays usable
-        except RuntimeError as error:
-            raise StoreLostError(one_line(error)) from None
-        return self._plans.newest() or None
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            plan = self._plans.newest()
+            if plan is not None and plan.version > after_version:
+                return plan
+            left_s = deadline_s - time.monotonic()
+            following = max(self._plans.end, after_version) + 1
+            if left_s <= 0 or not self._client.wait(self._plans.key(following), left_s):
+                return None
 
     def close(self) -> None:
         """Let go of the connection; it closes when no call is under way any more."""
-
-
-def _append(store: TCPStore, key: str, name: str) -> None:
-    """Add a line to a roster, in one step on the server."""
-    cast(Any, store).append(key, f"{name}\n")  # torch's stubs do not know it
-
-
-def _exchange(store: TCPStore, key: str, expected: Lease, desired: Lease) -> bool:
-    """Compare-and-set. A missing key answers with what was expected, so only the desired value tells success."""
-    wanted = encode(desired)
-    return store.compare_set(key, encode(expected).decode(), wanted.decode()) == wanted
+        self._client.close()
 
 
 # -- the coordinator's side ----------------------------------------------------------------------
@@ -337,102 +288,124 @@ def _exchange(store: TCPStore, key: str, expected: Lease, desired: Lease) -> boo
 class C10dInbox:
     """Hints for the coordinator, over all runs of the store."""
 
-    def __init__(self, waiting: TCPStore, asking: TCPStore) -> None:
+    def __init__(
+        self, waiting: StoreClient, asking: StoreClient, complain: Complain = _log_complaint
+    ) -> None:
         self._waiting = waiting
         self._asking = asking
+        self._complain = complain
+        self._complained = False
         self._key = f"{ROOT}/inbox"
-        self._runs: tuple[str, ...] = ()
 
     def wait(self, timeout_s: float) -> list[tuple[str, str]]:
-        """Block until a hint comes; all that are there. Empty at the time-out."""
-        try:
-            self._waiting.set_timeout(timedelta(seconds=timeout_s))
-            items = [self._waiting.queue_pop(self._key)]
-        except DistStoreError:
-            return []
-        except RuntimeError as error:
-            raise StoreLostError(one_line(error)) from None
-        with _store_errors():
-            # What is there is fetched without hurry: the time-out above may have been a millisecond.
-            self._waiting.set_timeout(timedelta(seconds=CALL_TIMEOUT_S))
-            count = self._waiting.queue_len(self._key)
-            items += [self._waiting.queue_pop(self._key, block=False) for _ in range(count)]
-        hints = [item.decode("ascii", "replace").split(" ") for item in items if len(item) < 512]
-        return [(hint[0], hint[1]) for hint in hints if len(hint) == 2 and all(map(_is_name, hint))]
+        """Block until a hint comes; all that are there. Empty at the time-out, or when woken."""
+        items = self._waiting.pop(self._key, timeout_s, MAX_HINTS)
+        return [hint for item in dict.fromkeys(items) if (hint := self._hint(item)) is not None]
+
+    def _hint(self, item: bytes) -> tuple[str, str] | None:
+        if not item:
+            return None  # only to wake us
+        run_id, _, incarnation = item[:512].partition(b" ")
+        names = _name(run_id), _name(incarnation)
+        if names[0] is not None and names[1] is not None:
+            return names[0], names[1]
+        if not self._complained:  # once is enough: whoever writes there writes much
+            self._complained = True
+            self._complain(f"{self._key}: {item[:64]!r} is no hint")
+        return None
 
     def runs(self) -> tuple[str, ...]:
         """Every run that ever registered here."""
-        with _store_errors():
-            names = _names(self._asking.get(f"{ROOT}/runs"))
-        return tuple(names)
+        return tuple(_names(self._asking.peek(f"{ROOT}/runs") or b""))
 
     def wake(self) -> None:
         """Wake the waiting thread (from another one)."""
-        with _store_errors():
-            self._asking.queue_push(self._key, "-")
-
-
-def _is_name(text: str) -> bool:
-    return 0 < len(text) <= 128 and text.isascii() and text.isprintable()
-
-
-def _names(data: bytes) -> list[str]:
-    """The lines of a roster that are names, each once; what else was appended is skipped."""
-    lines = data[:MAX_ROSTER_BYTES].decode("ascii", "replace").split("\n")
-    return list(dict.fromkeys(line for line in lines if _is_name(line)))
+        self._asking.push(self._key, "")
 
 
 class C10dCoordinatorLink:
     """The coordinator's connection to one run (see :class:`~.base.CoordinatorLink`)."""
 
-    def __init__(self, store: TCPStore, run_id: str) -> None:
-        self._store = store
-        self._plans = _Plans(store, run_id)
-        self._prefix = self._plans.prefix
-        self._forgotten: set[str] = set()
+    def __init__(self, client: StoreClient, run_id: str, complain: Complain = _log_complaint) -> None:
+        self._client = client
+        self._prefix = _prefix(run_id)
+        self._plans = PlanReader(client, self._prefix, complain)
+        self._writer = PlanWriter(client, self._prefix, self._plans)
+        self._known: dict[str, None] = {}
+        """Everybody on the roster who is not forgotten, in its order."""
+        self._roster_read = 0
+        self._members: dict[str, tuple[bytes, Member | None]] = {}
+        """The records as last read: most did not change since."""
+        self._rejected: set[str] = set()
 
     def read(self, incarnations: Collection[str] | None) -> Snapshot:
-        """Records of these incarnations, or of all."""
-        with _store_errors():
-            names = self._present(self._everybody() if incarnations is None else incarnations)
-            members = self._get("m", names)
-            leases = self._get("l", names)
+        """Records of these incarnations, or of all. A bad one is described once for each content."""
+        names = self._everybody() if incarnations is None else list(incarnations)
+        keys = [f"{self._prefix}/{kind}/{name}" for name in names for kind in "ml"]
+        found = self._client.peek_many(keys)
         rejected: list[str] = []
-        return Snapshot(
-            _decoded(Member, members, rejected, lambda record: record.incarnation),
-            _decoded(Lease, leases, rejected, lambda record: record.incarnation),
-            tuple(rejected),
-        )
+        members: dict[str, Member] = {}
+        for name in names:
+            member = self._member(name, found.get(f"{self._prefix}/m/{name}", _GONE), rejected)
+            if member is not None:
+                members[name] = member
+        return Snapshot(members, self._leases(names, found, rejected), tuple(rejected))
 
     def read_leases(self) -> Mapping[str, Lease]:
         """All leases."""
-        with _store_errors():
-            leases = self._get("l", self._present(self._everybody()))
-        return _decoded(Lease, leases, [], lambda record: record.incarnation)
+        names = self._everybody()
+        found = self._client.peek_many([f"{self._prefix}/l/{name}" for name in names])
+        return self._leases(names, found, None)
 
     def _everybody(self) -> list[str]:
-        key = f"{self._prefix}/roster"
-        if not self._store.check([key]):
-            return []
-        return [name for name in _names(self._store.get(key)) if name not in self._forgotten]
+        """The roster only grows: what is new of it is read."""
+        roster = self._client.peek(f"{self._prefix}/roster") or b""
+        if len(roster) < self._roster_read:
+            self._roster_read = 0  # somebody wrote over it; whom we know we know
+        for name in _names(roster[self._roster_read :]):
+            if name not in self._members or self._members[name][0] != _GONE:
+                self._known.setdefault(name)
+        self._roster_read = len(roster)
+        return list(self._known)
 
-    def _present(self, names: Collection[str]) -> list[str]:
-        """Those that have both records: reading a missing key would block."""
-        known = [name for name in names if name not in self._forgotten]
-        keys = [f"{self._prefix}/{kind}/{name}" for name in known for kind in "ml"]
-        if not keys or self._store.check(keys):
-            return known
-        return [
-            name
-            for name in known
-            if self._store.check([f"{self._prefix}/m/{name}", f"{self._prefix}/l/{name}"])
-        ]
+    def _member(self, name: str, data: bytes, rejected: list[str]) -> Member | None:
+        if data == _GONE:
+            return None
+        known = self._members.get(name)
+        if known is not None and known[0] == data:
+            return known[1]
+        member: Member | None = None
+        try:
+            member = decode(Member, data)
+            _check_name(name, member.incarnation)
+        except RecordError as error:
+            member = None
+            self._reject(f"{self._prefix}/m/{name}: {error}", rejected)
+        self._members[name] = (data, member)
+        return member
 
-    def _get(self, kind: str, names: list[str]) -> dict[str, bytes]:
-        if not names:
-            return {}
-        values = self._store.multi_get([f"{self._prefix}/{kind}/{name}" for name in names])
-        return dict(zip(names, values, strict=True))
+    def _leases(
+        self, names: Collection[str], found: Mapping[str, bytes], rejected: list[str] | None
+    ) -> dict[str, Lease]:
+        leases: dict[str, Lease] = {}
+        for name in names:
+            data = found.get(f"{self._prefix}/l/{name}", _GONE)
+            if data == _GONE:
+                continue
+            try:
+                lease = decode(Lease, data)
+                _check_name(name, lease.incarnation)
+            except RecordError as error:
+                if rejected is not None:
+                    self._reject(f"{self._prefix}/l/{name}: {error}", rejected)
+            else:
+                leases[name] = lease
+        return leases
+
+    def _reject(self, complaint: str, rejected: list[str]) -> None:
+        if complaint not in self._rejected and len(self._rejected) < 1000:
+            self._rejected.add(complaint)
+            rejected.append(complaint)
 
     def read_plan(self) -> Plan | None:
         """The newest plan, or None before the first."""
@@ -440,54 +413,65 @@ class C10dCoordinatorLink:
 
     def publish(self, plan: Plan) -> bool:
         """The first writer of a version wins."""
-        digest = ""
-        with _store_errors():
-            if plan.world is not None:
-                body = encode(plan.world)
-                digest = hashlib.sha256(body).hexdigest()[:32]
-                self._store.set(f"{self._prefix}/world/{digest}", body.decode())
-            data = f"{digest}\n" + encode(msgspec.structs.replace(plan, world=None)).decode()
-            key = f"{self._prefix}/plan/{plan.version}"
-            if self._store.compare_set(key, "", data) != data.encode():
-                return False
-            self._store.set(f"{self._prefix}/latest", str(plan.version))
-            self._store.delete_key(f"{self._prefix}/plan/{plan.version - KEPT_PLANS}")
-        return True
+        return self._writer.publish(plan)
 
     def condemn(self, lease: Lease) -> bool:
         """Compare-and-set the lease to its condemned form."""
-        with _store_errors():
-            return _exchange(self._store, f"{self._prefix}/l/{lease.incarnation}", lease, lease.condemn())
+        key = f"{self._prefix}/l/{lease.incarnation}"
+        wanted = encode(lease.condemn())
+        stored = self._client.exchange(key, encode(lease), wanted)
+        if stored != wanted and stored != encode(lease) and _lease_in(stored) == lease:
+            stored = self._client.exchange(key, stored, wanted)  # the same, spelled otherwise
+        return stored == wanted
 
     def write_status(self, text: str) -> None:
         """Say in words what is awaited."""
-        with _store_errors():
-            self._store.set(f"{self._prefix}/status", text[:2048])
+        self._client.put(f"{self._prefix}/status", text[:MAX_STATUS_CHARS].encode("utf-8", "replace"))
 
     def forget(self, incarnation: str) -> None:
-        """Remove an incarnation's records."""
-        self._forgotten.add(incarnation)
-        with _store_errors():
-            self._store.delete_key(f"{self._prefix}/m/{incarnation}")
-            self._store.delete_key(f"{self._prefix}/l/{incarnation}")
+        """Remove an incarnation's records, for good."""
+        self._known.pop(incarnation, None)
+        self._members[incarnation] = (_GONE, None)
+        for kind in "lm":
+            self._client.put(f"{self._prefix}/{kind}/{incarnation}", _GONE)
 
 
-def _decoded(
-    kind: type[T], records: Mapping[str, bytes], rejected: list[str], name_of: Callable[[T], str]
-) -> dict[str, T]:
-    """The good records; the bad ones are described."""
-    good: dict[str, T] = {}
-    for name, data in records.items():
-        try:
-            record = decode(kind, data)
-        except RecordError as error:
-            rejected.append(f"{kind.__name__.lower()} of {name}: {error}")
-            continue
-        if name_of(record) == name:
-            good[name] = record
-        else:
-            rejected.append(f"{kind.__name__.lower()} of {name}: it says that it is {name_of(record)}'s")
-    return good
+# -- names ---------------------------------------------------------------------------------------
+
+
+def _prefix(run_id: str) -> str:
+    return f"{ROOT}/r/{run_id}"
+
+
+def _name(data: bytes) -> str | None:
+    """A run id, an incarnation or a store id, if it is one."""
+    text = data.decode("ascii", "replace")
+    return text if _NAME.fullmatch(text) else None
+
+
+def _names(data: bytes) -> list[str]:
+    """The lines of a roster that are names, each once; what else was appended is skipped."""
+    names = (_name(line) for line in data.split(b"\n"))
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def _enlist(client: StoreClient, roster: str, name: str) -> None:
+    """Add a line; it begins with a line's end, should anybody have left one unfinished."""
+    client.append(roster, f"\n{name}")
+
+
+def _lease_in(data: bytes | None) -> Lease | None:
+    if data is None or data == _GONE:
+        return None
+    try:
+        return decode(Lease, data)
+    except RecordError:
+        return None
+
+
+def _check_name(expected: str, found: str) -> None:
+    if found != expected:
+        raise RecordError(f"it says that it is {found}'s")
 
 
 __all__ = [
@@ -499,4 +483,6 @@ __all__ = [
     "agree_run_id",
     "dial",
     "find_or_host",
+    "open_store",
+    "release_run_id",
 ]

@@ -1,0 +1,241 @@
+"""Plans in a store: one key for each version, whose first writer wins; what is large lies apart, by its content.
+
+A plan is read by every node, so it is kept small: its world and its order of nodes, which seldom change, are
+stored under their digests, and a connection that has seen them does not read them again. A forming plan mostly
+awaits exactly the seats of the world it carries; then they are not written twice.
+
+Old plans are overwritten with a mark rather than deleted: nobody can publish such a version anew, and whoever
+waits for one wakes up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from elastic_agent.protocol.records import MAX_PLAN_BYTES, Name, Plan, RecordError, World, decode, encode
+
+from .store import StoreClient
+
+T = TypeVar("T")
+
+KEPT_PLANS = 16
+INLINE_NAMES = 16
+"""An order of at most so many nodes stays in the plan."""
+
+_CACHED = 4
+_CLEARED = b"-"
+"""Stands under a version whose plan was cleared away."""
+_Order = tuple[Name, ...]
+
+
+class _Envelope(Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
+    """What is stored under a version: the plan, and where its parts are."""
+
+    plan: msgspec.Raw
+    world: str | None = None
+    order: str | None = None
+    awaits_world: bool = False
+
+
+class _DamagedError(Exception):
+    """What stands under a version is no plan; the text says why."""
+
+
+class PlanReader:
+    """Reads the plans of one run over one connection."""
+
+    def __init__(self, client: StoreClient, prefix: str, complain: Callable[[str], None]) -> None:
+        """``complain`` is told of everything in the store that is no plan, once each."""
+        self._client = client
+        self._prefix = prefix
+        self._complain = complain
+        self._complaints: set[str] = set()
+        self._worlds: dict[str, World] = {}
+        self._orders: dict[str, _Order] = {}
+        self._best: Plan | None = None
+        self.end = 0
+        """The last version that something stands under, as of the last reading."""
+
+    def key(self, version: int) -> str:
+        """Where a version is kept."""
+        return f"{self._prefix}/plan/{version}"
+
+    def newest(self) -> Plan | None:
+        """The newest plan, or None; whatever is no plan is complained of and passed over."""
+        version, data = self._start()
+        while data is not None:
+            self._take(version, data)
+            version += 1  # the pointer is written after the plan: look past it
+            data = self._client.peek(self.key(version))
+        self.end = version - 1
+        if self._best is None and self.end > 0:
+            self._look_back()
+        return self._best
+
+    def _start(self) -> tuple[int, bytes | None]:
+        """Where to begin: at the version the pointer names, or else after the newest one known."""
+        known = self._best.version if self._best is not None else 0
+        before = 0
+        announced = self._announced()
+        while announced > max(known, before):
+            data = self._client.peek(self.key(announced))
+            if data is not None and data != _CLEARED:
+                return announced, data
+            before, announced = announced, self._announced()  # cleared away in between: there is a newer one
+        if before and announced == before:
+            self.tell(f"{self._prefix}/latest names version {before}, which is not there")
+        return known + 1, self._client.peek(self.key(known + 1))
+
+    def _announced(self) -> int:
+        data = self._client.peek(f"{self._prefix}/latest")
+        if data is None:
+            return 0
+        text = data[:32].decode("ascii", "replace")
+        if not text.isdecimal() or len(text) > 16:
+            self.tell(f"{self._prefix}/latest: {text!r} is no plan version")
+            return 0
+        return int(text)
+
+    def _look_back(self) -> None:
+        """The newest one is damaged and none is known: take the one before."""
+        for version in range(self.end - 1, max(0, self.end - KEPT_PLANS), -1):
+            data = self._client.peek(self.key(version))
+            if data is not None and self._take(version, data):
+                return
+
+    def _take(self, version: int, data: bytes) -> bool:
+        if data == _CLEARED:
+            return False
+        try:
+            self._best = self.open(data, version)
+        except _DamagedError as error:
+            self.tell(f"{self.key(version)}: {error}")
+            return False
+        return True
+
+    def open(self, data: bytes, version: int) -> Plan:
+        """The plan in these bytes, its parts put back in."""
+        if len(data) > MAX_PLAN_BYTES:
+            raise _DamagedError(f"{len(data)} bytes; at most {MAX_PLAN_BYTES} are accepted")
+        try:
+            envelope = msgspec.json.decode(data, type=_Envelope)
+            plan = decode(Plan, bytes(envelope.plan))
+        except (msgspec.DecodeError, RecordError, UnicodeDecodeError, RecursionError) as error:
+            raise _DamagedError(str(error)) from None
+        if plan.version != version:
+            raise _DamagedError(f"it says that it is version {plan.version}")
+        changes: dict[str, object] = {}
+        if envelope.world is not None:
+            world = self._part(envelope.world, self._worlds, lambda body: decode(World, body))
+            changes["world"] = world
+            if envelope.awaits_world:
+                changes["awaiting"] = world.seats
+        if envelope.order is not None:
+            changes["order"] = self._part(envelope.order, self._orders, _decode_order)
+        return msgspec.structs.replace(plan, **changes) if changes else plan
+
+    def _part(self, digest: str, cache: dict[str, T], parse: Callable[[bytes], T]) -> T:
+        part = cache.get(digest)
+        if part is None:
+            body = self._client.peek(f"{self._prefix}/part/{digest}") if digest.isalnum() else None
+            if body is None or _digest(body) != digest:
+                raise _DamagedError("a part of it is missing or damaged")
+            try:
+                part = parse(body)
+            except (RecordError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise _DamagedError(f"a part of it cannot be read: {error}") from None
+            while len(cache) >= _CACHED:
+                del cache[next(iter(cache))]
+            cache[digest] = part
+        return part
+
+    def is_plan(self, data: bytes, version: int) -> bool:
+        """Whether these bytes are a plan of this version, or were one."""
+        if data == _CLEARED:
+            return True
+        try:
+            self.open(data, version)
+        except _DamagedError as error:
+            self.tell(f"{self.key(version)}: {error}")
+            return False
+        return True
+
+    def tell(self, complaint: str) -> None:
+        """Complain, once."""
+        if complaint not in self._complaints and len(self._complaints) < 1000:
+            self._complaints.add(complaint)
+            self._complain(complaint)
+
+
+class PlanWriter:
+    """Publishes plans of one run, and clears old ones away."""
+
+    def __init__(self, client: StoreClient, prefix: str, reader: PlanReader) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._reader = reader
+        self._parts: deque[tuple[int, frozenset[str]]] = deque()
+        """Which parts the kept versions need."""
+
+    def publish(self, plan: Plan) -> bool:
+        """Write the version if it follows the newest and nobody else has written it."""
+        if plan.version > 1 and self._client.peek(self._reader.key(plan.version - 1)) is None:
+            return False
+        envelope, parts = _pack(plan)
+        for digest, body in parts.items():
+            self._client.put(f"{self._prefix}/part/{digest}", body)
+        key = self._reader.key(plan.version)
+        data = msgspec.json.encode(envelope)
+        stored = self._client.exchange(key, b"", data)
+        while stored != data:
+            if self._reader.is_plan(stored, plan.version):
+                return False
+            stored = self._client.exchange(key, stored, data)  # no coordinator wrote that
+        self._client.put(f"{self._prefix}/latest", str(plan.version).encode())
+        self._clear_away(plan.version, frozenset(parts))
+        return True
+
+    def _clear_away(self, version: int, parts: frozenset[str]) -> None:
+        self._parts.append((version, parts))
+        gone: set[str] = set()
+        while self._parts[0][0] <= version - KEPT_PLANS:
+            gone |= self._parts.popleft()[1]
+        kept = frozenset[str]().union(*(needed for _, needed in self._parts))
+        self._client.delete([f"{self._prefix}/part/{digest}" for digest in gone - kept])
+        if version > KEPT_PLANS:
+            self._client.put(self._reader.key(version - KEPT_PLANS), _CLEARED)
+
+
+def _pack(plan: Plan) -> tuple[_Envelope, dict[str, bytes]]:
+    parts: dict[str, bytes] = {}
+    slim: dict[str, object] = {}
+    world = order = None
+    awaits_world = plan.world is not None and plan.awaiting == plan.world.seats
+    if plan.world is not None:
+        body = encode(plan.world)
+        world = _digest(body)
+        parts[world] = body
+        slim["world"] = None
+        if awaits_world:
+            slim["awaiting"] = ()
+    if len(plan.order) > INLINE_NAMES:
+        body = msgspec.json.encode(plan.order)
+        order = _digest(body)
+        parts[order] = body
+        slim["order"] = ()
+    small = encode(msgspec.structs.replace(plan, **slim))
+    return _Envelope(msgspec.Raw(small), world, order, awaits_world), parts
+
+
+def _decode_order(body: bytes) -> _Order:
+    return msgspec.json.decode(body, type=_Order)
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:32]
