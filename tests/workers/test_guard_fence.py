@@ -49,7 +49,7 @@ def test_at_the_deadline_everything_is_killed_without_grace(driver: Driver, news
         driver.guard.set_deadline(deadline_s)
         fenced = driver.until(Fenced)
         assert fenced.generation == 6
-        assert 0.0 <= fenced.late_s < 0.5
+        assert 0.0 <= fenced.late_s < 1.0
         assert driver.until(Stopped) == Stopped(6, ())
         assert daemon.ended(0)
     exits = driver.of(Exited)
@@ -58,18 +58,17 @@ def test_at_the_deadline_everything_is_killed_without_grace(driver: Driver, news
 
 
 def test_a_renewed_lease_lets_the_workers_live(driver: Driver) -> None:
-    driver.guard.set_deadline(boottime_s() + 0.3)
-    driver.guard.spawn(1, [program(0, "sleep", "0.6")])
-    driver.until(Spawned)
+    driver.guard.spawn(1, [program(0, "sleep", "1.2")])
+    driver.guard.set_deadline(boottime_s() + 1.0)
     driver.guard.set_deadline(boottime_s() + 1000)
     assert driver.until(Exited).returncode == 0
     assert not driver.of(Fenced)
 
 
 def test_a_deadline_taken_back_no_longer_counts(driver: Driver) -> None:
-    driver.guard.set_deadline(boottime_s() + 0.3)
-    driver.guard.spawn(1, [program(0, "sleep", "0.6")])
+    driver.guard.spawn(1, [program(0, "sleep", "1.2")])
     driver.until(Spawned)
+    driver.guard.set_deadline(boottime_s() + 1.0)
     driver.guard.set_deadline(None)
     assert driver.until(Exited).returncode == 0
     assert not driver.of(Fenced)
@@ -118,14 +117,25 @@ def test_a_generation_that_was_stopped_is_not_fenced(driver: Driver) -> None:
     assert not driver.of(Fenced)
 
 
+def test_a_guard_past_its_deadline_sleeps(driver: Driver) -> None:
+    driver.guard.spawn(1, [program(0, *SLEEP)])
+    driver.until(Spawned)
+    driver.guard.set_deadline(boottime_s() + 0.05)
+    driver.until(Stopped)
+    before = status_field(driver.guard.pid, "voluntary_ctxt_switches")
+    select.select((), (), (), 0.2)
+    assert status_field(driver.guard.pid, "voluntary_ctxt_switches") == before
+
+
 def test_a_frozen_agent_is_fenced_by_the_guard_alone(agent: StandIn, news: News) -> None:
-    agent.do("deadline", in_s=0.5)
     pids = agent.spawn(daemonising(0, news), program(1, *SLEEP))
     with watching(*pids.values(), int(news.line())) as processes:
+        agent.do("deadline", in_s=0.5)
+        agent.until("DeadlineSet")
         os.kill(agent.pid, signal.SIGSTOP)
         assert all(process.ended() for process in processes)
         os.kill(agent.pid, signal.SIGCONT)
-        assert 0.0 <= agent.until("Fenced")["late_s"] < 0.5
+        assert 0.0 <= agent.until("Fenced")["late_s"] < 1.0
         agent.until("Stopped")
 
 
@@ -278,7 +288,7 @@ def test_a_stderr_that_nobody_reads_does_not_hold_up_the_fence(kind: str, news: 
         pids = agent.spawn(python(0, SCREAM), daemonising(1, news))
         with watching(*pids.values(), int(news.line())) as processes:
             agent.do("deadline", in_s=0.5)
-            assert agent.until("Fenced")["late_s"] < 0.5
+            assert agent.until("Fenced")["late_s"] < 1.0
             agent.until("Stopped")
             assert all(process.ended(0) for process in processes)
         screamer = next(event for event in agent.events if event["name"] == "Exited" and event["slot"] == 0)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.workers._guard_relay import _threaded_sink
 from elastic_agent.workers.guard_client import Exited, Stopped
 from tests.workers.support import PATIENCE_S, Driver, News, StandIn, daemonising, program, python
 
@@ -80,6 +81,29 @@ def test_a_regular_file_takes_everything(tmp_path: Path) -> None:
             for _ in range(3):
                 assert agent.until("Exited")["returncode"] == 0
     assert (tmp_path / "log").read_bytes() == b"before\n" + b"x" * 900_000
+
+
+def test_output_to_what_must_be_waited_for_is_queued_and_never_waited_for() -> None:
+    """Such as a file on a server that does not answer; here a pipe that may not be opened a second time."""
+    read_end, write_end = os.pipe()
+    sink = _threaded_sink(write_end)
+    while not sink.blocked:
+        sink.put(b"x" * 65536)
+    assert not sink.finish(0.05)
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_queued_output_comes_out_in_order_and_its_end_can_be_awaited() -> None:
+    read_end, write_end = os.pipe()
+    sink = _threaded_sink(write_end)
+    lines = [f"line {number}\n".encode() for number in range(2000)]
+    for line in lines:
+        sink.put(line)
+    assert sink.finish(PATIENCE_S)
+    assert read_until(read_end, lines[-1]) == b"".join(lines)
+    os.close(read_end)
+    os.close(write_end)
 
 
 @pytest.mark.parametrize("kind", ["file", "devnull"])

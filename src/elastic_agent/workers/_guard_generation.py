@@ -223,6 +223,8 @@ class Generation:
 
         Workers that are still being started get no grace.
         """
+        for worker in list(self._workers.values()):
+            self._start_known(worker)  # may wait in the loop behind this very command
         if grace_s <= 0 or self._starting:
             self.kill()
         elif self.phase == RUNNING:

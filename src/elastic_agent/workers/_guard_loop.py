@@ -21,8 +21,8 @@ _CHUNK_BYTES = 64 * 1024
 class Loop:
     """Which function to call when which descriptor is ready.
 
-    epoll lists descriptors in the order in which they became ready; with one pidfd per worker that is the
-    order in which the workers died.
+    epoll lists descriptors in the order in which they became ready, if it never listed them before; with one
+    pidfd per worker that is the order in which the workers died.
     """
 
     def __init__(self) -> None:

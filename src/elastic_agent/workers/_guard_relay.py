@@ -7,6 +7,7 @@ pipes: the workers then block in their own writes, as they would without the gua
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import select
@@ -34,9 +35,11 @@ class Sink:
     the guard, so it is never set on descriptor 2 itself.
     """
 
-    def __init__(self, write: Callable[[bytes], int], fd: int) -> None:
+    def __init__(self, write: Callable[[bytes], int], fd: int, writer: _Writer | None = None) -> None:
+        """`fd`: what `write` writes to. `writer`: the thread at its other end, if there is one."""
         self._write = write
         self._backlog = bytearray()
+        self._writer = writer
         self.fd = fd
         self.is_terminal = os.isatty(fd)
 
@@ -64,21 +67,34 @@ class Sink:
                 return
             del self._backlog[:written]
 
+    def finish(self, patience_s: float) -> bool:
+        """Wait until everything is written, at most `patience_s`; whether it is. Nothing may be put any more."""
+        ends = time.monotonic() + patience_s
+        while self.blocked and time.monotonic() < ends:
+            select.select((), (self.fd,), (), max(0.0, ends - time.monotonic()))
+            self.flush()
+        if self._writer is None:
+            return not self.blocked
+        os.close(self.fd)
+        return self._writer.ended(max(0.0, ends - time.monotonic())) and not self.blocked
 
-def open_sink(fd: int) -> Sink | None:
-    """A sink for what `fd` refers to; None when that cannot be written without the risk of blocking."""
+
+def open_sink(fd: int) -> Sink:
+    """A sink for what `fd` refers to."""
     mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not os.isatty(fd)):
-        return Sink(lambda data: os.write(fd, data), fd)
     if stat.S_ISSOCK(mode):
         return _socket_sink(fd)
+    if stat.S_ISREG(mode):
+        return _threaded_sink(fd)
+    if stat.S_ISCHR(mode) and not os.isatty(fd):  # such as /dev/null
+        return Sink(lambda data: os.write(fd, data), fd)
     try:
         # A second open file on the same pipe or terminal, with flags of its own.
         own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        # A pipe that nobody reads any more needs no writer; one that belongs to another user cannot be
-        # opened.
-        return Sink(len, fd) if error.errno == errno.ENXIO else None
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads any more
+            return Sink(len, fd)
+        return _threaded_sink(fd)  # another user's
     return Sink(lambda data: os.write(own, data), own)
 
 
@@ -87,6 +103,35 @@ def _socket_sink(fd: int) -> Sink:
 
     stream = socket.socket(fileno=os.dup(fd))
     return Sink(lambda data: stream.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL), stream.fileno())
+
+
+def _threaded_sink(fd: int) -> Sink:
+    """For what cannot be written without blocking; files above all: their disk or server may be slow, or gone."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    return Sink(lambda data: os.write(write_end, data), write_end, _Writer(read_end, fd))
+
+
+class _Writer:
+    """A thread that copies from a pipe to where writing may block. It shares nothing with the guard's own thread."""
+
+    def __init__(self, from_fd: int, to_fd: int) -> None:
+        self._end, its_end = os.pipe()
+        _thread.start_new_thread(self._copy, (from_fd, to_fd, its_end))
+
+    def ended(self, timeout_s: float) -> bool:
+        """Whether it ends within `timeout_s`, as it does after the pipe has been closed and all is written."""
+        return bool(select.select((self._end,), (), (), timeout_s)[0])
+
+    @staticmethod
+    def _copy(from_fd: int, to_fd: int, its_end: int) -> None:
+        while data := os.read(from_fd, _CHUNK_BYTES):
+            try:
+                while data:
+                    data = data[os.write(to_fd, data) :]
+            except OSError:
+                pass  # disk full, perhaps not for ever
+        os.close(its_end)
 
 
 class Relay:
@@ -168,7 +213,7 @@ def _open_terminal(like_fd: int) -> tuple[int, int]:
 class Relays:
     """All relays of a generation, watched by the loop while the sink takes their output."""
 
-    def __init__(self, loop: Loop, sink: Sink | None) -> None:
+    def __init__(self, loop: Loop, sink: Sink) -> None:
         self._loop = loop
         self._sink = sink
         self._relays: list[Relay] = []
@@ -178,7 +223,7 @@ class Relays:
         """A relay for a worker whose launch says `stderr`; None when its stderr is to go there directly."""
         if stderr == os.devnull:
             relay = Relay(None)  # not to be printed, but a failed worker's last words are wanted all the same
-        elif stderr is None and self._sink is not None:
+        elif stderr is None:
             relay = Relay(self._sink)
         else:
             return None
@@ -190,7 +235,7 @@ class Relays:
     def balance(self) -> None:
         """Hold up or resume reading, as the sink demands. Call after every round of the loop."""
         sink = self._sink
-        if sink is None or sink.blocked == self._held_up:
+        if sink.blocked == self._held_up:
             return
         self._held_up = sink.blocked
         if self._held_up:
@@ -210,21 +255,11 @@ class Relays:
             relay.close()
         self._relays.clear()
 
-    def flush(self, patience_s: float) -> None:
-        """Wait until the sink has taken everything, at most `patience_s`. Only for the end: it blocks."""
-        ends = time.monotonic() + patience_s
-        while self._sink is not None and self._sink.blocked and time.monotonic() < ends:
-            select.select((), (self._sink.fd,), (), ends - time.monotonic())
-            self._sink.flush()
-
     def _watch(self, relay: Relay) -> None:
         self._loop.add(relay.read_fd, lambda: self._ready(relay))
 
     def _ready(self, relay: Relay) -> None:
-        if not self._held_up_now() and not relay.pump():
+        if not self._sink.blocked and not relay.pump():
             self._loop.remove(relay.read_fd)
             relay.close()
             self._relays.remove(relay)
-
-    def _held_up_now(self) -> bool:
-        return self._sink is not None and self._sink.blocked

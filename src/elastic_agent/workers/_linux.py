@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_MCL_CURRENT = 1
 _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
 
@@ -64,6 +65,15 @@ def set_process_name(name: str) -> None:
     """The name that `ps -o comm` and `top` show, at most 15 bytes."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _check(_libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0), "prctl")
+
+
+def lock_memory() -> bool:
+    """Keep what this process has in memory there, its program included; whether the system allowed it.
+
+    Machines that run out of memory, or lose the server their Python came from, are those that must be fenced
+    in time. Not for memory to come: what the system then refused would end the process.
+    """
+    return bool(_libc.mlockall(_MCL_CURRENT) == 0)
 
 
 class _Timespec(ctypes.Structure):

@@ -10,9 +10,9 @@ without being asked when
 When the guard itself dies, the kernel kills the workers (parent-death signal); what they had daemonised falls
 to the agent, which is a subreaper too.
 
-One thread, one loop, standard library only. Nothing in it may block: not the socket to an agent that does
-not read, not a terminal that is stopped, not a file system that hangs (workers open their own log files, the
-agent reads them).
+One loop, standard library only. Nothing in it may block: not the socket to an agent that does
+not read, not a terminal that is stopped, not a file system that hangs: workers open their own log files, the
+agent reads them, and a thread of its own writes to a stderr that is a file.
 
 Run as `python guard.py SOCKET_FD MEMORY_FD AGENT_PID KILL_PATIENCE_S`, or with `-m`, by `guard_client.Guard`.
 """
@@ -65,13 +65,24 @@ class Lease:
             :DEADLINE_BYTES
         ].cast("Q")
         self._armed_for = 0
-        self.timer = _linux.BoottimeTimer()
+        self._timer = _linux.BoottimeTimer()
+
+    def fileno(self) -> int:
+        """Readable at the deadline that `late_ns` saw last."""
+        return self._timer.fileno()
+
+    def timer_fired(self) -> None:
+        """Take note. To another processor's clock the deadline may still be to come: then it fires again."""
+        self._timer.drain()
+        late_ns = self.late_ns()
+        if late_ns is not None and late_ns < 0:
+            self._timer.arm(self._armed_for)
 
     def late_ns(self) -> int | None:
         """How long ago the deadline was (negative: is still to come); None without a deadline."""
         deadline: int = self._cell[0]
         if deadline != self._armed_for:
-            self.timer.arm(deadline)
+            self._timer.arm(deadline)
             self._armed_for = deadline
         return _linux.boottime_ns() - deadline if deadline else None
 
@@ -84,8 +95,9 @@ class GuardProcess:
         self._channel = Channel(self._loop, socket_fd, self._obey, self._agent_gone)
         self._memory_fd = memory_fd
         self._lease = Lease(memory_fd)
-        self._loop.add(self._lease.timer.fileno(), self._lease.timer.drain)
-        self._relays = _guard_relay.Relays(self._loop, _guard_relay.open_sink(2))
+        self._loop.add(self._lease.fileno(), self._lease.timer_fired)
+        self._sink = _guard_relay.open_sink(2)
+        self._relays = _guard_relay.Relays(self._loop, self._sink)
         self._kill_patience_s = kill_patience_s
         self._abandoned: set[tuple[int, int]] = set()
         self._generation: Generation | None = None
@@ -126,10 +138,11 @@ class GuardProcess:
             self._enforce_deadline()  # before anything else: everything may have been stopped for long
             for fd in ready:
                 self._loop.dispatch(fd)
+            self._enforce_deadline()
             self._reap()
             self._relays.balance()
             self._tick()
-        self._relays.flush(_LAST_OUTPUT_S)
+        self._sink.finish(_LAST_OUTPUT_S)
 
     def _timeout_s(self) -> float | None:
         tick = self._generation.next_tick() if self._generation is not None else None
@@ -250,11 +263,13 @@ def main(arguments: list[str]) -> None:
     _linux.become_subreaper()
     _linux.set_process_name("elastic-guard")
     guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]))
+    _linux.lock_memory()
     try:
         guard.run()
     except BaseException:
         guard.kill_everything()  # first: the traceback may have to wait for a blocked stderr
         raise
+    os._exit(0)  # without waiting for a thread that cannot write
 
 
 if __name__ == "__main__":

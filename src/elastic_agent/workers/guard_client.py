@@ -337,7 +337,7 @@ class Guard:
     def close(self, timeout_s: float = 5.0) -> None:
         """End the guard, which first kills all that is left.
 
-        Blocks until it has, at most `timeout_s`; then the guard is killed. May be called again.
+        Blocks until it has, at most `timeout_s`; then the guard is killed. May be called repeatedly.
         """
         if self._closed:
             return
@@ -350,7 +350,8 @@ class Guard:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # asleep in the kernel: it goes when it can
+                self._process.wait(timeout_s)
 
 
 def _read_tail(path: str) -> str:
