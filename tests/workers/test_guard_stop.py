@@ -59,6 +59,14 @@ def test_another_signal_may_be_asked_for(driver: Driver) -> None:
     assert driver.until(Exited).returncode == -signal.SIGINT
 
 
+def test_a_number_that_is_no_signal_is_refused(driver: Driver) -> None:
+    for wrong in (0, -1, 65, 1000):
+        with pytest.raises(ValueError, match="not the number of a signal"):
+            driver.guard.stop(LONG_S, wrong)
+        with pytest.raises(ValueError, match="not the number of a signal"):
+            driver.guard.signal_workers(wrong)
+
+
 def test_a_worker_deaf_to_sigterm_is_killed_after_the_grace(driver: Driver, news: News) -> None:
     driver.guard.spawn(1, [python(0, IGNORES_SIGTERM, str(news.path))])
     assert news.line() == "deaf"

@@ -249,6 +249,7 @@ class Guard:
         those groups. After `grace_s` all that is left gets SIGKILL. May be repeated to shorten the grace,
         not to lengthen it.
         """
+        _check_signal(signum)
         self._send({"do": "stop", "generation": self._generation, "grace_s": grace_s, "signum": int(signum)})
 
     def kill(self) -> None:
@@ -256,7 +257,8 @@ class Guard:
         self.stop(0.0)
 
     def signal_workers(self, signum: int) -> None:
-        """Send a signal to each worker process, not to its children."""
+        """Send a signal to each worker process, not to its children. Raises ValueError for no signal's number."""
+        _check_signal(signum)
         self._send({"do": "signal", "signum": int(signum)})
 
     def set_deadline(self, at_boottime_s: float | None) -> None:
@@ -352,6 +354,11 @@ class Guard:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # asleep in the kernel: it goes when it can
                 self._process.wait(timeout_s)
+
+
+def _check_signal(signum: int) -> None:
+    if signum not in signal.valid_signals():
+        raise ValueError(f"{signum!r} is not the number of a signal")
 
 
 def _read_tail(path: str) -> str:
