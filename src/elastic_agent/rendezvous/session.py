@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 import tenacity
 
-from elastic_agent.protocol.leases import HeldLease
+from elastic_agent.protocol.leases import FirstSent, HeldLease
 from elastic_agent.protocol.node import Announce
 from elastic_agent.protocol.records import (
     Failure,
@@ -105,6 +105,7 @@ class Session:
         self._ttl_s = lease_ttl_s
         self._tell: Callable[[events.SessionEvent], None] = lambda event: None
         self._lease: HeldLease | None = None
+        self._first_sent = FirstSent()
         self._wake = asyncio.Event()
         self._written: Member | None = None
         self._renew_due = False
@@ -255,7 +256,7 @@ class Session:
 
     def _lose(self, why: str) -> None:
         """This incarnation is over; the owner stops the workers and rejoins."""
-        if self._lease is None:
+        if self._over == self.member.incarnation:
             return
         self._lease = None
         self._prepare = None
@@ -314,17 +315,22 @@ class Session:
         if member.state is State.READY and member.generation > 0:
             member = await self._with_offer(member)
         lease = Lease(member.incarnation, self._ttl_s)
-        sent_s = boottime_s()
-        await connection.call(lambda: link.register(member, lease), self._ttl_s)
-        self._lease = HeldLease.granted(lease, sent_s)
+        sent_s = self._first_sent.of((link.store_id, lease), boottime_s())
+        granted = await connection.call(lambda: link.register(member, lease), self._ttl_s)
+        if self.member.incarnation != member.incarnation:
+            return  # a new incarnation was taken meanwhile
+        held = HeldLease.granted(granted, sent_s) if granted is not None else None
+        if held is None or held.expired(boottime_s()):
+            self._lose("it was condemned, or over, before the registration was answered")
+            return
+        self._lease = held
         self._registered_in = (link.store_id, member.incarnation)
         self._renew_due = False
-        if self.member.incarnation == member.incarnation:
-            self._written = self.member if self._same_word(member) else None
-            self._tell(events.Registered(member.incarnation, self._lease.deadline_s))
-            if self._retell and self._plan is not None:
-                self._tell(events.PlanSeen(self._plan))
-            self._retell = False
+        self._written = self.member if self._same_word(member) else None
+        self._tell(events.Registered(member.incarnation, held.deadline_s))
+        if self._retell and self._plan is not None:
+            self._tell(events.PlanSeen(self._plan))
+        self._retell = False
 
     def _same_word(self, member: Member) -> bool:
         said = (member.incarnation, member.state, member.generation, member.failure)
@@ -364,7 +370,7 @@ class Session:
             self._lose("it was not renewed in time: the store did not answer")
             return
         renewed = held.record.renewed()
-        sent_s = boottime_s()
+        sent_s = self._first_sent.of((link.store_id, renewed), boottime_s())
         ok = await connection.call(lambda: link.renew(held.record, renewed), self._ttl_s)
         if self._lease is not held:
             return  # lost or replaced meanwhile
