@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_agent.workers.failure import describe
@@ -123,6 +123,7 @@ def test_sizes_are_bounded() -> None:
     assert failure.tail.endswith("line 9999 ü")
 
 
+@settings(deadline=None)
 @given(
     returncode=st.integers(-64, 255).filter(bool),
     error_file=st.none() | st.text() | st.text().map(recorded),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
@@ -46,6 +47,7 @@ def test_std_settings(text: str, meaning: object) -> None:
     assert parse_std(text) == meaning
 
 
+@hypothesis_settings(deadline=None)
 @given(st.one_of(st.integers(0, 3), st.dictionaries(st.integers(0, 9), st.integers(0, 3), min_size=1)))
 def test_what_torch_understands_is_understood_alike(setting: int | dict[int, int]) -> None:
     text = str(setting) if isinstance(setting, int) else ",".join(f"{k}:{v}" for k, v in setting.items())
@@ -86,6 +88,7 @@ settings = st.one_of(
 )
 
 
+@hypothesis_settings(deadline=None)
 @given(
     redirects=settings, tee=settings, shown=st.sets(st.integers(0, 3)) | st.none(), slots=st.integers(1, 4)
 )
@@ -204,6 +207,7 @@ def test_ordinary_names_stay_readable(name: str) -> None:
     assert file_safe(name) == (name if name.isascii() else "%E6%97%A5%E6%9C%AC")
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(st.text(min_size=0, max_size=300), min_size=2, max_size=20, unique=True))
 def test_any_names_become_different_names_of_files(names: list[str]) -> None:
     safe = [file_safe(name) for name in names]
