@@ -23,6 +23,8 @@ Line = dict[str, Any]
 
 TRAIN = Path(__file__).parent / "train.py"
 LEASE_S, MARGIN_S, SETTLE_S = 2.0, 0.5, 0.4
+PATIENCE_S = 90.0
+"""How long anything may take before a test fails; on a busy machine importing torch takes much of it."""
 MARK = "ELASTIC_TEST_MARK"
 
 
@@ -295,7 +297,7 @@ class Cluster:
 
     # -- waiting --------------------------------------------------------------------------------
 
-    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = 40.0) -> T:
+    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
         """Wait until ``look`` finds something; the failure tells the story."""
         running = [one.pid for one in self._all_agents if one.process.poll() is None]
         found = self._watch.until(look, timeout_s, running)
@@ -327,14 +329,14 @@ class Cluster:
 
         return self.wait(f"{event} of {node or 'anybody'} {values or ''}", look)
 
-    def wait_said(self, name: str, *words: str, timeout_s: float = 40.0) -> str:
+    def wait_said(self, name: str, *words: str, timeout_s: float = PATIENCE_S) -> str:
         """Until this agent logged a line with all of these words."""
         agent = self.agents[name]
         return self.wait(
             f"{name} to say {' … '.join(words)}", lambda: next(iter(agent.lines(*words)), None), timeout_s
         )
 
-    def wait_end(self, *names: str, timeout_s: float = 60.0) -> dict[str, int]:
+    def wait_end(self, *names: str, timeout_s: float = PATIENCE_S) -> dict[str, int]:
         """Until these agents (all by default) ended; their exit codes."""
         wanted = {name: self.agents[name] for name in names or self.agents}
         self.wait(

@@ -10,7 +10,7 @@ from .cluster import LEASE_S, MARGIN_S, SETTLE_S, Cluster
 from .conftest import MakeCluster
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 LIVENESS_S = 2 * LEASE_S + MARGIN_S + 3 * SETTLE_S + 1.0
 """The design's promise: how long after a fault the next world is there at the latest."""

@@ -11,7 +11,7 @@ from .cluster import LEASE_S
 from .conftest import MakeCluster
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
 def test_training_goes_on_after_a_worker_is_killed_and_after_one_raises(make_cluster: MakeCluster) -> None:

@@ -1,0 +1,33 @@
+"""Agents that claim a name which is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import MakeCluster
+from .rules import see_it_end
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+def test_a_second_agent_with_a_living_nodes_id_is_refused_and_disturbs_nobody(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster("1:3")
+    cluster.start("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+
+    here = cluster.start("same-machine", node_id="b")
+    elsewhere = cluster.start("other-machine", node_id="b", state="state-of-another-machine")
+    assert cluster.wait_end("same-machine", "other-machine") == {"same-machine": 5, "other-machine": 5}
+    assert len(here.lines("node id b is held by another agent on this machine")) == 1
+    assert len(elsewhere.lines('"level": "error"')) == 1
+    assert elsewhere.lines('"level": "error"', "node id b is held by a living agent")
+    for refused in (here, elsewhere):
+        assert "Traceback" not in refused.said()
+
+    reached = cluster.steps()[-1]["step"]
+    cluster.wait("more steps", lambda: cluster.steps()[-1]["step"] > reached + 5)
+    assert {one["generation"] for one in cluster.steps()} == {first}
+    see_it_end(cluster, restarts=0, **{"same-machine": 5, "other-machine": 5})
