@@ -7,6 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from elastic_agent.protocol.records import History, RecordError, decode, encode
 
 
@@ -38,6 +40,14 @@ class RunMemory:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path(run_id), encode(history))
+
+    def settle(self, run_id: str) -> None:
+        """If a verdict is remembered: whoever comes from now on begins a new run under that name."""
+        known = self.load(run_id)
+        if known is None or known.verdict is None or known.settled:
+            return
+        with contextlib.suppress(OSError):  # then the run is over for whoever comes, which is an answer too
+            write_atomically(self._path(run_id), encode(msgspec.structs.replace(known, settled=True)))
 
     def _path(self, run_id: str) -> Path:
         return self._folder / f"{run_id}.json"  # run ids are file-safe by their character set

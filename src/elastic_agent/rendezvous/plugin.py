@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
-from pathlib import Path
+import re
 
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
@@ -19,11 +20,12 @@ from elastic_agent.config.kinds import ENDPOINT
 from elastic_agent.config.values import Endpoint
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
 
-from .handler import ElasticRendezvous
+from .dialogue import Begin
 from .incarnation import new_incarnation
-from .meeting import Meeting
+from .torchrun import ElasticRendezvous
 
-BACKEND = "elastic"
+TORCHRUN_STOPS_WITHIN_S = 35.0
+"""torchrun gives its workers 30 s between SIGTERM and SIGKILL, and looks after them several times a second."""
 
 
 def elastic_handler() -> RendezvousHandlerCreator:
@@ -42,29 +44,44 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     policy = _policy(params)
     endpoint = _endpoint(params)
-    meeting = Meeting(
-        endpoint,
-        Path(default_state_dir(os.environ)),
-        port_range=None,
-        port_rest_s=2 * (policy.lease_ttl_s + policy.fence_margin_s),
-    )
-    meeting.set_run_id(params.run_id)
     incarnation = new_incarnation()
     member = Member(
         version=RECORD_VERSION,
         # torchrun has no node ids: each life of a torchrun agent is a node of its own
-        node_id=f"{platform.node().split('.')[0]}-{incarnation[:6]}",
+        node_id=f"{_safe(platform.node().split('.')[0] or 'node', 96)}-{incarnation[:6]}",
         incarnation=incarnation,
-        address=params.local_addr or "127.0.0.1",
+        address=params.local_addr or "127.0.0.1",  # the session puts the right one in when connected
         slots=1,
         state=State.READY,
         generation=0,
         policy=policy,
+        stop_s=TORCHRUN_STOPS_WITHIN_S,
         fingerprint=Fingerprint(python=platform.python_version(), package=__version__),
     )
-    return ElasticRendezvous(
-        params.backend, meeting, member, policy.lease_ttl_s, policy.join_timeout_s, params.local_addr
+    begin = Begin(
+        endpoint.host,
+        endpoint.port,
+        _safe(params.run_id, 96),
+        member,
+        default_state_dir(os.environ).as_posix(),
+        params.local_addr,
+        _log_level(os.environ.get("LOGLEVEL", "")),
     )
+    return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
+
+
+def _safe(text: str, longest: int) -> str:
+    """The text, if it may be part of a key and a file's name; else one like it that is as unique."""
+    if re.fullmatch(r"[A-Za-z0-9_@+-][A-Za-z0-9._:@+-]*", text) and len(text) <= longest:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return re.sub(r"[^A-Za-z0-9_@+-]", "-", text)[: longest - 13] + f"-{digest}"
+
+
+def _log_level(said: str) -> str:
+    """torchrun's LOGLEVEL in our words."""
+    level = said.lower()
+    return level if level in ("debug", "info", "warning", "error") else "warning"
 
 
 def _endpoint(params: RendezvousParameters) -> Endpoint:

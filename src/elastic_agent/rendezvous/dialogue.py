@@ -1,0 +1,121 @@
+"""What a torchrun and its companion process say to each other: one JSON message a line, over a socket pair."""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from elastic_agent.protocol.records import Address, Host, Member
+
+T = TypeVar("T")
+
+
+class Begin(Struct, frozen=True, tag=True):
+    """torchrun's first message: what the companion is for."""
+
+    endpoint_host: str
+    endpoint_port: int
+    run_id: str
+    member: Member
+    state_dir: str
+    local_addr: Host | None
+    log_level: str
+
+
+class NextWorld(Struct, frozen=True, tag=True):
+    """No worker of torchrun's runs; it wants a place in the next world."""
+
+
+class Finishing(Struct, frozen=True, tag=True):
+    """torchrun's workers all succeeded; it waits for the other torchruns at its exit barrier."""
+
+
+class Goodbye(Struct, frozen=True, tag=True):
+    """torchrun is about to end, no worker of its runs. ``succeeded``: they had all exited with 0."""
+
+    succeeded: bool
+
+
+class Sealed(Struct, frozen=True, tag=True):
+    """The next world, in which every node has come to its bootstrap store."""
+
+    rank: int
+    size: int
+    bootstrap: Address
+
+
+class Stale(Struct, frozen=True, tag=True):
+    """That world is over; torchrun is to stop its workers and ask for the next."""
+
+
+class Over(Struct, frozen=True, tag=True):
+    """There will be no other world."""
+
+    reason: str
+    unreachable: bool = False
+    """Because the store cannot be reached, or is none."""
+
+
+class Trouble(Struct, frozen=True, tag=True):
+    """Why the store cannot be reached at present."""
+
+    reason: str
+
+
+FromTorchrun: TypeAlias = Begin | NextWorld | Finishing | Goodbye
+FromCompanion: TypeAlias = Sealed | Stale | Over | Trouble
+
+
+class Channel(Generic[T]):
+    """One end. ``receive`` and ``arrived`` raise :class:`EOFError` when the other end is gone."""
+
+    def __init__(self, sock: socket.socket, hears: Any) -> None:
+        """``hears``: the type of the messages that arrive here."""
+        sock.setblocking(False)
+        self._sock = sock
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(hears)
+        self._buffer = b""
+
+    def fileno(self) -> int:
+        """For waiting until something arrives."""
+        return self._sock.fileno()
+
+    def send(self, message: FromTorchrun | FromCompanion) -> None:
+        """Say something; nobody hears it when the other end is gone or has not listened for ages."""
+        try:
+            self._sock.sendall(msgspec.json.encode(message) + b"\n")
+        except OSError:
+            return  # whoever waits for an answer sees the end
+
+    def arrived(self) -> list[T]:
+        """What has come so far, without waiting."""
+        ended = self._fill()
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if ended and not lines:
+            raise EOFError
+        return [self._decoder.decode(line) for line in lines]
+
+    def _fill(self) -> bool:
+        """Take in what is there; whether that was the end."""
+        while True:
+            try:
+                data = self._sock.recv(1 << 16)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            if not data:
+                return True
+            self._buffer += data
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until something arrives or the other end is gone; False at the time-out."""
+        return bool(select.select([self._sock], [], [], max(0.0, timeout_s))[0])
+
+    def close(self) -> None:
+        """Let the other end know that this one is gone."""
+        self._sock.close()
