@@ -190,6 +190,10 @@ class Scene:
                 return World(met[0]["generation"], workers, pids)
         return None
 
+    def worker_pids(self) -> set[int]:
+        """Every worker that ever introduced itself."""
+        return {event["pid"] for event in self._lines.update()}
+
     def journal(self) -> list[Event]:
         """What our agents wrote down (none under other launchers)."""
         return self._journal.update()

@@ -1,0 +1,192 @@
+"""Many nodes of elastic-agent's rendezvous in one process, and no workers (see ``benchmarks/rendezvous.py``).
+
+Every node is a real session with a meeting place of its own; whichever dials first hosts the store and its
+coordinator. Workers count as started at once. Reads words on stdin: ``begin``, then ``fail`` (the first node of
+this process reports a failure) or ``watch`` (another process does), then ``end``. Writes JSON lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from elastic_agent.config.values import Endpoint
+from elastic_agent.logs import configure_logging
+from elastic_agent.protocol import node as machine
+from elastic_agent.protocol.node import Node
+from elastic_agent.protocol.records import RECORD_VERSION, Failure, FailureKind, Member, Policy, State
+from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.incarnation import new_incarnation
+from elastic_agent.rendezvous.meeting import Meeting
+from elastic_agent.rendezvous.session import Session
+
+
+class Crowd:
+    """The nodes of this process."""
+
+    def __init__(self, numbers: range, total: int, port: int, folder: Path, lease_s: float) -> None:
+        self.nodes = [OneNode(self, number, total, port, folder, lease_s) for number in numbers]
+        self.changed = asyncio.Event()
+        self.lost_leases = 0
+
+    async def all_in(self, generation: int) -> float:
+        """When the last node had a world of this generation or a later one (CLOCK_BOOTTIME)."""
+        while True:
+            if all(node.sealed_generation >= generation for node in self.nodes):
+                return max(node.sealed_s for node in self.nodes)
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def all_started(self, generation: int) -> float:
+        while True:
+            if all(node.started_generation >= generation for node in self.nodes):
+                return max(node.started_s for node in self.nodes)
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class OneNode:
+    """A session and the node's state machine; carries out the actions as if workers were instant."""
+
+    def __init__(
+        self, crowd: Crowd, number: int, total: int, port: int, folder: Path, lease_s: float
+    ) -> None:
+        self.crowd = crowd
+        self.node = Node(new_incarnation())
+        meeting = Meeting(
+            Endpoint("127.0.0.1", port),
+            folder / str(number),
+            port_range=None,
+            port_rest_s=2 * lease_s,
+        )
+        meeting.set_run_id("benchmark")
+        self.meeting = meeting
+        member = Member(
+            version=RECORD_VERSION,
+            node_id=f"n{number}",
+            incarnation=self.node.incarnation,
+            address="127.0.0.1",
+            slots=1,
+            state=State.READY,
+            generation=0,
+            policy=Policy(min_nodes=total, max_nodes=total, lease_ttl_s=lease_s),
+        )
+        self.session = Session(meeting, member, lease_s)
+        self.session.listen(self.event)
+        self.sealed_generation = self.started_generation = 0
+        self.sealed_s = self.started_s = 0.0
+
+    def event(self, event: events.SessionEvent) -> None:
+        match event:
+            case events.PlanSeen(plan=plan):
+                seated = plan.world is not None and plan.phase.value == "running"
+                if seated and plan.generation > self.sealed_generation:
+                    self.sealed_generation, self.sealed_s = plan.generation, now_s()
+                    self.crowd.changed.set()
+                self.perform(self.node.plan_changed(plan))
+            case events.Prepared(generation=generation):
+                self.perform(self.node.prepared(generation))
+            case events.PrepareFailed(generation=generation, failure=failure):
+                tell("trouble", what=failure.summary)
+                self.perform(self.node.prepare_failed(generation, failure))
+            case events.LeaseLost(reason=reason):
+                self.crowd.lost_leases += 1
+                tell("trouble", what=reason)
+                self.perform(self.node.lease_lost(reason))
+            case events.Disconnected(reason=reason) | events.Unusable(reason=reason):
+                tell("trouble", what=reason)
+            case _:
+                pass
+
+    def perform(self, actions: list[machine.Action]) -> None:
+        for action in actions:
+            match action:
+                case machine.Announce():
+                    self.session.announce(action)
+                case machine.Prepare(world=world):
+                    self.session.prepare(world)
+                case machine.StartWorkers(world=world):
+                    self.started_generation, self.started_s = world.generation, now_s()
+                    self.crowd.changed.set()
+                    self.perform(self.node.started(world.generation))
+                case machine.StopWorkers():
+                    self.perform(self.node.stopped())
+                case machine.Rejoin():
+                    incarnation = new_incarnation()
+                    self.session.rejoin(incarnation)
+                    self.perform(self.node.rejoined(incarnation))
+                case machine.Depart(reason=reason):
+                    tell("trouble", what=f"departed: {reason}")
+
+    def fail(self) -> None:
+        failure = Failure(FailureKind.WORKER, "a failure for the benchmark")
+        self.perform(self.node.failed(self.node.generation, failure))
+
+
+def now_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def tell(event: str, **more: Any) -> None:
+    print(json.dumps({"event": event, "at_s": now_s(), **more}), flush=True)
+
+
+async def live(options: argparse.Namespace, folder: Path) -> None:
+    """Be told on stdin when to begin; tell on stdout when everybody here got where."""
+    crowd = Crowd(range(options.first, options.last), options.nodes, options.port, folder, options.lease)
+    tell("here")
+    await line_of_stdin()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    sessions = [asyncio.create_task(node.session.run()) for node in crowd.nodes]
+    for what, wait in (("sealed", crowd.all_in), ("started", crowd.all_started)):
+        tell(what, moment=await wait(1), cpu_s=cpu_since(used))
+    before = max(node.started_generation for node in crowd.nodes)
+    tell("calm", generation=before)
+    word = await line_of_stdin()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    if word == "fail":
+        tell("failing")
+        crowd.nodes[0].fail()
+    for what, wait in (("sealed", crowd.all_in), ("started", crowd.all_started)):
+        tell(what, moment=await wait(before + 1), cpu_s=cpu_since(used))
+    tell("done", lost_leases=crowd.lost_leases)
+    await line_of_stdin()
+    del sessions
+    os._exit(
+        0
+    )  # thousands of threads are inside the store's client; nothing of theirs needs an end in good order
+
+
+def cpu_since(before: resource.struct_rusage) -> float:
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    return round(now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime, 3)
+
+
+async def line_of_stdin() -> str:
+    return (await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)).strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Started by the rendezvous benchmark.")
+    parser.add_argument("first", type=int, help="number of the first node here")
+    parser.add_argument("last", type=int, help="number after the last one here")
+    parser.add_argument("nodes", type=int, help="how many there are in all")
+    parser.add_argument("port", type=int)
+    parser.add_argument("folder", type=Path, help="for the nodes' state directories")
+    parser.add_argument("--lease", type=float, default=Policy().lease_ttl_s)
+    options = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    configure_logging("console", "warning", sys.stderr)
+    asyncio.run(live(options, options.folder))
+
+
+if __name__ == "__main__":
+    main()
