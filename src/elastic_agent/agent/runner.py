@@ -197,6 +197,8 @@ class Runner:
         )
 
     def _stopped(self, generation: int, unkillable: tuple[int, ...]) -> None:
+        if self._running is not None and self._running.generation != generation:
+            return  # an earlier one was told to stop when it had already: this is the second answer
         running, self._running = self._running, None
         if self._watchdog is not None:
             self._watchdog.cancel()

@@ -1,0 +1,105 @@
+"""The runner of a node's workers, on a real guard."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.journal import Journal
+from elastic_agent.agent.runner import Runner, RunnerCallbacks
+from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.protocol.records import FailureKind
+from elastic_agent.workers.context import BackgroundCloser, WorkerContext
+from elastic_agent.workers.guard_client import Guard, Stopped, boottime_s
+from elastic_agent.workers.logs import GenerationLogs
+
+PATIENCE_S = 20.0
+
+
+class Bench:
+    """A runner, and what it reported, in order."""
+
+    def __init__(self, guard: Guard, folder: Path) -> None:
+        self.guard = guard
+        self.folder = folder
+        self.closer = BackgroundCloser()
+        self.reported: list[tuple[str, object]] = []
+        self.stopped_answers: list[int] = []
+        self._news = asyncio.Event()
+        note = self._note
+        callbacks = RunnerCallbacks(
+            started=lambda generation: note("started", generation),
+            failed=lambda generation, failure: note("failed", (generation, failure.kind)),
+            succeeded=lambda generation: note("succeeded", generation),
+            stopped=lambda unkillable: note("stopped", unkillable),
+            fenced=lambda why: note("fenced", why),
+        )
+        self.runner = Runner(guard, "n1", callbacks, Journal(None), hang_timeout_s=0.0)
+        asyncio.get_running_loop().add_reader(guard.fileno(), self._read)
+
+    def _note(self, what: str, detail: object) -> None:
+        self.reported.append((what, detail))
+        self._news.set()
+
+    def _read(self) -> None:
+        for event in self.guard.read_events():
+            if isinstance(event, Stopped):
+                self.stopped_answers.append(event.generation)
+            self.runner.handle(event)
+        self._news.set()
+
+    def start(self, generation: int, program: str, *arguments: str) -> None:
+        envs = {0: {"ELASTIC_AGENT_GENERATION": str(generation)}}
+        logs = GenerationLogs(str(self.folder / "logs"))
+        context = WorkerContext(self.guard, generation, "w", program, {0: arguments}, envs, logs, self.closer)
+        beats = HeartbeatFile.create(self.folder / f"{generation}.beat", 1)
+        self.runner.start(generation, context, beats)
+
+    async def until(self, what: str, detail: object) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while (what, detail) not in self.reported:
+                self._news.clear()
+                await self._news.wait()
+
+    async def until_answered(self, *generations: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while self.stopped_answers != [*generations]:
+                self._news.clear()
+                await self._news.wait()
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.guard.fileno())
+
+
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    guard = Guard.start(kill_patience_s=1.0)
+    guard.set_deadline(boottime_s() + 1000)
+    yield guard
+    guard.close()
+
+
+def test_a_late_answer_about_one_generation_does_not_end_the_next(guard: Guard, tmp_path: Path) -> None:
+    async def scene() -> Bench:
+        bench = Bench(guard, tmp_path)
+        bench.start(1, str(tmp_path / "no-such-program"))
+        await bench.until("failed", (1, FailureKind.START))
+        await bench.until("stopped", ())
+        bench.runner.stop(1.0)  # as an agent does that heard of the failure before it heard of the stop
+        bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
+        await bench.until("started", 2)
+        await bench.until_answered(1, 1)
+        assert bench.reported.count(("stopped", ())) == 1, "generation 2 was taken for stopped"
+        assert len(bench.runner.pids) == 1
+        bench.runner.stop(0.0)
+        await bench.until_answered(1, 1, 2)
+        bench.close()
+        return bench
+
+    bench = asyncio.run(scene())
+    assert bench.reported[-1] == ("stopped", ())
+    assert bench.closer.drain_closing(PATIENCE_S)
