@@ -76,7 +76,8 @@ class Runner:
         self._hang_timeout_s = hang_timeout_s
         self._stacks_signal = stacks_signal
         self._running: _Running | None = None
-        self._watchdog: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """The next look at the workers' progress, or the stop that lets them write their stacks first."""
         self._log = get_logger()
 
     @property
@@ -94,9 +95,15 @@ class Runner:
         if self._running is not None:
             self._running.stopping = True
         if dump_stacks and self._stacks() and grace_s > 0:
-            asyncio.get_running_loop().call_later(STACKS_TIME_S, self._guard.stop, grace_s)
+            self._cancel_timer()
+            self._timer = asyncio.get_running_loop().call_later(STACKS_TIME_S, self._guard.stop, grace_s)
         else:
             self._guard.stop(grace_s)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _stacks(self) -> bool:
         """Ask the workers that know how for the stacks of all their threads; they go to their stderr."""
@@ -119,8 +126,7 @@ class Runner:
     def abandon(self, lost: guard_events.GuardLost) -> None:
         """The guard is gone, and the workers with it: drop what belonged to them."""
         running, self._running = self._running, None
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        self._cancel_timer()
         if running is not None:
             running.context.handle(lost)
             running.context.close_later()
@@ -200,9 +206,7 @@ class Runner:
         if self._running is not None and self._running.generation != generation:
             return  # an earlier one was told to stop when it had already: this is the second answer
         running, self._running = self._running, None
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
+        self._cancel_timer()
         self._journal.write("workers_stopped", generation=generation, unkillable=list(unkillable))
         if running is None:
             self._tell.stopped(unkillable)
@@ -234,7 +238,7 @@ class Runner:
                 self._tell.failed(running.generation, self._hang(slot, step))
                 return
         pause_s = min(1.0, self._hang_timeout_s / HANG_LOOKS_PER_TIMEOUT)
-        self._watchdog = loop.call_later(pause_s, self._watch_progress, seen)
+        self._timer = loop.call_later(pause_s, self._watch_progress, seen)
 
     def _hang(self, slot: int, step: int) -> Failure:
         summary = (
