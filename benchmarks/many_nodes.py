@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from elastic_agent.config.values import Endpoint
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Node
@@ -26,6 +25,7 @@ from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.meeting import Meeting
 from elastic_agent.rendezvous.session import Session
+from elastic_agent.values import Endpoint
 
 
 class Crowd:
@@ -185,6 +185,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     configure_logging("console", "warning", sys.stderr)
+    sys.setswitchinterval(float(os.environ.get("SWI", "0.005")))
     asyncio.run(live(options, options.folder))
 
 

@@ -8,11 +8,11 @@ import sys
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved
 from elastic_agent.config.settings import Settings
-from elastic_agent.config.values import Endpoint
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
 from elastic_agent.protocol.records import FailureKind
+from elastic_agent.values import Endpoint
 from elastic_agent.workers.guard_client import Guard, become_subreaper
 
 from .identity import IdentityError

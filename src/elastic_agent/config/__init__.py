@@ -11,7 +11,8 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.source import Layer, Source
-from elastic_agent.config.values import Endpoint, NodeRange, PortRange, StreamChoice
+from elastic_agent.config.values import NodeRange, StreamChoice
+from elastic_agent.values import Endpoint, PortRange
 
 __all__ = [
     "Endpoint",

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from elastic_agent.config.directories import default_log_dir, default_state_dir, temporary_state_dir
 from elastic_agent.config.draft import Draft
 from elastic_agent.config.source import Layer, Source
-from elastic_agent.config.values import STATIC_PORT, Endpoint, NodeRange
+from elastic_agent.config.values import STATIC_PORT, NodeRange
+from elastic_agent.values import Endpoint
 
 _NOWHERE_TO_MEET = (
     "which is more than one node, but there is no place to meet",

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from elastic_agent.config.errors import BadValueError, did_you_mean, quoted
-from elastic_agent.config.values import DEFAULT_PORT, Endpoint, NodeRange, PortRange, StreamChoice
+from elastic_agent.config.values import NodeRange, StreamChoice
+from elastic_agent.values import DEFAULT_PORT, Endpoint, PortRange
 
 _LONGEST_TIME_S = 1e7  # four months; the protocol's records hold no more
 _MOST_NODES = 65_536

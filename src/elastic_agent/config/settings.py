@@ -18,7 +18,8 @@ from typing import Any
 from elastic_agent.config import kinds
 from elastic_agent.config.directories import default_log_dir, default_state_dir
 from elastic_agent.config.kinds import Kind
-from elastic_agent.config.values import Endpoint, NodeRange, PortRange, StreamChoice
+from elastic_agent.config.values import NodeRange, StreamChoice
+from elastic_agent.values import Endpoint, PortRange
 
 WORLD = "World: who takes part"
 MEETING = "Rendezvous: where the agents meet and how long they wait"

@@ -1,12 +1,8 @@
-"""The typed values of settings that are more than a number or a word."""
+"""The typed values of settings that are more than a number or a word, and that only the upper rooms know."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-DEFAULT_PORT = 29400
-"""The rendezvous port when the endpoint names none (torch's own for its c10d backend)."""
 
 STATIC_PORT = 29500
 """The port torchrun uses for ``--master-addr`` without ``--master-port``."""
@@ -21,32 +17,6 @@ class NodeRange:
 
     def __str__(self) -> str:
         return str(self.least) if self.least == self.most else f"{self.least}:{self.most}"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where the agents meet. ``host``: a name or an address, IPv6 without brackets; port 0: any free port."""
-
-    host: str
-    port: int = DEFAULT_PORT
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class PortRange:
-    """Ports ``low`` to ``high``, both included."""
-
-    low: int
-    high: int
-
-    def __str__(self) -> str:
-        return f"{self.low}:{self.high}"
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.low, self.high + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastic_agent.config.values import Endpoint
 from elastic_agent.logs import bind_context, configure_logging, get_logger
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Activity, Node, Outcome
@@ -32,6 +31,7 @@ from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, St
 from elastic_agent.transport.base import StoreLostError, TransportError
 from elastic_agent.transport.gathering import Gathering
 from elastic_agent.transport.lane import Lane
+from elastic_agent.values import Endpoint
 
 from . import events
 from .dialogue import (

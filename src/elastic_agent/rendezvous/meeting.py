@@ -13,12 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from elastic_agent.config.values import Endpoint, PortRange
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Address, Plan
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink
 from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.values import Endpoint, PortRange
 
 from .coordinating import CoordinatorThread
 from .incarnation import new_incarnation

@@ -17,8 +17,8 @@ from elastic_agent import __version__
 from elastic_agent.config.directories import default_state_dir
 from elastic_agent.config.errors import BadValueError
 from elastic_agent.config.kinds import ENDPOINT
-from elastic_agent.config.values import Endpoint
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
+from elastic_agent.values import Endpoint
 
 from .dialogue import Begin
 from .incarnation import new_incarnation

@@ -26,9 +26,9 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 from torch._C._distributed_c10d import TCPStore
 
-from elastic_agent.config.values import Endpoint
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, decode, encode
+from elastic_agent.values import Endpoint
 
 from .addresses import connect, is_local, listen, local_address_towards, resolve
 from .base import NotAStoreError, Snapshot, TransportError, UnreachableError
