@@ -1,89 +1,14 @@
-"""What holds for the package as a whole: who may import whom, what an import costs, what is installed."""
+"""What holds for the package as a whole: what an import costs, what is installed."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.metadata import entry_points, version
-from pathlib import Path
-
-import pytest
 
 import elastic_agent
 from elastic_agent.exit_codes import ExitCode
-
-PACKAGE = Path(elastic_agent.__file__).parent
-# A room may import those below it and itself; rooms on one line know nothing of each other.
-FLOORS = [
-    {"cli"},
-    {"agent"},
-    {"workers", "rendezvous"},
-    {"transport"},
-    {"protocol", "client", "config", "logs"},
-    {"exit_codes"},
-]
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-# The ground floor is pure: it knows nothing of torch, sockets, threads or clocks.
-IMPURE = {
-    "asyncio",
-    "multiprocessing",
-    "random",
-    "selectors",
-    "socket",
-    "subprocess",
-    "threading",
-    "time",
-    "torch",
-}
-
-
-def imports(file: Path) -> Iterator[str]:
-    """Full names of what `file` imports, anywhere in it."""
-    package = ["elastic_agent", *file.parent.relative_to(PACKAGE).parts]
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) + 1 - node.level] if node.level else []
-            start = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{start}.{alias.name}" for alias in node.names)
-
-
-def rooms() -> list[str]:
-    return sorted(folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
-
-
-def upward(room: str, module: str) -> bool:
-    parts = module.split(".")
-    if parts[0] != "elastic_agent" or len(parts) < 2 or parts[1] == room or parts[1] not in FLOOR_OF:
-        return False
-    return FLOOR_OF[parts[1]] <= FLOOR_OF[room]
-
-
-@pytest.mark.parametrize("room", rooms())
-def test_imports_run_downwards(room: str) -> None:
-    assert room in FLOOR_OF, f"give {room}/ its place in FLOORS"
-    wrong = [
-        f"{file.relative_to(PACKAGE)} imports {module}"
-        for file in (PACKAGE / room).rglob("*.py")
-        for module in imports(file)
-        if upward(room, module)
-    ]
-    assert wrong == []
-
-
-def test_the_protocol_is_pure() -> None:
-    wrong = [
-        f"{file.relative_to(PACKAGE)} imports {module}"
-        for file in (PACKAGE / "protocol").rglob("*.py")
-        for module in imports(file)
-        if module.split(".")[0] in IMPURE
-    ]
-    assert wrong == []
-
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     script = "import sys; before = set(sys.modules); import elastic_agent; print(*set(sys.modules) - before)"

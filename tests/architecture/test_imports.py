@@ -1,0 +1,214 @@
+"""The house plan: imports run downwards only, and the ground floor is pure."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import elastic_agent
+
+PACKAGE = Path(elastic_agent.__file__).parent
+NAME = "elastic_agent"
+
+FLOORS = [
+    {"cli"},
+    {"agent"},
+    {"workers", "rendezvous"},
+    {"transport"},
+    {"protocol", "client", "config", "logs"},
+    {"exit_codes", "values"},
+]
+"""A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
+
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+FRONT_DOORS = {"__main__": "cli"}
+"""Modules beside the rooms, and the room they belong to."""
+
+READ_SETTINGS = {"cli", "agent", "rendezvous/plugin.py"}
+"""Where settings are known: the command, the agent, and torchrun's way in, which reads torchrun's options."""
+
+STANDARD_LIBRARY_ONLY = {"client", "config", "values", "exit_codes"}
+
+GUARD = {
+    "workers/guard.py",
+    *(f"workers/_guard_{part}.py" for part in ("generation", "loop", "relay", "spawn")),
+    "workers/_linux.py",
+    "workers/_wire.py",
+}
+"""What the guard process is made of: it must start at once, and survive whatever torch does."""
+
+IMPURE = {
+    "asyncio",
+    "multiprocessing",
+    "random",
+    "selectors",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+    "torch",
+}
+"""What the protocol must not know: torch, sockets, threads, clocks, chance."""
+
+TORCHS_PRIVATE = {"workers/_torch_private.py"}
+"""The one place for torch's private Python names; a test says when a new torch lacks one."""
+
+TORCHS_BINDINGS = {"torch._C._distributed_c10d"}
+"""Where torch's type hints have the classes that ``torch.distributed`` publishes (TCPStore, PrefixStore)."""
+
+OTHER_ROOMS_PRIVATE = {"elastic_agent.client._cells"}
+"""The heartbeat cells: written by the client, read by the agent, and no business of the client's users."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and whether only type checkers see it."""
+
+    module: str
+    line: int
+    for_types_only: bool
+
+
+@cache
+def imports(file: Path) -> tuple[Import, ...]:
+    """Full names of the modules (and of what is taken out of them) that ``file`` imports, anywhere in it."""
+    tree = ast.parse(file.read_text())
+    return tuple(_imports(tree, [NAME, *file.parent.relative_to(PACKAGE).parts], False))
+
+
+def _imports(node: ast.AST, package: list[str], for_types_only: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, child.lineno, for_types_only) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            base = package[: len(package) + 1 - child.level] if child.level else []
+            start = ".".join([*base, *([child.module] if child.module else [])])
+            yield from (Import(f"{start}.{one.name}", child.lineno, for_types_only) for one in child.names)
+        else:
+            checking = isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")
+            yield from _imports(child, package, for_types_only or checking)
+
+
+def files(rooms: Collection[str]) -> list[Path]:
+    found = [file for room in rooms for file in (PACKAGE / room).rglob("*.py")]
+    return found + [PACKAGE / f"{room}.py" for room in rooms if (PACKAGE / f"{room}.py").is_file()]
+
+
+def rooms() -> list[str]:
+    return sorted(
+        entry.stem
+        for entry in PACKAGE.iterdir()
+        if entry.stem != "__init__" and (entry.suffix == ".py" or (entry / "__init__.py").is_file())
+    )
+
+
+def place(file: Path) -> str:
+    return file.relative_to(PACKAGE).as_posix()
+
+
+def complaints(checked: list[Path], wrong: Callable[[Path, Import], bool]) -> list[str]:
+    """A line for each import that ``wrong(file, import)`` finds wrong."""
+    assert checked
+    return [
+        f"{place(file)}:{one.line} imports {one.module}"
+        for file in checked
+        for one in imports(file)
+        if wrong(file, one)
+    ]
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == NAME and len(parts) > 1 and parts[1] in FLOOR_OF else None
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_imports_run_downwards(room: str) -> None:
+    floor = FLOOR_OF.get(FRONT_DOORS.get(room, room))
+    assert floor is not None, f"give {room} its place in FLOORS"
+
+    def upwards(file: Path, one: Import) -> bool:
+        other = room_of(one.module)
+        same_house = other in (None, FRONT_DOORS.get(room, room))
+        return not same_house and FLOOR_OF[str(other)] <= floor
+
+    assert complaints(files({room}), upwards) == []
+
+
+def test_every_room_has_a_floor_and_every_floor_exists() -> None:
+    assert {*rooms()} - FRONT_DOORS.keys() == FLOOR_OF.keys()
+
+
+def test_settings_are_read_upstairs_only() -> None:
+    """What a lower room needs of them it is given, so that it can be used without them."""
+
+    def reads(file: Path, one: Import) -> bool:
+        allowed = place(file) in READ_SETTINGS or place(file).split("/")[0] in READ_SETTINGS
+        return room_of(one.module) == "config" and not allowed
+
+    assert complaints(files({*FLOOR_OF} - {"config"}), reads) == []
+
+
+def test_the_protocol_is_pure() -> None:
+    assert complaints(files({"protocol"}), lambda _, one: one.module.split(".")[0] in IMPURE) == []
+
+
+def test_client_and_settings_need_the_standard_library_only() -> None:
+    known = {*sys.stdlib_module_names, NAME}
+
+    def foreign(_: Path, one: Import) -> bool:
+        return one.module.split(".")[0] not in known
+
+    assert complaints(files(STANDARD_LIBRARY_ONLY), foreign) == []
+
+
+def test_the_guard_needs_the_standard_library_only() -> None:
+    guard = [PACKAGE / name for name in GUARD]
+
+    def foreign(_: Path, one: Import) -> bool:
+        top = one.module.split(".")[0]
+        if top != NAME or one.for_types_only:
+            return top not in {*sys.stdlib_module_names, NAME}
+        parts = one.module.split(".")
+        return not any(
+            f"{'/'.join(parts[1:length])}.py" in GUARD for length in range(2, len(parts) + 1)
+        ) and parts[-1] not in {Path(name).stem for name in GUARD}
+
+    assert complaints(guard, foreign) == []
+
+
+def test_torchs_private_names_stand_in_one_module() -> None:
+    def private(file: Path, one: Import) -> bool:
+        parts = one.module.split(".")
+        known = any(one.module.startswith(binding) for binding in TORCHS_BINDINGS)
+        hidden = parts[0] == "torch" and any(part.startswith("_") for part in parts[1:])
+        return hidden and not known and place(file) not in TORCHS_PRIVATE
+
+    assert complaints(files(FLOOR_OF.keys()), private) == []
+
+
+def test_what_stands_in_for_torch_distributed_is_the_same_thing() -> None:
+    import torch.distributed
+    from torch._C import _distributed_c10d as bindings
+
+    assert bindings.TCPStore is torch.distributed.TCPStore
+    assert bindings.PrefixStore is torch.distributed.PrefixStore
+
+
+def test_private_modules_are_used_in_their_own_room_only() -> None:
+    def pries(file: Path, one: Import) -> bool:
+        other = room_of(one.module)
+        if other is None or other == place(file).split("/")[0]:
+            return False
+        known = any(one.module.startswith(module) for module in OTHER_ROOMS_PRIVATE)
+        hidden = any(part.startswith("_") and not part.startswith("__") for part in one.module.split("."))
+        return hidden and not known
+
+    assert complaints(files(FLOOR_OF.keys()), pries) == []
