@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
+from pathlib import Path
 
 import elastic_agent
 from elastic_agent.exit_codes import ExitCode
+
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
     script = "import sys; before = set(sys.modules); import elastic_agent; print(*set(sys.modules) - before)"
