@@ -80,9 +80,9 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, 
 def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
     """The id that our hosts write into their stores when they are born."""
     key = f"{ROOT}/id"
-    data = client.peek(key)
+    data = client.peek_awaited(key)
     if data is None and client.wait(key, BIRTH_S):
-        data = client.peek(key)
+        data = client.peek_awaited(key)
     name = _name(data or b"")
     if name is None:
         raise NotAStoreError(

@@ -72,7 +72,7 @@ class PlanReader:
         while data is not None:
             self._take(version, data)
             version += 1  # the pointer is written after the plan: look past it
-            data = self._client.peek(self.key(version))
+            data = self._client.peek_awaited(self.key(version))
         self.end = version - 1
         if self._best is None and self.end > 0:
             self._look_back()
@@ -84,13 +84,13 @@ class PlanReader:
         before = 0
         announced = self._announced()
         while announced > max(known, before):
-            data = self._client.peek(self.key(announced))
+            data = self._client.peek_awaited(self.key(announced))
             if data is not None and data != _CLEARED:
                 return announced, data
             before, announced = announced, self._announced()  # cleared away in between: there is a newer one
         if before and announced == before:
             self.tell(f"{self._prefix}/latest names version {before}, which is not there")
-        return known + 1, self._client.peek(self.key(known + 1))
+        return known + 1, self._client.peek_awaited(self.key(known + 1))
 
     def _announced(self) -> int:
         data = self._client.peek(f"{self._prefix}/latest")
@@ -105,7 +105,7 @@ class PlanReader:
     def _look_back(self) -> None:
         """The newest one is damaged and none is known: take the one before."""
         for version in range(self.end - 1, max(0, self.end - KEPT_PLANS), -1):
-            data = self._client.peek(self.key(version))
+            data = self._client.peek_awaited(self.key(version))
             if data is not None and self._take(version, data):
                 return
 
@@ -185,7 +185,7 @@ class PlanWriter:
 
     def publish(self, plan: Plan) -> bool:
         """Write the version if it follows the newest and nobody else has written it."""
-        if plan.version > 1 and self._client.peek(self._reader.key(plan.version - 1)) is None:
+        if plan.version > 1 and self._client.peek_awaited(self._reader.key(plan.version - 1)) is None:
             return False
         envelope, parts = _pack(plan)
         for digest, body in parts.items():

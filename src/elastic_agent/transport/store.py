@@ -3,7 +3,9 @@
 What was measured with torch 2.13 and shapes this module:
 
 - ``get`` and ``multi_get`` block on a missing key. A compare-and-set that expects a value nobody writes, and wants
-  that same value, answers at once, creates nothing, and tells a missing key from an empty one.
+  that same value, answers at once, creates nothing, and tells a missing key from an empty one. But it wakes everybody
+  who waits for that key: two who wait and look in this way keep each other awake for ever. Keys that are waited
+  for are looked at with ``check`` first.
 - ``set``, ``append`` and ``queue_push`` are sent and not answered: only a later call shows that they arrived.
 - ``queue_len`` and ``list_keys`` hold Python's global lock while they wait for the answer, so a frozen server
   freezes the whole process: they are not used.
@@ -61,10 +63,16 @@ class StoreClient:
     # -- reading, never blocking on what is not there -------------------------------------------
 
     def peek(self, key: str) -> bytes | None:
-        """The value, or None."""
+        """The value, or None. Not for keys that somebody may be waiting for: see :meth:`peek_awaited`."""
         with store_errors():
             value: bytes = self._store.compare_set(key, _NOTHING, _NOTHING)
         return None if value == _NOTHING else value
+
+    def peek_awaited(self, key: str) -> bytes | None:
+        """The value, or None, without waking those who wait for the key while it is missing."""
+        with store_errors():
+            there = self._store.check([key])
+        return self.peek(key) if there else None
 
     def peek_many(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The values of those keys that exist."""

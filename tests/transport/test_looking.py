@@ -1,0 +1,78 @@
+"""Looking at a key disturbs nobody who waits for it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from elastic_agent.transport import c10d
+from elastic_agent.transport.store import StoreClient
+from elastic_agent.values import Endpoint
+
+from .support import PATIENCE_S
+
+SHORT_S = 0.3
+
+
+def client(host: c10d.C10dHost) -> StoreClient:
+    return StoreClient("127.0.0.1", host.port, PATIENCE_S)
+
+
+def looked_at_while_waited_for(host: c10d.C10dHost, awaited: bool) -> bool:
+    """Whether the one who waits was told that the key is there; it never is."""
+    waiting, looking = client(host), client(host)
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            assert (looking.peek_awaited("key") if awaited else looking.peek("key")) is None
+
+    with ThreadPoolExecutor(1) as pool:
+        looks = pool.submit(look)
+        told = waiting.wait("key", SHORT_S)
+        over.set()
+        looks.result(PATIENCE_S)
+    return told
+
+
+def a_host() -> c10d.C10dHost:
+    found = c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S)
+    assert found is not None  # port 0: nobody else can be there
+    return found
+
+
+def test_whoever_waits_for_a_key_is_not_woken_by_others_who_look_for_it() -> None:
+    host = a_host()
+    assert not looked_at_while_waited_for(host, awaited=True)
+    host.close()
+
+
+def test_a_look_by_compare_and_set_wakes_them() -> None:
+    """Should torch mend this, the careful way of looking is needed no more."""
+    host = a_host()
+    assert looked_at_while_waited_for(host, awaited=False)
+    host.close()
+
+
+def test_nodes_that_wait_for_the_next_plan_let_each_other_sleep() -> None:
+    """Several that wait cause no more traffic than their own question."""
+    host = a_host()
+    endpoint = Endpoint("127.0.0.1", host.port)
+    links = [c10d.dial(endpoint, "run", PATIENCE_S) for _ in range(4)]
+    questions = [0] * len(links)
+
+    def wait_for_plan(number: int) -> None:
+        plans = links[number]._plans
+        ask = plans.newest
+
+        def counted() -> object:
+            questions[number] += 1
+            return ask()
+
+        plans.newest = counted  # type: ignore[method-assign,assignment]
+        assert links[number].next_plan(0, SHORT_S) is None
+
+    with ThreadPoolExecutor(len(links)) as pool:
+        list(pool.map(wait_for_plan, range(len(links))))
+    assert questions == [1] * len(links)
+    host.close()
