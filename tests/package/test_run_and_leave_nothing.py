@@ -34,7 +34,8 @@ def test_the_exit_code_is_the_commands(script: str, code: int) -> None:
 def test_the_command_ignores_no_signal() -> None:
     ignored = re.search(r"^SigIgn:\s+(\S+)", run("cat /proc/self/status").stdout, re.M)
     assert ignored is not None
-    assert int(ignored[1], 16) == 0
+    # Signals 32 and 33 are the C library's own; what posix_spawn started, as make does, inherits them ignored.
+    assert int(ignored[1], 16) & ~(0b11 << 31) == 0
 
 
 def test_a_child_that_ends_shortly_after_the_command_is_no_leftover() -> None:

@@ -90,8 +90,9 @@ def test_a_worker_has_default_signals(driver: Driver, tmp_path: Path) -> None:
     wanted = ("grep", "-E", "^Sig(Pnd|Blk|Ign):", "/proc/self/status")
     driver.guard.spawn(1, [program(0, *wanted, stdout=str(output))])
     assert driver.until(Exited).returncode == 0
-    masks = [line.split()[1] for line in output.read_text().splitlines()]
-    assert masks == ["0" * 16] * 3
+    masks = [int(line.split()[1], 16) for line in output.read_text().splitlines()]
+    # Signals 32 and 33 are the C library's own; what posix_spawn started, as make does, inherits them ignored.
+    assert [mask & ~(0b11 << 31) for mask in masks] == [0, 0, 0]
 
 
 def test_a_worker_leads_its_own_session_and_dies_with_the_guard(driver: Driver) -> None:
