@@ -228,7 +228,7 @@ class C10dLink:
         key = f"{self._prefix}/l/{lease.incarnation}"
         while True:
             stored = self._client.peek(key)
-            earlier = _lease_in(stored)
+            earlier = _lease_in(stored, lease.incarnation)
             if stored == _GONE or (earlier is not None and earlier.condemned):
                 return None
             if earlier is not None:
@@ -254,7 +254,7 @@ class C10dLink:
 
     def read_lease(self, incarnation: str) -> Lease | None:
         """The lease as it stands, or None; also where something else was written over it."""
-        return _lease_in(self._client.peek(f"{self._prefix}/l/{incarnation}"))
+        return _lease_in(self._client.peek(f"{self._prefix}/l/{incarnation}"), incarnation)
 
     def read_plan(self) -> Plan | None:
         """The newest plan, or None before the first."""
@@ -420,7 +420,7 @@ class C10dCoordinatorLink:
         key = f"{self._prefix}/l/{lease.incarnation}"
         wanted = encode(lease.condemn())
         stored = self._client.exchange(key, encode(lease), wanted)
-        if stored != wanted and stored != encode(lease) and _lease_in(stored) == lease:
+        if stored != wanted and stored != encode(lease) and _lease_in(stored, lease.incarnation) == lease:
             stored = self._client.exchange(key, stored, wanted)  # the same, spelled otherwise
         return stored == wanted
 
@@ -460,13 +460,15 @@ def _enlist(client: StoreClient, roster: str, name: str) -> None:
     client.append(roster, f"\n{name}")
 
 
-def _lease_in(data: bytes | None) -> Lease | None:
+def _lease_in(data: bytes | None, name: str) -> Lease | None:
+    """The lease of this incarnation, if that is what it is."""
     if data is None or data == _GONE:
         return None
     try:
-        return decode(Lease, data)
+        lease = decode(Lease, data)
     except RecordError:
         return None
+    return lease if lease.incarnation == name else None
 
 
 def _check_name(expected: str, found: str) -> None:

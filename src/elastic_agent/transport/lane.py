@@ -22,22 +22,25 @@ class Lane:
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._abandoned = False
+        self._lock = threading.Lock()  # or a call could be queued behind the end
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Have ``work`` called; the future carries its result or its exception."""
         future: Future[T] = Future()
-        if self._abandoned:
-            future.cancel()
-        else:
-            self._queue.put((future, work))
+        with self._lock:
+            if self._abandoned:
+                future.cancel()
+            else:
+                self._queue.put((future, work))
         return future
 
     def abandon(self) -> None:
         """Take no more calls and wait for none."""
-        self._abandoned = True
-        self._queue.put(None)
+        with self._lock:
+            self._abandoned = True
+            self._queue.put(None)
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
