@@ -1,0 +1,188 @@
+"""Records, raw connections and other processes for the transport's tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from elastic_agent.protocol.records import (
+    RECORD_VERSION,
+    Address,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    Policy,
+    Seat,
+    State,
+    World,
+)
+from elastic_agent.transport import c10d
+from elastic_agent.values import Endpoint
+
+PATIENCE_S = 20.0
+"""What never takes that long unless something is broken."""
+
+
+def member(name: str, **changes: Any) -> Member:
+    said: dict[str, Any] = {
+        "version": RECORD_VERSION,
+        "node_id": f"node-{name}",
+        "incarnation": name,
+        "address": "127.0.0.1",
+        "slots": 2,
+        "state": State.READY,
+        "generation": 1,
+        "policy": Policy(),
+    }
+    return Member(**(said | changes))
+
+
+def lease(name: str, **changes: Any) -> Lease:
+    return Lease(name, 5.0, **changes)
+
+
+def world(nodes: int, generation: int = 1) -> World:
+    seats = tuple(Seat(f"n{i}", f"i{i}-{generation}", "127.0.0.1", 2, 2 * i) for i in range(nodes))
+    return World(generation, seats, Address("127.0.0.1", 4000), "n0")
+
+
+def plan(version: int, reason: str = "because", **changes: Any) -> Plan:
+    said: dict[str, Any] = {
+        "format": RECORD_VERSION,
+        "version": version,
+        "phase": Phase.FORMING,
+        "generation": version,
+        "reason": reason,
+        "policy": Policy(),
+    }
+    return Plan(**(said | changes))
+
+
+class Scene:
+    """A store in this process, and whoever connects to it."""
+
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        host = c10d.find_or_host(Endpoint(address, 0), PATIENCE_S)
+        assert host is not None
+        self.host = host
+        self.endpoint = Endpoint(address, host.port)
+        self.complaints: list[str] = []
+
+    def node(self, run_id: str = "run") -> c10d.C10dLink:
+        client, store_id, local_address = c10d.open_store(self.endpoint, PATIENCE_S)
+        return c10d.C10dLink(client, store_id, local_address, run_id, self.complaints.append)
+
+    def coordinator(self, run_id: str = "run") -> c10d.C10dCoordinatorLink:
+        client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
+        return c10d.C10dCoordinatorLink(client, run_id, self.complaints.append)
+
+    def stranger(self) -> Any:
+        """A plain connection, to write by hand what we never would."""
+        return raw_client(self.endpoint)
+
+    def joined(self, *names: str, run_id: str = "run") -> c10d.C10dLink:
+        link = self.node(run_id)
+        for name in names:
+            assert link.register(member(name), lease(name)) is not None
+        return link
+
+
+def raw_client(endpoint: Endpoint) -> Any:
+    return TCPStore(
+        endpoint.host, endpoint.port, None, False, timedelta(seconds=PATIENCE_S), wait_for_workers=False
+    )
+
+
+# -- other processes -----------------------------------------------------------------------------
+
+# Forked from a server that has imported torch once: a second each would be most of these tests' time.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["elastic_agent.transport.c10d", "tests.transport.support"])
+
+
+class Peer:
+    """A process that takes part in elections at an endpoint when told to."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.connection, theirs = _processes.Pipe()
+        self.process = _processes.Process(target=_take_part, args=(theirs, endpoint), daemon=True)
+        self.process.start()
+        theirs.close()
+        assert self.hear() == "born"
+
+    def ask(self) -> None:
+        """Have it look for a store or host one."""
+        self.connection.send("elect")
+
+    def hear(self) -> Any:
+        assert self.connection.poll(PATIENCE_S), "the other process says nothing"
+        return self.connection.recv()
+
+    def elect(self) -> tuple[bool, str]:
+        """Whether it hosts, and the store that it finds at the endpoint."""
+        self.ask()
+        hosts, store_id = self.hear()
+        return hosts, store_id
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self.process.join(PATIENCE_S)
+        assert not self.process.is_alive()
+
+    def _signal(self, signum: signal.Signals) -> None:
+        assert self.process.pid is not None
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, signum)
+
+
+@contextmanager
+def peers(count: int, endpoint: Endpoint) -> Iterator[list[Peer]]:
+    """Processes at an endpoint, gone in the end."""
+    started: list[Peer] = []
+    try:
+        for _ in range(count):
+            started.append(Peer(endpoint))
+        yield started
+    finally:
+        for peer in started:
+            peer.kill()
+            peer.connection.close()
+
+
+def _take_part(connection: Connection, endpoint: Endpoint) -> None:
+    connection.send("born")
+    host = None
+    with suppress(EOFError):
+        while connection.recv() == "elect":
+            if host is None:
+                host = c10d.find_or_host(endpoint, PATIENCE_S)
+            client, store_id, _ = c10d.open_store(endpoint, PATIENCE_S)
+            client.close()
+            connection.send((host is not None, store_id))
+    os._exit(0)
+
+
+def free_endpoint() -> Endpoint:
+    """A port that was free a moment ago, below those the system hands out by itself."""
+    while True:
+        port = 20000 + secrets.randbelow(9000)
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return Endpoint("127.0.0.1", port)

@@ -1,0 +1,199 @@
+"""Whose an address is, and how a machine is reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.transport.addresses import (
+    connect,
+    is_local,
+    is_loopback_name,
+    listen,
+    local_address_towards,
+    resolve,
+)
+from elastic_agent.transport.base import UnreachableError
+
+from .support import free_endpoint
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+LOOPBACK = ["localhost", "LocalHost.", "ip6-localhost", "127.0.0.1", "127.0.1.1", "127.9.9.9", "::1"]
+NOT_LOOPBACK = ["node1", "localhost.example.org", "10.0.0.1", "1.127.0.0", "0.0.0.0", "::", "fe80::1"]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_an_endpoint_that_says_loopback(host: str) -> None:
+    assert is_loopback_name(host)
+
+
+@pytest.mark.parametrize("host", NOT_LOOPBACK)
+def test_an_endpoint_that_does_not_say_loopback(host: str) -> None:
+    assert not is_loopback_name(host)
+
+
+def test_one_address_of_this_machine_is_enough_to_be_local() -> None:
+    elsewhere = (int(socket.AF_INET), "192.0.2.7")
+    assert not is_local([elsewhere])
+    assert is_local([elsewhere, (int(socket.AF_INET), "127.0.0.1")])
+    assert is_local([(int(socket.AF_INET), "127.0.1.1")]), "Debian's /etc/hosts"
+    assert not is_local([])
+
+
+def test_a_host_name_that_means_loopback_here_is_hosted_for_everybody() -> None:
+    """Debian's /etc/hosts gives a machine's own name the address 127.0.1.1: only on that machine."""
+    with listen("node1", 0) as sock:
+        assert sock.getsockname()[0] in ("::", "0.0.0.0")
+        port = int(sock.getsockname()[1])
+        connect("127.0.1.1", port, 5.0).close()
+        connect("127.0.0.1", port, 5.0).close()
+
+
+@needs_ipv6
+def test_the_store_for_everybody_takes_both_kinds_of_address() -> None:
+    with listen("node1", 0) as sock:
+        port = int(sock.getsockname()[1])
+        connect("::1", port, 5.0).close()
+        connect("127.0.0.1", port, 5.0).close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", pytest.param("::1", marks=needs_ipv6)])
+def test_an_endpoint_that_says_loopback_is_hosted_there_alone(host: str) -> None:
+    with listen(host, 0) as sock:
+        assert sock.getsockname()[0] == host
+
+
+def test_every_address_of_a_name_is_tried() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+        with connect("localhost", port, 5.0) as sock:
+            assert sock.getpeername() == ("127.0.0.1", port)
+
+
+def test_nobody_listening_is_told_as_such() -> None:
+    endpoint = free_endpoint()
+    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1: connection refused"):
+        connect(endpoint.host, endpoint.port, 5.0)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 80])
+def test_what_is_no_name_is_told_as_such(host: str) -> None:
+    with pytest.raises(UnreachableError) as caught:
+        resolve(host)
+    assert host in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_loopback_endpoints_address_stays_loopback() -> None:
+    with listen("127.0.0.1", 0) as server, connect("127.0.0.1", server.getsockname()[1], 5.0) as sock:
+        assert local_address_towards("127.0.0.1", sock) == "127.0.0.1"
+
+
+# One machine with an interface of its own and no way out, as compute nodes often are.
+IN_A_NAMESPACE = """
+set -e
+ip link set lo up
+ip link add eth0 type veth peer name eth1
+ip addr add 10.9.8.7/24 dev eth0
+ip addr add 10.9.8.6/24 dev eth0
+ip link set eth0 up
+ip link set eth1 up
+exec "$0" -c '
+import json, socket
+from pathlib import Path
+from elastic_agent.transport.addresses import connect, is_local, listen, local_address_towards
+addresses = ["10.9.8.7", "10.9.8.6", "127.0.1.1", "10.9.8.8", "192.0.2.1"]
+local = lambda: [is_local([(int(socket.AF_INET), one)]) for one in addresses]
+facts = {"local": local()}
+with listen("node1", 0) as server:
+    port = server.getsockname()[1]
+    facts["advertised"] = [
+        local_address_towards("node1", connect(one, port, 5.0)) for one in ("127.0.1.1", "10.9.8.7")
+    ]
+Path("/proc/sys/net/ipv4/ip_nonlocal_bind").write_text("1")
+facts["local though all can be bound"] = local()
+print(json.dumps(facts))
+'
+"""
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+def test_a_machine_without_a_way_out_finds_its_own_addresses() -> None:
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", IN_A_NAMESPACE, sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["local"] == [True, True, True, False, False]
+    assert facts["advertised"] == ["10.9.8.7", "10.9.8.7"]
+    assert facts["local though all can be bound"][2:] == [True, False, False]
+    assert facts["local though all can be bound"][0]
+
+
+# A name server that takes every question and answers none.
+WITHOUT_ANSWERS = """
+set -e
+ip link set lo up
+echo nameserver 127.0.0.53 > "$1"
+mount --bind "$1" /etc/resolv.conf
+exec "$0" -c '
+import socket, threading, time
+from elastic_agent.transport.addresses import shorten_lookups
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.53", 53))
+shorten_lookups()
+def look_up():
+    started_s = time.monotonic()
+    try:
+        socket.getnameinfo(("192.0.2.1", 80), socket.NI_NAMEREQD)
+    except socket.gaierror:
+        print(time.monotonic() - started_s)
+thread = threading.Thread(target=look_up)
+thread.start()
+thread.join()
+'
+"""
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+def test_a_name_server_that_does_not_answer_costs_little(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            "unshare",
+            "--net",
+            "--mount",
+            "sh",
+            "-c",
+            WITHOUT_ANSWERS,
+            sys.executable,
+            str(tmp_path / "resolv.conf"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert 1.0 < float(done.stdout) < 5.0, "ten seconds is what it costs otherwise"

@@ -1,0 +1,112 @@
+"""The store over which a generation's workers meet, and the port it is on."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from elastic_agent.protocol.records import Address
+from elastic_agent.transport.base import TransportError
+from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.values import Endpoint
+
+from .support import free_endpoint, raw_client
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def free_range(length: int) -> list[int]:
+    """Ports in a row that were free a moment ago."""
+    while True:
+        first = free_endpoint().port
+        ports = list(range(first, first + length))
+        with ExitStack() as stack:
+            try:
+                for port in ports:
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+        return ports
+
+
+def take(picker: PortPicker) -> int:
+    """A port that is bound, and free again at once as far as the system is concerned."""
+    with picker.listen("127.0.0.1") as sock:
+        return int(sock.getsockname()[1])
+
+
+def test_a_port_of_the_range_rests_from_the_end_of_its_use() -> None:
+    ports, clock = free_range(2), Clock()
+    picker = PortPicker(ports, 12.0, clock)
+    first, second = take(picker), take(picker)
+    assert sorted((first, second)) == ports
+    clock.now_s += 10_000.0
+    with pytest.raises(TransportError):
+        take(picker)  # both are still in use
+    picker.released(first)
+    clock.now_s += 11.9
+    with pytest.raises(TransportError, match="2 of 2 are in use or resting"):
+        take(picker)
+    clock.now_s += 0.2
+    assert take(picker) == first
+
+
+def test_a_port_that_another_program_has_is_passed_over() -> None:
+    ports = free_range(2)
+    with socket.create_server(("127.0.0.1", ports[0])):
+        picker = PortPicker(ports, 12.0)
+        assert take(picker) == ports[1]
+        with pytest.raises(TransportError) as caught:
+            take(picker)
+    assert f"{ports[0]}:{ports[1]}" in str(caught.value)
+    assert "--port-range" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_range_no_port_comes_back_while_it_rests() -> None:
+    picker = PortPicker(None, 12.0)
+    taken = [take(picker) for _ in range(50)]
+    assert len(set(taken)) == 50
+
+
+def test_each_store_is_fresh_on_a_port_of_its_own() -> None:
+    picker = PortPicker(None, 60.0)
+    ports = set()
+    for i in range(5):
+        store = BootstrapStore.open("127.0.0.1", picker)
+        dial_bootstrap(store.address, 5.0)
+        worker = raw_client(Endpoint(store.address.host, store.address.port))
+        assert worker.add("rounds", 1) == 1, "no trace of the one before"
+        ports.add(store.address.port)
+        assert len(ports) == i + 1
+        del worker
+        store.close()
+
+
+def test_a_closed_store_answers_nobody_and_its_port_rests() -> None:
+    ports, clock = free_range(1), Clock()
+    picker = PortPicker(ports, 12.0, clock)
+    store = BootstrapStore.open("127.0.0.1", picker)
+    store.close()
+    with pytest.raises(TransportError, match="refused") as caught:
+        dial_bootstrap(store.address, 5.0)
+    assert str(store.address) in str(caught.value)
+    with pytest.raises(TransportError):
+        BootstrapStore.open("127.0.0.1", picker)
+    clock.now_s += 12.1
+    BootstrapStore.open("127.0.0.1", picker).close()
+
+
+def test_something_else_on_the_port_is_no_bootstrap_store() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = Address("127.0.0.1", silent.getsockname()[1])
+        with pytest.raises(TransportError, match="does not answer") as caught:
+            dial_bootstrap(address, 0.2)
+    assert "\n" not in str(caught.value)

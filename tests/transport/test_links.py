@@ -1,0 +1,334 @@
+"""Nodes and the coordinator talking over a real store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from elastic_agent.protocol.records import State
+from elastic_agent.transport import c10d
+from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport.lane import Lane
+
+from .support import PATIENCE_S, Scene, lease, member, plan, world
+
+
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """The results of calls made as nearly together as threads allow."""
+    gate = threading.Barrier(len(calls))
+
+    def call(work: Callable[[], Any]) -> Any:
+        gate.wait()
+        return work()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(call, calls))
+
+
+# -- members and leases ---------------------------------------------------------------------------
+
+
+def test_a_registered_node_is_read_by_the_coordinator(scene: Scene) -> None:
+    scene.joined("a", "b")
+    snapshot = scene.coordinator().read(None)
+    assert snapshot.members == {"a": member("a"), "b": member("b")}
+    assert snapshot.leases == {"a": lease("a"), "b": lease("b")}
+    assert snapshot.rejected == ()
+
+
+def test_only_the_asked_for_incarnations_are_read(scene: Scene) -> None:
+    scene.joined("a", "b")
+    assert list(scene.coordinator().read(["b", "nobody"]).members) == ["b"]
+
+
+def test_a_new_word_replaces_the_old_one_and_is_hinted_at(scene: Scene) -> None:
+    inbox = scene.host.inbox()
+    node = scene.joined("a")
+    assert inbox.wait(PATIENCE_S) == [("run", "a")]
+    node.write(member("a", state=State.RUNNING))
+    assert inbox.wait(PATIENCE_S) == [("run", "a")]
+    assert scene.coordinator().read(["a"]).members["a"].state is State.RUNNING
+
+
+def test_later_changes_are_read_by_the_same_coordinator(scene: Scene) -> None:
+    coordinator = scene.coordinator()
+    assert coordinator.read(None).members == {}
+    node = scene.joined("a")
+    assert list(coordinator.read_leases()) == ["a"]
+    node.write(member("a", slots=7))
+    scene.joined("b")
+    members = coordinator.read(None).members
+    assert {name: one.slots for name, one in members.items()} == {"a": 7, "b": 2}
+
+
+def test_a_lease_is_renewed_only_from_what_it_is(scene: Scene) -> None:
+    node = scene.joined("a")
+    first = lease("a")
+    assert node.renew(first, first.renewed())
+    assert not node.renew(first, first.renewed().renewed()), "that one is not there any more"
+    assert node.read_lease("a") == first.renewed()
+    assert scene.coordinator().read_leases() == {"a": first.renewed()}
+
+
+def test_a_lease_nobody_wrote_cannot_be_renewed(scene: Scene) -> None:
+    node = scene.node()
+    assert not node.renew(lease("a"), lease("a").renewed())
+    assert node.read_lease("a") is None
+
+
+def test_renewal_and_condemnation_race_and_exactly_one_wins(scene: Scene) -> None:
+    node, coordinator = scene.joined("a"), scene.coordinator()
+    current = lease("a")
+    names = iter(f"a{i}" for i in range(300))
+    outcomes = set()
+    for _ in range(300):
+        renewed, condemned = at_once(
+            lambda held=current: node.renew(held, held.renewed()),
+            lambda held=current: coordinator.condemn(held),
+        )
+        assert renewed is not condemned
+        outcomes.add(renewed)
+        expected = current.renewed() if renewed else current.condemn()
+        assert node.read_lease(current.incarnation) == expected
+        current = expected
+        if condemned:
+            current = lease(next(names))
+            node.register(member(current.incarnation), current)
+    assert outcomes == {True, False}, "not a race: one side always won"
+
+
+def test_the_condemned_cannot_come_back(scene: Scene) -> None:
+    node, coordinator = scene.joined("a"), scene.coordinator()
+    assert coordinator.condemn(lease("a"))
+    assert node.register(member("a", slots=5), lease("a")) is None
+    assert coordinator.read(None).members["a"].slots == 2, "nothing of it is written"
+
+
+def test_the_forgotten_are_gone_for_good(scene: Scene) -> None:
+    node, coordinator = scene.joined("a", "b"), scene.coordinator()
+    coordinator.read(None)
+    coordinator.forget("a")
+    for reader in (coordinator, scene.coordinator()):
+        assert list(reader.read(None).members) == ["b"]
+        assert list(reader.read_leases()) == ["b"]
+        assert reader.read(["a"]).members == {}
+    assert node.read_lease("a") is None
+    assert not node.renew(lease("a"), lease("a").renewed())
+    assert node.register(member("a"), lease("a")) is None
+
+
+def test_a_lease_registered_again_looks_changed(scene: Scene) -> None:
+    """The coordinator counts from when it saw a change; the node counts from its second registration."""
+    node = scene.joined("a")
+    again = node.register(member("a"), lease("a"))
+    assert again is not None
+    assert again != lease("a")
+    assert node.renew(again, again.renewed())
+    assert scene.coordinator().read(None).members == {"a": member("a")}
+
+
+# -- plans ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_arrives_as_it_was_published(scene: Scene) -> None:
+    coordinator, node = scene.coordinator(), scene.node()
+    assert node.read_plan() is None
+    big = world(300)
+    order = tuple(seat.node_id for seat in big.seats)
+    said = [
+        plan(1, "first"),
+        plan(2, world=big, order=order),
+        plan(3, world=big, order=order, awaiting=big.seats),
+        plan(4, world=big, order=(*order, "late"), awaiting=(*big.seats[5:], world(1, 9).seats[0])),
+        plan(5, world=world(2), order=("n0",)),
+    ]
+    for one in said:
+        assert coordinator.publish(one)
+        assert node.read_plan() == one
+        assert scene.node().read_plan() == one, "a link that has seen nothing before"
+
+
+def test_of_several_coordinators_one_publishes_a_version(scene: Scene) -> None:
+    rivals = [scene.coordinator() for _ in range(4)]
+    for version in range(1, 40):
+        won = at_once(
+            *(
+                lambda one=one, reason=f"by {i}", version=version: one.publish(
+                    plan(version, reason, world=world(20))
+                )
+                for i, one in enumerate(rivals)
+            )
+        )
+        assert won.count(True) == 1
+        for rival in rivals:
+            assert rival.read_plan() == plan(version, f"by {won.index(True)}", world=world(20))
+
+
+def test_a_waiting_node_is_woken_by_the_plan(scene: Scene) -> None:
+    node, coordinator = scene.node(), scene.coordinator()
+    lane = Lane("waiting")
+    for version in range(1, 20):
+        waiting = lane.submit(lambda after=version - 1: node.next_plan(after, 10 * PATIENCE_S))
+        coordinator.publish(plan(version))
+        assert waiting.result(PATIENCE_S) == plan(version)
+    lane.abandon()
+
+
+def test_no_plan_within_the_time_leaves_the_link_usable(scene: Scene) -> None:
+    node, coordinator = scene.node(), scene.coordinator()
+    assert node.next_plan(0, 0.05) is None
+    coordinator.publish(plan(1))
+    assert node.next_plan(1, 0.05) is None
+    assert node.next_plan(0, 0.05) == plan(1)
+
+
+def test_looking_for_a_plan_wakes_nobody_who_waits_for_it(scene: Scene) -> None:
+    """torch's server wakes a key's waiters at any compare-and-set: two nodes could keep each other awake for ever."""
+    node, another = scene.stranger(), scene.node()
+    lane = Lane("waiting")
+    waiting = lane.submit(lambda: node.wait(["elastic-agent/1/r/run/plan/1"], timedelta(seconds=PATIENCE_S)))
+    for _ in range(5):
+        assert another.next_plan(0, 0.05) is None
+        assert another.read_plan() is None
+    assert not waiting.done()
+    scene.coordinator().publish(plan(1))
+    waiting.result(PATIENCE_S)
+    lane.abandon()
+
+
+def test_a_follower_far_behind_gets_the_newest_at_once(scene: Scene) -> None:
+    coordinator, follower = scene.coordinator(), scene.node()
+    coordinator.publish(plan(1, world=world(3, 1)))
+    assert follower.next_plan(0, PATIENCE_S) is not None
+    for version in range(2, 102):
+        assert coordinator.publish(plan(version, world=world(3, version)))
+    newest = plan(101, world=world(3, 101))
+    assert follower.next_plan(1, PATIENCE_S) == newest
+    assert scene.node().next_plan(0, PATIENCE_S) == newest
+
+
+def test_who_waits_for_a_version_that_was_cleared_away_is_not_stuck(scene: Scene) -> None:
+    coordinator, node = scene.coordinator(), scene.node()
+    for version in range(1, 41):
+        coordinator.publish(plan(version))
+    store = scene.stranger()
+    store.set(
+        "elastic-agent/1/r/run/latest", "2"
+    )  # as a node sees it that reads just before 38 versions pass
+    waiting = Lane("waiting")
+    assert waiting.submit(lambda: node.next_plan(2, 10 * PATIENCE_S)).result(PATIENCE_S) == plan(40)
+    waiting.abandon()
+
+
+def test_a_deposed_coordinator_cannot_publish_what_is_long_past(scene: Scene) -> None:
+    coordinator = scene.coordinator()
+    for version in range(1, 41):
+        coordinator.publish(plan(version))
+    assert not scene.coordinator().publish(plan(3, "late"))
+    assert not scene.coordinator().publish(plan(40, "late"))
+    assert not scene.coordinator().publish(plan(45, "early")), "it follows nothing"
+    assert scene.node().read_plan() == plan(40)
+
+
+def test_worlds_long_past_do_not_fill_the_store(scene: Scene) -> None:
+    coordinator = scene.coordinator()
+    store = scene.stranger()
+    order = tuple(f"n{i}" for i in range(50))
+    for version in range(1, 101):
+        coordinator.publish(plan(version, world=world(30, version), order=(*order, f"m{version}")))
+    parts = [key for key in store.list_keys() if "/part/" in key]
+    assert len(parts) == 32, "a world and an order for each of the sixteen plans that are kept"
+    plans = [len(store.get(f"elastic-agent/1/r/run/plan/{version}")) for version in range(1, 101)]
+    assert sum(1 for size in plans if size > 1) == 16
+
+
+def test_what_the_coordinator_waits_for_can_be_read(scene: Scene) -> None:
+    node, coordinator = scene.node(), scene.coordinator()
+    assert node.read_status() == ""
+    coordinator.write_status("waiting for 2 more nodes")
+    assert node.read_status() == "waiting for 2 more nodes"
+
+
+# -- several runs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("one", "other"), [("a", "b"), ("r", "run"), ("x@y:1+2-3", "x@y:1+2"), ("a.b", "a")])
+def test_runs_on_one_store_do_not_see_each_other(scene: Scene, one: str, other: str) -> None:
+    inbox = scene.host.inbox()
+    nodes = {run_id: scene.joined(f"of-{i}", run_id=run_id) for i, run_id in enumerate((one, other))}
+    coordinators = {run_id: scene.host.coordinator_link(run_id) for run_id in nodes}
+    coordinators[one].publish(plan(1, "mine"))
+    coordinators[one].write_status("mine")
+    assert nodes[other].read_plan() is None
+    assert nodes[other].next_plan(0, 0.02) is None
+    assert nodes[other].read_status() == ""
+    assert not nodes[other].renew(lease("of-0"), lease("of-0").renewed())
+    assert list(coordinators[one].read(None).members) == ["of-0"]
+    assert list(coordinators[other].read(None).members) == ["of-1"]
+    assert inbox.runs() == (one, other)
+    assert inbox.wait(PATIENCE_S) == [(one, "of-0"), (other, "of-1")]
+
+
+def test_jobs_without_a_run_id_agree_on_one(scene: Scene) -> None:
+    def agree(proposal: str) -> str:
+        return c10d.agree_run_id(scene.endpoint, "job", proposal, PATIENCE_S)
+
+    agreed = at_once(*(lambda proposal=f"run-{i}": agree(proposal) for i in range(4)))
+    assert len(set(agreed)) == 1
+    assert agreed[0] in {"run-0", "run-1", "run-2", "run-3"}
+    assert c10d.agree_run_id(scene.endpoint, "another job", "other", PATIENCE_S) == "other"
+    c10d.release_run_id(scene.endpoint, "job", "not this one", PATIENCE_S)
+    assert agree("next") == agreed[0]
+    c10d.release_run_id(scene.endpoint, "job", agreed[0], PATIENCE_S)
+    assert agree("next") == "next"
+
+
+# -- the inbox and connections ---------------------------------------------------------------------
+
+
+def test_the_inbox_wakes_when_told_to_and_gives_up_in_time(scene: Scene) -> None:
+    inbox = scene.host.inbox()
+    assert inbox.wait(0.02) == []
+    lane = Lane("waiting")
+    waiting = lane.submit(lambda: inbox.wait(10 * PATIENCE_S))
+    inbox.wake()
+    assert waiting.result(PATIENCE_S) == []
+    scene.joined("a")
+    assert inbox.wait(PATIENCE_S) == [("run", "a")], "a time-out before swallows nothing"
+    lane.abandon()
+
+
+def test_many_hints_are_taken_together(scene: Scene) -> None:
+    inbox = scene.host.inbox()
+    names = [f"i{i}" for i in range(200)]
+    scene.joined(*names)
+    assert inbox.wait(PATIENCE_S) == [("run", name) for name in names]
+    assert inbox.wait(0.02) == []
+
+
+def test_whoever_waits_learns_that_the_store_is_gone(scene: Scene) -> None:
+    node, inbox = scene.node(), scene.host.inbox()
+    lanes = [Lane("plan"), Lane("inbox")]
+    waiting = [
+        lanes[0].submit(lambda: node.next_plan(0, 10 * PATIENCE_S)),
+        lanes[1].submit(lambda: inbox.wait(10 * PATIENCE_S)),
+    ]
+    scene.host.close()
+    for one in waiting:
+        with pytest.raises(StoreLostError) as caught:
+            one.result(PATIENCE_S)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(StoreLostError):
+        node.read_plan()
+
+
+def test_a_closed_link_says_so(scene: Scene) -> None:
+    node = scene.node()
+    node.close()
+    with pytest.raises(StoreLostError, match="closed"):
+        node.read_plan()

@@ -1,0 +1,178 @@
+"""Finding the store at an endpoint, or hosting it, and saying clearly why not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+
+from elastic_agent.transport import c10d
+from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
+from elastic_agent.transport.lane import Lane
+from elastic_agent.values import Endpoint
+
+from .support import PATIENCE_S, Scene, free_endpoint, peers
+from .test_addresses import needs_ipv6
+
+
+def why_not(endpoint: Endpoint, timeout_s: float = 1.0) -> TransportError:
+    """The error of a dial, which must come in about the time given."""
+    started_s = time.monotonic()
+    with pytest.raises(TransportError) as caught:
+        c10d.dial(endpoint, "run", timeout_s)
+    assert time.monotonic() - started_s < timeout_s + 5.0
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@contextmanager
+def program(*answers: bytes, first: bool = False) -> Iterator[Endpoint]:
+    """Some other program on a port: answers once it was spoken to, or ``first``; nothing, if there is no answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as held:
+
+        def serve() -> None:
+            while True:
+                try:
+                    caller, _ = server.accept()
+                except OSError:
+                    return
+                with caller:
+                    if not first:
+                        caller.recv(1000)
+                    for answer in answers:
+                        caller.sendall(answer)
+                    if not answers:
+                        caller.recv(1000)  # until it hangs up
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield Endpoint("127.0.0.1", server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE_S)
+            held.close()
+
+
+def test_nobody_is_there() -> None:
+    error = why_not(free_endpoint())
+    assert isinstance(error, UnreachableError)
+    assert "refused" in str(error)
+
+
+def test_a_web_server_is_there() -> None:
+    with program(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as endpoint:
+        error = why_not(endpoint)
+    assert isinstance(error, NotAStoreError)
+    assert str(endpoint) in str(error)
+    assert "another port" in str(error)
+
+
+def test_an_ssh_server_is_there() -> None:
+    with program(b"SSH-2.0-OpenSSH_9.2\r\n", first=True) as endpoint:
+        error = why_not(endpoint)
+    assert isinstance(error, NotAStoreError)
+    assert "SSH" in str(error)
+
+
+def test_somebody_is_there_who_hangs_up_at_once() -> None:
+    with program(b"", first=True) as endpoint:
+        assert isinstance(why_not(endpoint), NotAStoreError)
+
+
+def test_somebody_is_there_who_never_says_anything() -> None:
+    with program() as endpoint:
+        error = why_not(endpoint, 0.3)
+    assert isinstance(error, UnreachableError)
+    assert "does not answer within 0.3 s" in str(error)
+
+
+def test_a_torchrun_store_is_there() -> None:
+    theirs = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
+    theirs.set("torch.rendezvous.none", "state")
+    error = why_not(Endpoint("127.0.0.1", theirs.port), 5.0)
+    assert isinstance(error, NotAStoreError)
+    assert "torchrun" in str(error)
+
+
+def test_an_endpoint_elsewhere_is_not_hosted_here() -> None:
+    """192.0.2.1 is nobody's by standard: refused, dropped or without a route, by machine."""
+    with pytest.raises(UnreachableError, match=r"192\.0\.2\.1"):
+        c10d.find_or_host(Endpoint("192.0.2.1", 29400), 0.3)
+
+
+def test_a_port_that_is_held_but_answers_nobody() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(NotAStoreError, match="use another port"):
+            c10d.find_or_host(Endpoint("127.0.0.1", held.getsockname()[1]), 1.0)
+
+
+def test_another_program_on_our_port_is_not_mistaken_for_a_host() -> None:
+    with program(b"220 mail ready\r\n", first=True) as endpoint:
+        assert c10d.find_or_host(endpoint, 1.0) is None
+        assert isinstance(why_not(endpoint), NotAStoreError)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.9", "localhost", "0.0.0.0", pytest.param("::1", marks=needs_ipv6)]
+)
+def test_the_whole_conversation_works_at(address: str) -> None:
+    scene = Scene(address)
+    inbox = scene.host.inbox()
+    node = scene.joined("a")
+    assert inbox.wait(PATIENCE_S) == [("run", "a")]
+    assert list(scene.host.coordinator_link("run").read(None).members) == ["a"]
+    assert node.store_id == scene.host.store_id
+    scene.host.close()
+
+
+def test_of_several_processes_exactly_one_hosts_and_another_takes_over_when_it_is_killed() -> None:
+    endpoint = free_endpoint()
+    with peers(4, endpoint) as everybody:
+        seen = set()
+        while everybody:
+            for peer in everybody:
+                peer.ask()
+            answers = [peer.hear() for peer in everybody]
+            hosts = [peer for peer, (hosting, _) in zip(everybody, answers, strict=True) if hosting]
+            stores = {store_id for _, store_id in answers}
+            assert len(hosts) == 1
+            assert len(stores) == 1, "everybody meets in the same store"
+            assert not stores & seen, "and it is a new one each time"
+            seen |= stores
+            assert everybody[0].elect()[1] in stores, "it stays while its host lives"
+            hosts[0].kill()
+            everybody.remove(hosts[0])
+        assert isinstance(why_not(endpoint), UnreachableError)
+
+
+def test_a_frozen_host_stalls_neither_dialling_nor_those_who_leave_their_thread_behind() -> None:
+    endpoint = free_endpoint()
+    with peers(1, endpoint) as (host,):
+        hosting, store_id = host.elect()
+        assert hosting
+        link = c10d.dial(endpoint, "run", 5.0)
+        host.freeze()
+        error = why_not(endpoint, 0.3)
+        assert isinstance(error, UnreachableError)
+        assert "frozen" in str(error)
+        assert c10d.find_or_host(endpoint, 0.3) is None, "its port is taken: nobody else may host"
+        lane = Lane("stuck")
+        stuck = lane.submit(link.read_plan)
+        with pytest.raises(TimeoutError):
+            stuck.result(0.3)
+        lane.abandon()
+        link.close()
+        host.thaw()
+        with pytest.raises(StoreLostError, match="closed"):  # it comes back, and goes no further
+            stuck.result(PATIENCE_S)
+        again = c10d.dial(endpoint, "run", 5.0)
+        assert again.store_id == store_id
+        assert again.read_plan() is None
