@@ -1,0 +1,136 @@
+"""Stock torchrun over our rendezvous: it starts, grows, recovers, shrinks and ends, and prints nothing about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socketserver
+import threading
+import time
+
+import pytest
+from torch.distributed.elastic.agent.server import api
+
+from elastic_agent.rendezvous.torchrun import EXIT_BARRIER
+
+from .torchruns import LEASE_S, MARGIN_S, Stage, places
+
+pytestmark = pytest.mark.timeout(
+    300
+)  # several imports of torch, one after the other, on a machine that may be busy
+
+
+def test_two_nodes_with_unequal_workers_train_and_end(stage: Stage) -> None:
+    """Real gloo workers: they find each other over the store of their generation."""
+    a = stage.start("a", 2, "2", script_args=("gloo",))
+    b = stage.start("b", 1, "2", script_args=("gloo",))
+    workers = stage.workers(3)
+    assert [one.rank for one in workers] == [0, 1, 2]
+    assert {one.total for one in workers} == {7.0}
+    by_node = {node: [one.rank for one in workers if one.node == node] for node in "ab"}
+    assert by_node in ({"a": [0, 1], "b": [2]}, {"a": [1, 2], "b": [0]}), "ranks of a node are neighbours"
+    assert {one.env["TORCHELASTIC_USE_AGENT_STORE"] for one in workers} == {"True"}
+    for one in workers:
+        one.exit(0)
+    assert (a.end(), b.end()) == (0, 0), stage.story()
+    assert a.said() + b.said() == ""
+
+
+def test_a_run_grows_recovers_from_a_failure_and_from_a_lost_node(stage: Stage) -> None:
+    a = stage.start("a", 2, "1:2", "--max-restarts", "1")
+    assert places(stage.workers(2)) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
+
+    b = stage.start("b", 1, "1:2")
+    grown = stage.workers(3)
+    both = [("a", 0, 0, 0, 3), ("a", 1, 0, 1, 3), ("b", 2, 1, 0, 3)]
+    assert places(grown) == both, "a came first and stays first"
+    assert {one.env["TORCHELASTIC_RESTART_COUNT"] for one in grown} == {"0"}, "growing costs no restart"
+
+    grown[1].exit(1)
+    again = stage.workers(3)
+    assert places(again) == both
+    assert [one.env["TORCHELASTIC_RESTART_COUNT"] for one in again] == ["1", "1", "0"], "a counts, b does not"
+    stores = {(one.env["MASTER_ADDR"], one.env["MASTER_PORT"]) for one in (grown[0], again[0])}
+    assert len(stores) == 2, "each world has a store of its own"
+
+    killed_s = time.monotonic()
+    b.kill_node()
+    alone = stage.workers(2)
+    assert places(alone) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
+    took_s = alone[0].came_s - killed_s
+    assert LEASE_S * 0.6 < took_s < LEASE_S + MARGIN_S + 10.0, took_s
+    for one in alone:
+        one.exit(0)
+    assert a.end() == 0, stage.story()
+    assert "Traceback" not in a.said()
+    assert "elastic_agent" not in a.said()
+
+
+def test_a_terminated_node_leaves_at_once_and_one_that_gives_up_too(stage: Stage) -> None:
+    a = stage.start("a", 1, "1:3", "--rdzv-conf", "lease_ttl=60,settle=0.3")
+    stage.workers(1)
+    b = stage.start("b", 1, "1:3", "--rdzv-conf", "lease_ttl=60,settle=0.3")
+    stage.workers(2)
+
+    os.kill(b.process.pid, signal.SIGTERM)
+    (alone,) = stage.workers(1)  # with a lease of a minute: b was heard to leave
+    assert places([alone]) == [("a", 0, 0, 0, 1)]
+    assert b.end() not in (0, -signal.SIGABRT), stage.story()
+    assert "SignalException" in b.said()
+
+    c = stage.start("c", 1, "1:3", "--rdzv-conf", "lease_ttl=60,settle=0.3")
+    pair = stage.workers(2)
+    assert [one.node for one in pair] == ["a", "c"]
+    pair[1].exit(3)
+    (alone,) = stage.workers(1)
+    assert c.end() == 1
+    assert "exitcode  : 3" in c.said()
+    alone.exit(0)
+    assert a.end() == 0, stage.story()
+
+
+def test_a_killed_companion_costs_a_new_world_and_no_restart(stage: Stage) -> None:
+    a, b = stage.start("a", 1, "2"), stage.start("b", 1, "2")
+    first = stage.workers(2)
+    os.kill(b.companion, signal.SIGKILL)
+    second = stage.workers(2)
+    assert {one.node for one in second} == {"a", "b"}
+    assert {one.env["TORCHELASTIC_RESTART_COUNT"] for one in second} == {"0"}
+    assert {one.pid for one in first}.isdisjoint({one.pid for one in second})
+    for one in second:
+        one.exit(0)
+    assert (a.end(), b.end()) == (0, 0), stage.story()
+
+
+def test_the_same_command_again_is_a_new_run_with_odd_names_too(stage: Stage) -> None:
+    for _ in range(2):
+        a = stage.start("a", 1, "1", "--rdzv-id", "my job, no. 7 (ü)")
+        (worker,) = stage.workers(1)
+        assert worker.env["TORCHELASTIC_RUN_ID"] == "my job, no. 7 (ü)"
+        worker.exit(0)
+        assert a.end() == 0, stage.story()
+        assert a.said() == ""
+
+
+def test_a_port_of_another_program_is_named_at_once(stage: Stage) -> None:
+    class Ssh(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"SSH-2.0-something\r\n")
+            self.request.recv(64)
+
+    with socketserver.ThreadingTCPServer(stage.address, Ssh) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            a = stage.start("a", 1, "1")
+            assert a.end() == 1
+        finally:
+            server.shutdown()
+    assert "RendezvousConnectionError" in a.said()
+    assert "is taken by another program" in a.said()
+
+
+def test_torch_still_calls_its_exit_barrier_what_it_did() -> None:
+    assert api._TERMINAL_STATE_SYNC_ID == EXIT_BARRIER, (
+        "torch renamed the keys of its exit barrier: without them a torchrun whose workers are done counts as "
+        "running until it ends"
+    )
