@@ -43,7 +43,8 @@ def _check_python_script(script: str) -> None:
         if not (path / "__main__.py").is_file():
             raise UsageError(f"script {quoted(script)} is a folder without __main__.py; {expected}")
     elif not path.exists():
-        raise UsageError(f"script {quoted(script)} does not exist in {os.getcwd()}; {expected}")
+        where = "" if path.is_absolute() else f" in {os.getcwd()}"
+        raise UsageError(f"script {quoted(script)} does not exist{where}; {expected}")
     if not os.access(path, os.R_OK):
         raise UsageError(f"script {quoted(script)} cannot be read by this user; {expected}")
 

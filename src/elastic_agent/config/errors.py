@@ -29,10 +29,14 @@ class BadValueError(Exception):
 
 
 def quoted(value: object) -> str:
-    """``value`` for a one-line message: in quotes, control characters escaped, cut when long."""
+    """``value`` for a one-line message: in quotes, control characters escaped, cut in the middle when long.
+
+    Both ends stay, because a path is known by its last part.
+    """
     text = str(value)
     if len(text) > _SHOWN_CHARACTERS:
-        text = text[: _SHOWN_CHARACTERS - 3] + "..."
+        half = (_SHOWN_CHARACTERS - 3) // 2
+        text = f"{text[:half]}...{text[-half:]}"
     escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     return f'"{escaped}"'
 

@@ -1,0 +1,213 @@
+"""What comes over the network, or from a user in a hurry: said clearly, and nobody else is disturbed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from elastic_agent.protocol.records import MAX_RECORD_BYTES
+
+from .cluster import LEASE_S, Cluster
+from .conftest import MakeCluster
+from .rules import check_nothing_left, see_it_end
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+ROOT = "elastic-agent/1"
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, (str(self._path), "w"))
+
+
+def undisturbed(cluster: Cluster, generation: int) -> None:
+    """Training goes on in the same generation while every record is read at least once more."""
+    now_s = cluster.steps()[-1]["boottime_s"]
+    cluster.wait("training to go on", lambda: cluster.steps()[-1]["boottime_s"] > now_s + 1.5 * LEASE_S)
+    assert {one["generation"] for one in cluster.steps()} == {generation}
+
+
+def test_bad_records_in_the_store_are_reported_once_and_ignored(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2:3")
+    a = cluster.start_host("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    store: Any = TCPStore(
+        "127.0.0.1", cluster.port, None, False, timedelta(seconds=10), wait_for_workers=False
+    )
+    run = f"{ROOT}/r/job"
+
+    real = json.loads(store.get(f"{run}/m/{cluster.journal('registered', 'b')[0]['incarnation']}"))
+    lease = {"incarnation": "evil", "ttl_s": LEASE_S}
+    bad: dict[str, str | bytes] = {
+        "malformed": '{"node_id": "evil"',
+        "oversized": json.dumps({**real, "role": "x" * MAX_RECORD_BYTES}),
+        "foreign": json.dumps({**real, "incarnation": "foreign", "version": 99}),
+        "stranger": json.dumps({**real, "incarnation": "somebody-else"}),
+        "greedy": json.dumps({**real, "incarnation": "greedy", "slots": 10**9}),
+        "pickled": pickle.dumps(Bomb(cluster.folder / "exploded")),
+    }
+    for name, record in bad.items():
+        store.set(f"{run}/m/{name}", record)
+        store.set(f"{run}/l/{name}", json.dumps({**lease, "incarnation": name}))
+        store.append(f"{run}/roster", f"{name}\n")
+        store.queue_push(f"{ROOT}/inbox", f"job {name}")
+    for line in ("../../etc/passwd", "-", "\x1b[2J", "y" * 100_000):
+        store.append(f"{run}/roster", f"{line}\n")
+        store.append(f"{ROOT}/runs", f"{line}\n")
+        store.queue_push(f"{ROOT}/inbox", line)
+
+    undisturbed(cluster, first)
+    for name in bad:
+        assert len(a.lines("ignored a bad record", f"m/{name}")) == 1, cluster.story()
+    assert not (cluster.folder / "exploded").exists()
+    see_it_end(cluster, restarts=0)
+
+
+def test_garbage_sent_to_the_stores_port_disturbs_nobody(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2:3")
+    cluster.start_host("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    dice = random.Random(20)
+    with ExitStack() as open_until_the_end:
+        for garbage in (
+            b"",
+            b"GET / HTTP/1.1\r\nHost: there\r\n\r\n",
+            bytes(5000),
+            b"\xff" * 100_000,
+            *(dice.randbytes(dice.randrange(1, 2000)) for _ in range(20)),
+        ):
+            connection = socket.create_connection(("127.0.0.1", cluster.port), 5)
+            open_until_the_end.enter_context(connection)
+            with suppress(OSError):  # the store may hang up on us meanwhile
+                connection.sendall(garbage)
+        undisturbed(cluster, first)
+    see_it_end(cluster, restarts=0)
+
+
+@contextmanager
+def web_server() -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def silent_listener() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@contextmanager
+def other_store() -> Iterator[int]:
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    yield store.port
+
+
+def test_something_else_at_the_endpoint_is_told_by_what_it_is(make_cluster: MakeCluster) -> None:
+    with web_server() as web, silent_listener() as silent, other_store() as store:
+        said = {
+            web: "is taken by another program, which is no store",
+            silent: "takes connections but does not answer",
+            store: "not one of elastic-agent's",
+        }
+        clusters = {
+            port: make_cluster("1", "--rdzv-conf", "join_timeout=3", port=port, endpoint_host="127.0.0.1")
+            for port in said
+        }
+        for cluster in clusters.values():
+            cluster.start("a")
+        for port, words in said.items():
+            cluster = clusters[port]
+            assert cluster.wait_end() == {"a": 4}, cluster.story()
+            check_one_error(cluster, f"127.0.0.1:{port}", words)
+
+
+def check_one_error(cluster: Cluster, *words: str) -> None:
+    """The agent ended with one clear line and without having started anything."""
+    for agent in cluster.agents.values():
+        assert len(agent.lines('"level": "error"')) == 1, cluster.story()
+        assert agent.lines('"level": "error"', *words), cluster.story()
+        assert "Traceback" not in agent.said()
+    assert cluster.born() == []
+    check_nothing_left(cluster)
+
+
+@pytest.mark.netns
+def test_an_unreachable_endpoint_is_awaited_and_then_given_up(make_cluster: MakeCluster) -> None:
+    # no network but a loopback: nothing is sent anywhere
+    alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"')
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace can be made here (root is needed)")
+    said = {
+        "192.0.2.1": "no route to that network",
+        "no-such-machine.invalid": "is not known on this machine",
+    }
+    clusters = {host: make_cluster("2", "--rdzv-conf", "join_timeout=4", endpoint_host=host) for host in said}
+    for cluster in clusters.values():
+        cluster.start("a", within=alone)
+    for host, words in said.items():
+        cluster = clusters[host]
+        cluster.wait_said("a", "waiting for the store", host, words)
+        assert cluster.wait_end() == {"a": 4}, cluster.story()
+        check_one_error(cluster, "4 s", words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--nproc-per-node", "0"), ("--nproc-per-node", "0")),
+        (("--nnodes", "3:2"), ("--nnodes", "3:2")),
+        (("--rdzv-id", "what/../ever"), ("--rdzv-id", "what/../ever")),
+        (("--rdzv-id", "line\nbreak"), ("--rdzv-id",)),
+        (("--node-id", ""), ("--node-id",)),
+        (("--lease-ttl", "soon"), ("--lease-ttl", "soon")),
+    ],
+)
+def test_a_wrong_value_gets_one_line(
+    make_cluster: MakeCluster, options: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    cluster = make_cluster("1")
+    check_usage_error(cluster, cluster.start("a", 1, *options).name, *words)
+
+
+def test_a_missing_script_gets_one_line(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1")
+    missing = cluster.folder / "missing.py"
+    check_usage_error(
+        cluster, cluster.start("a", script=missing).name, "missing.py", "does not exist; expected"
+    )
+
+
+def check_usage_error(cluster: Cluster, name: str, *words: str) -> None:
+    assert cluster.wait_end() == {name: 2}, cluster.story()
+    lines = cluster.agents[name].said().splitlines()
+    assert len(lines) == 1, lines
+    assert all(word in lines[0] for word in words), lines
+    check_nothing_left(cluster)
