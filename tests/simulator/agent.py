@@ -54,6 +54,14 @@ if TYPE_CHECKING:
     from .cluster import Cluster, Seatholder
 
 REDIAL_S = 0.2
+POINTS: dict[type, str] = {
+    Announce: "announce",
+    Prepare: "prepare",
+    StartWorkers: "start",
+    StopWorkers: "stop",
+    Rejoin: "rejoin",
+}
+"""Where a trap may wait (see :mod:`.faults`)."""
 
 
 class Agent:
@@ -165,6 +173,8 @@ class Agent:
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
+            if self.cluster.traps:
+                self.cluster.at(POINTS.get(type(action), ""), self)
             if isinstance(action, Announce):
                 self._announce(action)
             elif isinstance(action, Prepare):
@@ -425,6 +435,7 @@ class Agent:
         wanted = held.record.renewed()
         sent_s = self._sent_s(connection, wanted)
         call_s = self.cluster.call_s()
+        self.cluster.at("renewal sent", self)
         done = yield from connection.call(
             "renew", incarnation, encode(held.record), encode(wanted), timeout_s=call_s
         )
@@ -440,6 +451,7 @@ class Agent:
             self._last_contact_s = self.machine.clock()
             self._hold(held.renewed(wanted, self._when(sent_s)))
             self._renewed.put("renewed")
+            self.cluster.at("renewed", self)
         else:
             self.post(lambda: self._lost("the lease was condemned"))
             yield 0.05
@@ -498,5 +510,6 @@ class Agent:
         assert isinstance(plan, Plan)
         if self.plan is None or plan.version > self.plan.version:
             self.plan = plan
+            self.cluster.at("plan read", self)
             self.machine.remember(plan.history())
             self.post(lambda: self.node.plan_changed(plan))

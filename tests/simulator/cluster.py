@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic_agent.protocol.node import Grace, Outcome
 from elastic_agent.protocol.records import Phase, Plan, Policy, World
@@ -19,6 +19,9 @@ from .machine import Machine
 from .network import Connection, Network
 from .scenario import Scenario, draw
 from .store import Store
+
+if TYPE_CHECKING:
+    from .faults import Faults
 
 
 @dataclass
@@ -131,6 +134,9 @@ class Cluster:
         self.over = False
         """Whether a coordinator said that everybody knows the verdict."""
         self.armed_crash: str | None = None
+        self.traps: list[tuple[str, str]] = []
+        """(point in an agent's life, what goes wrong when the next agent gets there)."""
+        self.faults: Faults | None = None
         self.unreachable: set[tuple[str, str]] = set()
         """(machine, node whose bootstrap store it cannot reach)."""
         self.holders: list[Seatholder] = []
@@ -193,7 +199,7 @@ class Cluster:
             return
         workers_gone = not any(group.agent.holder is holder for group in self.checker.live)
         proven = workers_gone and self.kernel.random.random() < 0.5
-        replaces = tuple(holder.incarnations) if proven else ()
+        replaces = tuple(holder.incarnations) if proven or "no proof" in self.quirks else ()
         holder.lives += 1
         holder.agent = agent = Agent(self, holder, replaces)
         holder.past.append(agent)
@@ -247,7 +253,7 @@ class Cluster:
 
     def call_s(self) -> float:
         """How long a lane waits for the store's answer."""
-        return self.policy.lease_ttl_s / 4
+        return self.policy.lease_ttl_s * self.scenario.patience
 
     def watch_s(self) -> float:
         """How long one blocking wait for a plan lasts."""
@@ -260,7 +266,11 @@ class Cluster:
 
     def kill_takes_s(self) -> float:
         """From SIGKILL to the end of the last process."""
-        return self.scenario.kill_max_s * self.kernel.random.choice((0.1, self.kernel.random.random(), 1.0))
+        if self.scenario.slow_kills:
+            return self.scenario.kill_max_s
+        return self.scenario.kill_max_s * self.kernel.random.choice(
+            (0.1, self.kernel.random.random(), 1.0, 1.0)
+        )
 
     def grace_s(self, grace: Grace) -> float:
         """From SIGTERM to SIGKILL."""
@@ -273,6 +283,8 @@ class Cluster:
 
     def reacts_to_sigterm_s(self) -> float:
         """How long workers take to end by themselves after SIGTERM."""
+        if self.scenario.prompt_workers:
+            return 0.01
         return self.kernel.random.choice((0.01, 0.1, 1.0, 100.0)) * self.kernel.random.random()
 
     def stop_takes_s(self) -> float:
@@ -301,6 +313,14 @@ class Cluster:
                     holder.wanted = True
                     self.kernel.after(restart_s, self.start, holder)
         return 0.0
+
+    def at(self, point: str, agent: Agent) -> None:
+        """An agent gets to a point in its life."""
+        for trap in self.traps:
+            if trap[0] == point and self.faults is not None:
+                self.traps.remove(trap)
+                self.faults.spring(trap[1], agent.holder)
+                return
 
     def healthy(self) -> list[Seatholder]:
         """Nodes that could take part now, as far as anybody can tell."""

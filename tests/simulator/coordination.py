@@ -129,7 +129,8 @@ class Coordination:
     def _publish(self, core: Coordinator, plan: Plan) -> Routine:
         data = encode(plan)
         self.cluster.checker.intends(data, plan, self.seen)
-        if not self.cluster.scenario.store_survives:
+        late = self.cluster.scenario.store_survives or "remembers late" in self.cluster.quirks
+        if not late:
             self.machine.remember(plan.history())
         yield self.cluster.crash_point("before publishing", self.process)
         try:
@@ -141,6 +142,9 @@ class Coordination:
         except StoreLostError:
             done = False
         if done:
+            if late:
+                yield self.cluster.crash_point("before remembering", self.process)
+                self.machine.remember(plan.history())
             core.published(plan, self.machine.clock())
         else:
             newest = yield from self._ask("read_plan")

@@ -17,26 +17,52 @@ class Faults:
         self.kernel = cluster.kernel
         self.random = cluster.kernel.random
         self._undo: list[Callable[[], None]] = []
+        self._victim: Seatholder | None = None
+        cluster.faults = self
         scenario = cluster.scenario
-        for _ in range(scenario.fault_count):
-            kind = self.random.choice(scenario.faults)
-            at_s = self.random.uniform(0.0, scenario.quiet_s * 0.9)
-            self.kernel.after(at_s, self._strike, kind)
+        self._plan_strikes()
         if scenario.store_survives:
             self.kernel.after(0.01, self._elect)
         self.kernel.after(scenario.quiet_s, self.calm_down)
 
-    def _strike(self, kind: str) -> None:
-        if not self.cluster.over:
-            getattr(self, "_" + kind.replace(" ", "_"))()
+    def _plan_strikes(self) -> None:
+        """Alone, or in bursts: what breaks protocols is the second fault while the first is handled."""
+        scenario, random = self.cluster.scenario, self.random
+        left = scenario.fault_count
+        while left > 0:
+            at_s = random.uniform(0.0, scenario.quiet_s * 0.9)
+            burst = random.randint(1, 5) if scenario.bursts else 1
+            for _ in range(min(burst, left)):
+                self.kernel.after(at_s, self._strike, random.choice(scenario.faults), None)
+                at_s += random.choice((0.0, 0.1, 1.0)) * random.random() * scenario.policy.lease_ttl_s
+            left -= burst
+
+    def _strike(self, kind: str, victim: Seatholder | None) -> None:
+        if self.cluster.over or self.cluster.calm:
+            return
+        self._victim = victim
+        getattr(self, "_" + kind.replace(" ", "_"))()
+        self._victim = None
 
     def _some(self) -> Seatholder:
-        return self.random.choice(self.cluster.holders)
+        """The one that is meant, or any."""
+        return self._victim or self.random.choice(self.cluster.holders)
+
+    def _trap(self) -> None:
+        """Let something go wrong at the very moment that a node gets to some point."""
+        points = ("announce", "prepare", "start", "stop", "rejoin", "renewal sent", "renewed", "plan read")
+        kinds = ("agent crash", "agent freeze", "host pause", "partition", "deaf", "drain", "slow network")
+        self.cluster.traps.append((self.random.choice(points), self.random.choice(kinds)))
+
+    def spring(self, kind: str, victim: Seatholder) -> None:
+        """A node walked into a trap."""
+        self.cluster.story(victim.node_id, "walks into a trap: {}", kind)
+        self.kernel.after(0.0, self._strike, kind, victim)
 
     def _for_a_while(self, undo: Callable[[], None]) -> None:
         """Undo this after a while, at the latest when the faults are over."""
         ttl_s = self.cluster.policy.lease_ttl_s
-        wait_s = ttl_s * self.random.choice((0.2, 1.0, 1.3, 3.0)) * self.random.uniform(0.5, 1.0)
+        wait_s = ttl_s * self.random.choice((0.3, 1.0, 1.3, 2.0, 3.0)) * self.random.uniform(0.6, 1.1)
         done: list[bool] = []
 
         def once() -> None:
@@ -55,6 +81,7 @@ class Faults:
         for undo in self._undo:
             undo()
         cluster.armed_crash = None
+        cluster.traps.clear()
         cluster.network.loss = 0.0
         cluster.network.slow_s.clear()
         cluster.unreachable.clear()
@@ -159,10 +186,11 @@ class Faults:
     def _slow_network(self) -> None:
         name = self._some().machine.name
         ttl_s = self.cluster.policy.lease_ttl_s
-        self.cluster.network.slow_s[name] = ttl_s * self.random.choice((0.05, 0.2, 0.6))
+        way = self.random.choice(("requests", "answers"))
+        self.cluster.network.slow_s[name, way] = ttl_s * self.random.choice((0.05, 0.2, 0.6, 1.0))
 
         def heal() -> None:
-            self.cluster.network.slow_s.pop(name, None)
+            self.cluster.network.slow_s.pop((name, way), None)
 
         self._for_a_while(heal)
 
@@ -257,10 +285,16 @@ class Faults:
             self._for_a_while(host.thaw)
 
     def _crash_at_publishing(self) -> None:
-        self.cluster.armed_crash = self.random.choice(("before publishing", "after publishing"))
+        self.cluster.armed_crash = self.random.choice(
+            ("before publishing", "after publishing", "before remembering")
+        )
 
     def _coordinator_change(self) -> None:
         self._depose()
+
+    def _hint_loss(self) -> None:
+        if self.cluster.endpoint.store is not None:
+            self.cluster.endpoint.store.hint_loss = 1.0
 
     def _garbage(self) -> None:
         """Somebody writes nonsense into the store."""

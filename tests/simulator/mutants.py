@@ -1,10 +1,26 @@
-"""Deliberate bugs, to show that the checker can fail."""
+"""Deliberate bugs, to show that the checker can fail.
+
+Each breaks one rule of the protocol or of its drivers, by replacing one attribute of a real (or simulated)
+class for the time of a seed, or by a quirk that the simulated drivers know. The checker must catch every one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from elastic_agent.protocol import coordinator, forming, leases, node, records, running, situation
+from elastic_agent.protocol.records import Plan, State
+
+from . import guard
+from .kernel import Routine
+
+Patch = tuple[Any, str, Callable[[Any], Any]]
+"""Whose attribute, its name, and what makes the mutant's from the right one."""
 
 
 @dataclass(frozen=True)
@@ -13,13 +29,266 @@ class Mutant:
 
     name: str
     what: str
+    patches: tuple[Patch, ...] = ()
     quirks: tuple[str, ...] = ()
-
-
-MUTANTS: dict[str, Mutant] = {}
+    seeds: int = 400
+    """Within how many seeds it must be caught."""
 
 
 @contextmanager
 def applied(mutant: Mutant | None) -> Iterator[tuple[str, ...]]:
-    """The real classes with this bug in them, for a while."""
-    yield () if mutant is None else mutant.quirks
+    """The real classes with this bug in them, for a while; the quirks of the drivers."""
+    if mutant is None:
+        yield ()
+        return
+    saved = [(where, name, where.__dict__[name]) for where, name, _ in mutant.patches]
+    for where, name, change in mutant.patches:
+        setattr(where, name, change(where.__dict__[name]))
+    try:
+        yield mutant.quirks
+    finally:
+        for where, name, right in saved:
+            setattr(where, name, right)
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda right: lambda *args, **kwargs: value
+
+
+def _without_margin(right: Any) -> Any:
+    def fenced_s(self: leases.LeaseLedger, incarnation: str, policy: records.Policy) -> float | None:
+        at_s: float | None = right(self, incarnation, policy)
+        return None if at_s is None else at_s - policy.fence_margin_s
+
+    return fenced_s
+
+
+def _charges_membership(right: Any) -> Any:
+    def charge(now: situation.Situation) -> bool:
+        return now.plan.failure is not None
+
+    return charge
+
+
+def _one_more_restart(right: Any) -> Any:
+    def decide(now: situation.Situation) -> situation.Decision:
+        policy = now.plan.policy
+        lax = msgspec.structs.replace(policy, max_restarts=policy.max_restarts + 1)
+        decision: situation.Decision = right(replace(now, plan=msgspec.structs.replace(now.plan, policy=lax)))
+        if decision.plan is None:
+            return decision
+        return replace(decision, plan=msgspec.structs.replace(decision.plan, policy=policy))
+
+    return decide
+
+
+def _everybody_ready(right: Any) -> Any:
+    def ready(self: situation.Situation) -> list[leases.Sighting]:
+        return [
+            one
+            for one in self.ledger.sightings.values()
+            if one.member.state is State.READY and one.member.generation == self.plan.generation and one.alive
+        ]
+
+    return ready
+
+
+def _chooses_all(right: Any) -> Any:
+    def choose(now: situation.Situation, ready: list[leases.Sighting]) -> list[leases.Sighting]:
+        return ready[: now.policy.max_nodes]
+
+    return choose
+
+
+def _ready_at_once(right: Any) -> Any:
+    def forming_seen(self: node.Node, plan: Plan) -> list[node.Action]:
+        actions: list[node.Action] = right(self, plan)
+        if self.activity is node.Activity.STOPPING:
+            actions += self._announce(State.READY, plan.generation)
+        return actions
+
+    return forming_seen
+
+
+def _keeps_running(right: Any) -> Any:
+    def watch(self: guard.Guard) -> Routine:
+        while True:
+            yield self._changed, None
+
+    return watch
+
+
+def _survives_its_agent(right: Any) -> Any:
+    def agent_died(self: guard.Guard) -> None:
+        pass
+
+    return agent_died
+
+
+def _launches_always(right: Any) -> Any:
+    return lambda self: True
+
+
+def _any_success_finishes(right: Any) -> Any:
+    def succeeded(now: situation.Situation, seat: records.Seat) -> bool:
+        world = now.plan.world
+        return world is not None and any(right(now, one) for one in world.seats)
+
+    return succeeded
+
+
+def _forgets_older_awaited(right: Any) -> Any:
+    def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
+        made: Plan = right(plan, reason, **changes)
+        return msgspec.structs.replace(made, awaiting=made.awaiting[:-1])
+
+    return forming_plan
+
+
+def _overlooks_condemnation(right: Any) -> Any:
+    def observe(self: leases.LeaseLedger, member: records.Member, lease: records.Lease, now_s: float) -> None:
+        right(self, member, msgspec.structs.replace(lease, condemned=False), now_s)
+
+    return observe
+
+
+def _gapped_ranks(right: Any) -> Any:
+    def seat_members(ordered: Any) -> tuple[records.Seat, ...]:
+        seats: tuple[records.Seat, ...] = right(ordered)
+        last = msgspec.structs.replace(seats[-1], first_rank=seats[-1].first_rank + (len(seats) > 1))
+        return (*seats[:-1], last)
+
+    return seat_members
+
+
+def _highest_generation_first_told(right: Any) -> Any:
+    def newest(self: coordinator.Coordinator) -> records.History | None:
+        told = [one.member.history for one in self.ledger.sightings.values()] + [self._remembered]
+        known = [one for one in told if one is not None]
+        return max(known, key=lambda one: one.generation, default=None)
+
+    return newest
+
+
+_ALL = (
+    Mutant(
+        "seals-uncleared",
+        "the coordinator seals a generation without waiting for the previous one to be cleared",
+        ((forming, "uncleared", _always({})),),
+    ),
+    Mutant(
+        "forgets-one-awaited",
+        "a forming plan leaves one seat of the previous world out of those to be cleared",
+        (
+            (forming, "forming_plan", _forgets_older_awaited),
+            (running, "forming_plan", _forgets_older_awaited),
+        ),
+    ),
+    Mutant(
+        "no-margin",
+        "the coordinator ignores the fence margin",
+        ((leases.LeaseLedger, "fenced_s", _without_margin),),
+    ),
+    Mutant(
+        "charges-membership",
+        "a failure is charged although a participant was lost",
+        ((forming, "_charge", _charges_membership),),
+    ),
+    Mutant(
+        "budget-off-by-one",
+        "one restart more than allowed",
+        ((coordinator, "decide_forming", _one_more_restart),),
+    ),
+    Mutant(
+        "never-charges",
+        "no failure is ever charged",
+        ((forming, "_charge", _always(False)),),
+    ),
+    Mutant(
+        "two-seats",
+        "every incarnation of a node may get a seat",
+        ((situation.Situation, "ready", _everybody_ready), (forming, "_choose", _chooses_all)),
+    ),
+    Mutant(
+        "gapped-ranks",
+        "ranks are not contiguous",
+        ((forming, "seat_members", _gapped_ranks),),
+    ),
+    Mutant(
+        "generation-reused",
+        "a new store begins at generation 1 again, whatever is remembered",
+        ((coordinator.Coordinator, "_newest_history", _always(None)),),
+    ),
+    Mutant(
+        "history-tie",
+        "of two histories the one that only knew the generation forming may win",
+        ((coordinator.Coordinator, "_newest_history", _highest_generation_first_told),),
+        seeds=4000,
+    ),
+    Mutant(
+        "ready-before-stopped",
+        "a node says ready while its workers are still being stopped",
+        ((node.Node, "_forming", _ready_at_once),),
+    ),
+    Mutant(
+        "ignores-lost-lease",
+        "a node goes on with an incarnation whose lease is lost",
+        ((node.Node, "lease_lost", _always([])),),
+    ),
+    Mutant(
+        "finishes-early",
+        "the run is finished when the first node succeeded",
+        ((running, "_succeeded", _any_success_finishes),),
+    ),
+    Mutant(
+        "renews-condemned",
+        "a condemned lease can be renewed",
+        quirks=("renews condemned",),
+    ),
+    Mutant(
+        "deadline-from-reply",
+        "the node's deadline counts from the answer to a renewal",
+        quirks=("deadline from the reply",),
+        seeds=2000,
+    ),
+    Mutant(
+        "deadline-from-last-attempt",
+        "the node's deadline counts from the last attempt of a renewal that was repeated",
+        quirks=("deadline from the last attempt",),
+        seeds=4000,
+    ),
+    Mutant(
+        "time-before-the-read",
+        "the coordinator dates what it reads by the time before it asked",
+        quirks=("time before the read",),
+        seeds=2000,
+    ),
+    Mutant(
+        "blind-publish",
+        "the coordinator publishes without compare-and-set",
+        quirks=("blind publish",),
+    ),
+    Mutant(
+        "remembers-after-publishing",
+        "the coordinator writes a generation to its disk only after publishing it",
+        quirks=("remembers late",),
+        seeds=2000,
+    ),
+    Mutant(
+        "claims-without-proof",
+        "a restarted agent claims that its old workers are gone without looking",
+        quirks=("no proof",),
+    ),
+    Mutant(
+        "guard-ignores-deadline",
+        "the guard does not kill at the deadline",
+        ((guard.Guard, "_watch", _keeps_running),),
+    ),
+    Mutant(
+        "guard-outlives-agent",
+        "the guard lets the workers run when its agent dies",
+        ((guard.Guard, "agent_died", _survives_its_agent),),
+    ),
+)
+
+MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _ALL}

@@ -37,13 +37,14 @@ class Network:
     """Machines that neither reach the store nor hear from it."""
     deaf: set[str] = field(default_factory=set)
     """Machines whose requests arrive while the answers do not."""
-    slow_s: dict[str, float] = field(default_factory=dict)
+    slow_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(machine, "requests" or "answers") → what is added at most."""
     held: dict[str, list[tuple[Callable[..., None], tuple[Any, ...]]]] = field(default_factory=dict)
 
-    def delay_s(self, machine: str) -> float:
+    def delay_s(self, machine: str, way: str = "requests") -> float:
         """How long one message takes."""
         random = self.kernel.random.random()
-        extra_s = self.slow_s.get(machine, 0.0)
+        extra_s = self.slow_s.get((machine, way), 0.0) if self.slow_s else 0.0
         return self.latency_s * (0.3 + random) + extra_s * random
 
     def heal(self, machine: str) -> None:
@@ -120,7 +121,7 @@ class Connection:
         if name in network.cut or (is_answer and name in network.deaf):
             network.held.setdefault(name, []).append((action, args))
             return
-        at_s = kernel.now + network.delay_s(name)
+        at_s = kernel.now + network.delay_s(name, "answers" if is_answer else "requests")
         if is_answer:
             at_s = self._next_answer_s = max(at_s, self._next_answer_s)
         else:

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from .checker import RuleBrokenError
 from .cluster import Cluster
 from .faults import Faults
-from .mutants import Mutant, applied
+from .mutants import MUTANTS, Mutant, applied
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,16 @@ def run_seeds(seeds: Iterable[int], jobs: int, mutant: Mutant | None = None) -> 
             yield run_seed(seed, mutant)
         return
     with get_context("fork").Pool(jobs) as pool:
-        yield from pool.imap(_Runner(mutant), seeds, chunksize=16)
+        yield from pool.imap(_Runner(mutant.name if mutant is not None else None), seeds, chunksize=16)
 
 
 @dataclass(frozen=True)
 class _Runner:
-    mutant: Mutant | None
+    mutant: str | None
+    """By name: the mutants themselves cannot be sent to another process."""
 
     def __call__(self, seed: int) -> Result:
-        return run_seed(seed, self.mutant)
+        return run_seed(seed, MUTANTS[self.mutant] if self.mutant is not None else None)
 
 
 def story_of(result: Result, width: int = 150) -> str:

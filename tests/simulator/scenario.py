@@ -7,32 +7,16 @@ from random import Random
 
 from elastic_agent.protocol.records import Policy
 
-FAULTS = (
-    "agent crash",
-    "agent freeze",
-    "host crash",
-    "host pause",
-    "partition",
-    "deaf",
-    "slow network",
-    "lossy network",
-    "worker fails",
-    "worker hangs",
-    "early success",
-    "start fails",
-    "start hangs",
-    "bootstrap unreachable",
-    "unkillable",
-    "join",
-    "drain",
-    "impostor",
-    "store crash",
-    "store freeze",
-    "crash at publishing",
-    "coordinator change",
-    "garbage",
-    "flapping",
-)
+FENCE = ("agent freeze", "host pause", "partition", "deaf", "slow network", "trap")
+"""What makes leases run out while somebody still runs."""
+STORE = ("store crash", "store freeze", "crash at publishing", "coordinator change", "hint loss", "join")
+"""What happens to the store and to whoever decides."""
+WORK = ("worker fails", "worker hangs", "early success", "start fails", "start hangs", "unkillable")
+"""What workers do."""
+CHURN = ("agent crash", "host crash", "flapping", "join", "drain", "impostor", "bootstrap unreachable")
+"""Who comes and goes."""
+MISCHIEF = ("garbage", "lossy network")
+FAULTS = tuple(sorted({*FENCE, *STORE, *WORK, *CHURN, *MISCHIEF}))
 
 
 @dataclass(frozen=True)
@@ -50,11 +34,19 @@ class Scenario:
     hint_loss: float
     max_skew: float
     kill_max_s: float
+    slow_kills: bool
+    """Whether killing always takes as long as it may."""
+    prompt_workers: bool
+    """Whether workers always end at once on SIGTERM."""
     restart_grace_s: float
     drain_grace_s: float
     reread_s: float
     work_s: float
     """How long a world must run undisturbed to finish, while there are faults."""
+    patience: float
+    """For how much of a lease a lane waits for an answer."""
+    bursts: bool
+    """Whether faults come together."""
     faults: tuple[str, ...]
     """The kinds that may occur."""
     fault_count: int
@@ -80,14 +72,26 @@ class Scenario:
         return promised_s * slack
 
 
+def _kinds(random: Random) -> list[str]:
+    """A few kinds from one or two families, or of everything; now and then none at all."""
+    if random.random() < 0.02:
+        return []
+    if random.random() < 0.3:
+        return random.sample(FAULTS, random.choice((2, 4, 8, len(FAULTS))))
+    kinds: list[str] = []
+    for family in random.sample((FENCE, FENCE, STORE, WORK, CHURN), random.choice((1, 2))):
+        kinds += random.sample(family, random.randint(1, len(family)))
+    return kinds
+
+
 def draw(random: Random, seed: int) -> Scenario:
     """A scenario; small seeds are tamer than large ones only by chance."""
-    nodes = random.choice((1, 2, 2, 3, 3, 3, 4, 4, 5, 6))
+    nodes = random.choice((1, 2, 2, 3, 3, 3, 4, 5, 6))
     ttl_s = random.choice((0.6, 1.0, 2.0, 5.0))
     max_skew = random.choice((0.0, 0.01, 0.02))
     margin_s = ttl_s * random.choice((0.15, 0.2, 0.4))
-    min_nodes = random.randint(1, nodes)
-    kinds = random.sample(FAULTS, random.choice((0, 1, 2, 3, 5, 8, len(FAULTS))))
+    min_nodes = random.choice((1, random.randint(1, nodes), nodes))
+    kinds = _kinds(random)
     policy = Policy(
         min_nodes=min_nodes,
         max_nodes=max(min_nodes, nodes + random.choice((-1, 0, 0, 1))),
@@ -95,8 +99,8 @@ def draw(random: Random, seed: int) -> Scenario:
         lease_ttl_s=ttl_s,
         fence_margin_s=margin_s,
         settle_s=random.choice((0.1, 0.5, 1.0)),
-        join_timeout_s=random.choice((10.0, 60.0, 600.0)),
-        start_timeout_s=random.choice((3.0, 10.0)),
+        join_timeout_s=random.choice((5.0, 20.0, 60.0)),
+        start_timeout_s=random.choice((2.0, 10.0)),
     )
     return Scenario(
         nodes=nodes,
@@ -107,11 +111,15 @@ def draw(random: Random, seed: int) -> Scenario:
         hint_loss=random.choice((0.0, 0.1, 0.5)),
         max_skew=max_skew,
         kill_max_s=0.95 * (margin_s / (1 + max_skew) - 2.1 * max_skew * ttl_s),
+        slow_kills=random.random() < 0.5,
+        prompt_workers=random.random() < 0.5,
         restart_grace_s=random.choice((0.1, 0.5)),
         drain_grace_s=random.choice((0.5, 2.0)),
-        reread_s=ttl_s * random.choice((0.33, 1.0)),
-        work_s=random.choice((2.0, 10.0, 50.0)),
-        faults=tuple(sorted(kinds)),
-        fault_count=random.choice((1, 2, 4, 8, 14)) if kinds else 0,
-        quiet_s=ttl_s * random.choice((8, 15)) + 2.0,
+        reread_s=ttl_s * random.choice((0.03, 0.1, 0.33, 1.0)),
+        work_s=random.choice((3.0, 20.0, 1000.0, 1000.0)),
+        patience=random.choice((0.25, 0.25, 1.0)),
+        bursts=random.random() < 0.5,
+        faults=tuple(sorted(set(kinds))),
+        fault_count=random.choice((2, 8, 20, 40)) if kinds else 0,
+        quiet_s=ttl_s * random.choice((8, 15, 30)) + 2.0,
     )
