@@ -101,7 +101,7 @@ def test_below_min_the_survivors_wait_and_then_go_on(make_cluster: MakeCluster) 
     first = cluster.wait_training("a", "b")
     b.kill_node()
     cluster.wait_event("workers_stopped", "a", generation=first)
-    cluster.wait_said("a", "waiting for 1 more of at least 2 nodes", "a (1 workers)")
+    cluster.wait_said("a", "waiting for 1 more of at least 2 nodes", "a (1 worker)")
     cluster.start("c", 1)
     cluster.start("d", 2)
     third = cluster.wait_training("a", "c", "d", after=first)
@@ -116,7 +116,7 @@ def test_too_few_nodes_for_too_long_end_the_run(make_cluster: MakeCluster) -> No
     assert cluster.wait_end() == {"a": 3, "b": 3}
     for agent in (a, b):
         assert agent.lines(
-            "only 2 of at least 3 nodes came within 2 s", "a (2 workers), b (1 workers)", "1 more needed"
+            "only 2 of at least 3 nodes came within 2 s", "a (2 workers), b (1 worker)", "1 more needed"
         )
     assert charged(cluster) == 0
     check_safety(cluster)

@@ -163,6 +163,7 @@ class Agent(ElasticAgent):
                 return ending
             self._log.info(f"{ending.reason}; taking the next free id")
             refused |= {seat.node_id}
+            self._seat = None
             seat.release()
 
     async def _take_part(self, run_id: str, seat: NodeSeat, narrator: Narrator) -> Ending:
@@ -187,6 +188,8 @@ class Agent(ElasticAgent):
         )
         self._supervisor = Supervisor(parts, seat.node_id, incarnation, settings.hang_timeout)
         self._journal.write("agent_started", incarnation=incarnation, pid=os.getpid(), slots=self._slots)
+        if self._signals:  # it came while another id was being looked for
+            self._supervisor.drain(f"{signal.Signals(self._signals[0]).name} received")
         ending = await self._supervisor.run()
         self._journal.write("agent_ended", outcome=ending.outcome.value, reason=ending.reason)
         return ending
@@ -243,23 +246,21 @@ class Agent(ElasticAgent):
         plan = supervisor.node.plan
         assert seat is not None  # only seated nodes start
         assert self._seat is not None  # held as long as the node takes part
-        beats = HeartbeatFile.create(
-            self._seat.heartbeat_file(_memory_folder(), world.generation), seat.slots
-        )
+        heartbeat_file = self._seat.heartbeat_file(_memory_folder(), world.generation)
         facts = RunFacts(
             run_id=self._meeting.run_id or "",
             role=self._settings.role,
             restarts=plan.charged if plan is not None else 0,
             max_restarts=self._settings.max_restarts,
             first_generation=world.generation == 1,
-            heartbeat_file=beats.path,
+            heartbeat_file=str(heartbeat_file),
             stacks_signal=DEFAULT_STACKS_SIGNAL,
             gloo_interface=interface_of(seat.address),
             virtual_local_rank=self._settings.virtual_local_rank,
         )
         envs = {slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)}
         context = make_context(self._settings, self._guard, self._logs, self._closer, world.generation, envs)
-        runner.start(world.generation, context, beats)
+        runner.start(world.generation, context, HeartbeatFile.create(heartbeat_file, seat.slots))
 
     # -- signals and the end --------------------------------------------------------------------
 
@@ -288,6 +289,7 @@ class Agent(ElasticAgent):
         if isinstance(self._logs, GenerationLogs):
             self._logs.remove_if_temporary()
         if self._seat is not None:
+            self._seat.sweep(_memory_folder())
             self._seat.release()
         self._journal.close()
 

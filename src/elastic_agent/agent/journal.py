@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from elastic_agent.logs import get_logger
 from elastic_agent.rendezvous.clock import boottime_s
 
 
@@ -22,6 +23,7 @@ class Journal:
         """
         self._context = context
         self._handle: int | None = None
+        self._told = False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -31,11 +33,18 @@ class Journal:
         self._context.update(context)
 
     def write(self, event: str, **details: Any) -> None:
-        """One event, stamped with CLOCK_BOOTTIME and the time of day."""
+        """One event, stamped with CLOCK_BOOTTIME and the time of day; lost where it cannot be written (disk full)."""
         if self._handle is None:
             return
         line = {"event": event, "boottime_s": boottime_s(), "time_s": time.time(), **self._context, **details}
-        os.write(self._handle, (json.dumps(line, default=str) + "\n").encode())
+        try:
+            os.write(self._handle, (json.dumps(line, default=str) + "\n").encode())
+        except OSError as error:  # the run matters more than its record
+            if not self._told:
+                self._told = True
+                get_logger().warning(
+                    "cannot write the event journal; events are missing in it", error=str(error)
+                )
 
     def close(self) -> None:
         """Close the file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -30,8 +31,9 @@ def launch(resolved: Resolved) -> int:
     try:
         return _run(settings, guard)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
+                stream.flush()
 
 
 def import_torch_quietly() -> None:

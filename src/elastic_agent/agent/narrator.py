@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from elastic_agent.logs import bind_context, get_logger, waiting_reporter
 from elastic_agent.protocol.records import Failure, Phase, Plan, World
+from elastic_agent.protocol.situation import count
 
 DIAL_CAUSES = (
     "usual causes: the agent on that machine is not started yet, a firewall closes the port, "
@@ -85,7 +86,7 @@ class Narrator:
         seat = world.seat_of(incarnation)
         if seat is None:
             self._text = (
-                f"standing by: generation {plan.generation} runs with {len(world.seats)} nodes "
+                f"standing by: generation {plan.generation} runs with {count(len(world.seats), 'node')} "
                 f"(at most {plan.policy.max_nodes})"
             )
             self._facts = {"nodes": len(world.seats)}
@@ -94,7 +95,8 @@ class Narrator:
         last = seat.first_rank + seat.slots - 1
         ranks = f"rank {last}" if seat.slots == 1 else f"ranks {seat.first_rank}-{last}"
         self._log.info(
-            f"generation {plan.generation}: {len(world.seats)} nodes, {world.world_size} workers; "
+            f"generation {plan.generation}: {count(len(world.seats), 'node')}, "
+            f"{count(world.world_size, 'worker')}; "
             f"{ranks} here",
             nodes=len(world.seats),
             world_size=world.world_size,

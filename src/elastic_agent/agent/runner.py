@@ -87,8 +87,12 @@ class Runner:
 
     def start(self, generation: int, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``started`` or ``failed`` follows."""
+        try:
+            context.start()
+        except BaseException:
+            heartbeats.close()
+            raise  # nothing of this generation runs, so nothing of it is to be stopped
         self._running = _Running(generation, context, heartbeats, {}, {})
-        context.start()
 
     def stop(self, grace_s: float, *, dump_stacks: bool = False) -> None:
         """SIGTERM, SIGKILL after ``grace_s``; ``stopped`` follows when nothing is left."""
@@ -213,7 +217,9 @@ class Runner:
             return
         running.context.close_later()
         running.heartbeats.close()
-        if running.succeeding and not running.stopping and not unkillable:
+        if running.succeeding and not running.stopping:
+            if unkillable:  # they outlived workers that are done: no reason to take the success back
+                self._log.warning("processes that the workers left are stuck in the kernel", pids=unkillable)
             self._tell.succeeded(running.generation)
         else:
             self._tell.stopped(unkillable)

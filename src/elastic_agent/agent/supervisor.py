@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import node as machine
@@ -60,7 +61,7 @@ class Parts:
     narrator: Narrator
     graces: Graces
     start_workers: Callable[[World, Runner], None]
-    """Makes the worker context of this world and starts it; raises OSError or ValueError if it cannot."""
+    """Makes the worker context of this world and starts it; raises OSError, ValueError or RuntimeError if not."""
     new_guard: Callable[[], Guard]
     remember: Callable[[Plan], None]
     """Keep on disk what a new store would have to know."""
@@ -89,8 +90,6 @@ class Supervisor:
         )
         self._hang_timeout_s = hang_timeout_s
         self._log = get_logger()
-        self._guard_ready = False
-        self._held_start: World | None = None
         self._give_up: asyncio.TimerHandle | None = None
         self._met = False
         parts.session.listen(self.session_event)
@@ -101,6 +100,8 @@ class Supervisor:
 
     async def run(self) -> Ending:
         """Until the node's part is over; its last word has been written, or could not be."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._callback_failed)
         session = asyncio.create_task(self._parts.session.run())
         session.add_done_callback(self._session_ended)
         try:
@@ -110,12 +111,22 @@ class Supervisor:
         finally:
             session.cancel()
             await asyncio.gather(session, return_exceptions=True)
-            asyncio.get_running_loop().remove_reader(self._parts.guard.fileno())
+            if self._parts.guard.fileno() >= 0:
+                loop.remove_reader(self._parts.guard.fileno())
+            loop.set_exception_handler(None)
 
     def _session_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None and not self._ending.done():
-            error = task.exception()
-            assert error is not None  # just looked
+        """It never ends by itself, and without it the agent would wait for ever."""
+        if self._ending.done():
+            return
+        error = None if task.cancelled() else task.exception()
+        self._ending.set_exception(error or RuntimeError("the session with the store ended by itself"))
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An event was not dealt with to its end: rather no agent than one that waits for ever."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if "handle" in context and isinstance(error, Exception) and not self._ending.done():
             self._ending.set_exception(error)
 
     async def _last_word(self) -> None:
@@ -203,18 +214,12 @@ class Supervisor:
 
     def _attach_guard(self, guard: Guard) -> Runner:
         self._parts.guard = guard
-        self._guard_ready = False
         asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
         return Runner(guard, self._node_id, self._callbacks, self._parts.journal, self._hang_timeout_s)
 
     def _guard_readable(self) -> None:
         for event in self._parts.guard.read_events():
-            if isinstance(event, guard_events.Ready):
-                self._guard_ready = True
-                if self._held_start is not None:
-                    world, self._held_start = self._held_start, None
-                    self._start(world)
-            elif isinstance(event, guard_events.GuardLost):
+            if isinstance(event, guard_events.GuardLost):
                 self._guard_lost(event)
                 return
             else:
@@ -226,7 +231,6 @@ class Supervisor:
         loop.remove_reader(self._parts.guard.fileno())
         self._log.error("the guard process died; a new one is started", returncode=event.returncode)
         self._journal("guard_lost", returncode=event.returncode)
-        self._held_start = None
         self._parts.guard.close()
         runner = self._runner
         self._runner = self._attach_guard(self._parts.new_guard())
@@ -275,7 +279,6 @@ class Supervisor:
                 self._start(world)
             case machine.StopWorkers(grace=grace, reason=reason, dump_stacks=dump):
                 self._journal("stopping", generation=self.node.generation, reason=reason, grace=grace.value)
-                self._held_start = None
                 self._runner.stop(self._parts.graces.of(grace), dump_stacks=dump)
             case machine.Rejoin(reason=reason):
                 self._rejoin(reason)
@@ -284,13 +287,10 @@ class Supervisor:
                 self._end(Ending(outcome, reason, self._last_failure))
 
     def _start(self, world: World) -> None:
-        if not self._guard_ready:
-            self._held_start = world
-            return
         self.world = world
         try:
             self._parts.start_workers(world, self._runner)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             failure = Failure(
                 FailureKind.START, f"{self._node_id} could not start its workers: {error}"[:512]
             )

@@ -64,6 +64,14 @@ class Coordinator:
                 self.clock = PhaseClock(since_s=now_s)
             self.plan = plan
 
+    def stood_still(self, now_s: float, lasted_s: float) -> None:
+        """The coordinator did nothing for that long, until now, because it was paused: nobody else is to blame.
+
+        To be told after everything was read again. No lease ends right now, and no phase's time ran meanwhile.
+        """
+        self.ledger.pardon(now_s)
+        self.clock.skip(lasted_s)
+
     @property
     def anybody_here(self) -> bool:
         """Whether a member is alive and has not left."""

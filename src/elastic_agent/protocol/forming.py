@@ -12,7 +12,7 @@ import msgspec
 from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
 from .records import Failure, FailureKind, Phase, Plan, State, World
-from .situation import FAR_S, Decision, Situation, names, uncleared
+from .situation import FAR_S, Decision, Situation, count, names, uncleared
 
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is condemned."""
@@ -121,7 +121,7 @@ def _choose(now: Situation, ready: list[Sighting]) -> list[Sighting]:
 def _await_more(now: Situation, chosen: list[Sighting]) -> Decision:
     """Below min: wait, with a limit."""
     now.clock.enough_since_s = None
-    came = names(f"{one.member.node_id} ({one.member.slots} workers)" for one in chosen) or "nobody"
+    came = names(f"{one.member.node_id} ({count(one.member.slots, 'worker')})" for one in chosen) or "nobody"
     missing = now.policy.min_nodes - len(chosen)
     until_s = now.clock.since_s + now.policy.join_timeout_s
     if now.now_s >= until_s:
@@ -167,7 +167,7 @@ def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
     assert host.bootstrap is not None  # filtered above
     world = World(plan.generation, seats, host.bootstrap, host.node_id)
     charged = plan.charged + (1 if plan.awaiting and _charge(now) else 0)
-    reason = f"{len(seats)} nodes, {world.world_size} workers"
+    reason = f"{count(len(seats), 'node')}, {count(world.world_size, 'worker')}"
     if plan.failure is not None:
         reason += "; restart " + (
             f"{charged} of {plan.policy.max_restarts}" if charged > plan.charged else "not charged"

@@ -14,6 +14,12 @@ from .records import Lease, Member, Policy
 RENEWALS_THAT_PROVE_LIFE = 3
 """A dead agent's last renewal may be noticed late, and one more may have been under way when it died."""
 
+PARDON_LEASES = 1 / 3
+"""How much of its time a lease has left at least, after the coordinator itself stood still."""
+
+MAX_PARDONS = 3
+"""So often since its last renewal. A coordinator that is always late must condemn the dead nevertheless."""
+
 
 @dataclass(frozen=True)
 class HeldLease:
@@ -65,6 +71,8 @@ class Sighting:
     renewed_s: float
     renewals_s: tuple[float, ...] = ()
     """When its last few renewals were noticed."""
+    pardons: int = 0
+    """How often its end was put off since its last renewal."""
 
     def seen_alive_since(self, moment_s: float) -> bool:
         """Whether it has certainly renewed after this moment."""
@@ -99,7 +107,7 @@ class LeaseLedger:
             return
         if lease.beat > known.lease.beat:
             renewals_s = (*known.renewals_s, now_s)[-RENEWALS_THAT_PROVE_LIFE:]
-            known = replace(known, renewed_s=now_s, renewals_s=renewals_s)
+            known = replace(known, renewed_s=now_s, renewals_s=renewals_s, pardons=0)
         condemned = lease.condemned or known.lease.condemned
         lease = lease if lease.condemned == condemned else lease.condemn()
         self.sightings[member.incarnation] = replace(known, member=member, lease=lease)
@@ -109,6 +117,18 @@ class LeaseLedger:
         known = self.sightings.get(incarnation)
         if known is not None and known.alive:
             self.sightings[incarnation] = replace(known, lease=known.lease.condemn())
+
+    def pardon(self, now_s: float) -> None:
+        """Put off the end of every lease that lives: the coordinator itself stood still until now.
+
+        What was sent to it meanwhile may still be on its way. To put off a condemnation is always safe.
+        """
+        for key, one in self.sightings.items():
+            if not one.alive or one.pardons >= MAX_PARDONS:
+                continue
+            renewed_s = now_s + (PARDON_LEASES - 1.0) * one.lease.ttl_s  # as if renewed that long ago
+            if renewed_s > one.renewed_s:
+                self.sightings[key] = replace(one, renewed_s=renewed_s, pardons=one.pardons + 1)
 
     def forget(self, incarnation: str) -> None:
         """Drop an incarnation whose records were removed."""

@@ -9,7 +9,7 @@ import msgspec
 from .forming import forming_plan
 from .leases import Sighting
 from .records import Failure, FailureKind, Phase, Seat, State, World
-from .situation import FAR_S, Decision, Situation, names
+from .situation import FAR_S, Decision, Situation, count, names
 
 STABLE_S = 60.0
 """A world that ran this long has made progress: earlier losses of its nodes are forgotten."""
@@ -145,7 +145,7 @@ def _avoid_bootstrap(now: Situation) -> tuple[str, ...]:
 
 
 def _finish(now: Situation, world: World) -> Decision:
-    reason = f"all {len(world.seats)} nodes succeeded in generation {world.generation}"
+    reason = f"generation {world.generation} succeeded on {count(len(world.seats), 'node')}"
     return Decision(
         reason,
         msgspec.structs.replace(now.plan, version=now.plan.version + 1, phase=Phase.FINISHED, reason=reason),
@@ -174,7 +174,9 @@ def _admit(now: Situation, world: World) -> Decision:
     start_by_s = now.clock.since_s + now.policy.start_timeout_s
     starting = [seat for seat in world.seats if _says(now, seat, State.READY)]
     wake_s = start_by_s if starting else FAR_S
-    steady = Decision(f"{len(world.seats)} nodes, {world.world_size} workers running", wake_s=wake_s)
+    steady = Decision(
+        f"{count(len(world.seats), 'node')}, {count(world.world_size, 'worker')} running", wake_s=wake_s
+    )
     if starting or any(_succeeded(now, seat) for seat in world.seats):
         return steady  # not yet running everywhere, or already ending
     candidates = _newcomers(now, world, lambda one: one.member.state is State.READY)
@@ -184,7 +186,9 @@ def _admit(now: Situation, world: World) -> Decision:
     allowed = [one for one, at_s in zip(candidates, open_s, strict=True) if at_s <= now.now_s]
     if not allowed or any(now.now_s < at_s <= now.now_s + now.policy.settle_s for at_s in open_s):
         later = min((at_s for at_s in open_s if at_s > now.now_s), default=FAR_S)
-        return Decision(f"{len(candidates)} nodes are about to join", wake_s=min(wake_s, later))
+        return Decision(
+            f"{names(one.member.node_id for one in candidates)} about to join", wake_s=min(wake_s, later)
+        )
     who = names(one.member.node_id for one in allowed)
     reason = f"{who} joined" if len(allowed) == 1 else f"{who} join"
     return Decision(

@@ -37,6 +37,12 @@ class PhaseClock:
     since_s: float
     enough_since_s: float | None = None
 
+    def skip(self, lasted_s: float) -> None:
+        """Do not count that long."""
+        self.since_s += lasted_s
+        if self.enough_since_s is not None:
+            self.enough_since_s += lasted_s
+
 
 @dataclass(frozen=True)
 class Situation:
@@ -134,6 +140,11 @@ def uncleared(situation: Situation) -> dict[str, float]:
         elif fenced_s > situation.now_s:
             waits[seat.incarnation] = fenced_s
     return waits
+
+
+def count(number: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def names(items: Iterable[str]) -> str:
