@@ -329,6 +329,14 @@ class Cluster:
 
         return self.wait(f"{event} of {node or 'anybody'} {values or ''}", look)
 
+    def wait_daemon(self) -> int:
+        """Until a worker left a daemon behind (see train.py); its pid."""
+
+        def look() -> int | None:
+            return next((one["pid"] for one in self._steps.all() if one["kind"] == "daemon"), None)
+
+        return self.wait("the daemon", look)
+
     def wait_said(self, name: str, *words: str, timeout_s: float = PATIENCE_S) -> str:
         """Until this agent logged a line with all of these words."""
         agent = self.agents[name]

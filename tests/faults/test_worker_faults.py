@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from .cluster import LEASE_S
+from .cluster import LEASE_S, MARGIN_S
 from .conftest import MakeCluster
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
@@ -77,14 +77,24 @@ def test_a_daemon_left_by_a_worker_is_gone_before_the_next_generation(make_clust
     cluster = make_cluster("1")
     cluster.start("a")
     first = cluster.wait_training("a")
-    before = {*cluster.marked_processes()}
     cluster.order("a/0", "daemon")
-    (daemon,) = cluster.wait("the daemon", lambda: {*cluster.marked_processes()} - before)
+    daemon = cluster.wait_daemon()
     cluster.order("a/0", "exit")
     started = cluster.wait_event("workers_started", "a", generation=first + 1)
     assert daemon not in cluster.marked_processes(), started
     cluster.wait_training("a", after=first)
     see_it_end(cluster, restarts=1)
+
+
+def test_nothing_of_a_worker_outlives_its_killed_agent(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1")
+    a = cluster.start("a")
+    cluster.wait_training("a")
+    cluster.order("a/0", "daemon")
+    family = [a.guard, cluster.pid_of("a/0"), cluster.wait_daemon()]
+    a.kill_agent()
+    assert cluster.wait_gone(family, MARGIN_S) == []
+    check_nothing_left(cluster)
 
 
 def test_a_killed_guard_takes_its_workers_along_and_is_replaced(make_cluster: MakeCluster) -> None:

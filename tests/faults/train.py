@@ -4,8 +4,7 @@ Each step is one all_reduce. Every rank appends a line per step to ``steps.jsonl
 (atomically) after each step. It trains until the file ``finish`` is there.
 
 A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, daemon
-(leaves a daemonised grandchild behind, then goes on), stubborn (ignores SIGTERM from now on). An order is
-obeyed once, unless it begins with ``always-``.
+(leaves a daemonised grandchild behind, then goes on). An order is obeyed once, unless it begins with ``always-``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -45,11 +43,12 @@ def save(folder: Path, step: int, run_id: str) -> None:
     draft.replace(folder / "checkpoint.json")
 
 
-def daemonise() -> None:
+def daemonise(folder: Path, worker_id: str) -> None:
     """Leave a grandchild behind that has its own session and ignores SIGTERM."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
+            note(folder, kind="daemon", worker_id=worker_id, pid=os.getpid())
             code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
             os.execv(sys.executable, [sys.executable, "-S", "-c", code])
         os._exit(0)
@@ -74,9 +73,7 @@ def obey(folder: Path, worker_id: str) -> None:
             while True:
                 time.sleep(3600)
         case "daemon":
-            daemonise()
-        case "stubborn":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            daemonise(folder, worker_id)
         case unknown:
             raise AssertionError(f"unknown order {unknown}")
 
