@@ -18,6 +18,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol.node import Outcome
@@ -84,6 +85,7 @@ class Agent(ElasticAgent):
         Raises:
             EndedAtOnceError: a second signal came.
             IdentityError: the node id cannot be taken.
+            UsageError: the state directory cannot be written.
         """
         try:
             self.ending = asyncio.run(self._main())
@@ -147,13 +149,15 @@ class Agent(ElasticAgent):
             return Ending(Outcome.UNREACHABLE, reason)
         except NotAStoreError as error:
             return Ending(Outcome.UNREACHABLE, str(error))
+        except OSError as error:
+            raise _unwritable(settings.state_dir, error) from None
 
     async def _until_over(self, run_id: str, narrator: Narrator) -> Ending:
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
         folder = self._settings.state_dir / "nodes" / run_id
         refused: frozenset[str] = frozenset()
         while True:
-            seat = self._seat = take_seat(folder, self._settings.node_id, refused)
+            seat = self._seat = self._take_seat(folder, refused)
             seat.sweep(_memory_folder())
             bind_context(node=seat.node_id)
             self._journal.bind(node=seat.node_id)
@@ -165,6 +169,12 @@ class Agent(ElasticAgent):
             refused |= {seat.node_id}
             self._seat = None
             seat.release()
+
+    def _take_seat(self, folder: Path, refused: frozenset[str]) -> NodeSeat:
+        try:
+            return take_seat(folder, self._settings.node_id, refused)
+        except OSError as error:
+            raise _unwritable(self._settings.state_dir, error) from None
 
     async def _take_part(self, run_id: str, seat: NodeSeat, narrator: Narrator) -> Ending:
         settings = self._settings
@@ -292,6 +302,12 @@ class Agent(ElasticAgent):
             self._seat.sweep(_memory_folder())
             self._seat.release()
         self._journal.close()
+
+
+def _unwritable(state_dir: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"--state-dir {state_dir} cannot be used: {error.strerror}; give one that can be written"
+    )
 
 
 def _memory_folder() -> Path:

@@ -71,16 +71,15 @@ def _run(settings: Settings, guard: Guard) -> int:
     )
     try:
         agent = Agent(settings, slots, guard, meeting)
+    except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
+        raise UsageError(str(error)) from None
+    try:
         agent.run(settings.role)
     except IdentityError as error:
         log.error(str(error))
         return ExitCode.REFUSED
     except EndedAtOnceError as error:
         return 128 + error.signum
-    except (ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.filename is None:
-            raise
-        raise UsageError(str(error)) from None
     return _exit_code(agent)
 
 

@@ -222,8 +222,7 @@ class Supervisor:
             if isinstance(event, guard_events.GuardLost):
                 self._guard_lost(event)
                 return
-            else:
-                self._runner.handle(event)
+            self._runner.handle(event)
 
     def _guard_lost(self, event: guard_events.GuardLost) -> None:
         """The guard died; its workers died with it (parent-death signal), their children fell to us."""
