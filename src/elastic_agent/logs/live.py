@@ -5,6 +5,7 @@ There is no thread here: whoever waits calls ``tick`` when ``next_due_s`` has co
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -48,11 +49,12 @@ class StatusLine:
                 self._write(_ERASE_LINE)
 
     def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-        except UnicodeEncodeError:
-            self._stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
-        self._stream.flush()
+        with contextlib.suppress(OSError):  # the terminal is gone: nobody reads it, and nothing ends for that
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                self._stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
+            self._stream.flush()
 
     def _columns(self) -> int:
         try:
