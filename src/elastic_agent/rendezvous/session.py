@@ -195,7 +195,9 @@ class Session:
                 commands, watch = _Connection("store-commands"), _Connection("store-watch")
                 try:
                     await self._attend(commands, watch)
-                except (StoreLostError, UnreachableError) as error:
+                except (
+                    TransportError
+                ) as error:  # also: no port free for an offer, no store of ours at the second dial
                     self._tell(events.Disconnected(str(error)))
                     await asyncio.sleep(REDIAL_MIN_S)
                 finally:
@@ -379,9 +381,11 @@ class Session:
             self._tell(events.Renewed(self._lease.deadline_s))
             return
         stored = await connection.call(lambda: link.read_lease(held.record.incarnation), self._ttl_s)
+        if self._lease is not held:
+            return  # lost or replaced meanwhile
         if stored is None or stored.condemned:
             self._lose("the coordinator condemned it (no renewal reached the store in time)")
-        elif self._lease is held:  # an earlier renewal had an unknown outcome: it did happen
+        else:  # an earlier renewal had an unknown outcome: it did happen
             self._lease = HeldLease(stored, held.deadline_s)
             self._renew_due = True
 
