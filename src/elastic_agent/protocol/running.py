@@ -164,7 +164,7 @@ def _keep_successes(now: Situation, world: World) -> Decision | None:
     who = names(seat.node_id for seat in world.seats if seat.incarnation in gone)
     reason = f"{who} succeeded and left"
     plan = msgspec.structs.replace(
-        now.plan, version=now.plan.version + 1, reason=reason, succeeded=(*now.plan.succeeded, *gone)
+        now.plan, version=now.plan.version + 1, reason=reason[:512], succeeded=(*now.plan.succeeded, *gone)
     )
     return Decision(reason, plan)
 
