@@ -20,6 +20,11 @@ from elastic_agent.workers.logs import GenerationLogs
 PATIENCE_S = 20.0
 
 
+class Unprintable:
+    def __str__(self) -> str:
+        raise ValueError("no argument")
+
+
 class Bench:
     """A runner, and what it reported, in order."""
 
@@ -52,7 +57,7 @@ class Bench:
             self.runner.handle(event)
         self._news.set()
 
-    def start(self, generation: int, program: str, *arguments: str) -> None:
+    def start(self, generation: int, program: str, *arguments: object) -> None:
         envs = {0: {"ELASTIC_AGENT_GENERATION": str(generation)}}
         logs = GenerationLogs(str(self.folder / "logs"))
         context = WorkerContext(self.guard, generation, "w", program, {0: arguments}, envs, logs, self.closer)
@@ -70,6 +75,11 @@ class Bench:
             while self.stopped_answers != [*generations]:
                 self._news.clear()
                 await self._news.wait()
+
+    def start_in_vain(self, generation: int) -> None:
+        """Fails before the guard is asked: a launch message cannot hold this argument."""
+        with pytest.raises(ValueError, match="argument"):
+            self.start(generation, sys.executable, Unprintable())
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self.guard.fileno())
@@ -103,3 +113,25 @@ def test_a_late_answer_about_one_generation_does_not_end_the_next(guard: Guard, 
     bench = asyncio.run(scene())
     assert bench.reported[-1] == ("stopped", ())
     assert bench.closer.drain_closing(PATIENCE_S)
+
+
+def test_workers_that_could_not_even_be_asked_for_count_as_stopped_at_once(
+    guard: Guard, tmp_path: Path
+) -> None:
+    async def scene() -> Bench:
+        bench = Bench(guard, tmp_path)
+        bench.start_in_vain(3)
+        bench.runner.stop(1.0)  # as an agent does when a start has failed
+        await bench.until("stopped", ())
+        bench.close()
+        return bench
+
+    bench = asyncio.run(scene())
+    assert bench.reported == [("stopped", ())]
+    assert not (tmp_path / "3.beat").exists()
+
+
+def test_a_full_disk_takes_the_journal_and_nothing_else() -> None:
+    journal = Journal(Path("/dev/full"))
+    journal.write("worker_exited")  # an error here would keep the agent from hearing of the exit
+    journal.close()

@@ -1,0 +1,40 @@
+"""Node ids derived from the host's name, on machines that have the same name."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+from elastic_agent.agent.identity import host_name
+from tests.cli.support import COMMAND, clean_environment
+
+PATIENCE_S = 60.0
+
+
+def test_two_machines_of_the_same_name_both_take_part(tmp_path: Path) -> None:
+    """The second one is refused, takes the next free id, and its workers run (all the guard says was said before)."""
+    script = tmp_path / "show.py"
+    script.write_text("import os; print(os.environ['ELASTIC_AGENT_NODE_ID'], os.environ['WORLD_SIZE'])")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    options = ["--rdzv-endpoint", endpoint, "--rdzv-id", "twins", "--nnodes", "2", "--lease-ttl", "2"]
+    agents = [
+        subprocess.Popen(
+            [*COMMAND, *options, "--state-dir", str(tmp_path / name), str(script)],
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for name in ("one", "other")
+    ]
+    try:
+        said = [agent.communicate(timeout=PATIENCE_S)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    assert sorted(said) == [f"{host_name()} 2\n", f"{host_name()}-2 2\n"]
+    assert [agent.returncode for agent in agents] == [0, 0]
