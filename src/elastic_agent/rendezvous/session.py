@@ -195,9 +195,7 @@ class Session:
                 commands, watch = _Connection("store-commands"), _Connection("store-watch")
                 try:
                     await self._attend(commands, watch)
-                except (
-                    TransportError
-                ) as error:  # also: no port free for an offer, no store of ours at the second dial
+                except TransportError as error:  # also: no port is free for an offer, or none of ours answers
                     self._tell(events.Disconnected(str(error)))
                     await asyncio.sleep(REDIAL_MIN_S)
                 finally:
@@ -249,19 +247,24 @@ class Session:
 
     async def _keep_time(self) -> None:
         """The loop's own timer: ask for renewals, and notice when the lease has run out."""
+        renew_s = boottime_s() + self._ttl_s / RENEWALS_PER_LEASE
         while True:
-            await asyncio.sleep(self._ttl_s / RENEWALS_PER_LEASE)
-            self._renew_due = True
-            self._wake.set()
-            if self._lease is not None and self._lease.expired(boottime_s()):
+            now_s = boottime_s()
+            if self._lease is not None and self._lease.expired(now_s):
                 self._lose("it was not renewed in time: the store did not answer")
+            if now_s >= renew_s:
+                renew_s = now_s + self._ttl_s / RENEWALS_PER_LEASE
+                self._renew_due = True
+                self._wake.set()
+            deadline_s = self._lease.deadline_s if self._lease is not None else renew_s
+            await asyncio.sleep(min(renew_s, deadline_s) - now_s)
 
     def _lose(self, why: str) -> None:
         """This incarnation is over; the owner stops the workers and rejoins."""
-        if self._over == self.member.incarnation:
-            return
         self._lease = None
         self._prepare = None
+        if self._over == self.member.incarnation:
+            return
         self._over = self.member.incarnation
         self._tell(events.LeaseLost(f"the lease of {self._ttl_s:g} s is lost: {why}"))
 
