@@ -123,6 +123,7 @@ from elastic_agent.transport.addresses import connect, is_local, listen, local_a
 addresses = ["10.9.8.7", "10.9.8.6", "127.0.1.1", "10.9.8.8", "192.0.2.1"]
 local = lambda: [is_local([(int(socket.AF_INET), one)]) for one in addresses]
 facts = {"local": local()}
+Path("/proc/sys/net/ipv6/bindv6only").write_text("1")
 with listen("node1", 0) as server:
     port = server.getsockname()[1]
     facts["advertised"] = [

@@ -327,6 +327,14 @@ def test_whoever_waits_learns_that_the_store_is_gone(scene: Scene) -> None:
         node.read_plan()
 
 
+def test_a_word_that_did_not_arrive_is_an_error(scene: Scene) -> None:
+    """torch's client sends a value without waiting for an answer: into a broken connection as into a good one."""
+    node = scene.joined("a")
+    scene.host.close()
+    with pytest.raises(StoreLostError):
+        node.write(member("a", state=State.LEFT))
+
+
 def test_a_closed_link_says_so(scene: Scene) -> None:
     node = scene.node()
     node.close()

@@ -17,7 +17,7 @@ from elastic_agent.transport.base import NotAStoreError, StoreLostError, Transpo
 from elastic_agent.transport.lane import Lane
 from elastic_agent.values import Endpoint
 
-from .support import PATIENCE_S, Scene, free_endpoint, peers
+from .support import PATIENCE_S, Scene, free_endpoint, member, peers
 from .test_addresses import needs_ipv6
 
 
@@ -158,19 +158,23 @@ def test_a_frozen_host_stalls_neither_dialling_nor_those_who_leave_their_thread_
     with peers(1, endpoint) as (host,):
         hosting, store_id = host.elect()
         assert hosting
-        link = c10d.dial(endpoint, "run", 5.0)
+        link, writer = c10d.dial(endpoint, "run", 5.0), c10d.dial(endpoint, "run", 5.0)
         host.freeze()
         error = why_not(endpoint, 0.3)
         assert isinstance(error, UnreachableError)
         assert "frozen" in str(error)
         assert c10d.find_or_host(endpoint, 0.3) is None, "its port is taken: nobody else may host"
-        lane = Lane("stuck")
+        lane, writing = Lane("stuck"), Lane("writing")
         stuck = lane.submit(link.read_plan)
+        written = writing.submit(lambda: writer.write(member("a")))
         with pytest.raises(TimeoutError):
             stuck.result(0.3)
+        assert not written.done(), "it is not written before the store says so"
         lane.abandon()
         link.close()
         host.thaw()
+        written.result(PATIENCE_S)
+        writing.abandon()
         with pytest.raises(StoreLostError, match="closed"):  # it comes back, and goes no further
             stuck.result(PATIENCE_S)
         again = c10d.dial(endpoint, "run", 5.0)
