@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +17,7 @@ from elastic_agent.agent.runner import Runner, RunnerCallbacks
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.protocol.records import FailureKind
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
-from elastic_agent.workers.guard_client import Guard, Stopped, boottime_s
+from elastic_agent.workers.guard_client import Guard, GuardLost, Stopped, boottime_s
 from elastic_agent.workers.logs import GenerationLogs
 
 PATIENCE_S = 20.0
@@ -54,6 +57,9 @@ class Bench:
         for event in self.guard.read_events():
             if isinstance(event, Stopped):
                 self.stopped_answers.append(event.generation)
+            if isinstance(event, GuardLost):
+                self.close()
+                self._note("guard lost", event.returncode)
             self.runner.handle(event)
         self._news.set()
 
@@ -135,3 +141,22 @@ def test_a_full_disk_takes_the_journal_and_nothing_else() -> None:
     journal = Journal(Path("/dev/full"))
     journal.write("worker_exited")  # an error here would keep the agent from hearing of the exit
     journal.close()
+
+
+def test_a_frozen_guard_does_not_keep_workers_running_that_are_to_stop(guard: Guard, tmp_path: Path) -> None:
+    async def scene() -> int:
+        bench = Bench(guard, tmp_path)
+        bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
+        await bench.until("started", 1)
+        worker = os.pidfd_open(bench.runner.pids[0])
+        os.kill(guard.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, guard.pid, os.WSTOPPED | os.WNOWAIT)
+        bench.runner.stop(1.0)
+        await bench.until("guard lost", -signal.SIGKILL)
+        bench.runner.abandon(GuardLost(None))
+        return worker
+
+    worker = asyncio.run(scene())
+    ended, _, _ = select.select([worker], [], [], PATIENCE_S)
+    os.close(worker)
+    assert ended

@@ -95,9 +95,18 @@ class Runner:
         self._running = _Running(generation, context, heartbeats, {}, {})
 
     def stop(self, grace_s: float, *, dump_stacks: bool = False) -> None:
-        """SIGTERM, SIGKILL after ``grace_s``; ``stopped`` follows when nothing is left."""
+        """SIGTERM, SIGKILL after ``grace_s``; ``stopped`` follows when nothing is left.
+
+        A guard that is frozen itself is killed: then its end follows.
+        """
         if self._running is not None:
             self._running.stopping = True
+        if is_frozen(self._guard.pid):
+            self._log.error(
+                "the guard process is frozen and stops nobody: it is killed, and the workers with it"
+            )
+            os.kill(self._guard.pid, signal.SIGKILL)
+            return  # its end is noticed
         if dump_stacks and self._stacks() and grace_s > 0:
             self._cancel_timer()
             self._timer = asyncio.get_running_loop().call_later(STACKS_TIME_S, self._guard.stop, grace_s)
@@ -252,6 +261,14 @@ class Runner:
             f"(--hang-timeout); its last heartbeat named step {step}"
         )
         return Failure(FailureKind.HANG, summary[:512], slot=slot)
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether the process was stopped by a signal or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def catches(pid: int, signum: int) -> bool:

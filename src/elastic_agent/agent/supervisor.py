@@ -86,7 +86,7 @@ class Supervisor:
             failed=self._workers_failed,
             succeeded=self._workers_succeeded,
             stopped=self._workers_stopped,
-            fenced=lambda why: self._perform(self.node.lease_lost(why)),
+            fenced=parts.session.fenced,
         )
         self._hang_timeout_s = hang_timeout_s
         self._log = get_logger()

@@ -157,6 +157,10 @@ class Session:
         self._retell = True
         self._wake.set()
 
+    def fenced(self, why: str) -> None:
+        """The workers were killed at the lease's deadline: no answer that is still under way renews it."""
+        self._lose(why)
+
     @property
     def deadline_s(self) -> float | None:
         """When the lease ends (CLOCK_BOOTTIME), or None without one."""
