@@ -16,7 +16,7 @@ import msgspec
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Address, Plan
 from elastic_agent.transport import c10d
-from elastic_agent.transport.base import NodeLink
+from elastic_agent.transport.base import NodeLink, UnreachableError
 from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.values import Endpoint, PortRange
 
@@ -98,8 +98,15 @@ class Meeting:
     # -- dialling and hosting (a Connector) -----------------------------------------------------
 
     def connect(self) -> NodeLink:
-        """A new connection to the run's store; hosts it first if that falls to this machine."""
+        """A new connection to the run's store; if nobody answers, hosts it first if that falls to this machine."""
         assert self.run_id is not None  # agreed before
+        if self._endpoint.port != 0 and not self._coordinator_failed:
+            try:
+                return c10d.dial(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
+            except UnreachableError:
+                self._ensure_host()
+                if self._host is None:
+                    raise
         self._ensure_host()
         return c10d.dial(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
 
@@ -111,9 +118,13 @@ class Meeting:
         """Check that a generation's bootstrap store answers."""
         dial_bootstrap(address, timeout_s)
 
+    @property
+    def _coordinator_failed(self) -> bool:
+        return self._coordinator is not None and self._coordinator.failed
+
     def _ensure_host(self) -> None:
         with self._lock:
-            if self._coordinator is not None and self._coordinator.failed:
+            if self._coordinator_failed:
                 self._close_host()
             if self._host is None:
                 self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from elastic_agent.transport.base import StoreLostError
@@ -18,19 +20,36 @@ async def call(lane: Lane, work: Callable[[], T], timeout_s: float) -> T:
     Raises:
         StoreLostError: it did not come back; its outcome is unknown, the lane is of no use any more.
     """
-    future: asyncio.Future[T] = asyncio.wrap_future(lane.submit(work))
-    future.add_done_callback(_taken_note_of)
-    done, _ = await asyncio.wait([future], timeout=timeout_s)
-    if not done:
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def came_back(done: Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_hand_over, done, answer)
+
+    def give_up() -> None:
         lane.abandon()
-        raise StoreLostError(f"no answer within {timeout_s:g} s")
-    return future.result()
+        if not answer.done():
+            answer.set_exception(StoreLostError(f"no answer within {timeout_s:g} s"))
+
+    timer = loop.call_later(timeout_s, give_up)
+    try:
+        lane.submit(work).add_done_callback(came_back)
+        return await answer
+    finally:
+        timer.cancel()
 
 
-def _taken_note_of(future: asyncio.Future[T]) -> None:
-    """Whoever waited may be gone by now (timed out, cancelled); then its error is nobody's."""
-    if not future.cancelled():
-        future.exception()
+def _hand_over(done: Future[T], answer: asyncio.Future[T]) -> None:
+    """Whoever waited may be gone by now (timed out, cancelled); then its outcome is nobody's."""
+    if answer.done():
+        return
+    if done.cancelled():
+        answer.set_exception(StoreLostError("the connection was given up"))
+    elif (error := done.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())
 
 
 async def aside(work: Callable[[], T], timeout_s: float) -> T:
