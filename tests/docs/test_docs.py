@@ -1,0 +1,305 @@
+"""The documents say what is so, as far as a program can tell: links, commands, options, variables, messages."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.environment import RunFacts, worker_environment
+from elastic_agent.cli.main import COMMANDS
+from elastic_agent.config.settings import specs
+from elastic_agent.exit_codes import MEANINGS, ExitCode
+from elastic_agent.protocol.records import Address, Seat, World
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page.relative_to(ROOT).as_posix()
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*.md"))
+)
+OTHER_PROGRAMS_OPTIONS = {
+    # systemctl, pip, git, docker, pytest, the simulator: each where it is named in a command of its own
+    "--no-python",
+    "--shm-size",
+    "--strict",
+    "--now",
+    "--system",
+    "--home-dir",
+    "--shell",
+}
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def prose_of(page: str) -> str:
+    """Without code blocks."""
+    return re.sub(r"^ *```.*?^ *```", "", text_of(page), flags=re.M | re.S)
+
+
+# -- links --------------------------------------------------------------------------------------
+
+
+def anchors(page: str) -> set[str]:
+    """What headings can be linked by, as GitHub makes it."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", prose_of(page), re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        number = 1
+        name = slug
+        while name in found:
+            name = f"{slug}-{number}"
+            number += 1
+        found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
+        if re.match(r"[a-z]+:", target):
+            continue  # other people's pages are theirs to keep
+        path, _, anchor = target.partition("#")
+        file = (folder / path).resolve() if path else ROOT / page
+        if not file.exists():
+            broken.append(target)
+        elif anchor and anchor not in anchors(file.relative_to(ROOT).as_posix()):
+            broken.append(f"{target}: no such heading")
+    assert broken == []
+
+
+def test_a_broken_link_would_be_noticed() -> None:
+    assert "which-ports-must-be-open" in anchors("docs/troubleshooting.md")
+    assert "which-ports-must-be-shut" not in anchors("docs/troubleshooting.md")
+
+
+def test_every_page_can_be_found_from_the_index() -> None:
+    linked = {*re.findall(r"\]\(([^)]+)\)", text_of("docs/README.md"))}
+    pages = {Path(page).name for page in PAGES if page.startswith("docs/")} - {"README.md"}
+    assert pages <= linked
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    """In backticks, with a folder of this repository at the beginning."""
+    named = re.findall(r"`((?:src|tests|docs|examples|benchmarks|deploy|tools)/[\w./@*-]+)`", text_of(page))
+    assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
+
+
+def test_modules_that_the_protocol_page_names_exist() -> None:
+    table = text_of("docs/protocol.md").partition("## Where it is in the code")[2]
+    rooms = {path.name for path in (ROOT / "src/elastic_agent").iterdir()}
+    for line in table.splitlines():
+        names = re.findall(r"`([\w/*]+\.py)`", line)
+        room = next((name.split("/")[-2] for name in names if "/" in name), "")
+        for name in names:
+            place = name.removeprefix("src/elastic_agent/")
+            place = place if "/" in place else f"{room}/{place}"
+            assert place.split("/")[0] in rooms
+            assert list((ROOT / "src/elastic_agent").glob(place)), f"{place}: no such module"
+
+
+# -- commands and options -----------------------------------------------------------------------
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.M))
+
+
+def words_in_code(page: str) -> list[str]:
+    """Lines of code blocks and spans in backticks."""
+    blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text_of(page), re.M | re.S)
+    spans = re.findall(r"`([^`\n]+)`", prose_of(page))
+    return [line for block in blocks for line in block.splitlines()] + spans
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_targets_that_are_named_exist(page: str) -> None:
+    named = [
+        target
+        for words in words_in_code(page)
+        for target in re.findall(r"^make(?: [A-Z_]+=\S+)* ([a-z-]+)", words)
+    ]
+    assert {*named} <= make_targets()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_options_that_are_named_exist(page: str) -> None:
+    ours = {spec.flag for spec in specs()} | {spec.short for spec in specs() if spec.short}
+    ours |= {"--help", "--json", "--version"}
+    ours |= {flag.replace("-", "_").replace("__", "--", 1) for flag in ours}
+    unknown = []
+    for words in words_in_code(page):
+        command = words.strip().split(" ")[0].rsplit("/", 1)[-1]
+        about_us = command in {"elastic-agent", "torchrun"} or command.startswith("--")
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", words):
+            if about_us and option not in ours | OTHER_PROGRAMS_OPTIONS and not is_the_scripts(words, option):
+                unknown.append(f"{option} in: {words}")
+    assert unknown == []
+
+
+def is_the_scripts(words: str, option: str) -> bool:
+    """Whether it stands after a script, as in ``elastic-agent train.py --epochs 90``."""
+    script = re.search(r"\S+\.py\b", words)
+    return script is not None and words.index(option) > script.start()
+
+
+def test_defaults_that_the_readme_and_the_troubleshooting_page_state_are_so() -> None:
+    defaults = {spec.flag: spec.default for spec in specs()}
+    stated = re.findall(r"`(--[a-z-]+)(?: [A-Z]+)?`\s*\((\d+)(?: m?s)?\b", text_of("docs/troubleshooting.md"))
+    stated += re.findall(r"^\| `(--[a-z-]+)` \| (\d+)(?: s)? \|", text_of("docs/troubleshooting.md"), re.M)
+    stated += re.findall(r"^\| `(--[a-z-]+) (?:N|SECONDS)` \| (\d+) \|", text_of("README.md"), re.M)
+    assert len(stated) > 15
+    wrong = [(flag, told) for flag, told in stated if float(defaults[flag] or "nan") != float(told)]
+    assert wrong == []
+
+
+def test_commands_that_are_named_exist() -> None:
+    named = {
+        match
+        for page in PAGES
+        for words in words_in_code(page)
+        for match in re.findall(
+            r"^(?:\S*/)?elastic-agent (settings|version|run|serve|status|drain|stop)\b", words
+        )
+    }
+    assert named
+    assert named <= COMMANDS.keys()
+
+
+def test_options_of_the_simulator_exist() -> None:
+    known = subprocess.run(
+        [sys.executable, "-m", "tests.simulator", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    commands = [
+        words
+        for page in PAGES
+        for words in words_in_code(page)
+        if words.strip().startswith("python -m tests.simulator")
+    ]
+    assert commands
+    for words in commands:
+        for option in re.findall(r"--[a-z-]+", words):
+            assert option in known, words
+        for mutant in re.findall(r"--mutant ([a-z-]+)", words):
+            assert mutant in known, words
+
+
+def test_rules_that_the_protocol_page_attributes_to_the_simulator_are_there() -> None:
+    checker = (ROOT / "tests/simulator/checker.py").read_text()
+    faults = (ROOT / "tests/simulator/scenario.py").read_text()
+    promises = text_of("docs/protocol.md").partition("## What is promised")[2].partition("\n## ")[0]
+    quoted = [name for row in promises.splitlines() for name in re.findall(r'"([^"]+)"', row) if "|" in row]
+    assert len(quoted) > 8
+    assert [name for name in quoted if f'"{name}' not in checker and f'"{name}"' not in faults] == []
+
+
+# -- what is stated as a table ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/troubleshooting.md", "docs/settings.md"])
+def test_the_table_of_exit_codes_is_complete(page: str) -> None:
+    table = re.split(r"^#+ Exit codes$", text_of(page), flags=re.M)[1]
+    table = re.split(r"^#+ ", table, flags=re.M)[0]
+    assert re.findall(r"^\| (\d+) \|", table, re.M) == [str(int(code)) for code in ExitCode]
+
+
+def test_exit_codes_mean_on_the_troubleshooting_page_what_the_program_says() -> None:
+    page = text_of("docs/troubleshooting.md").replace("`", "")
+    for code, meaning in MEANINGS.items():
+        if code is not ExitCode.INTERNAL:
+            assert f"| {int(code)} | {meaning.partition(':')[0]}" in page, meaning
+
+
+def test_variables_of_workers_are_those_that_the_agent_sets() -> None:
+    section = text_of("docs/concepts.md").partition("## In the environment")[2].partition("\n## ")[0]
+    named = {
+        name
+        for row in section.splitlines()
+        if row.startswith("|")
+        for name in re.findall(r"`([A-Z_]+)`", row)
+    }
+    seat = Seat("n1", "abc", "10.0.0.1", 2, 0)
+    world = World(1, (seat,), Address("10.0.0.1", 29500), "n1")
+    facts = RunFacts("run", "default", 0, 3, True, "/dev/shm/x", 40, "eth0", virtual_local_rank=True)
+    given = worker_environment({}, facts, world, seat, 0).keys() | {
+        "TORCHELASTIC_ERROR_FILE"
+    }  # torch's LogsSpecs
+    assert named == given
+
+
+def test_the_requirements_that_are_stated_are_those_of_the_package() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    python = project["requires-python"].removeprefix(">=")
+    torch = next(one for one in project["dependencies"] if one.startswith("torch"))
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert f"Python {python}" in text_of(page)
+    assert f"PyTorch {re.findall(r'>=([0-9.]+)', torch)[0]}" in text_of("README.md")
+
+
+# -- what the program says ----------------------------------------------------------------------
+
+
+@cache
+def sayings() -> str:
+    """Every text in the program, one a line; what is filled in when it runs is left out."""
+    texts = []
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values]
+                texts.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts)
+
+
+def pieces(quote: str) -> list[str]:
+    """The parts of a quoted message that do not change from one time to the next."""
+    changing = (
+        r"…|\d[\d.:]*|\bSIG[A-Z]+|\w+Error\b|\bnodes?\b|\b(?:n1|n2|exp7|NAME|RUN|vm|host0)\b(?:[-/]\S*)?|[\"]"
+    )
+    parts = [re.sub(r" (at|for)$", "", part.strip(" ;,()")) for part in re.split(changing, quote)]
+    return [part for part in parts if len(part) >= 8]
+
+
+QUOTES = sorted(
+    {
+        quote
+        for line in text_of("docs/troubleshooting.md").splitlines()
+        if re.match(r"### `|\| `", line)
+        for quote in re.findall(r"`([^`]+)`", line.split(" | ")[0])
+        if not quote.startswith("--") and " " in quote
+    }
+    | {
+        "done here; still hosting the store of exp7 until the run ends",
+        "waiting until the workers of n2 are stopped",
+    }
+)
+OTHERS_SAY = {"Connection refused", "Connection reset by peer", "NCCL error", "Read error"}
+
+
+@pytest.mark.parametrize("quote", [quote for quote in QUOTES if quote not in OTHERS_SAY])
+def test_messages_that_are_quoted_are_said(quote: str) -> None:
+    missing = [piece for piece in pieces(quote) if piece not in sayings()]
+    assert missing == [], "look in docs/troubleshooting.md"
+
+
+def test_a_message_that_nobody_says_would_be_noticed() -> None:
+    assert len(QUOTES) > 20
+    assert [piece for piece in pieces("waiting for the moon at …") if piece not in sayings()]
