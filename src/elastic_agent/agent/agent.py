@@ -27,7 +27,8 @@ from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.meeting import Meeting
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.transport.base import NotAStoreError
+from elastic_agent.rendezvous.threads import aside
+from elastic_agent.transport.base import NotAStoreError, TransportError
 from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard_client import Guard, kill_orphans
 from elastic_agent.workers.logs import GenerationLogs
@@ -43,6 +44,9 @@ from .narrator import Narrator
 from .runner import DEFAULT_STACKS_SIGNAL, Runner
 from .supervisor import Ending, Graces, Parts, Supervisor
 from .worker_group import logs_specs, make_context, policy_of, worker_group
+
+RELEASE_S = 5.0
+"""How long to try to take a finished run's name off the store, where it was agreed for the job."""
 
 OUTPUT_PATIENCE_S = 5.0
 """How long the last lines of workers' output may take to come out at the end."""
@@ -125,6 +129,9 @@ class Agent(ElasticAgent):
             bind_context(run=agreed)
             self._journal.bind(run=agreed)
             ending = await self._until_over(agreed, narrator)
+            if ending.outcome in (Outcome.FINISHED, Outcome.FAILED):
+                with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
+                    await aside(self._meeting.release, RELEASE_S)
             await self._host_on(narrator)
             self._meeting.run_ended()
             return ending

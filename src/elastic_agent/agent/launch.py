@@ -56,10 +56,12 @@ def import_torch_quietly() -> None:
 def _run(settings: Settings, guard: Guard) -> int:
     import_torch_quietly()
     from elastic_agent.rendezvous.meeting import Meeting
+    from elastic_agent.transport.addresses import shorten_lookups
 
     from .agent import Agent, EndedAtOnceError
     from .devices import count_slots
 
+    shorten_lookups()
     adopt_library_loggers()
     log = get_logger()
     slots = count_slots(settings.nproc_per_node)

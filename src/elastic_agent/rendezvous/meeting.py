@@ -79,6 +79,15 @@ class Meeting:
         write_atomically(self._job_file(fingerprint), msgspec.json.encode({"run_id": run_id}))
         return run_id
 
+    def release(self) -> None:
+        """The run has its verdict: the next job with this fingerprint at the endpoint is another run.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+        if self._fingerprint is not None and self.run_id is not None:
+            c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S)
+
     def run_ended(self) -> None:
         """This node's part ended in order: the next start of the same job is a new run."""
         if self._fingerprint is not None:
