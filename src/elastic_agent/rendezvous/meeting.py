@@ -89,7 +89,12 @@ class Meeting:
             c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S)
 
     def run_ended(self) -> None:
-        """This node's part ended in order: the next start of the same job is a new run."""
+        """This node's part ended in order: the next start of the same job is a new run, under the same name too.
+
+        Only the store's host learns whether everybody heard the verdict; but any machine may be the host next time.
+        """
+        if self.run_id is not None:
+            self.memory.settle(self.run_id)
         if self._fingerprint is not None:
             self._job_file(self._fingerprint).unlink(missing_ok=True)
 
