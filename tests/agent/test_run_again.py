@@ -1,0 +1,69 @@
+"""A job that ended and is started again under the same name, with another machine's store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.protocol.coordinator import Coordinator
+from elastic_agent.protocol.records import (
+    RECORD_VERSION,
+    Address,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    Policy,
+    Seat,
+    State,
+    World,
+)
+from elastic_agent.rendezvous.meeting import Meeting
+from elastic_agent.values import Endpoint
+
+POLICY = Policy(min_nodes=1, max_nodes=2)
+WORLD = World(7, (Seat("n1", "old", "10.0.0.1", 1, 0),), Address("10.0.0.1", 1234), "n1")
+HERE = Member(RECORD_VERSION, "n2", "new", "10.0.0.2", 1, State.READY, 0, POLICY)
+
+
+def last_plan(phase: Phase) -> Plan:
+    return Plan(RECORD_VERSION, 9, phase, 7, "so it ended", POLICY, world=WORLD, charged=2)
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> Meeting:
+    meeting = Meeting(Endpoint("127.0.0.1"), tmp_path, port_range=None, port_rest_s=1.0)
+    meeting.set_run_id("exp7")
+    return meeting
+
+
+def first_plan_of_a_new_store(meeting: Meeting) -> Plan:
+    """What this machine, as the host of the next store, makes of what it remembers."""
+    coordinator = Coordinator(0.0, None, meeting.memory.load("exp7"))
+    coordinator.observe(HERE, Lease("new", 5.0), 0.0)
+    plan = coordinator.decide(100.0).plan
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize("verdict", [Phase.FINISHED, Phase.FAILED])
+def test_a_node_that_heard_the_verdict_begins_anew_when_it_hosts_the_next_time(
+    meeting: Meeting, verdict: Phase
+) -> None:
+    meeting.remember(last_plan(verdict))
+    meeting.run_ended()
+    plan = first_plan_of_a_new_store(meeting)
+    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 0)
+
+
+def test_a_verdict_stands_as_long_as_this_nodes_part_has_not_ended(meeting: Meeting) -> None:
+    meeting.remember(last_plan(Phase.FINISHED))
+    assert first_plan_of_a_new_store(meeting).phase is Phase.FINISHED
+
+
+def test_a_node_that_left_a_running_run_still_knows_it(meeting: Meeting) -> None:
+    meeting.remember(last_plan(Phase.RUNNING))
+    meeting.run_ended()
+    plan = first_plan_of_a_new_store(meeting)
+    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2)
