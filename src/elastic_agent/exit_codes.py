@@ -27,7 +27,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.USAGE: "an option, a variable, the settings file or the script is wrong; nothing was started",
     ExitCode.TOO_FEW_NODES: "not enough nodes came within join_timeout",
     ExitCode.NO_STORE: "the rendezvous endpoint cannot be reached, or what answers there is not a store",
-    ExitCode.REFUSED: "the run refused this node: its node id is taken, or its job differs from the run's",
+    ExitCode.REFUSED: "the run refused this node: its node id is taken, or it asks for a longer lease than the run has",
     ExitCode.DRAINED: "drained: this node left as asked, the run goes on without it",
     ExitCode.NOT_STOPPED: "workers could not be stopped and may still hold their devices",
     ExitCode.INTERNAL: "internal error of elastic-agent: please report it with its log",

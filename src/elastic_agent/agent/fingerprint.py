@@ -1,4 +1,4 @@
-"""What this node would run, so that nodes which would run something else are noticed."""
+"""What this node would run, for whoever looks at the members of a run. Nothing compares it yet."""
 
 from __future__ import annotations
 

@@ -79,8 +79,9 @@ class Placement(_Record):
         "generation": "The number of this world; it only grows, by one or more. 0 without elastic-agent.",
         "restarts": "Restarts charged to the run's budget so far. Under elastic-agent one count for the "
         "whole run; under torchrun its agent's own count (TORCHELASTIC_RESTART_COUNT).",
-        "first_generation": "Whether no world of this run came before this one. Not the same as 'there is "
-        "no checkpoint': look for one. Without elastic-agent only: restarts == 0.",
+        "first_generation": "Whether this is generation 1. A run started again under the same id goes on counting "
+        "and has none. Not the same as 'there is no checkpoint': look for one. Without elastic-agent only: "
+        "restarts == 0.",
     }
     rank: int
     local_rank: int

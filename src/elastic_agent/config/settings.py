@@ -414,7 +414,7 @@ class Settings:
         OUTPUT,
         "Name of a torchrun.logs_specs entry point that decides where output goes.",
         torchrun=True,
-        shown_default="torch's own",
+        shown_default="elastic-agent's own, a folder for each generation",
     )
     log_line_prefix_template: str | None = _setting(
         kinds.TEXT,

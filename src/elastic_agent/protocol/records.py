@@ -112,7 +112,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a node would run, to notice nodes that would run something else."""
+    """What a node would run, for people who wonder whether all run the same; not compared by the coordinator."""
 
     script: Text = ""
     python: Text = ""

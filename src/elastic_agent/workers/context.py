@@ -69,14 +69,17 @@ class WorkerContext(PContext):
     """One generation's workers.
 
     Args:
-        guard: Starts the processes; its deadline must be set. generation: The generation's number, by which
-        events are matched. name: Header of shown lines, as in "[name0]:", without `log_line_prefixes`.
-        entrypoint: Program to run; `args` are its arguments by local rank. envs: Variables by local rank,
-        on top of `base_env`. logs_specs: Makes the log files; adds to `envs`. closer: Who runs
-        `close_later`. base_env: What all workers' environments start from; None: this process's own. cwd:
-        Directory to start in; None: this process's own. events: Where `_poll` and `close` get events from;
-        None: somebody calls `handle`. Usually `guard.read_events`,
-            when nobody else reads it.
+        guard: Starts the processes; its deadline must be set.
+        generation: The generation's number, by which events are matched.
+        name: Header of shown lines, as in "[name0]:", without `log_line_prefixes`.
+        entrypoint: Program to run; `args` are its arguments by local rank.
+        envs: Variables by local rank, on top of `base_env`.
+        logs_specs: Makes the log files; adds to `envs`.
+        closer: Who runs `close_later`.
+        base_env: What all workers' environments start from; None: this process's own.
+        cwd: Directory to start in; None: this process's own.
+        events: Where `_poll` and `close` get events from (usually `guard.read_events`, when nobody else
+            reads it); None: somebody calls `handle`.
     """
 
     def __init__(

@@ -74,12 +74,11 @@ class GenerationLogs(LogsSpecs):
 
     Args:
         log_dir: Where runs' directories are made; a new temporary directory when None. `os.devnull`: no
-        files at all,
-            error files included, whatever `redirects` and `tee` say.
-        redirects: Streams that go to a file only, as in torchrun. tee: Streams that go to a file and to the
-        console. local_ranks_filter: The local ranks whose output is shown; that of others goes to files
-        only, or nowhere when
-            it is not redirected. None or empty: all.
+            files at all, error files included, whatever `redirects` and `tee` say.
+        redirects: Streams that go to a file only, as in torchrun.
+        tee: Streams that go to a file and to the console.
+        local_ranks_filter: The local ranks whose output is shown; that of others goes to files only, or
+            nowhere when it is not redirected. None or empty: all.
         keep_generations: How many generations' directories are kept for a run, this one included.
 
     Raises:
