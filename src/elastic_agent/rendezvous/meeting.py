@@ -134,7 +134,8 @@ class Meeting:
 
     @property
     def _coordinator_failed(self) -> bool:
-        return self._coordinator is not None and self._coordinator.failed
+        """Whether this process hosts a store that nobody coordinates."""
+        return self._host is not None and (self._coordinator is None or self._coordinator.failed)
 
     def _ensure_host(self) -> None:
         with self._lock:
@@ -169,6 +170,10 @@ class Meeting:
             await self._changed.wait()
 
     def _poke(self) -> None:
+        if self._coordinator_failed:  # whoever is connected would wait for ever: have all of them dial anew
+            with self._lock:
+                if self._coordinator_failed:
+                    self._close_host()
         loop, changed = self._loop, self._changed
         if loop is not None and changed is not None and not loop.is_closed():
             loop.call_soon_threadsafe(changed.set)
