@@ -105,7 +105,7 @@ class Checker:
     def worker_born(self, group: Group) -> None:
         """Workers were started."""
         for other in self.live:
-            if other.agent.holder is group.agent.holder and not other.agent.machine.paused:
+            if other.agent.holder is group.agent.holder and not self._being_killed_after_thaw(other):
                 self.broken(
                     "safety 2", f"{group.agent.name} starts workers while its node's others still run"
                 )

@@ -210,7 +210,10 @@ class Cluster:
         agent = holder.agent
         if agent is not None and agent.process.alive:
             self.story(agent.name, "is killed")
-            agent.process.kill()
+            if agent.machine.paused:  # the signal is delivered at the thaw
+                agent.process.do(agent.process.kill)
+            else:
+                agent.process.kill()
         if restart_after_s is not None:
             self.kernel.after(restart_after_s, self.start, holder)
 

@@ -89,6 +89,13 @@ class Faults:
             cluster.endpoint.store.hint_loss = 0.0
         for holder in cluster.holders:
             holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = 0
+        self.kernel.after(0.0, self._bring_back)  # after what the thaws bring about
+        cluster.job.hurry()
+
+    def _bring_back(self) -> None:
+        """Start again whatever is down, but for what was meant to leave."""
+        cluster = self.cluster
+        for holder in cluster.holders:
             if not holder.machine.up:
                 holder.machine.boot()
             if (holder.may_restart and holder.wanted) or holder.machine is cluster.endpoint.machine:
@@ -96,7 +103,6 @@ class Faults:
         if cluster.scenario.hosting == "serve":
             cluster.endpoint.machine.boot()
             cluster.serve()
-        cluster.job.hurry()
 
     def _restart_unless_departed(self, holder: Seatholder) -> None:
         agent = holder.agent

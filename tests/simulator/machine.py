@@ -36,7 +36,7 @@ class Machine:
     def process(self, name: str) -> Process:
         """Start a process here."""
         process = Process(self.kernel, name)
-        if self.paused:
+        for _ in range(self.paused):
             process.freeze()
         self._processes.append(process)
         return process

@@ -107,7 +107,7 @@ def draw(random: Random, seed: int) -> Scenario:
         policy=policy,
         hosting=random.choice(("agent", "agent", "serve", "cluster")),
         housemates=random.random() < 0.25,
-        latency_s=random.choice((0.0005, 0.002, 0.02)),
+        latency_s=ttl_s * random.choice((0.0005, 0.002, 0.01)),
         hint_loss=random.choice((0.0, 0.1, 0.5)),
         max_skew=max_skew,
         kill_max_s=0.95 * (margin_s / (1 + max_skew) - 2.1 * max_skew * ttl_s),
