@@ -38,6 +38,8 @@ class Narrator:
         self._causes = ""
         self._told_causes = ""
         self._facts: dict[str, object] = {}
+        self._told_of: tuple[int, str] | None = None
+        """The generation, and the incarnation in it, that was announced last."""
         self.last_problem = ""
         """Why the store did not answer when it was dialled last."""
 
@@ -92,6 +94,10 @@ class Narrator:
             self._facts = {"nodes": len(world.seats)}
             self._await_soon(False)
             return
+        if self._told_of == (plan.generation, incarnation):  # the world is the same, only the plan is newer
+            self._log.info(f"generation {plan.generation} goes on: {plan.reason}")
+            return
+        self._told_of = plan.generation, incarnation
         last = seat.first_rank + seat.slots - 1
         ranks = f"rank {last}" if seat.slots == 1 else f"ranks {seat.first_rank}-{last}"
         self._log.info(
