@@ -45,6 +45,15 @@ def boot_id() -> str:
         return ""
 
 
+def machine_id() -> str:
+    """Tells this machine from others that may see the same state directory (on a network file system)."""
+    try:
+        installed = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        installed = ""
+    return f"{installed} {socket.gethostname()}"
+
+
 def start_ticks(pid: int) -> int | None:
     """When the process started, or None if there is no such process (a zombie counts as gone)."""
     try:
@@ -79,8 +88,13 @@ class NodeSeat:
 
     def record(self, incarnation: str, processes: list[Process]) -> None:
         """Write down who holds the seat now, and the processes a successor has to look for."""
-        body = json.dumps({"incarnation": incarnation, "boot": boot_id(), "processes": processes})
-        os.pwrite(self._handle, body.encode().ljust(4096), 0)
+        holder = {
+            "incarnation": incarnation,
+            "machine": machine_id(),
+            "boot": boot_id(),
+            "processes": processes,
+        }
+        os.pwrite(self._handle, json.dumps(holder).encode().ljust(4096), 0)
 
     def release(self) -> None:
         """Give the id back."""
@@ -142,10 +156,12 @@ def _proven_gone(handle: int, wait_s: float) -> str | None:
     """The last holder's incarnation, if none of the processes it wrote down lives any more."""
     try:
         body = json.loads(os.pread(handle, 4096, 0) or b"{}")
-        incarnation, boot = str(body["incarnation"]), str(body["boot"])
+        incarnation, machine, boot = (str(body[key]) for key in ("incarnation", "machine", "boot"))
         processes = [(int(pid), int(ticks)) for pid, ticks in body["processes"]]
     except (ValueError, KeyError, TypeError):
         return None
+    if machine != machine_id():
+        return None  # nothing can be known from here of another machine's processes
     if boot != boot_id():
         return incarnation  # the machine was started anew since
     return incarnation if all(_await_end(process, wait_s) for process in processes) else None

@@ -1,0 +1,84 @@
+"""Who may say that a node's earlier processes are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_agent.agent.identity import IdentityError, start_ticks, take_seat
+
+Rewrite = Callable[[dict[str, Any]], None]
+
+
+def leave_a_record(folder: Path, pid: int, rewrite: Rewrite | None = None) -> None:
+    """An agent held n1, had this process, and is gone; ``rewrite`` changes what it wrote down."""
+    seat = take_seat(folder, "n1")
+    ticks = start_ticks(pid)
+    seat.record("old", [(pid, ticks if ticks is not None else 1)])
+    seat.release()
+    if rewrite is not None:
+        file = folder / "n1.lock"
+        body = json.loads(file.read_bytes())
+        rewrite(body)
+        file.write_text(json.dumps(body))
+
+
+def predecessor(folder: Path) -> str | None:
+    seat = take_seat(folder, "n1", wait_s=0.1)
+    seat.release()
+    return seat.predecessor
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_predecessor_whose_processes_ended_is_proven_gone(tmp_path: Path) -> None:
+    leave_a_record(tmp_path, dead_pid())
+    assert predecessor(tmp_path) == "old"
+
+
+def test_a_predecessor_with_a_living_process_is_not(tmp_path: Path) -> None:
+    leave_a_record(tmp_path, os.getpid())
+    assert predecessor(tmp_path) is None
+
+
+def test_another_process_with_the_same_number_proves_nothing_against_it(tmp_path: Path) -> None:
+    def started_earlier(body: dict[str, Any]) -> None:
+        body["processes"] = [[pid, ticks - 1] for pid, ticks in body["processes"]]
+
+    leave_a_record(tmp_path, os.getpid(), started_earlier)
+    assert predecessor(tmp_path) == "old"
+
+
+def test_after_a_boot_of_the_machine_everything_of_before_is_gone(tmp_path: Path) -> None:
+    leave_a_record(tmp_path, os.getpid(), lambda body: body.update(boot="an earlier one"))
+    assert predecessor(tmp_path) == "old"
+
+
+def test_of_another_machine_nothing_is_known_whatever_its_boot(tmp_path: Path) -> None:
+    """The state directory may lie on a file system that several machines share."""
+    leave_a_record(tmp_path, dead_pid(), lambda body: body.update(machine="elsewhere", boot="its own"))
+    assert predecessor(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "not JSON", '{"incarnation": "old"}', "[1]"])
+def test_an_unreadable_record_proves_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "n1.lock").write_text(text)
+    assert predecessor(tmp_path) is None
+
+
+def test_a_held_id_is_refused_with_one_line(tmp_path: Path) -> None:
+    held = take_seat(tmp_path, "n1")
+    with pytest.raises(IdentityError, match="node id n1 is held by another agent on this machine"):
+        take_seat(tmp_path, "n1")
+    held.release()
