@@ -117,7 +117,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.address = ("127.0.0.1", _free_port())
+        self.address = ("127.0.0.1", free_port())
         self.endpoint = "{}:{}".format(*self.address)
         self._script = folder / "script.py"
         self._script.write_text(textwrap.dedent(SCRIPT))
@@ -205,7 +205,7 @@ def places(workers: list[Worker]) -> list[tuple[str, int, int, int, int]]:
     return [(one.node, *(int(one.env[name]) for name in names)) for one in workers]  # type: ignore[misc]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """One that was free a moment ago, below those the system hands out by itself."""
     while True:
         port = 20000 + secrets.randbelow(9000)

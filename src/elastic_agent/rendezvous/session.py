@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 import tenacity
 
+from elastic_agent.logs import get_logger
 from elastic_agent.protocol.leases import FirstSent, HeldLease
 from elastic_agent.protocol.node import Announce
 from elastic_agent.protocol.records import (
@@ -49,6 +50,9 @@ T = TypeVar("T")
 
 RENEWALS_PER_LEASE = 3
 """A lease survives two lost renewals."""
+
+ATTEMPTS_PER_LEASE = 2
+"""An answer that takes longer than this part of a lease is not waited for: a fresh connection may save the lease."""
 
 DIAL_TIMEOUT_S = 30.0
 """An attempt to connect that takes longer than this is abandoned."""
@@ -103,6 +107,7 @@ class Session:
         """What is told to a store that knows nothing of the run."""
         self._connector = connector
         self._ttl_s = lease_ttl_s
+        self._patience_s = lease_ttl_s / ATTEMPTS_PER_LEASE
         self._tell: Callable[[events.SessionEvent], None] = lambda event: None
         self._lease: HeldLease | None = None
         self._first_sent = FirstSent()
@@ -110,6 +115,7 @@ class Session:
         self._written: Member | None = None
         self._renew_due = False
         self._prepare: World | None = None
+        self._reaching: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
         self._registered_in: tuple[str, str] | None = None
         """Store and incarnation of the last registration."""
@@ -154,6 +160,7 @@ class Session:
         )
         self._lease = None
         self._prepare = None
+        self._stop_reaching()
         self._retell = True
         self._wake.set()
 
@@ -185,7 +192,7 @@ class Session:
         if connection is None or connection.link is None:
             return ""
         try:
-            return await connection.call(connection.link.read_status, self._ttl_s)
+            return await connection.call(connection.link.read_status, self._patience_s)
         except StoreLostError:
             return ""
 
@@ -207,6 +214,7 @@ class Session:
                     watch.close()
         finally:
             timer.cancel()
+            self._stop_reaching()
             self._drop_offers()
 
     async def _attend(self, commands: _Connection, watch: _Connection) -> None:
@@ -220,6 +228,7 @@ class Session:
         self._local_address = self._own_address or link.local_address
         self._commands = commands
         self._written = None
+        self._renew_due = True  # the last renewal may have been lost with the connection
         self._tell(events.Connected(link.store_id, replaced))
         if replaced:
             self._registered_in = None
@@ -267,6 +276,7 @@ class Session:
         """This incarnation is over; the owner stops the workers and rejoins."""
         self._lease = None
         self._prepare = None
+        self._stop_reaching()
         if self._over == self.member.incarnation:
             return
         self._over = self.member.incarnation
@@ -325,7 +335,7 @@ class Session:
             member = await self._with_offer(member)
         lease = Lease(member.incarnation, self._ttl_s)
         sent_s = self._first_sent.of((link.store_id, lease), boottime_s())
-        granted = await connection.call(lambda: link.register(member, lease), self._ttl_s)
+        granted = await connection.call(lambda: link.register(member, lease), self._patience_s)
         if self.member.incarnation != member.incarnation:
             return  # a new incarnation was taken meanwhile
         held = HeldLease.granted(granted, sent_s) if granted is not None else None
@@ -355,13 +365,17 @@ class Session:
             member = await self._with_offer(member)
             if not self._same_word(member):
                 return  # overtaken while the store was being created
-        await connection.call(lambda: link.write(member), self._ttl_s)
+        await connection.call(lambda: link.write(member), self._patience_s)
         self._written = member
 
     async def _with_offer(self, member: Member) -> Member:
         """Hold out a fresh bootstrap store; the older one goes."""
         address = self._local_address
-        offer = await aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
+        try:
+            offer = await aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
+        except TransportError as error:  # the others may have one; ours is tried again with the next renewal
+            get_logger().warning("this node cannot offer a bootstrap store", reason=str(error))
+            return member
         self._drop_offers()
         self.offer = offer
         return msgspec.structs.replace(member, bootstrap=offer.address)
@@ -380,14 +394,14 @@ class Session:
             return
         renewed = held.record.renewed()
         sent_s = self._first_sent.of((link.store_id, renewed), boottime_s())
-        ok = await connection.call(lambda: link.renew(held.record, renewed), self._ttl_s)
+        ok = await connection.call(lambda: link.renew(held.record, renewed), self._patience_s)
         if self._lease is not held:
             return  # lost or replaced meanwhile
         if ok:
             self._lease = held.renewed(renewed, sent_s)
             self._tell(events.Renewed(self._lease.deadline_s))
             return
-        stored = await connection.call(lambda: link.read_lease(held.record.incarnation), self._ttl_s)
+        stored = await connection.call(lambda: link.read_lease(held.record.incarnation), self._patience_s)
         if self._lease is not held:
             return  # lost or replaced meanwhile
         if stored is None or stored.condemned:
@@ -397,36 +411,39 @@ class Session:
             self._renew_due = True
 
     async def _get_ready(self, connection: _Connection, link: NodeLink, world: World) -> None:
-        """The last look before workers are started."""
+        """The last look before workers are started. The lease goes on being renewed while the store is dialled."""
         self._renew_due = True
         while self._renew_due and self._lease is not None:
             await self._renew(connection, link)
         if self._lease is None:
             return
-        plan = await connection.call(link.read_plan, self._ttl_s)
+        plan = await connection.call(link.read_plan, self._patience_s)
+        if self._prepare is not world:
+            return
+        self._prepare = None
         if plan is None or (plan.phase, plan.generation) != (Phase.RUNNING, world.generation):
-            self._forget_prepare(world)
             return  # overtaken; the watch brings the newer plan
+        self._stop_reaching()
+        self._reaching = asyncio.create_task(self._reach_bootstrap(world))
+
+    async def _reach_bootstrap(self, world: World) -> None:
+        address = world.bootstrap
         try:
-            address = world.bootstrap
             await aside(
                 lambda: self._connector.dial_bootstrap(address, BOOTSTRAP_TIMEOUT_S), 2 * BOOTSTRAP_TIMEOUT_S
             )
         except TransportError as error:
-            if self._forget_prepare(world):
-                self._tell(events.PrepareFailed(world.generation, _unreachable(world, error)))
+            self._tell(events.PrepareFailed(world.generation, _unreachable(world, error)))
             return
-        if self._forget_prepare(world):
-            if self.offer is not None and self.offer.address != world.bootstrap:
-                self._drop_offers()
-            self._tell(events.Prepared(world.generation))
+        if self.offer is not None and self.offer.address != world.bootstrap:
+            self._drop_offers()
+        self._tell(events.Prepared(world.generation))
 
-    def _forget_prepare(self, world: World) -> bool:
-        """Whether this world is still the one to get ready for; it is no longer afterwards."""
-        if self._prepare is not world:
-            return False
-        self._prepare = None
-        return True
+    def _stop_reaching(self) -> None:
+        """What was to be started is overtaken."""
+        if self._reaching is not None:
+            self._reaching.cancel()
+            self._reaching = None
 
 
 def _unreachable(world: World, error: TransportError) -> Failure:

@@ -1,0 +1,106 @@
+"""A coordinator that itself stood still blames nobody for it, and still condemns the dead in the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_agent.protocol.coordinator import Coordinator
+from elastic_agent.protocol.leases import MAX_PARDONS, LeaseLedger
+from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Phase, Policy, State
+
+TTL_S = 6.0
+POLICY = Policy(min_nodes=2, max_nodes=2, lease_ttl_s=TTL_S, fence_margin_s=1.0, join_timeout_s=100.0)
+
+
+def member(name: str) -> Member:
+    return Member(RECORD_VERSION, f"node-{name}", name, "127.0.0.1", 1, State.READY, 1, POLICY)
+
+
+def ledger_with(name: str, at_s: float) -> LeaseLedger:
+    ledger = LeaseLedger(born_s=0.0)
+    ledger.observe(member(name), Lease(name, TTL_S), at_s)
+    return ledger
+
+
+def test_a_living_lease_has_a_third_left_after_a_pause() -> None:
+    ledger = ledger_with("a", 10.0)
+    ledger.pardon(15.9)
+    assert ledger.sightings["a"].ends_s == pytest.approx(15.9 + TTL_S / 3)
+
+
+def test_a_lease_with_more_than_a_third_left_is_not_touched() -> None:
+    ledger = ledger_with("a", 10.0)
+    before = ledger.sightings["a"]
+    ledger.pardon(13.9)
+    assert ledger.sightings["a"] == before
+
+
+def test_a_pardon_only_ever_puts_off_when_the_dead_count_as_fenced() -> None:
+    ledger = ledger_with("a", 10.0)
+    ledger.pardon(15.9)
+    ledger.condemned("a")
+    fenced_s = ledger.fenced_s("a", POLICY)
+    assert fenced_s is not None
+    assert fenced_s > 10.0 + TTL_S + POLICY.fence_margin_s
+
+
+def test_the_condemned_are_not_pardoned() -> None:
+    ledger = ledger_with("a", 10.0)
+    ledger.condemned("a")
+    before = ledger.sightings["a"]
+    ledger.pardon(15.9)
+    assert ledger.sightings["a"] == before
+
+
+def test_a_coordinator_that_is_always_late_condemns_the_dead_nevertheless() -> None:
+    ledger = ledger_with("dead", 0.0)
+    now_s = 0.0
+    while ledger.sightings["dead"].ends_s > now_s:
+        now_s += TTL_S * 0.4
+        ledger.pardon(now_s)
+        assert now_s < 10 * TTL_S
+    assert now_s <= TTL_S + MAX_PARDONS * TTL_S
+
+
+def test_a_renewal_earns_new_pardons() -> None:
+    ledger = ledger_with("a", 0.0)
+    lease = Lease("a", TTL_S)
+    for start_s in (0.0, 100.0, 200.0):
+        lease = lease.renewed()
+        ledger.observe(member("a"), lease, start_s)
+        for number in range(1, MAX_PARDONS + 1):
+            ledger.pardon(start_s + 5.0 * number)
+            assert ledger.sightings["a"].ends_s == pytest.approx(start_s + 5.0 * number + TTL_S / 3)
+        ledger.pardon(start_s + 5.0 * (MAX_PARDONS + 1))
+        assert ledger.sightings["a"].ends_s < start_s + 5.0 * (MAX_PARDONS + 1)
+
+
+def coordinator_waiting_for_a_second_node() -> Coordinator:
+    coordinator = Coordinator(0.0)
+    coordinator.observe(member("a"), Lease("a", TTL_S), 0.0)
+    first = coordinator.decide(0.0).plan
+    assert first is not None
+    coordinator.published(first, 0.0)
+    return coordinator
+
+
+def test_overdue_leases_are_not_condemned_right_after_a_pause() -> None:
+    coordinator = coordinator_waiting_for_a_second_node()
+    assert coordinator.decide(5 * TTL_S).condemn == ("a",)
+    coordinator.stood_still(5 * TTL_S, 4 * TTL_S)
+    decision = coordinator.decide(5 * TTL_S)
+    assert decision.condemn == ()
+    assert decision.wake_s <= 5 * TTL_S + TTL_S / 3
+    assert coordinator.decide(5 * TTL_S + TTL_S / 3).condemn == ("a",)
+
+
+def test_time_that_the_coordinator_slept_through_is_no_time_to_join() -> None:
+    coordinator = coordinator_waiting_for_a_second_node()
+    slept = coordinator_waiting_for_a_second_node()
+    for one in (coordinator, slept):
+        one.observe(member("a"), Lease("a", TTL_S, 9), 150.0)
+    slept.stood_still(150.0, 140.0)
+    late = coordinator.decide(150.0).plan
+    assert late is not None
+    assert late.phase is Phase.FAILED, "without an excuse the time to join is over"
+    assert slept.decide(150.0).plan is None

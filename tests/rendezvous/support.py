@@ -1,0 +1,334 @@
+"""Nodes with real sessions, and a store with its coordinator in a process that can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from elastic_agent.protocol import node as machine
+from elastic_agent.protocol.node import Node
+from elastic_agent.protocol.records import (
+    RECORD_VERSION,
+    Failure,
+    FailureKind,
+    Member,
+    Phase,
+    Plan,
+    Policy,
+    State,
+)
+from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.coordinating import CoordinatorThread
+from elastic_agent.rendezvous.meeting import Meeting
+from elastic_agent.rendezvous.memory import RunMemory
+from elastic_agent.rendezvous.session import Session
+from elastic_agent.transport import c10d
+from elastic_agent.values import Endpoint
+
+E = TypeVar("E")
+
+PATIENCE_S = 30.0
+LEASE_S, MARGIN_S, SETTLE_S = 2.0, 0.3, 0.2
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["elastic_agent.rendezvous.meeting", "tests.rendezvous.support"])
+
+
+class HostProcess:
+    """A store and its coordinator, without a node."""
+
+    def __init__(self, endpoint: Endpoint, state_dir: Path) -> None:
+        self._pipe, theirs = _processes.Pipe()
+        self._process = _processes.Process(target=_host, args=(theirs, endpoint, state_dir), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._pipe.poll(PATIENCE_S), "no store was hosted"
+        assert self._pipe.recv() == "hosting"
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.join(PATIENCE_S)
+        self._pipe.close()
+
+    def _signal(self, signum: signal.Signals) -> None:
+        assert self._process.pid is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signum)
+
+
+def _host(pipe: Connection, endpoint: Endpoint, state_dir: Path) -> None:
+    host = c10d.find_or_host(endpoint, 5.0)
+    assert host is not None
+    CoordinatorThread(host.inbox(), host.coordinator_link, RunMemory(state_dir)).start()
+    pipe.send("hosting")
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+    os._exit(0)
+
+
+@contextmanager
+def hosted(endpoint: Endpoint, state_dir: Path) -> Iterator[HostProcess]:
+    """A host that is gone in the end."""
+    host = HostProcess(endpoint, state_dir)
+    try:
+        yield host
+    finally:
+        host.kill()
+
+
+def policy(least: int, most: int, **changes: float) -> Policy:
+    return Policy(
+        min_nodes=least,
+        max_nodes=most,
+        lease_ttl_s=changes.get("lease_s", LEASE_S),
+        fence_margin_s=MARGIN_S,
+        settle_s=SETTLE_S,
+    )
+
+
+class Participant:
+    """A node whose workers start and stop at once; keeps what its session told."""
+
+    def __init__(
+        self, name: str, endpoint: Endpoint, rules: Policy, state_dir: Path, run_id: str = "run"
+    ) -> None:
+        self.name = name
+        self.told: list[events.SessionEvent] = []
+        self.node = Node(f"{name}-1")
+        self.lives = 1
+        meeting = Meeting(endpoint, state_dir, port_range=None, port_rest_s=0.0)
+        meeting.set_run_id(run_id)
+        member = Member(RECORD_VERSION, name, self.node.incarnation, "127.0.0.1", 1, State.READY, 0, rules)
+        self.session = Session(meeting, member, rules.lease_ttl_s)
+        self.session.listen(self._event)
+        self._news = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self._meeting = meeting
+
+    async def __aenter__(self) -> Participant:
+        self._task = asyncio.create_task(self.session.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.vanish()
+        self._meeting.close()
+
+    async def vanish(self) -> None:
+        """Be silent from now on."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def fail(self) -> None:
+        """A worker of this node fails."""
+        failure = Failure(FailureKind.WORKER, f"a worker of {self.name} failed")
+        self._perform(self.node.failed(self.node.generation, failure))
+
+    # -- what happened --------------------------------------------------------------------------
+
+    def of(self, kind: type[E]) -> list[E]:
+        """What was told of this kind, in order."""
+        return [one for one in self.told if isinstance(one, kind)]
+
+    async def hear(self, kind: type[E], test: Callable[[E], bool] = lambda event: True, after: int = 0) -> E:
+        """The first event of this kind that passes, among those after the first ``after`` events."""
+
+        def found() -> E | None:
+            return next((one for one in self.told[after:] if isinstance(one, kind) and test(one)), None)
+
+        async def wait() -> E:
+            async with self._news:
+                await self._news.wait_for(lambda: found() is not None)
+            one = found()
+            assert one is not None
+            return one
+
+        try:
+            return await asyncio.wait_for(wait(), PATIENCE_S)
+        except TimeoutError:
+            told = "\n".join(map(repr, self.told))
+            raise AssertionError(
+                f"{self.name} heard no {kind.__name__} in {PATIENCE_S:g} s; it heard\n{told}"
+            ) from None
+
+    async def plan(
+        self, phase: Phase, test: Callable[[Plan], bool] = lambda plan: True, after: int = 0
+    ) -> Plan:
+        """The first plan of this phase that passes."""
+        seen = await self.hear(
+            events.PlanSeen, lambda event: event.plan.phase is phase and test(event.plan), after
+        )
+        return seen.plan
+
+    async def running(self, *names: str, above: int = 0) -> Plan:
+        """Until these nodes' world runs here."""
+        plan = await self.plan(
+            Phase.RUNNING,
+            lambda plan: (
+                plan.generation > above
+                and plan.world is not None
+                and [seat.node_id for seat in plan.world.seats] == list(names)
+            ),
+        )
+        await self.hear(events.Prepared, lambda event: event.generation == plan.generation)
+        return plan
+
+    # -- the node -------------------------------------------------------------------------------
+
+    def _event(self, event: events.SessionEvent) -> None:
+        match event:
+            case events.Connected(replaced=True):
+                self._perform(self.node.store_replaced())
+            case events.PlanSeen(plan=plan):
+                self._perform(self.node.plan_changed(plan))
+            case events.LeaseLost(reason=reason):
+                self._perform(self.node.lease_lost(reason))
+            case events.Prepared(generation=generation):
+                self._perform(self.node.prepared(generation))
+            case events.PrepareFailed(generation=generation, failure=failure):
+                self._perform(self.node.prepare_failed(generation, failure))
+            case _:
+                pass
+        self.told.append(event)
+        asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    def _perform(self, actions: list[machine.Action]) -> None:
+        for action in actions:
+            match action:
+                case machine.Announce():
+                    self.session.announce(action)
+                case machine.Prepare(world=world):
+                    self.session.prepare(world)
+                case machine.StartWorkers(world=world):
+                    self._perform(self.node.started(world.generation))
+                case machine.StopWorkers():
+                    self._perform(self.node.stopped())
+                case machine.Rejoin():
+                    self.lives += 1
+                    self.session.rejoin(f"{self.name}-{self.lives}")
+                    self._perform(self.node.rejoined(f"{self.name}-{self.lives}"))
+                case machine.Depart():
+                    pass
+
+
+@asynccontextmanager
+async def participants(
+    *names: str, endpoint: Endpoint, rules: Policy, folder: Path
+) -> AsyncIterator[list[Participant]]:
+    """Nodes of one run, each with a state directory of its own."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(Participant(name, endpoint, rules, folder / name))
+            for name in names
+        ]
+
+
+class Relay:
+    """A relay between a node and the store, on which answers can be lost."""
+
+    def __init__(self, target: Endpoint) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
+        self._lines: list[_Line] = []
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def lose_answers(self) -> None:
+        """On the connections there are now, requests still reach the store, but no answer comes back."""
+        with self._lock:
+            for line in self._lines:
+                line.answers = False
+
+    def cut(self) -> None:
+        """Break the connections there are now."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+        for line in lines:
+            line.cut()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(PATIENCE_S)
+        self._listener.close()
+        self.cut()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection((self._target.host, self._target.port))
+            except OSError:
+                near.close()
+                continue
+            with self._lock:
+                self._lines.append(_Line(near, far))
+
+
+class _Line:
+    """One connection through the relay."""
+
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self._ends = near, far
+        self.answers = True
+        self._threads = [
+            threading.Thread(target=self._carry, args=(near, far, lambda: True)),
+            threading.Thread(target=self._carry, args=(far, near, lambda: self.answers)),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, passes: Callable[[], bool]) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if passes():
+                    sink.sendall(data)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        self._hang_up()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        for end in self._ends:
+            end.close()
+
+
+def run(coroutine: Any) -> None:
+    """Run a test's coroutine."""
+    asyncio.run(coroutine)

@@ -1,0 +1,181 @@
+"""A node's session over a real store: it registers, renews, hears, and survives what happens to the store."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.protocol.records import Phase
+from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.clock import boottime_s
+from elastic_agent.transport import c10d
+from elastic_agent.values import Endpoint
+
+from .support import LEASE_S, MARGIN_S, Participant, Relay, hosted, participants, policy, run
+from .torchruns import free_port
+
+LATE_S = 1.0
+"""How late a timer may come on a busy machine."""
+
+
+@pytest.fixture
+def endpoint() -> Endpoint:
+    return Endpoint("127.0.0.1", free_port())
+
+
+def test_a_node_registers_hears_its_world_and_renews(endpoint: Endpoint, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with Participant("a", endpoint, policy(1, 1), tmp_path) as a:
+            plan = await a.running("a")
+            assert plan.generation == 1
+            renewed = await a.hear(events.Renewed)
+            later = await a.hear(events.Renewed, lambda event: event.deadline_s > renewed.deadline_s)
+            assert later.deadline_s <= boottime_s() + LEASE_S
+            assert [type(one) for one in a.told[:3]] == [events.Connected, events.Registered, events.PlanSeen]
+            connected = a.of(events.Connected)
+            assert [one.replaced for one in connected] == [False]
+
+    run(story())
+
+
+def test_a_node_that_falls_silent_is_condemned_and_named(endpoint: Endpoint, tmp_path: Path) -> None:
+    async def story() -> None:
+        with hosted(endpoint, tmp_path / "host"):
+            async with participants("a", "b", endpoint=endpoint, rules=policy(1, 2), folder=tmp_path) as (
+                a,
+                b,
+            ):
+                first = await a.running("a", "b")
+                await b.vanish()
+                silent_s = boottime_s()
+                forming = await a.plan(Phase.FORMING, lambda plan: plan.generation > first.generation)
+                noticed_s = boottime_s() - silent_s
+                assert forming.reason == "b lost"
+                again = await a.running("a", above=first.generation)
+                assert again.charged == 0
+                assert noticed_s > LEASE_S * 0.5
+                assert boottime_s() - silent_s > LEASE_S * 0.6 + MARGIN_S, (
+                    "b's workers were not certainly dead before"
+                )
+
+    run(story())
+
+
+def test_a_new_store_is_told_the_history_and_leaves_a_running_world_alone(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        rules = policy(2, 2, lease_s=8.0)
+        with hosted(endpoint, tmp_path / "host"):
+            nodes = participants("a", "b", endpoint=endpoint, rules=rules, folder=tmp_path)
+            a, b = await nodes.__aenter__()
+            first = await a.running("a", "b")
+            a.fail()
+            second = await b.running("a", "b", above=first.generation)
+        try:  # that store is gone
+            heard = len(a.told)
+            with hosted(endpoint, tmp_path / "another"):  # a state directory that knows nothing
+                connected = await a.hear(events.Connected, after=heard)
+                assert connected.replaced
+                await a.hear(events.Registered, after=heard)
+                adopted = await a.plan(Phase.RUNNING, after=heard)
+                assert (adopted.generation, adopted.world) == (second.generation, second.world)
+                assert adopted.charged == 1
+                assert "untouched" in adopted.reason
+                await b.hear(events.Renewed, after=len(b.told))
+            assert not a.of(events.LeaseLost)
+            assert not b.of(events.LeaseLost)
+        finally:
+            await nodes.__aexit__(None, None, None)
+
+    run(story())
+
+
+def test_a_frozen_store_costs_the_lease_at_its_deadline_and_a_new_incarnation_joins(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        with hosted(endpoint, tmp_path / "host") as host:
+            async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
+                first = await a.running("a")
+                await a.hear(events.Renewed)
+                host.freeze()
+                await a.hear(events.LeaseLost)
+                lost_s = boottime_s()
+                deadline_s = max(one.deadline_s for one in [*a.of(events.Registered), *a.of(events.Renewed)])
+                assert deadline_s <= lost_s < deadline_s + LATE_S
+                host.thaw()
+                await a.hear(events.Registered, lambda event: event.incarnation == "a-2")
+                again = await a.running("a", above=first.generation)
+                assert again.world is not None
+                assert again.world.seats[0].incarnation == "a-2"
+                assert again.charged == 0
+
+    run(story())
+
+
+def test_a_renewal_whose_answer_is_lost_is_found_to_have_happened(endpoint: Endpoint, tmp_path: Path) -> None:
+    async def story() -> None:
+        rules = policy(1, 1, lease_s=9.0)
+        with hosted(endpoint, tmp_path / "host"), Relay(endpoint) as relay:
+            async with participants("a", endpoint=relay.endpoint, rules=rules, folder=tmp_path) as (a,):
+                await a.running("a")
+                assert await a.session.flush(5.0)
+                observer = c10d.dial(endpoint, "run", 5.0)
+                before = observer.read_lease("a-1")
+                assert before is not None
+                relay.lose_answers()
+                sent_s = boottime_s()
+                while (stored := await asyncio.to_thread(observer.read_lease, "a-1")) == before:
+                    await asyncio.sleep(0.05)  # nobody tells when it gets there
+                assert stored == before.renewed()
+                relay.cut()
+                heard = len(a.told)
+                renewed = await a.hear(events.Renewed, after=heard)
+                assert renewed.deadline_s < boottime_s() + 9.0, "it counts from when it was sent first"
+                assert renewed.deadline_s > sent_s + 9.0
+                assert not a.of(events.LeaseLost)
+                observer.close()
+
+    run(story())
+
+
+def test_a_connection_that_silently_goes_dead_does_not_cost_the_lease(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        rules = policy(1, 1, lease_s=6.0)
+        with hosted(endpoint, tmp_path / "host"), Relay(endpoint) as relay:
+            async with participants("a", endpoint=relay.endpoint, rules=rules, folder=tmp_path) as (a,):
+                plan = await a.running("a")
+                heard = len(a.told)
+                relay.lose_answers()
+                await a.hear(events.Connected, after=heard)
+                await a.hear(events.Renewed, lambda event: event.deadline_s > boottime_s() + 5.0, after=heard)
+                assert "no answer within" in a.of(events.Disconnected)[0].reason
+                assert not a.of(events.LeaseLost)
+                assert a.node.plan == plan
+
+    run(story())
+
+
+def test_the_newest_word_reaches_the_store_however_often_the_connection_breaks(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        rules = policy(1, 1, lease_s=30.0)
+        with hosted(endpoint, tmp_path / "host"), Relay(endpoint) as relay:
+            async with participants("a", endpoint=relay.endpoint, rules=rules, folder=tmp_path) as (a,):
+                generation = (await a.running("a")).generation
+                for _ in range(3):
+                    a.fail()
+                    relay.cut()
+                    generation = (await a.running("a", above=generation)).generation
+                assert await a.session.flush(5.0)
+                assert a.node.plan is not None
+                assert a.node.plan.charged == 3, "each failure is heard of once"
+                assert len(a.of(events.Connected)) == 4
+
+    run(story())
