@@ -279,6 +279,16 @@ class Cluster:
         seats = self.worlds()[generation][0]["world"]
         return {node: (slots, first) for node, _, slots, first in seats}
 
+    def order_of(self, generation: int) -> list[str]:
+        """A generation's nodes in the order of their ranks."""
+        return list(self.world(generation))
+
+    def silence_s(self, generation: int) -> float:
+        """How long nobody trained before this generation's workers were started."""
+        last = max(one["boottime_s"] for one in self.steps() if one["generation"] < generation)
+        starts = [one for one in self.journal("workers_started") if one["generation"] == generation]
+        return float(min(one["boottime_s"] for one in starts) - last)
+
     def pid_of(self, worker_id: str) -> int:
         """The newest process of this worker."""
         return int([one["pid"] for one in self.born() if one["worker_id"] == worker_id][-1])

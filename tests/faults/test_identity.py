@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 def test_a_second_agent_with_a_living_nodes_id_is_refused_and_disturbs_nobody(
     make_cluster: MakeCluster,
 ) -> None:
-    cluster = make_cluster("1:3")
+    cluster = make_cluster("2:3")
     cluster.start("a")
     cluster.start("b")
     first = cluster.wait_training("a", "b")

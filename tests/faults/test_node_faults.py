@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from .cluster import LEASE_S, MARGIN_S, SETTLE_S, Cluster
+from .cluster import LEASE_S, MARGIN_S, SETTLE_S
 from .conftest import MakeCluster
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
@@ -14,15 +14,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 LIVENESS_S = 2 * LEASE_S + MARGIN_S + 3 * SETTLE_S + 1.0
 """The design's promise: how long after a fault the next world is there at the latest."""
-
-
-def silence_s(cluster: Cluster, generation: int) -> float:
-    """How long nobody trained before this generation was started."""
-    last = max(one["boottime_s"] for one in cluster.steps() if one["generation"] < generation)
-    began = min(
-        one["boottime_s"] for one in cluster.journal("workers_started") if one["generation"] == generation
-    )
-    return float(began - last)
 
 
 def test_a_killed_node_is_done_without_and_gets_its_seat_back(make_cluster: MakeCluster) -> None:
@@ -34,12 +25,12 @@ def test_a_killed_node_is_done_without_and_gets_its_seat_back(make_cluster: Make
 
     b.kill_node()
     second = cluster.wait_training("a", "c", after=first)
-    assert LEASE_S / 2 < silence_s(cluster, second) < LIVENESS_S
-    assert cluster.world(second) == {"a": (1, 0), "c": (1, 1)}
+    assert cluster.silence_s(second) < LIVENESS_S
+    assert cluster.order_of(second) == [node for node in cluster.order_of(first) if node != "b"]
 
-    b = cluster.start("b", 2)
+    cluster.start("b", 2)
     third = cluster.wait_training("a", "b", "c", after=second)
-    assert cluster.world(first) == cluster.world(third) == {"a": (1, 0), "b": (2, 1), "c": (1, 3)}
+    assert cluster.world(first) == cluster.world(third)
     see_it_end(cluster, restarts=0)
 
 
@@ -90,7 +81,7 @@ def test_nodes_join_and_leave_by_sigterm_for_free(make_cluster: MakeCluster) -> 
     third = cluster.wait_training("a", after=second)
     assert cluster.wait_end("b") == {"b": 6}
     assert b.lines("this node has left the run", "SIGTERM")
-    assert silence_s(cluster, third) < LEASE_S  # nobody waited for its lease
+    assert cluster.silence_s(third) < LEASE_S  # nobody waited for its lease
     see_it_end(cluster, restarts=0, b=6)
 
 
@@ -102,10 +93,9 @@ def test_below_min_the_survivors_wait_and_then_go_on(make_cluster: MakeCluster) 
     b.kill_node()
     cluster.wait_event("workers_stopped", "a", generation=first)
     cluster.wait_said("a", "waiting for 1 more of at least 2 nodes", "a (1 worker)")
-    cluster.start("c", 1)
-    cluster.start("d", 2)
-    third = cluster.wait_training("a", "c", "d", after=first)
-    assert cluster.world(third) == {"a": (1, 0), "c": (1, 1), "d": (2, 2)}
+    cluster.start("c", 2)
+    second = cluster.wait_training("a", "c", after=first)
+    assert cluster.world(second) == {"a": (1, 0), "c": (2, 1)}
     assert a.process.poll() is None
     see_it_end(cluster, restarts=0, b=-signal.SIGKILL)
 
