@@ -77,6 +77,7 @@ class Agent(ElasticAgent):
         self._session: Session | None = None
         self._seat: NodeSeat | None = None
         self._signals: list[int] = []
+        self._hosting_on = False
         self._main_task: asyncio.Task[Ending] | None = None
         self.ending: Ending | None = None
         """How it ended, after ``run``."""
@@ -213,6 +214,7 @@ class Agent(ElasticAgent):
 
     async def _host_on(self, narrator: Narrator) -> None:
         """A host keeps serving until nobody needs its store any more."""
+        self._hosting_on = True
         while self._meeting.busy_with:
             narrator.hosting_on(self._meeting.busy_with)
             await self._meeting.changed()
@@ -293,6 +295,9 @@ class Agent(ElasticAgent):
             self._log.warning(f"{signum.name} received: ending at once")
             if self._main_task is not None:
                 self._main_task.cancel()
+            return
+        if self._hosting_on:
+            self._log.info(f"{signum.name} received while others need the store; a second signal ends it at once")
             return
         self._log.info(f"{signum.name} received: this node leaves the run; a second signal ends it at once")
         self._supervisor.drain(f"{signum.name} received")

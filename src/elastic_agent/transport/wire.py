@@ -39,6 +39,8 @@ def greet(sock: socket.socket, timeout_s: float, shown: str) -> None:
         ) from None
     except OSError:
         answer = b""
+    if not answer:  # a host that dies while it accepts, a proxy before one that is not there yet
+        raise UnreachableError(f"{shown} took the connection and closed it without an answer")
     if answer != struct.pack("=I", nonce):
         raise _not_a_store(shown, answer)
 
