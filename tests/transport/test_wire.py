@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.base import NotAStoreError
+from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.wire import greet
 
 from .support import PATIENCE_S
@@ -60,5 +60,5 @@ def _overhear(server: socket.socket) -> bytes:
 
 
 def _refused(sock: socket.socket) -> None:
-    with pytest.raises(NotAStoreError):
+    with pytest.raises(UnreachableError):
         greet(sock, PATIENCE_S, "the store")
