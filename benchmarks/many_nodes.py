@@ -185,7 +185,6 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     configure_logging("console", "warning", sys.stderr)
-    sys.setswitchinterval(float(os.environ.get("SWI", "0.005")))
     asyncio.run(live(options, options.folder))
 
 
