@@ -99,6 +99,7 @@ def policy(least: int, most: int, **changes: float) -> Policy:
         lease_ttl_s=changes.get("lease_s", LEASE_S),
         fence_margin_s=MARGIN_S,
         settle_s=SETTLE_S,
+        join_timeout_s=changes.get("join_s", 600.0),
     )
 
 

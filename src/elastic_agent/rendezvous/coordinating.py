@@ -6,14 +6,16 @@ all records are read again every lease period, so a lost hint costs time, never 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.coordinator import Coordinator
-from elastic_agent.protocol.records import Plan
+from elastic_agent.protocol.records import History, Plan
 from elastic_agent.protocol.situation import Decision
 from elastic_agent.transport.base import CoordinatorLink, StoreLostError
 
@@ -21,6 +23,12 @@ from .memory import RunMemory
 
 LEASE_READS_PER_TTL = 10
 """How often the leases are looked at: a lost node is noticed at most a tenth of a lease late."""
+
+PAUSE_LEASES, PAUSE_S = 1 / 3, 1.0
+"""A coordinator that comes this much of a lease, or this long, too late was paused, or its whole machine was."""
+
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
+"""How long a run is left alone after an internal error with it."""
 
 
 class Inbox(Protocol):
@@ -46,8 +54,12 @@ class RunDriver:
         self._log = get_logger().bind(run=run_id)
         self._coordinator = Coordinator(now_s, link.read_plan(), memory.load(run_id))
         self._full_read_s = self._lease_read_s = now_s
+        self._on_time_s = now_s
+        """When this was last known to be where it should be."""
         self._reported: set[str] = set()
         self._reason = ""
+        self._forgetful = False
+        """The state directory cannot be written."""
 
     def refresh(self, incarnations: Collection[str] | None) -> None:
         """Read these incarnations' records again, or all of them (None)."""
@@ -62,13 +74,16 @@ class RunDriver:
             if lease is not None:
                 self._coordinator.observe(member, lease, now_s)
 
+    @property
+    def _ttl_s(self) -> float:
+        return self._coordinator.plan.policy.lease_ttl_s if self._coordinator.plan is not None else 1.0
+
     def turn(self, hints: Collection[str], now_s: float) -> None:
         """Look at what changed and act until there is nothing to do."""
-        ttl_s = self._coordinator.plan.policy.lease_ttl_s if self._coordinator.plan is not None else 1.0
+        self._on_time_s = min(now_s, self.wake_s)
+        ttl_s = self._ttl_s
         if now_s >= self._full_read_s:
-            self.refresh(None)
-            self._full_read_s = now_s + ttl_s
-            self._lease_read_s = now_s + ttl_s / LEASE_READS_PER_TTL
+            self._read_all(now_s)
         else:
             if hints:
                 self.refresh(hints)
@@ -78,6 +93,22 @@ class RunDriver:
         decision = self._act()
         self.wake_s = min(decision.wake_s, self._full_read_s, self._lease_read_s)
         self.needed = self._coordinator.anybody_here and not decision.done
+
+    def _read_all(self, now_s: float) -> None:
+        self.refresh(None)
+        self._full_read_s = now_s + self._ttl_s
+        self._lease_read_s = now_s + self._ttl_s / LEASE_READS_PER_TTL
+
+    def _excuse_own_pause(self) -> None:
+        """If this thread stood still: judge nobody by that time, nor by what was read before."""
+        now_s = time.monotonic()
+        late_s = now_s - self._on_time_s
+        if late_s > min(self._ttl_s * PAUSE_LEASES, PAUSE_S):
+            self._log.info("the coordinator stood still", for_s=round(late_s, 3))
+            self._read_all(now_s)
+            now_s = time.monotonic()
+            self._coordinator.stood_still(now_s, late_s)
+        self._on_time_s = now_s
 
     def _read_leases(self) -> None:
         sightings = self._coordinator.ledger.sightings
@@ -90,18 +121,18 @@ class RunDriver:
     def _act(self) -> Decision:
         """Decide and carry out, again and again, until the decision is to wait."""
         while True:
+            self._excuse_own_pause()
             decision = self._coordinator.decide(time.monotonic())
             self._say(decision)
             progress = self._condemn(decision.condemn)
-            if decision.plan is not None:
-                self._publish(decision.plan)
+            if decision.plan is not None and self._publish(decision.plan):
                 progress = True
             for incarnation in decision.forget:
                 self._link.forget(incarnation)
                 self._coordinator.forgotten(incarnation)
             if not progress:
                 if decision.done and self._coordinator.plan is not None:
-                    self._memory.save(self.run_id, self._coordinator.plan.history(settled=True))
+                    self._remember(self._coordinator.plan.history(settled=True))
                 return decision
 
     def _say(self, decision: Decision) -> None:
@@ -125,15 +156,33 @@ class RunDriver:
                     progress = True
         return progress
 
-    def _publish(self, plan: Plan) -> None:
+    def _publish(self, plan: Plan) -> bool:
+        """Whether there is a newer plan now: this one, or somebody else's."""
+        before = self._coordinator.plan
         if plan.generation > 0:
-            self._memory.save(self.run_id, plan.history())  # before anybody can read it
+            self._remember(plan.history())  # before anybody can read it
         if self._link.publish(plan):
             self._coordinator.published(plan, time.monotonic())
-            return
-        newest = self._link.read_plan()  # somebody else was first: theirs counts
-        if newest is not None:
+        elif (newest := self._link.read_plan()) is not None:  # somebody else was first: theirs counts
             self._coordinator.adopt_plan(newest, time.monotonic())
+        return self._coordinator.plan is not before
+
+    def _remember(self, history: History) -> None:
+        """Keep on disk what a new store would have to know; training goes on where that cannot be done."""
+        try:
+            self._memory.save(self.run_id, history)
+        except OSError as error:
+            if not self._forgetful:
+                self._forgetful = True
+                self._log.error(
+                    "cannot write the state directory; the run goes on, but should this machine lose the store "
+                    "and all agents with it, generations may repeat and the restart budget is forgotten",
+                    error=str(error),
+                )
+        else:
+            if self._forgetful:
+                self._forgetful = False
+                self._log.info("the state directory can be written again")
 
 
 class CoordinatorThread(threading.Thread):
@@ -160,7 +209,9 @@ class CoordinatorThread(threading.Thread):
         self._memory = memory
         self._on_change = on_change
         self._drivers: dict[str, RunDriver] = {}
-        self._stop = threading.Event()
+        self._resting: dict[str, _Rest] = {}
+        """Runs with which something went wrong, and when to take them up anew."""
+        self._stopping = threading.Event()
         self._log = get_logger()
         self.failed = False
         """Whether it ended although nobody stopped it: the store must be given up."""
@@ -169,42 +220,81 @@ class CoordinatorThread(threading.Thread):
 
     def stop(self) -> None:
         """Have the thread end at its next turn."""
-        self._stop.set()
+        self._stopping.set()
 
     def run(self) -> None:
         """Until stopped, or until the store is gone."""
         try:
             self._serve()
         except StoreLostError as error:
-            if not self._stop.is_set():
+            if not self._stopping.is_set():
                 self._log.error("the coordinator lost its own store", error=str(error))
         except Exception:
             self._log.exception("internal error of the coordinator; the store is given up")
-        self.failed = not self._stop.is_set()
+        self.failed = not self._stopping.is_set()
         self.busy_with = []
         self._on_change()
 
     def _serve(self) -> None:
         hints: list[tuple[str, str]] = []
-        while not self._stop.is_set():
+        while not self._stopping.is_set():
             self._turn(hints)
             now_s = time.monotonic()
-            next_s = min([one.wake_s for one in self._drivers.values() if one.needed], default=now_s + 60.0)
-            hints = self._inbox.wait(max(0.001, next_s - now_s))
+            moments = [one.wake_s for one in self._drivers.values() if one.needed]
+            moments += [rest.until_s for rest in self._resting.values()]
+            hints = self._inbox.wait(max(0.001, min(moments, default=now_s + 60.0) - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
-        now_s = time.monotonic()
         by_run: dict[str, set[str]] = {run_id: set() for run_id in self._inbox.runs()}
         for run_id, incarnation in hints:
             by_run.setdefault(run_id, set()).add(incarnation)
         for run_id, incarnations in by_run.items():
+            self._turn_run(run_id, incarnations)
+        busy = sorted(
+            {run_id for run_id, driver in self._drivers.items() if driver.needed} | {*self._resting}
+        )
+        if busy != self.busy_with:
+            self.busy_with = busy
+            self._on_change()
+
+    def _turn_run(self, run_id: str, incarnations: Collection[str]) -> None:
+        """One run's turn, if it is due. What goes wrong with one run is not to end the others."""
+        now_s = time.monotonic()
+        rest = self._resting.get(run_id, _Rest())
+        if now_s < rest.until_s:
+            return
+        try:
             driver = self._drivers.get(run_id)
             if driver is None:
                 driver = RunDriver(run_id, self._open_link(run_id), self._memory, now_s)
                 self._drivers[run_id] = driver
             if incarnations or driver.wake_s <= now_s:
                 driver.turn(incarnations, now_s)
-        busy = sorted(run_id for run_id, driver in self._drivers.items() if driver.needed)
-        if busy != self.busy_with:
-            self.busy_with = busy
-            self._on_change()
+            self._resting.pop(run_id, None)
+        except Exception as error:
+            if self._stopping.is_set():
+                return
+            self._drivers.pop(run_id, None)  # whoever takes it up begins with what the store says
+            rest = self._resting[run_id] = rest.longer(now_s)
+            trace = (
+                None if isinstance(error, StoreLostError) else error
+            )  # whether it is lost, the inbox tells
+            self._log.error(
+                f"something went wrong while coordinating; taken up anew in {rest.pause_s:g} s",
+                run=run_id,
+                error=str(error),
+                exc_info=trace,
+            )
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """A run that is left alone for a while."""
+
+    until_s: float = -math.inf
+    pause_s: float = 0.0
+
+    def longer(self, now_s: float) -> _Rest:
+        """The rest after yet another failure."""
+        pause_s = min(max(2 * self.pause_s, RETRY_MIN_S), RETRY_MAX_S)
+        return _Rest(now_s + pause_s, pause_s)

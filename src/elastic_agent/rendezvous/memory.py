@@ -13,21 +13,25 @@ from elastic_agent.protocol.records import History, RecordError, decode, encode
 
 
 class RunMemory:
-    """One small file per run in the agent's state directory; shared by the agents of a machine.
+    """A folder per run in the agent's state directory; shared by the agents of a machine.
+
+    Each state of a run has a file of its own, whose name sorts as the states rank: whoever writes late, with an
+    older state, does not write over a newer one, and nobody needs a lock. Older files are removed.
 
     Written by rename, without fsync: what must be survived is the death of a process. A machine that loses its
     power is gone for longer than a lease, and by then no worker of the old store's worlds runs any more.
     """
 
     def __init__(self, state_dir: Path) -> None:
-        self._folder = state_dir / "runs"
+        self._runs = state_dir / "runs"
 
     def load(self, run_id: str) -> History | None:
         """What is remembered of the run, or None; an unreadable file counts as nothing."""
-        try:
-            return decode(History, self._path(run_id).read_bytes())
-        except (OSError, RecordError):
-            return None
+        folder = self._folder(run_id)
+        for name in reversed(_states(folder)):
+            with contextlib.suppress(OSError, RecordError):
+                return decode(History, (folder / name).read_bytes())
+        return None
 
     def save(self, run_id: str, history: History) -> None:
         """Remember this, unless something newer is remembered already.
@@ -38,19 +42,41 @@ class RunMemory:
         known = self.load(run_id)
         if known is not None and known.rank > history.rank:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(run_id), encode(history))
+        folder = self._folder(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = _state(history)
+        write_atomically(folder / state, encode(history))
+        for other in _states(folder):
+            if other < state:
+                (folder / other).unlink(missing_ok=True)
 
     def settle(self, run_id: str) -> None:
         """If a verdict is remembered: whoever comes from now on begins a new run under that name."""
         known = self.load(run_id)
-        if known is None or known.verdict is None or known.settled:
-            return
-        with contextlib.suppress(OSError):  # then the run is over for whoever comes, which is an answer too
-            write_atomically(self._path(run_id), encode(msgspec.structs.replace(known, settled=True)))
+        if known is not None and known.verdict is not None and not known.settled:
+            with contextlib.suppress(
+                OSError
+            ):  # then the run is over for whoever comes, which is an answer too
+                self.save(run_id, msgspec.structs.replace(known, settled=True))
 
-    def _path(self, run_id: str) -> Path:
-        return self._folder / f"{run_id}.json"  # run ids are file-safe by their character set
+    def _folder(self, run_id: str) -> Path:
+        return self._runs / f"{run_id}.run"  # run ids are file-safe by their character set
+
+
+def _state(history: History) -> str:
+    """A file's name; such names sort as the histories rank."""
+    generation, sealed, over, settled = history.rank
+    return f"{generation:016d}-{sealed + 1:016d}-{over:d}{settled:d}.json"
+
+
+def _states(folder: Path) -> list[str]:
+    """The names of all states on disk, in order."""
+    try:
+        return sorted(
+            name for name in os.listdir(folder) if name.endswith(".json") and not name.startswith(".")
+        )
+    except OSError:
+        return []
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -1,0 +1,302 @@
+"""The coordinator's thread: what one run, a full disk or a pause of its own may not do to the runs it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from elastic_agent.protocol.records import History, Phase
+from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.coordinating import CoordinatorThread
+from elastic_agent.rendezvous.memory import RunMemory
+from elastic_agent.transport import c10d
+from elastic_agent.transport.base import CoordinatorLink
+from elastic_agent.values import Endpoint
+
+from .support import PATIENCE_S, Participant, hosted, participants, policy, run
+from .torchruns import free_port
+
+
+@pytest.fixture
+def endpoint() -> Endpoint:
+    return Endpoint("127.0.0.1", free_port())
+
+
+class Notes(logging.Handler):
+    """What was logged as a warning or worse."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def notes() -> Iterator[Notes]:
+    import io
+
+    import structlog
+
+    from elastic_agent.logs import configure_logging
+
+    root = logging.getLogger()
+    before, level = root.handlers, root.level
+    configure_logging("json", "warning", io.StringIO())
+    handler = Notes()
+    root.handlers = [handler]
+    yield handler
+    root.handlers = before
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+
+
+@contextmanager
+def coordinated(
+    endpoint: Endpoint,
+    memory: RunMemory,
+    open_link: Callable[[c10d.C10dHost, str], CoordinatorLink] | None = None,
+) -> Iterator[CoordinatorThread]:
+    """A store and its coordinator in this process."""
+    host = c10d.find_or_host(endpoint, 5.0)
+    assert host is not None
+    link = open_link or (lambda host, run_id: host.coordinator_link(run_id))
+    thread = CoordinatorThread(host.inbox(), lambda run_id: link(host, run_id), memory)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.stop()
+        host.close()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+# -- a pause of the coordinator --------------------------------------------------------------------
+
+
+def test_nobody_is_blamed_for_a_pause_of_the_host(endpoint: Endpoint, tmp_path: Path) -> None:
+    async def story() -> None:
+        rules = policy(2, 2, lease_s=4.0)
+        with hosted(endpoint, tmp_path / "host") as host:
+            async with participants("a", "b", endpoint=endpoint, rules=rules, folder=tmp_path) as (a, b):
+                plan = await a.running("a", "b")
+                for _ in range(3):
+                    heard = len(a.told), len(b.told)
+                    host.freeze()
+                    await asyncio.sleep(0.5 * 4.0)  # much longer, and the nodes' own clocks end the leases
+                    host.thaw()
+                    await a.hear(events.Renewed, after=heard[0])
+                    await b.hear(events.Renewed, after=heard[1])
+                for one in (a, b):
+                    assert not one.of(events.LeaseLost)
+                    assert one.node.plan == plan, "nothing was decided meanwhile"
+
+    run(story())
+
+
+def test_a_pause_of_the_host_does_not_use_up_the_time_to_join(endpoint: Endpoint, tmp_path: Path) -> None:
+    async def story() -> None:
+        rules = policy(2, 2, lease_s=30.0, join_s=6.0)
+        with hosted(endpoint, tmp_path / "host") as host:
+            async with participants("a", endpoint=endpoint, rules=rules, folder=tmp_path) as (a,):
+                await a.plan(Phase.FORMING)
+                host.freeze()
+                async with participants("b", endpoint=endpoint, rules=rules, folder=tmp_path) as (b,):
+                    # it knocks in time, but nobody opens before it is too late
+                    await asyncio.sleep(7.0)
+                    host.thaw()
+                    await a.running("a", "b")
+                    await b.running("a", "b")
+
+    run(story())
+
+
+# -- the disk ---------------------------------------------------------------------------------------
+
+
+def test_a_state_directory_that_cannot_be_written_is_said_once_and_stops_nobody(
+    endpoint: Endpoint, tmp_path: Path, notes: Notes
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "runs").write_text("where a folder should be")
+
+    async def story() -> None:
+        with coordinated(endpoint, RunMemory(state)):
+            async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
+                first = await a.running("a")
+                a.fail()
+                second = await a.running("a", above=first.generation)
+                a.fail()
+                await a.running("a", above=second.generation)
+        complaints = [line for line in notes.lines if "cannot write the state directory" in line]
+        assert len(complaints) == 1
+        assert "generations may repeat" in complaints[0], "it says what is not promised any more"
+
+    run(story())
+
+
+def test_every_generation_is_on_disk_before_a_node_hears_of_it(endpoint: Endpoint, tmp_path: Path) -> None:
+    async def story() -> None:
+        memory = RunMemory(tmp_path / "state")
+        with coordinated(endpoint, memory):
+            async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
+                remembered: list[tuple[int, int]] = []
+
+                def listen(event: events.SessionEvent, tell: Callable[..., None] = a._event) -> None:
+                    if isinstance(event, events.PlanSeen):
+                        known = memory.load("run")
+                        remembered.append(
+                            (event.plan.generation, known.generation if known is not None else 0)
+                        )
+                    tell(event)
+
+                a.session.listen(listen)
+                generation = 0
+                for _ in range(4):
+                    generation = (await a.running("a", above=generation)).generation
+                    a.fail()
+                await a.plan(Phase.FAILED)
+        assert len(remembered) >= 8
+        assert all(known >= heard for heard, known in remembered), remembered
+
+    run(story())
+
+
+# -- several runs ------------------------------------------------------------------------------------
+
+
+def test_trouble_with_one_run_does_not_touch_another(
+    endpoint: Endpoint, tmp_path: Path, notes: Notes
+) -> None:
+    async def story() -> None:
+        trouble = threading.Event()
+        trouble.set()
+
+        def open_link(host: c10d.C10dHost, run_id: str) -> CoordinatorLink:
+            if run_id == "troubled" and trouble.is_set():
+                raise OSError("too many open files")
+            return host.coordinator_link(run_id)
+
+        with coordinated(endpoint, RunMemory(tmp_path / "state"), open_link) as thread:
+            rules = policy(1, 1)
+            async with (
+                Participant("t", endpoint, rules, tmp_path / "t", "troubled") as troubled,
+                Participant("s", endpoint, rules, tmp_path / "s", "sound") as sound,
+            ):
+                await troubled.hear(events.Registered)
+                generation = (await sound.running("s")).generation
+                sound.fail()
+                await sound.running("s", above=generation)
+                assert not troubled.of(events.PlanSeen)
+                assert thread.busy_with == ["sound", "troubled"], "the store is still needed for it"
+                assert any("too many open files" in line for line in notes.lines)
+                trouble.clear()
+                await troubled.running("t")
+                assert not thread.failed
+
+    run(story())
+
+
+def test_a_run_whose_records_vanish_goes_on_from_what_is_left(endpoint: Endpoint, tmp_path: Path) -> None:
+    """Somebody with access to the port deletes keys: that harms this run for a moment, and no other."""
+
+    async def story() -> None:
+        with hosted(endpoint, tmp_path / "host"):
+            rules = policy(1, 2)
+            async with (
+                Participant("x", endpoint, rules, tmp_path / "x", "one") as x,
+                Participant("y", endpoint, rules, tmp_path / "y", "other") as y,
+            ):
+                plan = await x.running("x")
+                untouched = await y.running("y")
+                stranger, _, _ = c10d.open_store(endpoint, 5.0)
+                for version in range(1, plan.version + 1):
+                    stranger.delete([f"elastic-agent/1/r/one/plan/{version}"])
+                x.fail()
+                heard = len(y.told)
+                await y.hear(events.Renewed, after=heard)
+                assert y.node.plan == untouched
+                stranger.close()
+
+    run(story())
+
+
+# -- what is remembered -------------------------------------------------------------------------------
+
+
+def history(generation: int, **changes: object) -> History:
+    return msgspec.structs.replace(History(generation), **changes)
+
+
+def test_memory_never_goes_back(tmp_path: Path) -> None:
+    memory = RunMemory(tmp_path)
+    assert memory.load("run") is None
+    for said in (history(3), history(7, verdict=Phase.FAILED), history(5), history(7)):
+        memory.save("run", said)
+    assert memory.load("run") == history(7, verdict=Phase.FAILED)
+    memory.save("run", history(8))
+    assert memory.load("run") == history(8)
+    assert memory.load("another") is None
+
+
+def test_memory_written_by_several_agents_at_once_keeps_the_highest(tmp_path: Path) -> None:
+    def write(numbers: range) -> None:
+        memory = RunMemory(tmp_path)
+        for number in numbers:
+            memory.save("run", history(number))
+
+    threads = [threading.Thread(target=write, args=(range(start, 200, 4),)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    known = RunMemory(tmp_path).load("run")
+    assert known is not None
+    assert known.generation == 199
+    files = [path.name for path in (tmp_path / "runs" / "run.run").iterdir()]
+    assert len(files) < 5, "older states are cleared away"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"generation": -1}', json.dumps([1]).encode()])
+def test_memory_that_cannot_be_read_counts_as_none(tmp_path: Path, content: bytes) -> None:
+    memory = RunMemory(tmp_path)
+    memory.save("run", history(7))
+    for path in (tmp_path / "runs" / "run.run").iterdir():
+        path.write_bytes(content)
+    assert memory.load("run") is None
+    memory.save("run", history(8))
+    assert memory.load("run") == history(8)
+
+
+def test_runs_with_odd_names_are_remembered_apart(tmp_path: Path) -> None:
+    memory = RunMemory(tmp_path / "state")
+    names = [".", "..", "a", "a.run", "a@b:1+2-3", "x" * 128]
+    for number, name in enumerate(names, 1):
+        memory.save(name, history(number))
+    assert [memory.load(name) for name in names] == [history(number) for number in range(1, len(names) + 1)]
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["runs"]
+
+
+def test_only_a_verdict_is_settled(tmp_path: Path) -> None:
+    memory = RunMemory(tmp_path)
+    memory.settle("run")
+    assert memory.load("run") is None
+    memory.save("run", history(4))
+    memory.settle("run")
+    assert memory.load("run") == history(4), "a run that is not over is to be continued"
+    memory.save("run", history(5, verdict=Phase.FINISHED))
+    memory.settle("run")
+    assert memory.load("run") == history(5, verdict=Phase.FINISHED, settled=True)
