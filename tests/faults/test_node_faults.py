@@ -85,6 +85,23 @@ def test_nodes_join_and_leave_by_sigterm_for_free(make_cluster: MakeCluster) -> 
     see_it_end(cluster, restarts=0, b=6)
 
 
+def test_all_nodes_asked_to_leave_at_once_do_so_without_waiting_for_each_other(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster("2")
+    a, b = cluster.start("a"), cluster.start("b")
+    cluster.wait_training("a", "b")
+    a.terminate()
+    b.terminate()
+    assert cluster.wait_end() == {"a": 6, "b": 6}, cluster.story()
+    asked, *_, over = (
+        one["boottime_s"] for one in cluster.journal() if one["event"] in ("drain", "agent_ended")
+    )
+    assert over - asked < LEASE_S, cluster.story()
+    check_safety(cluster)
+    check_nothing_left(cluster)
+
+
 def test_below_min_the_survivors_wait_and_then_go_on(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2:3")
     a = cluster.start("a")

@@ -76,6 +76,20 @@ def test_after_everything_was_killed_the_run_goes_on_under_a_higher_generation(
     see_it_end(cluster, restarts=1)
 
 
+def test_a_host_that_leaves_serves_until_the_run_is_over(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:2")
+    a = cluster.start_host("a")
+    b = cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    a.terminate()
+    second = cluster.wait_training("b", after=first)
+    cluster.wait_said("a", "still hosting the store of job")
+    assert cluster.pid_of("a/0") not in cluster.marked_processes()
+    assert not b.lines("the store is a new one")
+    assert second == first + 1
+    see_it_end(cluster, restarts=0, a=6)
+
+
 def test_two_runs_share_a_store_which_serves_until_both_are_over(make_cluster: MakeCluster) -> None:
     host = make_cluster("1", run_id="first")
     other = make_cluster("1", run_id="second", port=host.port)

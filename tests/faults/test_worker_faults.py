@@ -57,7 +57,7 @@ def test_a_crash_loop_spends_the_budget_and_ends_the_run_everywhere(make_cluster
 
 
 def test_a_hanging_worker_is_noticed_and_every_worker_writes_its_stacks(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("2", "--hang-timeout", "2", "--redirects", "2")
+    cluster = make_cluster("2", "--hang-timeout", "3", "--redirects", "2")
     a, b = cluster.start("a"), cluster.start("b")
     first = cluster.wait_training("a", "b")
     cluster.order("b/0", "hang")
@@ -65,7 +65,7 @@ def test_a_hanging_worker_is_noticed_and_every_worker_writes_its_stacks(make_clu
 
     # a/0 waits for b/0 in the collective, so both stand still; which of them is noticed first is chance
     for agent in (a, b):
-        assert agent.lines("made no progress for 2 s (--hang-timeout); its last heartbeat named step")
+        assert agent.lines("made no progress for 3 s (--hang-timeout); its last heartbeat named step")
     where = {"a": "all_reduce", "b": "obey"}
     for node, function in where.items():
         written = cluster.folder / "logs" / "job" / f"{first:06}" / node / "0" / "stderr.log"
