@@ -1,44 +1,32 @@
 """What the client costs a training script: a heartbeat, a look at its identity, and the import.
 
-    python benchmarks/client.py [--json FILE] [--rounds N]
-
-Prints medians, with the fastest and slowest round beside them. A heartbeat is measured in a process that
-looks like a worker, its cell in a real file; the import as the time that a whole interpreter takes with it,
-less that of one without, in alternation.
+A heartbeat is measured in a process that looks like a worker, its cell in a real file; the import as the time that
+a whole interpreter takes with it, less that of one without, in alternation.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import timeit
 from pathlib import Path
-from typing import NamedTuple
 
 from elastic_agent.client._cells import HeartbeatFile
 
+from .figures import Figure, Result
+from .options import Options
+
 CALLS_PER_ROUND = 20_000
+ROUNDS, QUICK_ROUNDS = 31, 7
+WHO = "client"
 LAUNCHER_PREFIXES = ("ELASTIC_AGENT_", "TORCHELASTIC_", "GROUP_", "LOCAL_", "RANK", "WORLD_SIZE")
 
 
-class Figure(NamedTuple):
-    """One line of the table; ``unit`` holds for the three numbers."""
-
-    what: str
-    unit: str
-    median: float
-    fastest: float
-    slowest: float
-
-
-def figure(what: str, unit: str, samples: list[float]) -> Figure:
-    return Figure(what, unit, statistics.median(samples), min(samples), max(samples))
+def run(options: Options) -> Result:
+    return Result("client", measure(QUICK_ROUNDS if options.quick else ROUNDS))
 
 
 def measure_calls(rounds: int) -> list[Figure]:
@@ -56,7 +44,7 @@ def measure_calls(rounds: int) -> list[Figure]:
     for what, call in calls.items():
         timer = timeit.Timer(call)
         samples = [timer.timeit(CALLS_PER_ROUND) / CALLS_PER_ROUND * 1e9 for _ in range(rounds)]
-        figures.append(figure(what, "ns", samples))
+        figures.append(Figure(what, WHO, "ns", samples=samples))
     return figures
 
 
@@ -73,7 +61,7 @@ def measure_import(what: str, rounds: int, environment: dict[str, str]) -> Figur
         bare_s = interpreter_time_s("pass", environment)
         with_client_s = interpreter_time_s("from elastic_agent import client", environment)
         samples.append((with_client_s - bare_s) * 1e3)
-    return figure(what, "ms", samples)
+    return Figure(what, WHO, "ms", samples=samples)
 
 
 def worker_variables(file: HeartbeatFile) -> dict[str, str]:
@@ -113,8 +101,13 @@ def measure(rounds: int) -> list[Figure]:
             measure_import("import, under elastic-agent", rounds, {**compiled, **under_agent}),
             measure_import("the same, never compiled", rounds, {**never_compiled, **under_agent}),
         ]
+        before = dict(os.environ)
         os.environ.update(under_agent)
-        figures += measure_calls(rounds)
+        try:
+            figures += measure_calls(rounds)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         beats, _ = file.read(0)
         expected = 2 * rounds * CALLS_PER_ROUND
         if beats != expected:
@@ -122,34 +115,3 @@ def measure(rounds: int) -> list[Figure]:
                 f"the agent's side saw {beats} beats; expected {expected}: measured nothing real"
             )
     return figures
-
-
-def print_table(figures: list[Figure]) -> None:
-    print(f"{'':32}{'median':>12}{'fastest':>12}{'slowest':>12}")
-    for one in figures:
-        numbers = "".join(f"{number:9.2f} {one.unit}" for number in one[2:])
-        print(f"{one.what:32}{numbers}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure what the client module costs a training script.")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the figures to FILE")
-    parser.add_argument("--rounds", type=int, default=31, help="samples per figure (default: 31)")
-    options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error(f"--rounds {options.rounds}: expected at least 1")
-    figures = measure(options.rounds)
-    print_table(figures)
-    if options.json is not None:
-        record = {
-            "benchmark": "client",
-            "python": sys.version.split()[0],
-            "rounds": options.rounds,
-            "calls_per_round": CALLS_PER_ROUND,
-            "figures": [one._asdict() for one in figures],
-        }
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
