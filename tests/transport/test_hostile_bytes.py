@@ -1,0 +1,111 @@
+"""Whoever can reach the port can say anything: no bytes crash the store or keep it from serving the others.
+
+What such a caller can do all the same is to write and delete keys, and to fill the host's memory: the port is for
+the cluster's own network.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+from elastic_agent.transport import c10d
+from elastic_agent.transport.addresses import connect
+from elastic_agent.transport.wire import _MAGIC, _VALIDATE, greet
+from elastic_agent.values import Endpoint
+
+from .support import PATIENCE_S, free_endpoint, lease, member, peers
+
+HELLO = struct.pack("=BI", _VALIDATE, _MAGIC)
+SET, COMPARE_SET, GET, ADD, CHECK, WAIT, COUNT, DELETE, APPEND = range(1, 10)
+MULTI_GET, MULTI_SET, CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS = range(10, 18)
+BEYOND = range(18, 24)
+"""Torch knows no such commands."""
+
+LENGTHS = [0, 1, 255, 1 << 20, (8 << 20) + 1, (1 << 31) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+
+
+def text(data: bytes) -> bytes:
+    return struct.pack("=Q", len(data)) + data
+
+
+def wrong_lengths() -> Iterator[bytes]:
+    """Every command, with lengths and counts that are not true."""
+    for command in (*range(1, 18), *BEYOND):
+        yield bytes([command])
+        for length in LENGTHS:
+            wrong = struct.pack("=Q", length)
+            yield bytes([command]) + wrong + b"k" * 20
+            yield bytes([command]) + text(b"key") + wrong + b"v" * 20
+            yield bytes([command]) + text(b"key") + text(b"old") + wrong + b"v" * 20
+            yield bytes([command]) + struct.pack("=Q", 1) + wrong + b"k" * 20
+
+
+def wrong_use() -> Iterator[bytes]:
+    """Well-formed commands on what they do not fit, and waits whose end nobody sees."""
+    for value in (b"", b"text", b"9" * 40, b"9223372036854775807"):
+        yield bytes([SET]) + text(b"n") + text(value) + bytes([ADD]) + text(b"n") + struct.pack("=q", 1)
+    for command in (GET, QUEUE_POP, QUEUE_LEN, DELETE):
+        yield bytes([command]) + text(b"nothing there")
+    for command in (MULTI_GET, CHECK, WAIT):
+        yield bytes([command]) + struct.pack("=Q", 2) + text(b"none") + text(b"of these")
+    yield (
+        bytes([WAIT])
+        + struct.pack("=Q", 1)
+        + text(b"late")
+        + bytes([WAIT])
+        + struct.pack("=Q", 1)
+        + text(b"late")
+    )
+    yield bytes([QUEUE_POP]) + text(b"late")
+    yield bytes([SET]) + text(b"late") + text(b"now") + bytes([QUEUE_PUSH]) + text(b"late") + text(b"now")
+    yield bytes([CANCEL_WAIT]) * 3
+    yield bytes([COUNT, LIST_KEYS, PING])
+    yield HELLO
+
+
+def noise(count: int) -> Iterator[bytes]:
+    dice = random.Random(11)
+    for _ in range(count):
+        words = [bytes([dice.randrange(20)]) + text(dice.randbytes(dice.randrange(9))) for _ in range(4)]
+        yield b"".join(words) + dice.randbytes(dice.randrange(40))
+
+
+def test_no_bytes_crash_the_store_or_keep_it_from_the_others() -> None:
+    endpoint = free_endpoint()
+    with peers(1, endpoint) as (host,), ExitStack() as lingering:
+        assert host.elect()[0]
+        node = c10d.dial(endpoint, "run", 5.0)
+        held = node.register(member("a"), lease("a"))
+        assert held is not None
+        messages = [*wrong_lengths(), *wrong_use(), *noise(300)]
+        for number, message in enumerate(messages):
+            sock = say(endpoint, HELLO + message)
+            if number % 4:
+                sock.close()
+            else:
+                lingering.enter_context(sock)
+            if number % 50 == 0:
+                answers(endpoint, message)
+        for _ in range(200):
+            lingering.enter_context(say(endpoint, b""))
+        answers(endpoint, b"200 silent connections")
+        assert node.renew(held, held.renewed())
+        assert host.elect()[1] == node.store_id
+        node.close()
+
+
+def say(endpoint: Endpoint, data: bytes) -> socket.socket:
+    """A connection on which this was said."""
+    sock = socket.create_connection((endpoint.host, endpoint.port), PATIENCE_S)
+    with suppress(ConnectionError):
+        sock.sendall(data)
+    return sock
+
+
+def answers(endpoint: Endpoint, after: bytes) -> None:
+    with connect(endpoint.host, endpoint.port, PATIENCE_S) as sock:
+        greet(sock, PATIENCE_S, f"the store, after {after[:80]!r},")
