@@ -28,6 +28,7 @@ from elastic_agent.logs import bind_context, configure_logging, get_logger
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Activity, Node, Outcome
 from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, State, World
+from elastic_agent.transport.addresses import shorten_lookups
 from elastic_agent.transport.base import StoreLostError, TransportError
 from elastic_agent.transport.gathering import Gathering
 from elastic_agent.transport.lane import Lane
@@ -376,6 +377,7 @@ async def _live(channel: Channel[FromTorchrun]) -> None:
 
 def main() -> int:
     """The process's life; its only argument is the descriptor of its end of the channel."""
+    shorten_lookups()
     channel: Channel[FromTorchrun] = Channel(socket.socket(fileno=int(sys.argv[1])), FromTorchrun)
     try:
         asyncio.run(_live(channel))
