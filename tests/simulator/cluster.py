@@ -119,11 +119,13 @@ class Endpoint:
 class Cluster:
     """Everything, under one seed."""
 
-    def __init__(self, seed: int, quirks: Collection[str] = (), *, tell: bool = False) -> None:
+    def __init__(
+        self, seed: int, quirks: Collection[str] = (), focus: Collection[str] = (), *, tell: bool = False
+    ) -> None:
         self.seed = seed
         self.quirks = frozenset(quirks)
         self.kernel = Kernel(seed)
-        self.scenario: Scenario = draw(self.kernel.random, seed)
+        self.scenario: Scenario = draw(self.kernel.random, focus)
         self.policy: Policy = self.scenario.policy
         self.network = Network(self.kernel, self.scenario.latency_s)
         self.told: list[tuple[float, str, str]] | None = [] if tell else None
@@ -134,8 +136,9 @@ class Cluster:
         self.over = False
         """Whether a coordinator said that everybody knows the verdict."""
         self.armed_crash: str | None = None
-        self.traps: list[tuple[str, str]] = []
-        """(point in an agent's life, what goes wrong when the next agent gets there)."""
+        self.armed_freeze = False
+        self.traps: list[tuple[str, str, Seatholder | None]] = []
+        """(point in an agent's life, what goes wrong when the next agent gets there, which node's if not any)."""
         self.faults: Faults | None = None
         self.unreachable: set[tuple[str, str]] = set()
         """(machine, node whose bootstrap store it cannot reach)."""
@@ -317,10 +320,18 @@ class Cluster:
                     self.kernel.after(restart_s, self.start, holder)
         return 0.0
 
+    def stumble(self, process: Process) -> float:
+        """The coordinator is about to read: perhaps its process stands still just now."""
+        if self.armed_freeze and self.faults is not None:
+            self.armed_freeze = False
+            self.story(process.name, "freezes just before reading")
+            self.faults.freeze(process)
+        return 0.0
+
     def at(self, point: str, agent: Agent) -> None:
         """An agent gets to a point in its life."""
         for trap in self.traps:
-            if trap[0] == point and self.faults is not None:
+            if trap[0] == point and trap[2] in (None, agent.holder) and self.faults is not None:
                 self.traps.remove(trap)
                 self.faults.spring(trap[1], agent.holder)
                 return

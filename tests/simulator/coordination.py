@@ -37,6 +37,7 @@ class Coordination:
         self._hints = Inbox(cluster.kernel)
         self._connection: Connection | None = None
         self._said = ""
+        self._asked_s = machine.clock()
         store.hints.append(self._hints)
         process.spawn(self._run())
 
@@ -56,12 +57,12 @@ class Coordination:
             self.store.hints.remove(self._hints)
 
     def _ask(self, method: str, *args: Any) -> Routine:
-        self._asked_s = self.machine.clock()
         if self._connection is None or self._connection.closed:
             self._connection = Connection(self.cluster.network, self.machine, self.store)
         return (yield from self._connection.call(method, *args, timeout_s=self.cluster.call_s()))
 
     def _begin(self) -> Routine:
+        yield self.cluster.stumble(self.process)
         data, both = yield from self._ask("read_all")
         plan = decode(Plan, data) if data is not None else None
         core = Coordinator(self.machine.clock(), plan, self.machine.disk)
@@ -69,6 +70,8 @@ class Coordination:
         return core
 
     def _read_all(self, core: Coordinator) -> Routine:
+        self._asked_s = self.machine.clock()
+        yield self.cluster.stumble(self.process)
         data, both = yield from self._ask("read_all")
         if data is not None:
             core.adopt_plan(decode(Plan, data), self.machine.clock())
@@ -76,7 +79,8 @@ class Coordination:
 
     def _take_in(self, core: Coordinator, both: dict[str, tuple[bytes, bytes]]) -> None:
         # the time is taken after the answer: what it holds was written before
-        now_s = self._asked_s if "time before the read" in self.cluster.quirks else self.machine.clock()
+        now_s = self.machine.clock()
+        now_s = self._asked_s if "time before the read" in self.cluster.quirks else now_s
         for incarnation, (member_data, lease_data) in both.items():
             member, lease = readable(Member, member_data), readable(Lease, lease_data)
             if isinstance(member, Member) and isinstance(lease, Lease) and member.incarnation == incarnation:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from elastic_agent.protocol.records import Failure, FailureKind
 
 from .cluster import Cluster, Seatholder
+from .guard import Group
+from .kernel import Process
 
 
 class Faults:
@@ -32,8 +34,9 @@ class Faults:
         while left > 0:
             at_s = random.uniform(0.0, scenario.quiet_s * 0.9)
             burst = random.randint(1, 5) if scenario.bursts else 1
+            victim = random.choice((None, random.choice(self.cluster.holders)))
             for _ in range(min(burst, left)):
-                self.kernel.after(at_s, self._strike, random.choice(scenario.faults), None)
+                self.kernel.after(at_s, self._strike, random.choice(scenario.faults), victim)
                 at_s += random.choice((0.0, 0.1, 1.0)) * random.random() * scenario.policy.lease_ttl_s
             left -= burst
 
@@ -52,7 +55,14 @@ class Faults:
         """Let something go wrong at the very moment that a node gets to some point."""
         points = ("announce", "prepare", "start", "stop", "rejoin", "renewal sent", "renewed", "plan read")
         kinds = ("agent crash", "agent freeze", "host pause", "partition", "deaf", "drain", "slow network")
-        self.cluster.traps.append((self.random.choice(points), self.random.choice(kinds)))
+        self.cluster.traps.append((self.random.choice(points), self.random.choice(kinds), self._victim))
+
+    def _late_answer(self) -> None:
+        """A renewal's answer comes late, and as soon as it is there the node is cut off."""
+        victim = self._some()
+        self._victim = victim
+        self._slow_network()
+        self.cluster.traps.append(("renewed", "partition", victim))
 
     def spring(self, kind: str, victim: Seatholder) -> None:
         """A node walked into a trap."""
@@ -81,6 +91,7 @@ class Faults:
         for undo in self._undo:
             undo()
         cluster.armed_crash = None
+        cluster.armed_freeze = False
         cluster.traps.clear()
         cluster.network.loss = 0.0
         cluster.network.slow_s.clear()
@@ -103,6 +114,7 @@ class Faults:
         if cluster.scenario.hosting == "serve":
             cluster.endpoint.machine.boot()
             cluster.serve()
+        self.kernel.after(0.0, self._release_gremlin)
 
     def _restart_unless_departed(self, holder: Seatholder) -> None:
         agent = holder.agent
@@ -168,6 +180,50 @@ class Faults:
                 holder.machine.boot()
                 self._restart_unless_departed(holder)
 
+    def _blackout(self) -> None:
+        """Every process of the run dies; all are started again, one after the other."""
+        cluster = self.cluster
+        cluster.story("faults", "everything is killed")
+        for holder in cluster.holders:
+            again_s = self.random.choice((0.1, 0.5, 3.0)) * (0.5 + self.random.random())
+            cluster.crash_agent(holder, again_s if holder.wanted else None)
+        if cluster.scenario.hosting == "serve" and cluster.endpoint.host is not None:
+            cluster.endpoint.host.kill()
+            self.kernel.after(self.random.choice((0.05, 0.5, 6.0)), cluster.serve)
+
+    # -- what stays wrong after the quiet has begun ---------------------------------------------
+
+    def _release_gremlin(self) -> None:
+        """One node is never well again, if there are enough others."""
+        cluster, kind = self.cluster, self.cluster.scenario.gremlin
+        candidates = [one for one in cluster.healthy() if one.machine is not cluster.endpoint.machine]
+        if kind is None or not candidates or len(cluster.healthy()) <= cluster.policy.min_nodes:
+            return
+        holder = self.random.choice(candidates)
+        holder.spoilt = True
+        cluster.story(holder.node_id, "is never well again: {}", kind)
+        name = holder.machine.name
+        if kind == "flaps":
+            self._flap_for_good(holder, 3.0)
+        elif kind == "flaps early":
+            self._flap_for_good(holder, 0.3)
+        elif kind == "hangs at start":
+            holder.hanging_starts = 10**6
+        elif kind == "fails at start":
+            holder.failing_starts = 10**6
+        elif kind == "cannot kill":
+            holder.unkillable_stops = 10**6
+        elif kind == "unreachable":
+            cluster.unreachable.update((one.machine.name, holder.node_id) for one in cluster.holders)
+        else:
+            cluster.unreachable.update((name, one.node_id) for one in cluster.holders)
+
+    def _flap_for_good(self, holder: Seatholder, period_s: float) -> None:
+        if self.cluster.checker.final is None:
+            self.cluster.crash_agent(holder, 0.1)
+            wait_s = period_s * self.random.uniform(0.5, 1.5)
+            self.kernel.after(wait_s, self._flap_for_good, holder, period_s)
+
     # -- network --------------------------------------------------------------------------------
 
     def _partition(self) -> None:
@@ -217,7 +273,7 @@ class Faults:
         self._hit_a_group(FailureKind.HANG, "no progress")
 
     def _hit_a_group(self, kind: FailureKind, words: str) -> None:
-        groups = [group for group in self.cluster.checker.live if not group.dying and group.started]
+        groups = self._groups()
         if groups:
             group = self.random.choice(groups)
             group.agent.guard.process.do(
@@ -225,10 +281,13 @@ class Faults:
             )
 
     def _early_success(self) -> None:
-        groups = [group for group in self.cluster.checker.live if not group.dying and group.started]
+        groups = self._groups()
         if groups:
             group = self.random.choice(groups)
             group.agent.guard.process.do(self.cluster.job.succeed, group)
+
+    def _groups(self) -> list[Group]:
+        return [group for group in self.cluster.checker.live if not group.dying and group.started]
 
     def _start_fails(self) -> None:
         self._some().failing_starts += self.random.choice((2, 4, 100))
@@ -287,8 +346,15 @@ class Faults:
         host = self.cluster.endpoint.host
         if host is not None and host.alive:
             self.cluster.story(host.name, "freezes")
-            host.freeze()
-            self._for_a_while(host.thaw)
+            self.freeze(host)
+
+    def _freeze_at_reading(self) -> None:
+        self.cluster.armed_freeze = True
+
+    def freeze(self, process: Process) -> None:
+        """Let a process stand still for a while."""
+        process.freeze()
+        self._for_a_while(process.thaw)
 
     def _crash_at_publishing(self) -> None:
         self.cluster.armed_crash = self.random.choice(

@@ -31,6 +31,8 @@ class Mutant:
     what: str
     patches: tuple[Patch, ...] = ()
     quirks: tuple[str, ...] = ()
+    focus: tuple[str, ...] = ()
+    """The faults that it takes to see it, if it takes luck otherwise."""
     seeds: int = 400
     """Within how many seeds it must be caught."""
 
@@ -223,7 +225,7 @@ _ALL = (
         "history-tie",
         "of two histories the one that only knew the generation forming may win",
         ((coordinator.Coordinator, "_newest_history", _highest_generation_first_told),),
-        seeds=4000,
+        focus=("crash at publishing", "join", "partition"),
     ),
     Mutant(
         "ready-before-stopped",
@@ -244,24 +246,25 @@ _ALL = (
         "renews-condemned",
         "a condemned lease can be renewed",
         quirks=("renews condemned",),
+        focus=("start hangs",),
     ),
     Mutant(
         "deadline-from-reply",
         "the node's deadline counts from the answer to a renewal",
         quirks=("deadline from the reply",),
-        seeds=2000,
+        focus=("late answer",),
     ),
     Mutant(
         "deadline-from-last-attempt",
         "the node's deadline counts from the last attempt of a renewal that was repeated",
         quirks=("deadline from the last attempt",),
-        seeds=4000,
+        focus=("late answer", "deaf"),
     ),
     Mutant(
         "time-before-the-read",
         "the coordinator dates what it reads by the time before it asked",
         quirks=("time before the read",),
-        seeds=2000,
+        focus=("freeze at reading", "partition"),
     ),
     Mutant(
         "blind-publish",
@@ -272,7 +275,7 @@ _ALL = (
         "remembers-after-publishing",
         "the coordinator writes a generation to its disk only after publishing it",
         quirks=("remembers late",),
-        seeds=2000,
+        focus=("crash at publishing",),
     ),
     Mutant(
         "claims-without-proof",

@@ -30,7 +30,8 @@ class Result:
 def run_seed(seed: int, mutant: Mutant | None = None, *, tell: bool = False) -> Result:
     """One universe from its beginning to its end."""
     with applied(mutant) as quirks:
-        cluster = Cluster(seed, quirks, tell=tell)
+        focus = mutant.focus if mutant is not None else ()
+        cluster = Cluster(seed, quirks, focus, tell=tell)
         rule, what = None, ""
         try:
             _live(cluster)

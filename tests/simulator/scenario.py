@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 
 from elastic_agent.protocol.records import Policy
 
-FENCE = ("agent freeze", "host pause", "partition", "deaf", "slow network", "trap")
+FENCE = ("agent freeze", "host pause", "partition", "deaf", "slow network", "trap", "late answer")
 """What makes leases run out while somebody still runs."""
-STORE = ("store crash", "store freeze", "crash at publishing", "coordinator change", "hint loss", "join")
+STORE = (
+    "store crash",
+    "store freeze",
+    "freeze at reading",
+    "crash at publishing",
+    "coordinator change",
+    "hint loss",
+    "join",
+)
 """What happens to the store and to whoever decides."""
 WORK = ("worker fails", "worker hangs", "early success", "start fails", "start hangs", "unkillable")
 """What workers do."""
-CHURN = ("agent crash", "host crash", "flapping", "join", "drain", "impostor", "bootstrap unreachable")
+CHURN = (
+    "agent crash",
+    "host crash",
+    "flapping",
+    "join",
+    "drain",
+    "impostor",
+    "bootstrap unreachable",
+    "blackout",
+)
 """Who comes and goes."""
 MISCHIEF = ("garbage", "lossy network")
+GREMLINS = (
+    "flaps",
+    "flaps early",
+    "hangs at start",
+    "fails at start",
+    "cannot kill",
+    "unreachable",
+    "reaches nobody",
+)
 FAULTS = tuple(sorted({*FENCE, *STORE, *WORK, *CHURN, *MISCHIEF}))
 
 
@@ -52,6 +79,10 @@ class Scenario:
     fault_count: int
     quiet_s: float
     """When faults stop."""
+    gremlin: str | None
+    """What never stops being wrong with one node, as long as enough others are well."""
+    again: bool
+    """Whether everything is started once more under the same name after the run is over."""
 
     @property
     def store_survives(self) -> bool:
@@ -84,14 +115,14 @@ def _kinds(random: Random) -> list[str]:
     return kinds
 
 
-def draw(random: Random, seed: int) -> Scenario:
-    """A scenario; small seeds are tamer than large ones only by chance."""
+def draw(random: Random, focus: Collection[str] = ()) -> Scenario:
+    """A scenario; with ``focus``, many faults of these kinds alone."""
     nodes = random.choice((1, 2, 2, 3, 3, 3, 4, 5, 6))
     ttl_s = random.choice((0.6, 1.0, 2.0, 5.0))
     max_skew = random.choice((0.0, 0.01, 0.02))
     margin_s = ttl_s * random.choice((0.15, 0.2, 0.4))
     min_nodes = random.choice((1, random.randint(1, nodes), nodes))
-    kinds = _kinds(random)
+    kinds = list(focus) or _kinds(random)
     policy = Policy(
         min_nodes=min_nodes,
         max_nodes=max(min_nodes, nodes + random.choice((-1, 0, 0, 1))),
@@ -120,6 +151,8 @@ def draw(random: Random, seed: int) -> Scenario:
         patience=random.choice((0.25, 0.25, 1.0)),
         bursts=random.random() < 0.5,
         faults=tuple(sorted(set(kinds))),
-        fault_count=random.choice((2, 8, 20, 40)) if kinds else 0,
+        fault_count=random.choice((20, 40) if focus else (2, 8, 20, 40)) if kinds else 0,
         quiet_s=ttl_s * random.choice((8, 15, 30)) + 2.0,
+        gremlin=random.choice(GREMLINS) if random.random() < 0.25 else None,
+        again=random.random() < 0.1,
     )
