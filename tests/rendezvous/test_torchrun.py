@@ -36,7 +36,7 @@ def test_two_nodes_with_unequal_workers_train_and_end(stage: Stage) -> None:
     assert a.said() + b.said() == ""
 
 
-def test_a_run_grows_recovers_from_a_failure_and_from_a_lost_node(stage: Stage) -> None:
+def test_a_run_grows_and_recovers_from_a_failure_and_from_a_frozen_and_a_lost_node(stage: Stage) -> None:
     a = stage.start("a", 2, "1:2", "--max-restarts", "1")
     assert places(stage.workers(2)) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
 
@@ -53,6 +53,11 @@ def test_a_run_grows_recovers_from_a_failure_and_from_a_lost_node(stage: Stage) 
     stores = {(one.env["MASTER_ADDR"], one.env["MASTER_PORT"]) for one in (grown[0], again[0])}
     assert len(stores) == 2, "each world has a store of its own"
 
+    os.kill(b.process.pid, signal.SIGSTOP)  # its companion lives, and is not to speak for it
+    assert places(stage.workers(2)) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
+    os.kill(b.process.pid, signal.SIGCONT)
+    assert places(stage.workers(3)) == both
+
     killed_s = time.monotonic()
     b.kill_node()
     alone = stage.workers(2)
@@ -62,6 +67,7 @@ def test_a_run_grows_recovers_from_a_failure_and_from_a_lost_node(stage: Stage) 
     for one in alone:
         one.exit(0)
     assert a.end() == 0, stage.story()
+    assert "torchrun is stopped" in b.said()
     assert "Traceback" not in a.said()
     assert "elastic_agent" not in a.said()
 

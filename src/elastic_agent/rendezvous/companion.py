@@ -93,6 +93,7 @@ class Companion:
         self._node = Node(begin.member.incarnation)
         self._session = Session(self._meeting, begin.member, policy.lease_ttl_s, begin.local_addr)
         self._session.listen(self._event)
+        self._session.renew_only_if(_torchrun_runs)
         self._presence: _Presence | None = None
         self._asked = False
         """torchrun waits for a world."""
@@ -201,7 +202,12 @@ class Companion:
             case events.PlanSeen(plan=plan):
                 self._plan_seen(plan)
             case events.LeaseLost(reason=reason):
-                self._log.warning("this node lost its lease", reason=reason)
+                why = (
+                    reason
+                    if _torchrun_runs()
+                    else "torchrun is stopped (by SIGSTOP, a terminal or a debugger)"
+                )
+                self._log.warning("this node lost its lease", reason=why)
                 if self._finishing:
                     self._settle(None)
                 else:
@@ -359,6 +365,15 @@ class Companion:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
+
+
+def _torchrun_runs() -> bool:
+    """Whether torchrun is not stopped (by a signal, a debugger): frozen, it cannot stop its workers either."""
+    try:
+        stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "Tt"
 
 
 async def _at_most(work: Coroutine[None, None, None], timeout_s: float) -> None:

@@ -109,6 +109,7 @@ class Session:
         self._ttl_s = lease_ttl_s
         self._patience_s = lease_ttl_s / ATTEMPTS_PER_LEASE
         self._tell: Callable[[events.SessionEvent], None] = lambda event: None
+        self._may_renew: Callable[[], bool] = lambda: True
         self._lease: HeldLease | None = None
         self._first_sent = FirstSent()
         self._wake = asyncio.Event()
@@ -131,6 +132,10 @@ class Session:
     def listen(self, tell: Callable[[events.SessionEvent], None]) -> None:
         """Have every event told to ``tell``, in the loop."""
         self._tell = tell
+
+    def renew_only_if(self, test: Callable[[], bool]) -> None:
+        """Have the lease renewed only while ``test`` holds; without it, as long as the loop turns."""
+        self._may_renew = test
 
     # -- what the owner asks --------------------------------------------------------------------
 
@@ -267,8 +272,9 @@ class Session:
                 self._lose("it was not renewed in time: the store did not answer")
             if now_s >= renew_s:
                 renew_s = now_s + self._ttl_s / RENEWALS_PER_LEASE
-                self._renew_due = True
-                self._wake.set()
+                if self._may_renew():
+                    self._renew_due = True
+                    self._wake.set()
             deadline_s = self._lease.deadline_s if self._lease is not None else renew_s
             await asyncio.sleep(min(renew_s, deadline_s) - now_s)
 
