@@ -184,6 +184,13 @@ class Checker:
         elif self.forming_since_s is None:
             self.forming_since_s = self.cluster.kernel.now
 
+    def begin_again(self) -> None:
+        """A new run begins under the same name: above the old generations, with the whole budget."""
+        self.final = None
+        self.forming_since_s = self.cluster.kernel.now
+        self._intended_charge = {0: 0}
+        self.charged_of[self.newest_sealed] = 0
+
     def store_opened(self) -> None:
         """A new store knows no world."""
         if self.forming_since_s is None:

@@ -233,6 +233,28 @@ class Cluster:
         self.story(coordination.name, "is done")
         self.over = True
 
+    def begin_again(self) -> bool:
+        """After the run: the operator starts everything once more, under the same name."""
+        if not self.over or self.scenario.store_survives:
+            return False
+        self.story("operator", "starts everything again")
+        if self.endpoint.host is not None:
+            self.endpoint.host.kill()
+        self.over = False
+        self.gone.clear()
+        self.checker.begin_again()
+        for machine in self.machines:
+            machine.boot()
+        self.holders = [one for one in self.holders if not one.impostor]
+        for holder in self.holders:
+            holder.spoilt, holder.wanted, holder.hanging_starts = False, True, 0
+            holder.failing_starts, holder.unkillable_stops = 0, 0
+            self.kernel.after(self.kernel.random.random(), self.start, holder)
+        self.unreachable.clear()
+        if self.scenario.hosting == "serve":
+            self.serve()
+        return True
+
     # -- workers --------------------------------------------------------------------------------
 
     def worker_born(self, group: Group) -> None:

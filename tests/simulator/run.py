@@ -59,9 +59,13 @@ def _live(cluster: Cluster) -> None:
     checker.watch_liveness()
     kernel.run(scenario.quiet_s + scenario.bound_s, after_each_step)
     checker.losses_were_noticed()
-    end_s = scenario.quiet_s + 12 * scenario.bound_s + scenario.policy.join_timeout_s + 30.0
-    kernel.run(end_s, after_each_step)
+    patience_s = 12 * scenario.bound_s + scenario.policy.join_timeout_s + 30.0
+    kernel.run(scenario.quiet_s + patience_s, after_each_step)
     checker.all_is_over()
+    if scenario.again and cluster.begin_again():
+        checker.watch_liveness()
+        kernel.run(kernel.now + patience_s, after_each_step)
+        checker.all_is_over()
 
 
 def run_seeds(seeds: Iterable[int], jobs: int, mutant: Mutant | None = None) -> Iterable[Result]:
