@@ -22,6 +22,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol.leases import FirstSent, HeldLease
 from elastic_agent.protocol.node import Announce
 from elastic_agent.protocol.records import (
+    Address,
     Failure,
     FailureKind,
     History,
@@ -102,6 +103,8 @@ class Session:
         """
         self.member = member
         self.offer: BootstrapOffer | None = None
+        self._last_offer: BootstrapOffer | None = None
+        """The one before: others may still be reading from it while they stop."""
         self.store_id: str | None = None
         self.history: History | None = None
         """What is told to a store that knows nothing of the run."""
@@ -375,21 +378,27 @@ class Session:
         self._written = member
 
     async def _with_offer(self, member: Member) -> Member:
-        """Hold out a fresh bootstrap store; the older one goes."""
+        """Hold out a fresh bootstrap store; the one before stays until the next world is ready."""
         address = self._local_address
         try:
             offer = await aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
         except TransportError as error:  # the others may have one; ours is tried again with the next renewal
             get_logger().warning("this node cannot offer a bootstrap store", reason=str(error))
             return member
-        self._drop_offers()
-        self.offer = offer
+        if self._last_offer is not None:
+            self._last_offer.close()
+        self.offer, self._last_offer = offer, self.offer
         return msgspec.structs.replace(member, bootstrap=offer.address)
 
-    def _drop_offers(self) -> None:
-        if self.offer is not None:
-            self.offer.close()
-            self.offer = None
+    def _drop_offers(self, needed: Address | None = None) -> None:
+        """Stop serving every bootstrap store but the one that is needed."""
+        kept = None
+        for offer in (self.offer, self._last_offer):
+            if offer is not None and offer.address == needed:
+                kept = offer
+            elif offer is not None:
+                offer.close()
+        self.offer, self._last_offer = kept, None
 
     async def _renew(self, connection: _Connection, link: NodeLink) -> None:
         held = self._lease
@@ -441,8 +450,7 @@ class Session:
         except TransportError as error:
             self._tell(events.PrepareFailed(world.generation, _unreachable(world, error)))
             return
-        if self.offer is not None and self.offer.address != world.bootstrap:
-            self._drop_offers()
+        self._drop_offers(needed=world.bootstrap)
         self._tell(events.Prepared(world.generation))
 
     def _stop_reaching(self) -> None:

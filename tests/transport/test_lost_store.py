@@ -1,0 +1,62 @@
+"""A store whose process is killed: every call says so, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from elastic_agent.transport import c10d
+from elastic_agent.transport.base import StoreLostError, TransportError
+
+from .support import free_endpoint, lease, member, peers, plan
+
+
+def test_every_call_to_a_killed_store_is_a_lost_store() -> None:
+    endpoint = free_endpoint()
+    with peers(1, endpoint) as (host,):
+        assert host.elect()[0]
+
+        def coordinator() -> c10d.C10dCoordinatorLink:
+            return c10d.C10dCoordinatorLink(c10d.open_store(endpoint, 5.0)[0], "run")
+
+        def inbox() -> c10d.C10dInbox:
+            return c10d.C10dInbox(c10d.open_store(endpoint, 5.0)[0], c10d.open_store(endpoint, 5.0)[0])
+
+        def node() -> c10d.C10dLink:
+            return c10d.dial(endpoint, "run", 5.0)
+
+        calls: list[Callable[[], Any]] = []
+        for make, ask in _asked(node, coordinator, inbox):
+            link = make()
+            calls.append(lambda ask=ask, link=link: ask(link))
+        host.kill()
+        for number, call in enumerate(calls):
+            with pytest.raises(StoreLostError) as caught:
+                call()
+            assert "\n" not in str(caught.value), number
+        for dial in (node, coordinator, lambda: c10d.agree_run_id(endpoint, "job", "run-1", 5.0)):
+            with pytest.raises(TransportError, match="connection refused"):
+                dial()
+
+
+def _asked(node: Any, coordinator: Any, inbox: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    held = lease("a")
+    return [
+        (node, lambda link: link.register(member("a"), held)),
+        (node, lambda link: link.write(member("a"))),
+        (node, lambda link: link.renew(held, held.renewed())),
+        (node, lambda link: link.read_lease("a")),
+        (node, lambda link: link.read_plan()),
+        (node, lambda link: link.read_status()),
+        (node, lambda link: link.next_plan(0, 5.0)),
+        (coordinator, lambda link: link.read(None)),
+        (coordinator, lambda link: link.read(["a"])),
+        (coordinator, lambda link: link.read_leases()),
+        (coordinator, lambda link: link.read_plan()),
+        (coordinator, lambda link: link.publish(plan(1))),
+        (coordinator, lambda link: link.condemn(held)),
+        (inbox, lambda box: box.wait(5.0)),
+        (inbox, lambda box: box.runs()),
+    ]
