@@ -15,7 +15,8 @@ from typing import Protocol
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.coordinator import Coordinator
-from elastic_agent.protocol.records import History, Plan
+from elastic_agent.protocol.differences import differences
+from elastic_agent.protocol.records import History, Member, Plan
 from elastic_agent.protocol.situation import Decision
 from elastic_agent.transport.base import CoordinatorLink, StoreLostError
 
@@ -57,6 +58,9 @@ class RunDriver:
         self._on_time_s = now_s
         """When this was last known to be where it should be."""
         self._reported: set[str] = set()
+        self._compared: set[str] = set()
+        self._model: Member | None = None
+        """The node whose rules the run follows: the first that came."""
         self._reason = ""
         self._forgetful = False
         """The state directory cannot be written."""
@@ -73,6 +77,19 @@ class RunDriver:
             lease = snapshot.leases.get(key)
             if lease is not None:
                 self._coordinator.observe(member, lease, now_s)
+                self._compare(member)
+
+    def _compare(self, member: Member) -> None:
+        """Say once what a node would run, or was told, otherwise than the first one."""
+        if member.incarnation in self._compared:
+            return
+        self._compared.add(member.incarnation)
+        if self._model is None:
+            self._model = member
+        for difference in differences(self._model, member):
+            if difference not in self._reported:
+                self._reported.add(difference)
+                self._log.warning(difference)
 
     @property
     def _ttl_s(self) -> float:
