@@ -38,6 +38,8 @@ class Coordination:
         self._connection: Connection | None = None
         self._said = ""
         self._asked_s = machine.clock()
+        self._on_time_s = machine.clock()
+        """When this thread should have been where it is now."""
         store.hints.append(self._hints)
         process.spawn(self._run())
 
@@ -93,8 +95,10 @@ class Coordination:
         while not self.deposed:
             wait_s = min(full_s, self._wake_s) - self.machine.clock()
             hint = None
+            self._on_time_s = self.machine.clock() + max(wait_s, 0.0)
             if wait_s > 0:
                 hint = yield self._hints, self.machine.real_s(wait_s) + 1e-9
+            self._on_time_s = min(self._on_time_s, self.machine.clock())
             if hint is not None:
                 both = yield from self._ask("read_one", hint)
                 self._take_in(core, {hint: both} if both is not None else {})
@@ -105,6 +109,7 @@ class Coordination:
     def _settle(self, core: Coordinator) -> Routine:
         """Decide and act until nothing is left to do."""
         for _ in range(PATIENCE):
+            yield from self._excuse_own_pause(core)
             decision = core.decide(self.machine.clock())
             self._wake_s = decision.wake_s
             self._tell(decision)
@@ -124,6 +129,14 @@ class Coordination:
                     self.deposed = True
                 return
         self.cluster.checker.broken("liveness", f"the coordinator does not come to rest: {decision.reason}")
+
+    def _excuse_own_pause(self, core: Coordinator) -> Routine:
+        """If this process stood still: judge nobody by that time, nor by what was read before."""
+        late_s = self.machine.clock() - self._on_time_s
+        if late_s > min(self.cluster.policy.lease_ttl_s / 3, 1.0):
+            yield from self._read_all(core)
+            core.stood_still(self.machine.clock(), late_s)
+        self._on_time_s = self.machine.clock()
 
     def _tell(self, decision: Decision) -> None:
         if decision.reason != self._said:

@@ -64,6 +64,20 @@ class Faults:
         self._slow_network()
         self.cluster.traps.append(("renewed", "partition", victim))
 
+    def _lost_answer(self) -> None:
+        """A renewal's answer is lost; it is repeated, and when that is answered the node is cut off."""
+        victim = self._some()
+        name, ttl_s = victim.machine.name, self.cluster.policy.lease_ttl_s
+        self.cluster.network.deaf.add(name)
+
+        def heal() -> None:
+            self.cluster.network.heal(name)
+            if not self.cluster.calm:
+                self.cluster.traps.append(("renewed", "partition", victim))
+
+        self._undo.append(heal)
+        self.kernel.after(ttl_s * self.random.uniform(0.3, 0.7), heal)
+
     def spring(self, kind: str, victim: Seatholder) -> None:
         """A node walked into a trap."""
         self.cluster.story(victim.node_id, "walks into a trap: {}", kind)

@@ -258,7 +258,7 @@ _ALL = (
         "deadline-from-last-attempt",
         "the node's deadline counts from the last attempt of a renewal that was repeated",
         quirks=("deadline from the last attempt",),
-        focus=("late answer", "deaf"),
+        focus=("lost answer",),
     ),
     Mutant(
         "time-before-the-read",

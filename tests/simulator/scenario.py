@@ -8,7 +8,16 @@ from random import Random
 
 from elastic_agent.protocol.records import Policy
 
-FENCE = ("agent freeze", "host pause", "partition", "deaf", "slow network", "trap", "late answer")
+FENCE = (
+    "agent freeze",
+    "host pause",
+    "partition",
+    "deaf",
+    "slow network",
+    "trap",
+    "late answer",
+    "lost answer",
+)
 """What makes leases run out while somebody still runs."""
 STORE = (
     "store crash",
