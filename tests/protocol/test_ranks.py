@@ -1,0 +1,105 @@
+"""Who gets which rank: neighbours stay neighbours, and nobody moves who need not."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic_agent.protocol.ranks import natural_key, remember, seat_members, seating_order
+from elastic_agent.protocol.records import Member
+from tests.protocol.support import member
+
+light = settings(max_examples=60, deadline=None)
+
+nodes = st.lists(st.integers(0, 30).map(lambda number: f"n{number}"), min_size=1, max_size=8, unique=True)
+names = st.from_regex(r"\A[A-Za-z0-9._:@+-]{1,20}\Z")
+
+
+def ids(members: list[Member]) -> list[str]:
+    return [one.node_id for one in members]
+
+
+@light
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_ranks_are_the_running_sums_of_the_slots(slots: list[int]) -> None:
+    seats = seat_members([member(f"n{index}", slots=count) for index, count in enumerate(slots)])
+    ranks = [rank for seat in seats for rank in range(seat.first_rank, seat.first_rank + seat.slots)]
+    assert ranks == list(range(sum(slots)))
+    assert [seat.slots for seat in seats] == slots
+
+
+@light
+@given(st.from_regex(r"\A[a-z.-]{1,5}\Z"), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_numbers_in_names_are_compared_as_numbers(stem: str, one: int, other: int) -> None:
+    by_name = natural_key(f"{stem}{one}") < natural_key(f"{stem}{other}")
+    assert by_name == (one < other)
+
+
+@light
+@given(st.lists(names, max_size=8))
+def test_any_names_can_be_ordered_and_the_order_does_not_depend_on_who_came_first(given: list[str]) -> None:
+    keys = sorted(natural_key(name) for name in given)
+    assert keys == sorted(natural_key(name) for name in reversed(given))
+
+
+def test_n2_comes_before_n10_and_racks_stay_together() -> None:
+    came = [member(name) for name in ("rack2-n1", "rack1-n10", "rack1-n2", "rack10-n1")]
+    assert ids(seating_order(came, ())) == ["rack1-n2", "rack1-n10", "rack2-n1", "rack10-n1"]
+
+
+@light
+@given(nodes, st.data())
+def test_stayers_keep_their_order_whoever_is_missing_and_new(order: list[str], data: st.DataObject) -> None:
+    stayers = data.draw(st.lists(st.sampled_from(order), unique=True))
+    new = data.draw(st.lists(st.integers(100, 120).map(lambda number: f"n{number}"), unique=True))
+    came = data.draw(st.permutations([member(node) for node in stayers + new]))
+    seated = ids(seating_order(came, order))
+    assert seated[: len(stayers)] == [node for node in order if node in stayers]
+    assert seated[len(stayers) :] == sorted(new, key=natural_key)
+
+
+@light
+@given(nodes, st.data())
+def test_a_node_that_returns_gets_its_place_between_the_others_back(
+    came: list[str], data: st.DataObject
+) -> None:
+    first = seating_order([member(node) for node in came], ())
+    order = remember((), seat_members(first))
+    away = data.draw(st.sampled_from(came))
+    meanwhile = seating_order([member(node) for node in [*came, "stand-in"] if node != away], order)
+    order = remember(order, seat_members(meanwhile))
+    again = seating_order([member(node) for node in reversed(came)], order)
+    assert ids(again) == ids(first)
+
+
+@light
+@given(nodes, st.data())
+def test_a_wish_for_a_rank_orders_new_nodes_only(order: list[str], data: st.DataObject) -> None:
+    wishes = data.draw(st.lists(st.integers(0, 50), min_size=len(order), max_size=len(order)))
+    seated = [member(node, preferred_rank=wish) for node, wish in zip(order, wishes, strict=True)]
+    new = [member("z", preferred_rank=0), member("y", preferred_rank=1), member("x")]
+    came = data.draw(st.permutations(seated + new))
+    assert ids(seating_order(came, order)) == [*order, "z", "y", "x"]
+
+
+def test_equal_wishes_fall_back_to_the_name() -> None:
+    came = [member(node, preferred_rank=3) for node in ("n10", "n2")]
+    assert ids(seating_order(came, ())) == ["n2", "n10"]
+
+
+@light
+@given(nodes, nodes)
+def test_remembering_forgets_nobody_and_names_nobody_twice(first: list[str], second: list[str]) -> None:
+    order = remember((), seat_members([member(node) for node in first]))
+    later = remember(order, seat_members([member(node) for node in second]))
+    assert later[: len(order)] == tuple(first)
+    assert set(later) == {*first, *second}
+    assert len(set(later)) == len(later)
+
+
+def test_a_seat_carries_what_its_member_said() -> None:
+    said = msgspec.structs.replace(member("a", "a-7"), slots=3, role="trainer")
+    (seat,) = seat_members([said])
+    assert (seat.node_id, seat.incarnation, seat.slots, seat.first_rank) == ("a", "a-7", 3, 0)
+    assert (seat.address, seat.role) == ("a.example", "trainer")

@@ -1,0 +1,302 @@
+"""What comes from the network is either a record or a RecordError that says what is wrong with it, and where."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic_agent.protocol.records import (
+    MAX_PLAN_BYTES,
+    MAX_RECORD_BYTES,
+    RECORD_VERSION,
+    Address,
+    Failure,
+    FailureKind,
+    Fingerprint,
+    History,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    Policy,
+    RecordError,
+    Seat,
+    State,
+    World,
+    decode,
+    encode,
+)
+from tests.protocol.support import POLICY, member, plan, world
+
+light = settings(max_examples=60, deadline=None)
+KINDS = (Member, Lease, Plan, World, History)
+
+names = st.from_regex(r"\A[A-Za-z0-9._:@+-]{1,12}\Z")
+texts = st.text(max_size=20)
+counts = st.integers(0, 2**31)
+generations = st.integers(0, 2**53)
+seconds = st.floats(0, 1e7)
+leases_s = st.floats(0.2, 3600)
+addresses = st.builds(Address, st.text(min_size=1, max_size=20), st.integers(1, 65535))
+failures = st.builds(
+    Failure,
+    st.sampled_from(FailureKind),
+    texts,
+    tail=texts,
+    slot=st.none() | counts,
+    returncode=st.none() | st.integers(-255, 255),
+    blames=st.none() | names,
+)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    low, high = sorted(draw(st.tuples(st.integers(1, 65536), st.integers(1, 65536))))
+    return Policy(
+        low, high, draw(counts), draw(leases_s), draw(seconds), draw(seconds), draw(seconds), draw(seconds)
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    rank = 0
+    seats = []
+    for node in draw(st.lists(names, min_size=1, max_size=4, unique=True)):
+        seats.append(Seat(node, draw(names), draw(names), draw(st.integers(1, 64)), rank, draw(texts)))
+        rank += seats[-1].slots
+    return World(draw(generations), tuple(seats), draw(addresses), seats[0].node_id)
+
+
+orders = st.lists(names, max_size=4).map(tuple)
+histories = st.builds(
+    History,
+    generations,
+    st.none() | worlds(),
+    counts,
+    orders,
+    st.none() | st.sampled_from(Phase),
+    st.booleans(),
+)
+members = st.builds(
+    Member,
+    version=st.just(RECORD_VERSION),
+    node_id=names,
+    incarnation=names,
+    address=names,
+    slots=st.integers(1, 65536),
+    state=st.sampled_from(State),
+    generation=generations,
+    policy=policies(),
+    explicit_id=st.booleans(),
+    bootstrap=st.none() | addresses,
+    failure=st.none() | failures,
+    stop_s=seconds,
+    replaces=orders,
+    preferred_rank=st.none() | counts,
+    role=texts,
+    fingerprint=st.builds(Fingerprint, texts, texts, texts, texts),
+    history=st.none() | histories,
+)
+plans = st.builds(
+    Plan,
+    format=st.just(RECORD_VERSION),
+    version=st.integers(1, 2**53),
+    phase=st.sampled_from(Phase),
+    generation=generations,
+    reason=texts,
+    policy=policies(),
+    world=st.none() | worlds(),
+    awaiting=worlds().map(lambda one: one.seats),
+    charged=counts,
+    failure=st.none() | failures,
+    failed_node=st.none() | names,
+    free=st.booleans(),
+    succeeded=orders,
+    order=orders,
+    refused=st.dictionaries(names, texts, max_size=3),
+    losses=st.dictionaries(names, counts, max_size=3),
+    start_failures=st.dictionaries(names, counts, max_size=3),
+    avoid_bootstrap=orders,
+)
+leases = st.builds(Lease, names, leases_s, counts, st.booleans())
+records = members | leases | plans | worlds() | histories
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.just(10**40),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@light
+@given(records)
+def test_what_was_encoded_is_decoded_to_the_same(record: Any) -> None:
+    assert decode(type(record), encode(record)) == record
+
+
+@light
+@given(st.sampled_from(KINDS), st.binary(max_size=80))
+def test_arbitrary_bytes_are_a_record_error_and_nothing_else(kind: Any, data: bytes) -> None:
+    with pytest.raises(RecordError):
+        decode(kind, data)
+
+
+@light
+@given(st.sampled_from(KINDS), anything)
+def test_arbitrary_json_is_a_record_error_and_nothing_else(kind: Any, value: object) -> None:
+    with pytest.raises(RecordError):
+        decode(kind, json.dumps(value).encode())
+
+
+def spoil(value: Any, data: st.DataObject) -> Any:
+    """The same JSON value with something, somewhere in it, replaced by anything."""
+    keys = (
+        list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    )
+    if not keys or data.draw(st.integers(0, 3)) == 0:
+        return data.draw(anything)
+    key = data.draw(st.sampled_from(keys))
+    copy = value.copy()
+    copy[key] = spoil(value[key], data)
+    return copy
+
+
+@light
+@given(records, st.data())
+def test_a_spoilt_record_is_a_record_error_or_can_be_passed_on(record: Any, data: st.DataObject) -> None:
+    """The coordinator copies parts of members into the plan: what it accepts it must be able to write."""
+    spoilt = json.dumps(spoil(json.loads(encode(record)), data)).encode()
+    try:
+        accepted = decode(type(record), spoilt)
+    except RecordError:
+        return
+    assert decode(type(record), encode(accepted)) == accepted
+
+
+@pytest.mark.parametrize("data", [b"[" * 200_000, b'{"a":' * 20_000, b'"\xff"', b'"\\ud800"', b"9" * 5000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_made_to_break_a_parser_are_a_record_error(kind: Any, data: bytes) -> None:
+    with pytest.raises(RecordError):
+        decode(kind, data)
+
+
+@pytest.mark.parametrize(("kind", "limit"), [(Member, MAX_RECORD_BYTES), (Plan, MAX_PLAN_BYTES)])
+def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, limit: int) -> None:
+    good = encode(member("a") if kind is Member else plan(Phase.FORMING, 1, 1))
+    decode(kind, good.ljust(limit))
+    with pytest.raises(RecordError, match=rf"of {limit + 1} bytes; at most {limit}"):
+        decode(kind, good.ljust(limit + 1))
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (member("a", version=2), "member record of version 2; this agent speaks 1"),
+        (plan(Phase.FORMING, 1, 1, format=0), "plan record of version 0; this agent speaks 1"),
+        (member("a", policy=Policy(3, 2)), "min_nodes 3 > max_nodes 2"),
+        (plan(Phase.FORMING, 1, 1, policy=Policy(3, 2)), "min_nodes 3 > max_nodes 2"),
+        (member("a", slots=0), r"`int` >= 1 - at `\$\.slots`"),
+        (member("a", bootstrap=Address("a", 0)), r"at `\$\.bootstrap\[1\]`"),
+        (member("a b"), r"at `\$\.node_id`"),
+        (member("a\n", "a-1"), r"at `\$\.node_id`"),
+        (member("a", policy=Policy(lease_ttl_s=0.0)), r"at `\$\.policy\.lease_ttl_s`"),
+        (member("a", stop_s=-1.0), r"at `\$\.stop_s`"),
+        (member("a", replaces=("b",) * 65), r"at `\$\.replaces`"),
+        (plan(Phase.FORMING, 1, 0), r"at `\$\.version`"),
+        (plan(Phase.FORMING, -1, 1), r"at `\$\.generation`"),
+        (plan(Phase.FORMING, 1, 1, reason="x" * 513), r"at `\$\.reason`"),
+    ],
+)
+def test_a_refused_record_is_told_where_it_is_wrong(record: Any, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        decode(type(record), encode(record))
+
+
+def test_a_field_that_is_not_known_is_named() -> None:
+    with pytest.raises(RecordError, match="unknown field `colour`"):
+        decode(Lease, b'{"incarnation": "a", "ttl_s": 5, "colour": "blue"}')
+
+
+def test_a_field_that_is_missing_is_named() -> None:
+    with pytest.raises(RecordError, match="missing required field `ttl_s`"):
+        decode(Lease, b'{"incarnation": "a"}')
+
+
+def test_a_state_that_nobody_knows_is_refused_by_name() -> None:
+    with pytest.raises(RecordError, match=r"'asleep' - at `\$\.state`"):
+        decode(Member, encode(member("a")).replace(b'"ready"', b'"asleep"'))
+
+
+def seats(*places: tuple[str, int]) -> World:
+    """A world of these nodes, with two workers each, at these first ranks."""
+    taken = tuple(Seat(node, f"{node}-{rank}", node, 2, rank) for node, rank in places)
+    return World(3, taken, Address("a", 29500), "a")
+
+
+BROKEN_WORLDS = [
+    (seats(("a", 0), ("b", 1)), "world 3: b starts at 1, not 2"),
+    (seats(("a", 0), ("b", 3)), "world 3: b starts at 3, not 2"),
+    (seats(("a", 1)), "world 3: a starts at 1, not 0"),
+    (seats(("a", 0), ("a", 2)), "world 3: a is seated twice"),
+    (seats(), "world 3: no seats"),
+]
+
+
+@pytest.mark.parametrize(("broken", "message"), BROKEN_WORLDS)
+def test_a_broken_world_is_refused_wherever_it_hides(broken: World, message: str) -> None:
+    for record in (
+        broken,
+        plan(Phase.RUNNING, 3, 1, world=broken),
+        History(3, broken),
+        member("a", history=History(3, broken)),
+    ):
+        with pytest.raises(RecordError, match=message):
+            decode(type(record), encode(record))
+
+
+def test_a_good_world_is_taken_wherever_it_is() -> None:
+    good = world(3, "a-1", "b-1")
+    for record in (good, plan(Phase.RUNNING, 3, 1, world=good), History(3, good)):
+        assert decode(type(record), encode(record)) == record
+
+
+def test_a_node_finds_its_own_seat_and_nobody_elses() -> None:
+    good = world(3, "a-1", "b-2")
+    assert good.node_rank("b-2") == 1
+    assert good.seat_of("b-2") == good.seats[1]
+    assert good.seat_of("b-1") is None
+    assert good.world_size == 2
+
+
+def test_a_renewal_counts_on_and_a_condemnation_stays() -> None:
+    lease = Lease("a-1", 5.0)
+    assert lease.renewed().beat == 1
+    assert lease.condemn().renewed().condemned
+    assert not lease.renewed().condemned
+
+
+@light
+@given(histories, histories)
+def test_of_two_histories_the_one_with_the_higher_generation_is_the_newer(
+    one: History, other: History
+) -> None:
+    if one.generation != other.generation:
+        assert (one.rank > other.rank) == (one.generation > other.generation)
+
+
+def test_what_is_kept_of_a_plan_names_the_verdict_only_when_there_is_one() -> None:
+    sealed = plan(Phase.RUNNING, 2, 5, world=world(2, "a-1"), charged=1, order=("a",))
+    assert sealed.history() == History(2, sealed.world, 1, ("a",))
+    ended = msgspec.structs.replace(sealed, phase=Phase.FINISHED)
+    assert ended.history(settled=True) == History(2, sealed.world, 1, ("a",), Phase.FINISHED, True)
+    assert ended.policy == POLICY
+
+
+def test_an_address_is_written_so_that_it_can_be_dialled() -> None:
+    assert str(Address("10.0.0.1", 80)) == "10.0.0.1:80"
+    assert str(Address("fe80::1", 80)) == "[fe80::1]:80"
