@@ -1,0 +1,350 @@
+"""One node's side: when it says ready, when it starts workers, and what stops them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from elastic_agent.protocol.node import (
+    Activity,
+    Announce,
+    Depart,
+    Grace,
+    Node,
+    Outcome,
+    Prepare,
+    Rejoin,
+    StartWorkers,
+    StopWorkers,
+)
+from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, State
+from tests.protocol.support import CRASH, HANG, NO_START, plan, world
+
+UNREACHABLE = Failure(FailureKind.BOOTSTRAP, "b:29500 could not be reached", blames="b")
+
+
+def forming(generation: int, version: int, **fields: object) -> Plan:
+    return plan(Phase.FORMING, generation, version, **fields)
+
+
+def sealed(generation: int, version: int, *incarnations: str) -> Plan:
+    return plan(Phase.RUNNING, generation, version, world=world(generation, *incarnations))
+
+
+def ended(phase: Phase, generation: int, version: int) -> Plan:
+    return plan(phase, generation, version, world=world(generation, "a-1", "b-1"), reason="it is over")
+
+
+def waiting() -> Node:
+    """Node a, which is ready for generation 1."""
+    node = Node("a-1")
+    assert node.plan_changed(forming(1, 1)) == [Announce(State.READY, 1)]
+    return node
+
+
+def preparing() -> Node:
+    """Node a, which prepares to start generation 1."""
+    node = waiting()
+    assert node.plan_changed(sealed(1, 2, "a-1", "b-1")) == [Prepare(world(1, "a-1", "b-1"))]
+    return node
+
+
+def starting() -> Node:
+    """Node a, which starts the workers of generation 1."""
+    node = preparing()
+    assert node.prepared(1) == [StartWorkers(world(1, "a-1", "b-1"))]
+    return node
+
+
+def running() -> Node:
+    """Node a, whose workers of generation 1 run."""
+    node = starting()
+    assert node.started(1) == [Announce(State.RUNNING, 1)]
+    return node
+
+
+def stopping() -> Node:
+    """Node a, which stops its workers because generation 2 forms."""
+    node = running()
+    node.plan_changed(forming(2, 3))
+    assert node.activity is Activity.STOPPING
+    return node
+
+
+# -- ready only when no worker runs ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [starting, running])
+def test_ready_is_said_only_after_the_workers_are_stopped(begin: Callable[[], Node]) -> None:
+    node = begin()
+    assert node.plan_changed(forming(2, 3, reason="b lost")) == [StopWorkers(Grace.RESTART, "b lost")]
+    assert node.stopped() == [Announce(State.READY, 2)]
+
+
+def test_a_node_that_still_stops_says_nothing_when_yet_another_generation_forms() -> None:
+    node = stopping()
+    assert node.plan_changed(forming(3, 4)) == []
+    assert node.stopped() == [Announce(State.READY, 3)]
+
+
+def test_ready_is_said_once_for_each_generation() -> None:
+    node = waiting()
+    assert node.plan_changed(forming(1, 2)) == []
+    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
+
+
+def test_a_failed_node_stops_first_and_is_ready_when_the_next_generation_forms() -> None:
+    node = running()
+    assert node.failed(1, CRASH) == [
+        Announce(State.FAILED, 1, CRASH),
+        StopWorkers(Grace.RESTART, CRASH.summary),
+    ]
+    assert node.stopped() == [], "the next generation does not form yet"
+    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
+
+
+def test_a_hang_is_stopped_with_the_workers_stacks_dumped_here_and_elsewhere() -> None:
+    assert running().failed(1, HANG)[-1] == StopWorkers(Grace.RESTART, HANG.summary, dump_stacks=True)
+    (stop,) = running().plan_changed(forming(2, 3, failure=HANG))
+    assert isinstance(stop, StopWorkers)
+    assert stop.dump_stacks
+
+
+# -- starting ---------------------------------------------------------------------------------------
+
+
+def test_workers_are_started_only_after_lease_plan_and_bootstrap_store_were_looked_at() -> None:
+    node = waiting()
+    assert node.prepared(1) == [], "nothing was sealed yet"
+    actions = node.plan_changed(sealed(1, 2, "a-1", "b-1"))
+    assert [type(action) for action in actions] == [Prepare]
+    assert [type(action) for action in node.prepared(1)] == [StartWorkers]
+    assert node.prepared(1) == [], "once"
+
+
+def test_a_node_that_did_not_say_ready_for_this_generation_does_not_start() -> None:
+    assert Node("a-1").plan_changed(sealed(1, 2, "a-1", "b-1")) == []
+    assert waiting().plan_changed(sealed(2, 2, "a-1", "b-1")) == []
+
+
+def test_a_seat_of_another_incarnation_is_not_this_nodes_seat() -> None:
+    assert waiting().plan_changed(sealed(1, 2, "a-2", "b-1")) == []
+
+
+def test_a_node_without_a_seat_stands_by_and_takes_part_in_the_next() -> None:
+    node = waiting()
+    assert node.plan_changed(sealed(1, 2, "b-1", "c-1")) == []
+    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
+    assert node.plan_changed(sealed(2, 4, "a-1", "b-1")) == [Prepare(world(2, "a-1", "b-1"))]
+
+
+def test_workers_of_a_world_that_has_no_seat_for_this_node_are_stopped_without_grace() -> None:
+    node = running()
+    (stop,) = node.plan_changed(sealed(2, 3, "b-1", "c-1"))
+    assert stop == StopWorkers(Grace.NONE, "generation 2 runs without this node")
+
+
+def test_what_was_prepared_is_not_started_when_a_new_generation_forms_meanwhile() -> None:
+    node = preparing()
+    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
+    assert node.prepared(1) == []
+    assert node.prepared(2) == []
+
+
+def test_a_start_that_is_overtaken_is_stopped_and_not_called_running() -> None:
+    node = starting()
+    (stop,) = node.plan_changed(forming(2, 3))
+    assert isinstance(stop, StopWorkers)
+    assert node.started(1) == []
+    assert node.stopped() == [Announce(State.READY, 2)]
+
+
+def test_a_bootstrap_store_that_cannot_be_reached_is_reported_and_nothing_is_started() -> None:
+    node = preparing()
+    assert node.prepare_failed(1, UNREACHABLE) == [Announce(State.FAILED, 1, UNREACHABLE)]
+    assert node.prepared(1) == []
+    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
+
+
+def test_a_start_that_fails_is_a_failure_and_what_was_started_is_stopped() -> None:
+    node = starting()
+    assert node.failed(1, NO_START) == [
+        Announce(State.FAILED, 1, NO_START),
+        StopWorkers(Grace.RESTART, NO_START.summary),
+    ]
+
+
+# -- what comes late --------------------------------------------------------------------------------
+
+
+def test_an_older_plan_than_the_newest_is_ignored() -> None:
+    node = running()
+    assert node.plan_changed(forming(9, 2)) == []
+    assert node.plan_changed(forming(9, 1)) == []
+    assert node.activity is Activity.RUNNING
+
+
+def test_late_events_of_an_older_generation_are_ignored() -> None:
+    node = stopping()
+    node.stopped()
+    node.plan_changed(sealed(2, 4, "a-1", "b-1"))
+    assert node.prepared(1) == []
+    assert node.prepare_failed(1, UNREACHABLE) == []
+    node.prepared(2)
+    assert node.started(1) == []
+    node.started(2)
+    assert node.failed(1, CRASH) == []
+    assert node.succeeded(1) == []
+    assert node.stopped() == [], "nothing was being stopped"
+    assert node.activity is Activity.RUNNING
+
+
+def test_a_failure_that_is_noticed_while_stopping_is_not_reported() -> None:
+    node = stopping()
+    assert node.failed(1, CRASH) == []
+    assert node.succeeded(1) == []
+
+
+def test_who_succeeded_and_is_needed_again_is_ready_again() -> None:
+    node = running()
+    assert node.succeeded(1) == [Announce(State.SUCCEEDED, 1)]
+    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
+
+
+def test_a_new_store_is_told_again_and_its_plans_count_from_one() -> None:
+    node = running()
+    assert node.store_replaced() == [Announce(State.RUNNING, 1)]
+    assert node.plan_changed(sealed(1, 1, "a-1", "b-1")) == []
+    assert node.activity is Activity.RUNNING
+    (stop,) = node.plan_changed(forming(2, 2))
+    assert isinstance(stop, StopWorkers)
+
+
+# -- the lease --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [starting, running])
+def test_a_lost_lease_stops_without_grace_and_only_then_rejoins(begin: Callable[[], Node]) -> None:
+    node = begin()
+    assert node.lease_lost("condemned") == [StopWorkers(Grace.NONE, "condemned")]
+    assert node.stopped() == [Rejoin("condemned")]
+    assert node.rejoined("a-2") == []
+    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
+    assert node.plan_changed(sealed(2, 4, "a-2", "b-1")) == [Prepare(world(2, "a-2", "b-1"))]
+
+
+def test_a_lease_lost_while_stopping_ends_the_grace() -> None:
+    node = stopping()
+    assert node.lease_lost("expired") == [StopWorkers(Grace.NONE, "expired")]
+    assert node.stopped() == [Rejoin("expired")]
+
+
+def test_a_lease_lost_by_an_idle_node_rejoins_at_once() -> None:
+    node = preparing()
+    assert node.lease_lost("expired") == [Rejoin("expired")]
+    assert node.prepared(1) == []
+
+
+def test_the_loss_of_a_lease_counts_once_and_plans_wait_until_the_node_is_back() -> None:
+    node = running()
+    node.lease_lost("expired")
+    assert node.lease_lost("condemned") == []
+    assert node.plan_changed(forming(2, 3)) == []
+    assert node.stopped() == [Rejoin("expired")]
+
+
+# -- leaving ----------------------------------------------------------------------------------------
+
+
+def test_a_drained_node_announces_that_it_leaves_stops_and_has_then_left() -> None:
+    node = running()
+    assert node.drain("SIGTERM") == [Announce(State.LEAVING, 1), StopWorkers(Grace.DRAIN, "SIGTERM")]
+    assert node.plan_changed(forming(2, 3)) == [], "it does not come back"
+    assert node.stopped() == [Announce(State.LEFT, 2), Depart(Outcome.DRAINED, "SIGTERM")]
+    assert node.plan_changed(forming(3, 4)) == []
+
+
+def test_a_drained_node_without_workers_leaves_at_once_and_once() -> None:
+    node = waiting()
+    assert node.drain("SIGTERM") == [Announce(State.LEFT, 1), Depart(Outcome.DRAINED, "SIGTERM")]
+    assert node.drain("SIGTERM") == []
+    assert node.lease_lost("expired") == []
+
+
+def test_a_drain_while_stopping_leaves_when_stopped_instead_of_being_ready() -> None:
+    node = stopping()
+    assert node.drain("SIGTERM") == []
+    assert node.stopped() == [Announce(State.LEFT, 2), Depart(Outcome.DRAINED, "SIGTERM")]
+
+
+def test_a_node_that_succeeded_and_is_drained_keeps_its_success() -> None:
+    node = running()
+    node.succeeded(1)
+    assert node.drain("SIGTERM") == [Depart(Outcome.DRAINED, "SIGTERM")]
+    assert node.announced.state is State.SUCCEEDED
+
+
+def test_a_lease_lost_while_leaving_does_not_bring_the_node_back() -> None:
+    node = running()
+    node.drain("SIGTERM")
+    assert node.lease_lost("expired") == [StopWorkers(Grace.NONE, "expired")]
+    assert node.stopped()[-1] == Depart(Outcome.DRAINED, "SIGTERM")
+
+
+# -- the end ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phase", "outcome"), [(Phase.FINISHED, Outcome.FINISHED), (Phase.FAILED, Outcome.FAILED)]
+)
+def test_a_verdict_ends_the_nodes_part_after_its_workers_are_stopped(phase: Phase, outcome: Outcome) -> None:
+    node = running()
+    assert node.plan_changed(ended(phase, 1, 3)) == [StopWorkers(Grace.NONE, "it is over")]
+    assert node.stopped() == [Announce(State.LEFT, 1), Depart(outcome, "it is over")]
+    assert node.activity is Activity.GONE
+
+
+def test_a_verdict_is_acknowledged_at_once_by_who_has_no_worker() -> None:
+    node = running()
+    node.succeeded(1)
+    over = [Announce(State.LEFT, 1), Depart(Outcome.FINISHED, "it is over")]
+    assert node.plan_changed(ended(Phase.FINISHED, 1, 3)) == over
+
+
+def test_a_refused_node_departs_with_the_reason() -> None:
+    node = waiting()
+    refusal = forming(1, 2, refused={"a-1": "node id a is held by a living agent at h"})
+    assert node.plan_changed(refusal)[-1] == Depart(
+        Outcome.REFUSED, "node id a is held by a living agent at h"
+    )
+
+
+def test_the_refusal_of_another_incarnation_changes_nothing() -> None:
+    assert waiting().plan_changed(forming(1, 2, refused={"a-2": "held"})) == []
+
+
+def test_a_node_whose_worker_cannot_be_killed_says_left_and_departs_stuck() -> None:
+    node = stopping()
+    left, gone = node.stopped(unkillable=(71, 72))
+    assert left == Announce(State.LEFT, 2)
+    assert isinstance(gone, Depart)
+    assert gone.outcome is Outcome.STUCK
+    assert "71, 72" in gone.reason
+
+
+def test_a_lost_lease_does_not_bring_a_stuck_node_back() -> None:
+    node = running()
+    node.lease_lost("expired")
+    assert node.stopped(unkillable=(71,))[-1] == Depart(
+        Outcome.STUCK, "processes 71 are stuck in the kernel and cannot be killed"
+    )
+
+
+def test_a_node_that_is_gone_does_nothing_any_more() -> None:
+    node = waiting()
+    node.drain("SIGTERM")
+    assert node.plan_changed(sealed(1, 2, "a-1", "b-1")) == []
+    assert node.store_replaced() == []
+    assert node.stopped() == []
+    assert node.prepared(1) == []
