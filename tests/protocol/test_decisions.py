@@ -1,0 +1,722 @@
+"""What the coordinator decides: rule by rule, then the laws that hold whatever happens in whatever order."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic_agent.protocol.records import (
+    Address,
+    Failure,
+    FailureKind,
+    History,
+    Phase,
+    Plan,
+    Policy,
+    State,
+)
+from tests.protocol.support import (
+    CRASH,
+    HANG,
+    MARGIN_S,
+    NO_START,
+    SETTLE_S,
+    STEP_S,
+    TTL_S,
+    Table,
+    policy,
+    running,
+    world,
+)
+
+FENCE_S = TTL_S + MARGIN_S
+FORMING, RUNNING, FINISHED, FAILED = Phase.FORMING, Phase.RUNNING, Phase.FINISHED, Phase.FAILED
+
+
+def fails(table: Table, node: str, failure: Failure = CRASH) -> None:
+    table.says(node, State.FAILED, failure=failure)
+
+
+def fail_and_reform(table: Table, node: str, *nodes: str, failure: Failure = CRASH) -> None:
+    """This node fails; then all of these are stopped and ready."""
+    fails(table, node, failure)
+    table.all_say(State.READY, *nodes)
+
+
+# -- the first world --------------------------------------------------------------------------------
+
+
+def test_with_max_nodes_ready_the_world_is_sealed_at_once() -> None:
+    table = Table()
+    for node in ("d", "c", "b", "a"):
+        table.comes(node)
+    assert table.stand == (RUNNING, 1)
+    assert table.world == ["a", "b", "c", "d"]
+
+
+def test_with_min_nodes_ready_others_are_awaited_for_settle() -> None:
+    table = Table()
+    table.comes("a")
+    table.wait(10.0)
+    table.comes("b")
+    table.wait(SETTLE_S - STEP_S)
+    assert table.stand == (FORMING, 1)
+    table.wait(STEP_S)
+    assert table.stand == (RUNNING, 1)
+    assert table.world == ["a", "b"]
+
+
+def test_each_new_node_extends_settle_but_not_beyond_three_times_settle() -> None:
+    table = Table(policy(max_nodes=40))
+    table.comes("n0")
+    table.comes("n1")
+    came = 2
+    while table.plan.phase is FORMING and came < 40:
+        table.wait(SETTLE_S / 2)
+        if table.plan.phase is FORMING:
+            table.comes(f"n{came}")
+            came += 1
+    assert table.now_s == 3 * SETTLE_S
+    assert len(table.world) == came
+
+
+def test_a_known_nodes_new_incarnation_does_not_extend_settle() -> None:
+    table = Table()
+    table.comes("a")
+    table.comes("b")
+    table.wait(SETTLE_S - 2 * STEP_S)
+    table.comes("b", life=2, replaces=("b-1",))
+    table.wait(2 * STEP_S)
+    assert table.stand == (RUNNING, 1)
+    assert table.plan.world is not None
+    assert table.plan.world.node_rank("b-2") == 1
+
+
+def test_without_enough_nodes_the_run_fails_after_join_timeout_naming_who_came_and_how_many_miss() -> None:
+    table = Table(policy(min_nodes=3))
+    table.comes("b", slots=2)
+    table.comes("a")
+    table.wait(60.0 - STEP_S)
+    assert table.stand == (FORMING, 1)
+    assert "waiting for 1 more of at least 3 nodes" in table.last.reason
+    table.wait(STEP_S)
+    assert table.stand == (FAILED, 1)
+    assert "only 2 of at least 3 nodes came within 60 s" in table.plan.reason
+    assert "a (1 worker), b (2 workers)" in table.plan.reason
+    assert "1 more needed" in table.plan.reason
+    assert table.plan.failure is not None
+    assert table.plan.failure.kind is FailureKind.TOO_FEW
+
+
+def test_the_first_members_rules_hold_for_the_run() -> None:
+    table = Table()
+    table.comes("a")
+    table.comes("b", policy=policy(min_nodes=4))
+    table.wait(SETTLE_S)
+    assert table.stand == (RUNNING, 1)
+    assert table.plan.policy == policy()
+
+
+def test_ranks_count_the_slots_of_nodes_of_different_size() -> None:
+    table = Table()
+    table.comes("a", slots=2)
+    table.comes("b", slots=3)
+    table.wait(SETTLE_S)
+    assert table.plan.world is not None
+    assert [(seat.first_rank, seat.slots) for seat in table.plan.world.seats] == [(0, 2), (2, 3)]
+    assert table.plan.world.world_size == 5
+
+
+# -- forming again ----------------------------------------------------------------------------------
+
+
+def test_survivors_form_the_next_world_without_any_timer() -> None:
+    table = running("a", "b", "c")
+    fails(table, "a")
+    before_s = table.now_s
+    table.all_say(State.READY, "a", "b")
+    assert table.stand == (FORMING, 2)
+    table.says("c", State.READY)
+    assert table.stand == (RUNNING, 2)
+    assert table.now_s == before_s
+    assert table.world == ["a", "b", "c"]
+
+
+def test_nothing_is_sealed_while_a_living_participant_has_not_said_that_it_stopped() -> None:
+    table = running("a", "b", "c", rules=policy(max_nodes=3))
+    fails(table, "a")
+    table.all_say(State.READY, "a", "b")
+    table.wait(4.0)
+    assert table.stand == (FORMING, 2)
+    assert table.last.reason == "waiting until the workers of c are stopped"
+    table.says("c", State.LEFT)
+    assert table.stand == (RUNNING, 2)
+    assert table.world == ["a", "b"]
+
+
+def test_ready_for_an_older_generation_does_not_clear() -> None:
+    table = running("a", "b")
+    fails(table, "a")
+    table.says("a", State.READY)
+    table.says("b", State.READY, 1)
+    assert table.stand == (FORMING, 2)
+
+
+def test_a_silent_participant_is_cleared_by_its_condemned_lease_and_the_margin() -> None:
+    table = running("a", "b", "c")
+    table.falls_silent("c")
+    silent_s = table.now_s
+    table.wait(TTL_S)
+    assert table.stand == (FORMING, 2)
+    assert table.condemned == ["c-1"]
+    assert "c lost" in table.plan.reason
+    table.all_say(State.READY, "a", "b")
+    table.wait(MARGIN_S - STEP_S)
+    assert table.stand == (FORMING, 2), "its guard may not have killed its workers yet"
+    table.wait(STEP_S)
+    assert table.stand == (RUNNING, 2)
+    assert table.now_s == silent_s + FENCE_S
+    assert table.world == ["a", "b"]
+
+
+def test_a_participant_that_a_later_incarnation_proves_gone_is_cleared_at_once() -> None:
+    table = running("a", "b")
+    table.comes("b", life=2, replaces=("b-1",))
+    assert table.stand == (FORMING, 2)
+    assert table.condemned == ["b-1"]
+    table.all_say(State.READY, "a", "b")
+    assert table.stand == (RUNNING, 2)
+    assert table.plan.world is not None
+    assert table.plan.world.node_rank("b-2") == 1
+
+
+def test_a_later_incarnation_that_proves_nothing_waits_for_lease_and_margin() -> None:
+    table = running("a", "b")
+    table.falls_silent("b")
+    silent_s = table.now_s
+    table.comes("b", life=2)
+    assert table.stand == (RUNNING, 1)
+    table.wait(TTL_S)
+    table.all_say(State.READY, "a", "b")
+    table.wait(MARGIN_S)
+    assert table.stand == (RUNNING, 2)
+    assert table.now_s == silent_s + FENCE_S
+
+
+def test_a_node_that_lives_but_does_not_stop_is_condemned_after_what_it_announced_and_some_slack() -> None:
+    table = running("a", "b", "c")
+    table.says("c", State.RUNNING, stop_s=10.0)
+    fails(table, "a")
+    table.all_say(State.READY, "a", "b")
+    table.wait(15.0 - STEP_S)
+    assert table.condemned == []
+    table.wait(STEP_S)
+    assert table.condemned == ["c-1"]
+    table.wait(FENCE_S)
+    assert table.stand == (RUNNING, 2)
+    assert table.world == ["a", "b"]
+
+
+def test_a_node_standing_by_is_used_in_the_very_next_formation() -> None:
+    table = running("a", "b", rules=policy(max_nodes=2))
+    table.comes("c")
+    table.wait(3 * SETTLE_S)
+    assert table.stand == (RUNNING, 1), "no room"
+    table.says("b", State.LEAVING)
+    table.all_say(State.READY, "a", "c")
+    assert table.stand == (FORMING, 2)
+    table.says("b", State.LEFT)
+    assert table.stand == (RUNNING, 2)
+    assert table.world == ["a", "c"]
+
+
+def test_a_newcomer_does_not_push_out_who_is_in_the_world() -> None:
+    table = running("b", "c", rules=policy(max_nodes=2))
+    table.comes("a")
+    fail_and_reform(table, "b", "a", "b", "c")
+    assert table.stand == (RUNNING, 2)
+    assert table.world == ["b", "c"]
+
+
+def test_a_node_that_returns_gets_its_place_back() -> None:
+    table = running("a", "b", "c")
+    table.says("b", State.LEAVING)
+    table.says("b", State.LEFT)
+    table.all_say(State.READY, "a", "c")
+    assert table.world == ["a", "c"]
+    table.all_say(State.RUNNING, "a", "c")
+    table.comes("b", life=2)
+    table.comes("aa")
+    table.wait(SETTLE_S)
+    assert table.stand == (FORMING, 3)
+    table.all_say(State.READY, "aa", "c", "b", "a")
+    assert table.world == ["a", "b", "c", "aa"]
+
+
+def test_nodes_that_come_together_are_admitted_together_after_settle() -> None:
+    table = running("a", "b")
+    table.comes("c")
+    table.wait(SETTLE_S / 2)
+    table.comes("d")
+    table.wait(SETTLE_S - STEP_S)
+    assert table.stand == (RUNNING, 1)
+    table.wait(STEP_S)
+    assert table.stand == (FORMING, 2)
+    assert table.plan.reason == "c, d join"
+    table.all_say(State.READY, "a", "b", "c", "d")
+    assert table.stand == (RUNNING, 2)
+    assert table.plan.charged == 0
+
+
+def test_nobody_is_admitted_while_the_world_starts_or_once_a_node_succeeded() -> None:
+    table = running("a", "b")
+    table.says("b", State.READY, 1)
+    table.comes("c")
+    table.wait(2 * SETTLE_S)
+    assert table.stand == (RUNNING, 1)
+    table.says("b", State.SUCCEEDED)
+    table.wait(2 * SETTLE_S)
+    assert table.stand == (RUNNING, 1)
+
+
+# -- the budget -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [CRASH, HANG])
+def test_a_failure_is_charged_once_however_many_workers_failed(failure: Failure) -> None:
+    table = running("a", "b", "c")
+    for node in ("a", "b", "c"):
+        fails(table, node, failure)
+    assert table.plan.charged == 0, "what is charged is known when the next world is sealed"
+    table.all_say(State.READY, "a", "b", "c")
+    assert table.stand == (RUNNING, 2)
+    assert table.plan.charged == 1
+    assert "restart 1 of 3" in table.plan.reason
+
+
+def test_a_failure_is_not_charged_when_a_participant_is_lost_by_the_time_of_sealing() -> None:
+    table = running("a", "b", "c")
+    table.falls_silent("c")
+    fails(table, "a")
+    table.all_say(State.READY, "a", "b")
+    table.wait(FENCE_S)
+    assert table.stand == (RUNNING, 2)
+    assert table.plan.charged == 0
+    assert "restart not charged" in table.plan.reason
+
+
+def test_a_failure_is_not_charged_when_a_participant_was_restarted() -> None:
+    table = running("a", "b")
+    fails(table, "a")
+    table.comes("b", life=2, replaces=("b-1",))
+    table.says("a", State.READY)
+    assert table.stand == (RUNNING, 2)
+    assert table.plan.charged == 0
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_a_failure_is_not_charged_when_a_participant_is_leaving(leaves_first: bool) -> None:
+    table = running("a", "b", "c")
+    if leaves_first:
+        table.says("c", State.LEAVING)
+        table.says("a", State.FAILED, 1, failure=CRASH)
+    else:
+        fails(table, "a")
+        table.says("c", State.LEAVING)
+    table.all_say(State.READY, "a", "b")
+    table.says("c", State.LEFT)
+    assert table.stand == (RUNNING, 2)
+    assert table.plan.charged == 0
+
+
+def test_with_the_budget_spent_the_run_fails_with_the_failure() -> None:
+    table = running("a", "b", rules=policy(max_restarts=1))
+    fail_and_reform(table, "a", "a", "b")
+    assert (table.stand, table.plan.charged) == ((RUNNING, 2), 1)
+    table.all_say(State.RUNNING, "a", "b")
+    fail_and_reform(table, "b", "a", "b", failure=HANG)
+    assert table.stand == (FAILED, 3)
+    assert table.plan.charged == 1
+    assert table.plan.failure == HANG
+    assert table.plan.reason == f"{HANG.summary}; all 1 restarts are used"
+
+
+def test_with_no_restarts_allowed_the_loss_of_a_node_still_restarts() -> None:
+    table = running("a", "b", "c", rules=policy(max_restarts=0))
+    table.falls_silent("c")
+    fails(table, "a")
+    table.all_say(State.READY, "a", "b")
+    table.wait(FENCE_S)
+    assert table.stand == (RUNNING, 2)
+    fail_and_reform(table, "a", "a", "b")
+    assert table.stand == (FAILED, 3)
+    assert "no restarts are allowed" in table.plan.reason
+
+
+def test_a_start_that_fails_once_costs_nothing_and_leaves_nobody_out() -> None:
+    table = running("a", "b", "c")
+    fail_and_reform(table, "c", "a", "b", "c", failure=NO_START)
+    assert table.world == ["a", "b", "c"]
+    assert table.plan.charged == 0
+
+
+def test_a_node_whose_start_fails_twice_in_a_row_is_left_out_while_min_remain() -> None:
+    table = running("a", "b", "c")
+    for _ in range(2):
+        fail_and_reform(table, "c", "a", "b", "c", failure=NO_START)
+    assert table.stand == (RUNNING, 3)
+    assert table.world == ["a", "b"]
+    assert table.plan.charged == 0
+    table.all_say(State.RUNNING, "a", "b")
+    table.wait(4 * SETTLE_S)
+    assert table.stand == (RUNNING, 3), "nor is it admitted later"
+
+
+def test_a_start_that_succeeded_in_between_forgets_the_failure() -> None:
+    table = running("a", "b", "c")
+    for _ in range(2):
+        fail_and_reform(table, "c", "a", "b", "c", failure=NO_START)
+        table.all_say(State.RUNNING, "a", "b", "c")
+        fail_and_reform(table, "a", "a", "b", "c")
+        assert table.world == ["a", "b", "c"]
+
+
+def test_a_node_whose_start_fails_twice_and_cannot_be_spared_is_charged() -> None:
+    table = running("a", "b", rules=policy(max_restarts=1))
+    fail_and_reform(table, "b", "a", "b", failure=NO_START)
+    assert table.plan.charged == 0
+    fail_and_reform(table, "b", "a", "b", failure=NO_START)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 3), ["a", "b"], 1)
+    fail_and_reform(table, "b", "a", "b", failure=NO_START)
+    assert table.stand == (FAILED, 4)
+    assert NO_START.summary in table.plan.reason
+
+
+def test_a_bootstrap_store_out_of_reach_is_replaced_by_another_nodes_and_costs_nothing() -> None:
+    table = running("a", "b", "c")
+    assert table.plan.world is not None
+    assert table.plan.world.bootstrap_node == "a"
+    out_of_reach = Failure(FailureKind.BOOTSTRAP, "a:29500 could not be reached", blames="a")
+    fail_and_reform(table, "b", "a", "b", "c", failure=out_of_reach)
+    assert table.stand == (RUNNING, 2)
+    assert table.plan.world.bootstrap_node == "b"
+    assert table.plan.world.bootstrap == Address("b.example", 29500)
+    assert table.world == ["a", "b", "c"], "only the store moves"
+    assert table.plan.charged == 0
+
+
+def test_a_node_that_does_not_start_in_time_is_condemned_and_costs_nothing() -> None:
+    table = running("a", "b", "c")
+    table.says("c", State.READY, 1)
+    table.wait(20.0 - table.now_s + SETTLE_S - STEP_S)
+    assert table.condemned == []
+    table.wait(STEP_S)
+    assert table.condemned == ["c-1"]
+    assert table.stand == (FORMING, 2)
+    table.all_say(State.READY, "a", "b")
+    table.wait(FENCE_S)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "b"], 0)
+
+
+def test_a_node_that_is_lost_again_and_again_is_kept_waiting_longer() -> None:
+    table = running("a", "b", "c")
+    for life in (1, 2):
+        table.falls_silent("c")
+        table.wait(TTL_S)
+        table.all_say(State.READY, "a", "b")
+        table.wait(MARGIN_S)
+        assert table.world == ["a", "b"]
+        table.all_say(State.RUNNING, "a", "b")
+        table.comes("c", life=life + 1)
+        table.wait(SETTLE_S)
+        if life == 1:
+            assert table.plan.phase is FORMING, "a first loss is nobody's habit"
+            table.all_say(State.READY, "a", "b", "c")
+            table.all_say(State.RUNNING, "a", "b", "c")
+    assert table.plan.losses == {"c": 2}
+    assert table.plan.phase is RUNNING
+    table.wait(3 * SETTLE_S - STEP_S)
+    assert table.plan.phase is RUNNING
+    table.wait(STEP_S)
+    assert table.plan.phase is FORMING, "four times settle after it came"
+
+
+# -- finishing --------------------------------------------------------------------------------------
+
+
+def test_when_every_node_succeeded_the_run_is_finished() -> None:
+    table = running("a", "b")
+    table.says("a", State.SUCCEEDED)
+    assert table.stand == (RUNNING, 1)
+    table.says("b", State.SUCCEEDED)
+    assert table.stand == (FINISHED, 1)
+    assert table.plan.reason == "generation 1 succeeded on 2 nodes"
+
+
+def test_a_success_is_kept_although_its_node_is_lost() -> None:
+    table = running("a", "b")
+    table.says("a", State.SUCCEEDED)
+    table.falls_silent("a")
+    table.wait(3 * FENCE_S)
+    assert table.stand == (RUNNING, 1)
+    assert table.plan.succeeded == ("a-1",)
+    table.says("b", State.SUCCEEDED)
+    assert table.stand == (FINISHED, 1)
+
+
+def test_a_failure_after_everybody_succeeded_is_ignored() -> None:
+    table = running("a", "b")
+    table.all_say(State.SUCCEEDED, "a", "b")
+    fails(table, "a")
+    assert table.stand == (FINISHED, 1)
+    assert table.plan.failure is None
+
+
+def test_a_failure_before_everybody_succeeded_starts_everybody_again() -> None:
+    table = running("a", "b")
+    table.says("a", State.SUCCEEDED)
+    fail_and_reform(table, "b", "a", "b")
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "b"], 1)
+    table.says("b", State.SUCCEEDED)
+    assert table.stand == (RUNNING, 2), "the success of the generation before does not count"
+
+
+def test_the_verdict_is_kept_until_every_living_node_acknowledged_it() -> None:
+    table = running("a", "b", "c")
+    table.falls_silent("c")
+    table.all_say(State.SUCCEEDED, "a", "b", "c")
+    table.says("a", State.LEFT)
+    assert not table.last.done
+    assert table.last.reason == "the run is over; b, c still to acknowledge"
+    table.says("b", State.LEFT)
+    assert not table.last.done
+    table.wait(TTL_S)
+    assert table.last.done, "the lease of the last is over"
+
+
+def test_the_verdict_is_kept_for_two_leases_at_most() -> None:
+    table = running("a", "b")
+    table.all_say(State.SUCCEEDED, "a", "b")
+    table.wait(2 * TTL_S - STEP_S)
+    assert not table.last.done
+    table.wait(STEP_S)
+    assert table.last.done
+
+
+# -- who may take part ------------------------------------------------------------------------------
+
+
+def test_a_second_agent_with_a_living_nodes_id_is_refused() -> None:
+    table = running("a", "b")
+    table.comes("b", life=2, explicit_id=True)
+    table.wait(4 * STEP_S)
+    assert "is held by a living agent at b.example" in table.plan.refused["b-2"]
+    assert table.stand == (RUNNING, 1)
+    assert table.condemned == []
+
+
+def test_it_is_kept_waiting_and_not_refused_while_the_holder_is_silent() -> None:
+    table = running("a", "b")
+    table.falls_silent("b")
+    table.comes("b", life=2, explicit_id=True)
+    table.wait(TTL_S)
+    assert table.plan.refused == {}
+    table.all_say(State.READY, "a", "b")
+    table.wait(MARGIN_S)
+    assert table.world == ["a", "b"]
+    assert table.plan.world is not None
+    assert table.plan.world.seats[1].incarnation == "b-2"
+
+
+def test_a_longer_lease_than_the_runs_is_refused_and_a_shorter_one_is_not() -> None:
+    table = running("a", "b")
+    table.comes("c", ttl_s=TTL_S + 1)
+    table.comes("d", ttl_s=TTL_S - 1)
+    assert set(table.plan.refused) == {"c-1"}
+    assert "start every agent with the same --lease-ttl" in table.plan.refused["c-1"]
+    table.wait(SETTLE_S)
+    table.all_say(State.READY, "a", "b", "d")
+    assert table.world == ["a", "b", "d"]
+
+
+# -- a new store ------------------------------------------------------------------------------------
+
+KNOWN = History(7, world(7, "a-1", "b-1"), charged=2, order=("a", "b"))
+
+
+def test_a_new_store_adopts_a_world_that_still_runs_untouched() -> None:
+    table = Table(remembered=KNOWN)
+    table.comes("a", state=State.RUNNING, generation=7)
+    table.wait(1.0)
+    assert table.plans == [], "b is still to be heard"
+    table.comes("b", state=State.RUNNING, generation=7)
+    assert table.stand == (RUNNING, 7)
+    assert (table.plan.world, table.plan.charged, table.plan.version) == (KNOWN.world, 2, 1)
+    table.wait(3 * FENCE_S)
+    assert table.stand == (RUNNING, 7)
+
+
+def test_a_new_store_forms_the_next_generation_when_a_participant_does_not_run() -> None:
+    table = Table(remembered=KNOWN)
+    table.comes("a", state=State.RUNNING, generation=7)
+    table.comes("b", state=State.READY, generation=0)
+    assert table.stand == (FORMING, 8)
+    assert [seat.incarnation for seat in table.plan.awaiting] == ["a-1", "b-1"]
+    table.all_say(State.READY, "b", "a")
+    table.wait(SETTLE_S)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 8), ["a", "b"], 2)
+
+
+def test_whoever_a_new_store_never_hears_is_fenced_a_lease_and_the_margin_after_its_birth() -> None:
+    table = Table(policy(min_nodes=1), remembered=KNOWN)
+    table.comes("a", state=State.RUNNING, generation=7)
+    table.wait(TTL_S)
+    assert table.stand == (FORMING, 8)
+    table.says("a", State.READY)
+    table.wait(MARGIN_S - STEP_S)
+    assert table.stand == (FORMING, 8)
+    table.wait(STEP_S)
+    assert (table.stand, table.world) == ((RUNNING, 8), ["a"])
+
+
+def test_a_generation_that_was_only_forming_is_not_used_again() -> None:
+    table = Table(remembered=History(9, KNOWN.world, charged=2, order=("a", "b")))
+    table.comes("a", state=State.RUNNING, generation=7)
+    assert table.stand == (FORMING, 10)
+
+
+def test_a_higher_generation_that_is_told_later_is_gone_above_and_its_world_is_awaited() -> None:
+    table = running("a", "b")
+    told = History(5, world(5, "a-9", "x-1"), charged=2)
+    table.comes("c", history=told)
+    assert table.stand == (FORMING, 6)
+    assert table.plan.charged == 2
+    assert {seat.incarnation for seat in table.plan.awaiting} == {"a-1", "b-1", "a-9", "x-1"}
+    table.all_say(State.READY, "a", "b", "c")
+    table.wait(FENCE_S)
+    assert (table.stand, table.world) == ((RUNNING, 6), ["a", "b", "c"])
+
+
+def test_a_run_that_had_its_verdict_still_has_it_in_a_new_store() -> None:
+    table = Table(remembered=History(7, KNOWN.world, 2, ("a", "b"), FINISHED))
+    table.comes("a")
+    assert table.stand == (FINISHED, 7)
+
+
+def test_a_verdict_that_everybody_knew_frees_the_name_for_a_new_run() -> None:
+    table = Table(remembered=History(7, KNOWN.world, 2, ("a", "b"), FINISHED, settled=True))
+    table.comes("a")
+    assert table.stand == (FORMING, 8)
+    assert (table.plan.charged, table.plan.world) == (0, None)
+
+
+# -- whatever happens -------------------------------------------------------------------------------
+
+Events: TypeAlias = list[tuple[str, str, object]]
+
+NODES = ("a", "b", "c", "d")
+MEMBERSHIP = st.one_of(
+    st.tuples(st.just("comes"), st.sampled_from(NODES), st.booleans()),
+    st.tuples(st.just("says"), st.sampled_from(NODES), st.sampled_from(State)),
+    st.tuples(st.just("all ready"), st.just(""), st.none()),
+    st.tuples(st.just("all run"), st.just(""), st.none()),
+    st.tuples(st.just("silent"), st.sampled_from(NODES), st.none()),
+    st.tuples(st.just("wait"), st.just(""), st.sampled_from((0.25, 1.0, 2.5, 8.0))),
+)
+FAILURES = st.tuples(st.just("fails"), st.sampled_from(NODES), st.sampled_from((CRASH, HANG, NO_START)))
+RULES = st.builds(
+    lambda low, more, restarts: policy(min_nodes=low, max_nodes=low + more, max_restarts=restarts),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(0, 2),
+)
+light = settings(max_examples=60, deadline=None)
+
+
+def play(table: Table, events: Events) -> None:
+    """Let all this happen; what a node cannot say is left out."""
+    lives: dict[str, int] = {}
+    for what, node, more in events:
+        if what == "comes":
+            lives[node] = lives.get(node, 0) + 1
+            gone = (f"{node}-{lives[node] - 1}",) if more and lives[node] > 1 else ()
+            table.comes(node, lives[node], replaces=gone)
+        elif what == "wait":
+            assert isinstance(more, float)
+            table.wait(more)
+        elif not table.plans:
+            continue
+        elif what in ("all ready", "all run"):
+            table.all_say(State.READY if what == "all ready" else State.RUNNING, *lives)
+        elif node not in lives:
+            continue
+        elif what == "silent":
+            table.falls_silent(node)
+        elif what == "fails":
+            assert isinstance(more, Failure)
+            fails(table, node, more)
+        else:
+            assert isinstance(more, State)
+            table.says(node, more, failure=None)
+
+
+def check(before: Plan, after: Plan) -> None:
+    """What holds from any plan to the next."""
+    assert after.version == before.version + 1
+    assert after.generation >= before.generation
+    sealed = (before.phase, after.phase) == (FORMING, RUNNING)
+    assert after.charged - before.charged in ((0, 1) if sealed else (0,))
+    if after.charged > before.charged:
+        assert before.failure is not None
+        assert not before.free
+        assert after.charged <= after.policy.max_restarts
+    if after.world != before.world:
+        assert sealed, "a world is only ever written by sealing it"
+    assert not before.is_terminal or (after.phase, after.generation) == (before.phase, before.generation)
+
+
+def check_worlds(plans: list[Plan]) -> None:
+    """Bounds, ranks, and one world for each generation."""
+    worlds = {}
+    for one in plans:
+        if one.world is None:
+            continue
+        assert worlds.setdefault(one.world.generation, one.world) == one.world
+        assert one.policy.min_nodes <= len(one.world.seats) <= one.policy.max_nodes
+        ranks = [r for seat in one.world.seats for r in range(seat.first_rank, seat.first_rank + seat.slots)]
+        assert ranks == list(range(one.world.world_size))
+        assert len({seat.node_id for seat in one.world.seats}) == len(one.world.seats)
+        assert one.world.bootstrap_node in {seat.node_id for seat in one.world.seats}
+
+
+@light
+@given(RULES, st.lists(MEMBERSHIP | FAILURES, max_size=40))
+def test_whatever_happens_plans_follow_each_other_by_the_rules(rules: Policy, events: Events) -> None:
+    table = Table(rules)
+    play(table, events)
+    assert not table.plans or table.plans[0].version == 1
+    for before, after in zip(table.plans, table.plans[1:], strict=False):
+        check(before, after)
+    check_worlds(table.plans)
+
+
+@light
+@given(RULES, st.lists(MEMBERSHIP, max_size=40))
+def test_whoever_comes_and_goes_nothing_is_ever_charged(rules: Policy, events: Events) -> None:
+    table = Table(rules)
+    events = [event for event in events if event[2] is not State.FAILED]
+    play(table, events)
+    assert {one.charged for one in table.plans} <= {0}
+
+
+@light
+@given(RULES, st.lists(MEMBERSHIP | FAILURES, max_size=25))
+def test_asked_again_without_news_the_coordinator_wants_nothing_more(rules: Policy, events: Events) -> None:
+    table = Table(rules)
+    play(table, events)
+    again = table.coordinator.decide(table.now_s)
+    assert (again.plan, again.condemn, again.forget) == (None, (), ())
+    assert again == table.coordinator.decide(table.now_s)
