@@ -93,7 +93,10 @@ def print_circumstances(facts: dict[str, Any]) -> None:
     print(f"{facts['date']}, commit {facts['commit'][:10]}{changed}")
     print(f"{facts['cores']} cores ({facts['processor']}), {facts['memory_gb']} GB, {facts['system']}")
     print(f"Python {facts['python']}, {packages}")
-    print(f"network: {facts['network']}; load average before: {facts['load_average_before']:.1f}")
+    print(
+        f"load average before: {facts['load_average_before']:.1f}; import torch: {facts['import_torch_s']:.2f} s"
+    )
+    print(f"network: {facts['network']}")
 
 
 def print_result(result: Result) -> None:

@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -101,8 +102,16 @@ def circumstances(isolated: bool) -> dict[str, Any]:
         "load_average_before": os.getloadavg()[0],
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
+        "import_torch_s": round(min(_import_torch_s() for _ in range(3)), 3),
         "network": "own network namespace, loopback only" if isolated else "the machine's own, over loopback",
     }
+
+
+def _import_torch_s() -> float:
+    """How long a process takes that imports torch: what every start and restart contains, so it dates the machine."""
+    began_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.monotonic() - began_s
 
 
 def _git(*words: str) -> str:

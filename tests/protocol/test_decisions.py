@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import (
     Address,
     Failure,
@@ -158,11 +160,13 @@ def test_nothing_is_sealed_while_a_living_participant_has_not_said_that_it_stopp
 
 
 def test_ready_for_an_older_generation_does_not_clear() -> None:
-    table = running("a", "b")
+    table = running("a", "b", "c")
     fails(table, "a")
-    table.says("a", State.READY)
-    table.says("b", State.READY, 1)
+    table.all_say(State.READY, "a", "b")
+    table.says("c", State.READY, 1)
+    table.wait(2 * SETTLE_S)
     assert table.stand == (FORMING, 2)
+    assert table.last.reason == "waiting until the workers of c are stopped"
 
 
 def test_a_silent_participant_is_cleared_by_its_condemned_lease_and_the_margin() -> None:
@@ -332,6 +336,16 @@ def test_a_failure_is_not_charged_when_a_participant_is_leaving(leaves_first: bo
     assert table.plan.charged == 0
 
 
+def test_a_failure_seen_together_with_a_participant_that_moved_on_is_not_charged() -> None:
+    table = running("a", "b")
+    moved_on = msgspec.structs.replace(table.members["b-1"], state=State.READY, generation=2)
+    table.coordinator.observe(moved_on, table.leases["b-1"], table.now_s)
+    fails(table, "a")
+    assert table.plan.reason == f"{CRASH.summary}; b dropped out"
+    table.all_say(State.READY, "a", "b")
+    assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
+
+
 def test_with_the_budget_spent_the_run_fails_with_the_failure() -> None:
     table = running("a", "b", rules=policy(max_restarts=1))
     fail_and_reform(table, "a", "a", "b")
@@ -463,6 +477,19 @@ def test_a_success_is_kept_although_its_node_is_lost() -> None:
     table.wait(3 * FENCE_S)
     assert table.stand == (RUNNING, 1)
     assert table.plan.succeeded == ("a-1",)
+    table.says("b", State.SUCCEEDED)
+    assert table.stand == (FINISHED, 1)
+
+
+def test_a_success_that_was_kept_is_known_to_the_next_coordinator_too() -> None:
+    table = running("a", "b")
+    table.says("a", State.SUCCEEDED)
+    table.falls_silent("a")
+    table.wait(TTL_S)
+    del table.members["a-1"], table.leases["a-1"]
+    table.coordinator = Coordinator(table.now_s, plan=table.plan)
+    table.wait(3 * FENCE_S)
+    assert table.stand == (RUNNING, 1)
     table.says("b", State.SUCCEEDED)
     assert table.stand == (FINISHED, 1)
 

@@ -297,7 +297,9 @@ class Agent(ElasticAgent):
                 self._main_task.cancel()
             return
         if self._hosting_on:
-            self._log.info(f"{signum.name} received while others need the store; a second signal ends it at once")
+            self._log.info(
+                f"{signum.name} received while others need the store; a second signal ends it at once"
+            )
             return
         self._log.info(f"{signum.name} received: this node leaves the run; a second signal ends it at once")
         self._supervisor.drain(f"{signum.name} received")
