@@ -154,6 +154,9 @@ class Stage:
             "XDG_STATE_HOME": str(self.folder / "state"),
             **env,
         }
+        said.setdefault(
+            "RES_OPTIONS", "timeout:1 attempts:1"
+        )  # torchrun looks names up; a lost packet costs 5 s
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command,
