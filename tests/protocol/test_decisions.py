@@ -169,6 +169,13 @@ def test_ready_for_an_older_generation_does_not_clear() -> None:
     assert table.last.reason == "waiting until the workers of c are stopped"
 
 
+def test_a_participant_that_speaks_of_a_later_generation_does_not_run_this_one_any_more() -> None:
+    table = running("a", "b")
+    table.says("b", State.READY, 2)
+    assert table.stand == (FORMING, 2)
+    assert table.plan.reason == "b dropped out"
+
+
 def test_a_silent_participant_is_cleared_by_its_condemned_lease_and_the_margin() -> None:
     table = running("a", "b", "c")
     table.falls_silent("c")

@@ -13,7 +13,7 @@ from tests.protocol.support import member
 light = settings(max_examples=60, deadline=None)
 
 nodes = st.lists(st.integers(0, 30).map(lambda number: f"n{number}"), min_size=1, max_size=8, unique=True)
-names = st.from_regex(r"\A[A-Za-z0-9._:@+-]{1,20}\Z")
+names = st.text("abzAZ0129._:@+-", min_size=1, max_size=20)
 
 
 def ids(members: list[Member]) -> list[str]:
@@ -30,7 +30,7 @@ def test_ranks_are_the_running_sums_of_the_slots(slots: list[int]) -> None:
 
 
 @light
-@given(st.from_regex(r"\A[a-z.-]{1,5}\Z"), st.integers(0, 10**6), st.integers(0, 10**6))
+@given(st.text("abz.-", min_size=1, max_size=5), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_numbers_in_names_are_compared_as_numbers(stem: str, one: int, other: int) -> None:
     by_name = natural_key(f"{stem}{one}") < natural_key(f"{stem}{other}")
     assert by_name == (one < other)
