@@ -40,9 +40,9 @@ def main() -> int:
         result: Result = importlib.import_module(f"benchmarks.{name}").run(options)
         print_result(result)
         results.append(result)
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(as_json(facts, results), indent=2, ensure_ascii=False) + "\n")
+        if json_file is not None:  # after each, so that an interruption loses little
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            json_file.write_text(json.dumps(as_json(facts, results), indent=2, ensure_ascii=False) + "\n")
     return 0
 
 
