@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ BENCHMARKS = {
     "client": "what the client module costs a training script",
 }
 ISOLATED = "ELASTIC_AGENT_BENCHMARK_ISOLATED"
+UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child=TERM", "--mount-proc")
 
 
 def main() -> int:
@@ -32,6 +34,7 @@ def main() -> int:
     if not options.isolated and can_isolate():
         return isolate()
     become_subreaper()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what runs is ended first
     facts = circumstances(options.isolated)
     print_circumstances(facts)
     results = []
@@ -73,18 +76,14 @@ def can_isolate() -> bool:
     """Root, with the tools for it: TCPStore looks up names at every connect, and a slow resolver is noise."""
     if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
-    return subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
+    return subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
 
 
 def isolate() -> int:
-    """The same again, in a network namespace that has nothing but a loopback."""
+    """The same again, in a network namespace that has nothing but a loopback, and with which all processes end."""
     again = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
     up = 'ip link set lo up && exec "$@"'
-    os.execvpe(
-        "unshare",
-        ["unshare", "--net", "sh", "-c", up, "sh", *again],
-        {**os.environ, ISOLATED: "1"},
-    )
+    os.execvpe(UNSHARE[0], [*UNSHARE, "sh", "-c", up, "sh", *again], {**os.environ, ISOLATED: "1"})
 
 
 def print_circumstances(facts: dict[str, Any]) -> None:
