@@ -344,7 +344,7 @@ class Checker:
             agent = self.cluster.agents[seat.incarnation]
             there = agent.process.alive and agent.incarnation == seat.incarnation
             succeeded = seat.incarnation in self.cluster.job.of(plan.generation).succeeded
-            if not there and not succeeded:
+            if not there and not succeeded and not agent.holder.spoilt:
                 self.broken("liveness (losses are noticed)", f"{seat.node_id} is gone but counted on")
 
     def all_is_over(self) -> None:

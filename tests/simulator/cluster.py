@@ -321,6 +321,8 @@ class Cluster:
 
     def work_s(self) -> float:
         """How long a world runs until its work is done."""
+        if self.calm and any(holder.spoilt for holder in self.holders):
+            return self.kernel.random.uniform(3.0, 6.0)  # only done if that one does not disturb for ever
         if self.calm:
             return self.kernel.random.uniform(0.5, 1.5)
         return self.scenario.work_s * self.kernel.random.uniform(0.5, 1.5)

@@ -217,6 +217,7 @@ class Faults:
         holder.spoilt = True
         cluster.story(holder.node_id, "is never well again: {}", kind)
         name = holder.machine.name
+        self._relieve(holder)
         if kind == "flaps":
             self._flap_for_good(holder, 3.0)
         elif kind == "flaps early":
@@ -232,8 +233,20 @@ class Faults:
         else:
             cluster.unreachable.update((name, one.node_id) for one in cluster.holders)
 
+    def _relieve(self, holder: Seatholder) -> None:
+        """Make the node well when others left and the run cannot do without it."""
+        cluster = self.cluster
+        if len(cluster.healthy()) >= cluster.policy.min_nodes:
+            self.kernel.after(1.0, self._relieve, holder)
+            return
+        cluster.story(holder.node_id, "is well again, as it is needed")
+        holder.spoilt = False
+        holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = 0
+        cluster.unreachable.clear()
+        self._restart_unless_departed(holder)
+
     def _flap_for_good(self, holder: Seatholder, period_s: float) -> None:
-        if self.cluster.checker.final is None:
+        if self.cluster.checker.final is None and holder.spoilt:
             self.cluster.crash_agent(holder, 0.1)
             wait_s = period_s * self.random.uniform(0.5, 1.5)
             self.kernel.after(wait_s, self._flap_for_good, holder, period_s)

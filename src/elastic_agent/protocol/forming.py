@@ -186,9 +186,21 @@ def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
             failed_node=None,
             free=False,
             succeeded=(),
+            joining=(),
+            losses=_losses(now, len(seats)),
             order=remember(plan.order, seats),
         ),
     )
+
+
+def _losses(now: Situation, nodes: int) -> dict[str, int]:
+    """A node for which a running world was ended, and which then left its place empty, counts as lost."""
+    losses = dict(now.losses)
+    came = {one.member.node_id for one in now.ready()}
+    if nodes < now.policy.max_nodes:
+        for node_id in sorted(set(now.plan.joining) - came):
+            losses[node_id] = losses.get(node_id, 0) + 1
+    return losses
 
 
 def _range(now: Situation) -> str:

@@ -253,8 +253,10 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Every node that ever had a seat, in the order its ranks follow."""
     refused: dict[Name, Text] = {}
     """Incarnations that may not take part, and why."""
+    joining: tuple[Name, ...] = ()
+    """Forming: the nodes to let in which the previous generation was ended."""
     losses: dict[Name, Count] = {}
-    """How often in a row each node was lost without progress."""
+    """How often in a row each node was lost without progress, or was let in and then did not come."""
     start_failures: dict[Name, Count] = {}
     """How often in a row each node failed before user code ran."""
     avoid_bootstrap: tuple[Name, ...] = ()

@@ -97,9 +97,7 @@ def _reform(
             reasons.append(f"{names(seat.node_id for seat in seats)} {words}")
     plan = now.plan
     ran_s = now.now_s - now.clock.since_s
-    losses = {} if ran_s >= STABLE_S else dict(plan.losses)
-    for seat in lost:
-        losses[seat.node_id] = losses.get(seat.node_id, 0) + 1
+    losses = {} if ran_s >= STABLE_S else plan.losses  # those of now are counted when the next is sealed
     reason = "; ".join(reasons)
     return Decision(
         reason,
@@ -193,7 +191,13 @@ def _admit(now: Situation, world: World) -> Decision:
     reason = f"{who} joined" if len(allowed) == 1 else f"{who} join"
     return Decision(
         reason,
-        forming_plan(now.plan, reason, start_failures=_start_failures(now), avoid_bootstrap=()),
+        forming_plan(
+            now.plan,
+            reason,
+            joining=tuple(one.member.node_id for one in allowed),
+            start_failures=_start_failures(now),
+            avoid_bootstrap=(),
+        ),
     )
 
 

@@ -54,11 +54,14 @@ class Situation:
     now_s: float
     by_node: dict[str, Sighting] = field(default_factory=dict)
     """For each node the incarnation that speaks for it: alive, not refused, the newest proven one."""
+    losses: dict[str, int] = field(default_factory=dict)
+    """How often in a row each node was lost without progress, participants being cleared included."""
 
     @classmethod
     def of(cls, plan: Plan, ledger: LeaseLedger, clock: PhaseClock, now_s: float) -> Situation:
         """Sort out who speaks for each node."""
-        return cls(plan, ledger, clock, now_s, spokesmen(plan, ledger.sightings.values()))
+        speaking = spokesmen(plan, ledger.sightings.values())
+        return cls(plan, ledger, clock, now_s, speaking, count_losses(plan, ledger))
 
     @property
     def policy(self) -> Policy:
@@ -80,15 +83,28 @@ class Situation:
 
     def penalty_until_s(self, sighting: Sighting) -> float:
         """Until when a node that keeps getting lost is kept waiting."""
-        count = self.plan.losses.get(sighting.member.node_id, 0)
-        if count < 2:  # a first loss is nobody's habit
+        times = self.losses.get(sighting.member.node_id, 0)
+        if times < 2:  # a first loss is nobody's habit
             return 0.0
-        return sighting.first_seen_s + min(2.0 ** min(count, 30) * self.policy.settle_s, 300.0)
+        return sighting.first_seen_s + min(2.0 ** min(times, 30) * self.policy.settle_s, 300.0)
 
     def held_back(self, sighting: Sighting) -> bool:
         """Whether this node should be left out as long as enough others remain."""
         failed_starts = self.plan.start_failures.get(sighting.member.node_id, 0)
         return failed_starts >= 2 or self.now_s < self.penalty_until_s(sighting)
+
+
+def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
+    """The plan's count of losses, and who of the generation being cleared turned out to be lost.
+
+    Often that is noticed only while the next one forms: the others' collectives fail long before a lease ends.
+    """
+    losses = dict(plan.losses)
+    for seat in plan.awaiting:
+        known = ledger.sightings.get(seat.incarnation)
+        if known is not None and not known.alive and known.member.state not in (State.LEAVING, State.LEFT):
+            losses[seat.node_id] = losses.get(seat.node_id, 0) + 1
+    return losses
 
 
 def spokesmen(plan: Plan, sightings: Iterable[Sighting]) -> dict[str, Sighting]:

@@ -1,0 +1,61 @@
+"""A node that comes and goes may disturb the others a few times, not for ever."""
+
+from __future__ import annotations
+
+from elastic_agent.protocol.records import Phase, State
+from tests.protocol.support import CRASH, SETTLE_S, TTL_S, Table, policy, running
+
+ALONE = ("a", "b")
+
+
+def admit(table: Table, life: int) -> float:
+    """``c`` comes once more; how long it waits until the world is ended for its sake."""
+    table.comes("c", life)
+    came_s = table.now_s
+    while table.plan.phase is Phase.RUNNING:
+        table.wait(0.5)
+        assert table.now_s < came_s + 400.0
+    return table.now_s - came_s
+
+
+def die_noticed_by_the_others(table: Table) -> None:
+    """``c`` dies; the others' collectives fail long before its lease ends, and the next world forms without it."""
+    table.all_say(State.RUNNING, *ALONE, "c")
+    table.falls_silent("c")
+    table.says("a", State.FAILED, failure=CRASH)
+    table.all_say(State.READY, *ALONE)
+    table.wait(TTL_S + 2.0)
+    assert table.world == ["a", "b"]
+    table.all_say(State.RUNNING, *ALONE)
+
+
+def test_a_loss_that_is_noticed_only_while_the_next_world_forms_counts() -> None:
+    table = running(*ALONE, rules=policy(max_nodes=3))
+    waits = []
+    for life in range(1, 5):
+        waits.append(admit(table, life))
+        table.all_say(State.READY, *ALONE, "c")
+        die_noticed_by_the_others(table)
+    assert waits == [SETTLE_S, SETTLE_S, 4 * SETTLE_S, 8 * SETTLE_S]
+
+
+def test_a_node_that_was_let_in_and_did_not_come_counts_as_lost() -> None:
+    table = running(*ALONE, rules=policy(max_nodes=3))
+    for life, losses in ((1, 1), (2, 2)):
+        admit(table, life)
+        table.falls_silent("c")
+        table.all_say(State.READY, *ALONE)
+        table.wait(3 * SETTLE_S)
+        assert table.world == ["a", "b"]
+        assert table.plan.losses == {"c": losses}
+        table.all_say(State.RUNNING, *ALONE)
+
+
+def test_a_node_that_came_and_found_no_room_does_not_count_as_lost() -> None:
+    table = running(*ALONE, rules=policy(max_nodes=3))
+    table.comes("c")
+    table.comes("d")
+    table.wait(SETTLE_S)
+    table.all_say(State.READY, *ALONE, "c", "d")
+    assert table.world == ["a", "b", "c"]
+    assert table.plan.losses == {}
