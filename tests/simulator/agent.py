@@ -475,14 +475,10 @@ class Agent:
 
     def _write(self, connection: Connection) -> Routine:
         incarnation, data, store_id = self.incarnation, encode(self.member), self.store_id
-        method = "overwrite" if "blind member writes" in self.cluster.quirks else "write"
-        if method == "write":
-            args: tuple[object, ...] = (incarnation, self._in_store, data)
-        else:
-            args = (incarnation, data)
-        found = yield from connection.call(method, *args, timeout_s=self.cluster.call_s())
+        args = (incarnation, self._in_store, data)
+        found = yield from connection.call("write", *args, timeout_s=self.cluster.call_s())
         if (incarnation, store_id) == (self.incarnation, self.store_id):
-            self._in_store = found if method == "write" else data
+            self._in_store = found
 
     def _watcher(self) -> Routine:
         """Wait for the next plan."""

@@ -70,14 +70,10 @@ class Store:
     def write(self, incarnation: str, expected: bytes | None, member: bytes) -> bytes | None:
         """Compare-and-set the member record and hint that it changed; the record as it then stands."""
         if self.members.get(incarnation) == expected:
-            self.overwrite(incarnation, member)
+            self.members[incarnation] = member
+            self.checker.member_written(self, member)
+            self.hint(incarnation)
         return self.members.get(incarnation)
-
-    def overwrite(self, incarnation: str, member: bytes) -> None:
-        """Write the member record whatever is there."""
-        self.members[incarnation] = member
-        self.checker.member_written(self, member)
-        self.hint(incarnation)
 
     def hint(self, incarnation: str) -> None:
         """Tell the coordinator, late, twice or not at all."""
