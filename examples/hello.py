@@ -9,8 +9,6 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank()])
 dist.all_reduce(total)
-print(
-    f"hello from rank {dist.get_rank()} of {dist.get_world_size()}; our ranks add up to {total.item()}",
-    flush=True,
-)
+line = f"hello from rank {dist.get_rank()} of {dist.get_world_size()}; our ranks add up to {total.item()}"
+print(line + "\n", end="", flush=True)  # in one piece: the workers of a machine share its standard output
 dist.destroy_process_group()

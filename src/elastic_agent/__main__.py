@@ -1,6 +1,22 @@
-"""``python -m elastic_agent``: the same as the ``elastic-agent`` command."""
+"""``python -m elastic_agent``, and where the installed ``elastic-agent`` command begins."""
 
-from elastic_agent.cli.main import console_main
+from __future__ import annotations
+
+import sys
+
+
+def begin() -> None:
+    """Run the command. Whoever presses Ctrl-C while it is still being imported gets no traceback either."""
+    try:
+        from elastic_agent.cli.main import console_main
+        from elastic_agent.exit_codes import ExitCode
+    except KeyboardInterrupt:
+        sys.exit(130)
+    try:
+        console_main()
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+
 
 if __name__ == "__main__":
-    console_main()
+    begin()

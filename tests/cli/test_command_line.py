@@ -131,6 +131,13 @@ def test_settings_refuse_what_run_would_refuse() -> None:
     assert "no place to meet" in done.stderr
 
 
+def test_a_module_that_is_not_installed_starts_nothing() -> None:
+    told = elastic_agent("--standalone", "-m", "no_such_package.train")
+    assert told.returncode == 2
+    assert 'module "no_such_package.train" is not found from' in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
 def test_the_reader_of_the_settings_may_go_away() -> None:
     writer = subprocess.Popen(
         [*COMMAND, "settings"], env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE

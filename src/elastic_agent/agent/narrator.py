@@ -152,7 +152,7 @@ class Narrator:
 
     def _report(self) -> None:
         """Show the wait; what usually causes it is said once, in a line that stays."""
-        self._reporter.update(self._text, self._facts)
+        self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
         if self._causes and self._causes != self._told_causes:
             self._told_causes = self._causes
             self._log.info(self._causes)

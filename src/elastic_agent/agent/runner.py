@@ -258,7 +258,8 @@ class Runner:
     def _hang(self, slot: int, step: int) -> Failure:
         summary = (
             f"worker {self._node_id}/{slot} made no progress for {self._hang_timeout_s:g} s "
-            f"(--hang-timeout); its last heartbeat named step {step}"
+            f"(--hang-timeout); its last heartbeat named step {step}; it may only have waited for another "
+            "worker: the stacks in all workers' logs tell"
         )
         return Failure(FailureKind.HANG, summary[:512], slot=slot)
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from elastic_agent.config.checks import check_module
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
 from elastic_agent.exit_codes import ExitCode
@@ -18,6 +19,9 @@ def run(argv: Sequence[str]) -> int:
         UsageError: the settings are wrong; nothing was started.
     """
     resolved = load_settings(argv, os.environ)
+    settings = resolved.settings
+    if settings.module and not settings.run_path and not settings.python_exec:
+        check_module(settings.script)
     return _launch(resolved)
 
 

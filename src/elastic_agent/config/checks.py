@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
@@ -58,3 +61,17 @@ def _check_program(program: str, search_path: str) -> None:
         where = "is not found on PATH"
     if not any(place.is_file() and os.access(place, os.X_OK) for place in places):
         raise UsageError(f"program {quoted(program)} {where}; expected a program, as --no-python is given")
+
+
+def check_module(name: str) -> None:
+    """The outermost package of a module to start can be found; raises ``UsageError``.
+
+    What is inside the package only its import would tell.
+    """
+    outermost = name.partition(".")[0]
+    if PathFinder.find_spec(outermost, [os.getcwd()]) is not None or find_spec(outermost) is not None:
+        return
+    raise UsageError(
+        f"module {quoted(name)} is not found from {os.getcwd()}; expected a module that "
+        f"{sys.executable} -m can start (is its package installed in this environment?)"
+    )

@@ -88,16 +88,17 @@ class WaitingReporter:
         self._told_s = 0.0
         self._logs_due = 0  # how many of the planned log times have passed
 
-    def update(self, text: str, facts: Mapping[str, object]) -> None:
+    def update(self, text: str, facts: Mapping[str, object], already_s: float = 0.0) -> None:
         """Say what is waited for now.
 
         Args:
             text: the sentence for a person.
             facts: the few values whose change is worth a log line, and its fields.
+            already_s: for how long it was waited for before the first update, seconds.
         """
         self._text, self._facts = text, dict(facts)
         if self._since_s is None:
-            self._since_s = self._clock()
+            self._since_s = self._clock() - already_s
             self._logs_due = 0
         self.tick()
 

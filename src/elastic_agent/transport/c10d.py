@@ -18,6 +18,7 @@ Whatever else is found under these keys was not written by us: it is reported on
 from __future__ import annotations
 
 import re
+import resource
 import secrets
 import socket
 import time
@@ -43,6 +44,7 @@ BIRTH_S = 2.0
 MAX_HINTS = 4096
 """So many hints are taken at once; the rest is taken the next time."""
 MAX_STATUS_CHARS = 2048
+MOST_OPEN_FILES = 65536
 
 _GONE = b"-"
 """Stands where a forgotten incarnation's records were: they can be written no more."""
@@ -152,6 +154,7 @@ class C10dHost:
         Raises:
             StoreLostError: the server could not be made.
         """
+        _allow_many_connections()
         self.port = int(sock.getsockname()[1])
         self.store_id = secrets.token_hex(8)
         self._address = own_address(sock)
@@ -173,6 +176,14 @@ class C10dHost:
     def close(self) -> None:
         """Stop serving."""
         self._store = None
+
+
+def _allow_many_connections() -> None:
+    """Every node holds two connections to the host; the usual limit of 1024 open files would end at 500 nodes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 # -- the node's side -----------------------------------------------------------------------------
