@@ -19,6 +19,7 @@ from elastic_agent.protocol.records import FailureKind
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard_client import Guard, GuardLost, Stopped, boottime_s
 from elastic_agent.workers.logs import GenerationLogs
+from tests.processes import freeze
 
 PATIENCE_S = 20.0
 
@@ -149,8 +150,7 @@ def test_a_frozen_guard_does_not_keep_workers_running_that_are_to_stop(guard: Gu
         bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
         await bench.until("started", 1)
         worker = os.pidfd_open(bench.runner.pids[0])
-        os.kill(guard.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, guard.pid, os.WSTOPPED | os.WNOWAIT)
+        freeze(guard.pid)
         bench.runner.stop(1.0)
         await bench.until("guard lost", -signal.SIGKILL)
         bench.runner.abandon(GuardLost(None))

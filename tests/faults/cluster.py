@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from tests.processes import freeze, thaw
+
 from .watching import FolderWatch
 
 T = TypeVar("T")
@@ -71,7 +73,7 @@ class AgentProcess:
             _send(pid, signal.SIGKILL)
 
     def freeze_agent(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def freeze_node(self) -> None:
         self._frozen()
@@ -81,13 +83,13 @@ class AgentProcess:
         stopped: dict[int, None] = {}
         while new := [pid for pid in (self.pid, *descendants(self.pid)) if pid not in stopped]:
             for pid in new:
-                _send(pid, signal.SIGSTOP)
+                freeze(pid)
                 stopped[pid] = None
         return list(stopped)
 
     def thaw(self) -> None:
         for pid in (self.pid, *descendants(self.pid)):
-            _send(pid, signal.SIGCONT)
+            thaw(pid)
 
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)

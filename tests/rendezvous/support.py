@@ -34,6 +34,7 @@ from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
+from tests.processes import freeze, thaw
 
 E = TypeVar("E")
 
@@ -56,10 +57,12 @@ class HostProcess:
         assert self._pipe.recv() == "hosting"
 
     def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
+        assert self._process.pid is not None
+        freeze(self._process.pid)
 
     def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
+        assert self._process.pid is not None
+        thaw(self._process.pid)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)

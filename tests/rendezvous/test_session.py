@@ -74,6 +74,7 @@ def test_a_new_store_is_told_the_history_and_leaves_a_running_world_alone(
             first = await a.running("a", "b")
             a.fail()
             second = await b.running("a", "b", above=first.generation)
+            await a.running("a", "b", above=first.generation)
         try:  # that store is gone
             heard = len(a.told)
             with hosted(endpoint, tmp_path / "another"):  # a state directory that knows nothing

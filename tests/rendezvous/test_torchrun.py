@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.elastic.agent.server import api
 
 from elastic_agent.rendezvous.torchrun import EXIT_BARRIER
+from tests.processes import freeze, thaw
 
 from .torchruns import LEASE_S, MARGIN_S, Stage, places
 
@@ -53,9 +54,9 @@ def test_a_run_grows_and_recovers_from_a_failure_and_from_a_frozen_and_a_lost_no
     stores = {(one.env["MASTER_ADDR"], one.env["MASTER_PORT"]) for one in (grown[0], again[0])}
     assert len(stores) == 2, "each world has a store of its own"
 
-    os.kill(b.process.pid, signal.SIGSTOP)  # its companion lives, and is not to speak for it
+    freeze(b.process.pid)  # its companion lives, and is not to speak for it
     assert places(stage.workers(2)) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
-    os.kill(b.process.pid, signal.SIGCONT)
+    thaw(b.process.pid)
     assert places(stage.workers(3)) == both
 
     killed_s = time.monotonic()

@@ -29,6 +29,7 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
+from tests.processes import freeze, thaw
 
 PATIENCE_S = 20.0
 """What never takes that long unless something is broken."""
@@ -136,10 +137,12 @@ class Peer:
         return hosts, store_id
 
     def freeze(self) -> None:
-        self._signal(signal.SIGSTOP)
+        assert self.process.pid is not None
+        freeze(self.process.pid)
 
     def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
+        assert self.process.pid is not None
+        thaw(self.process.pid)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)

@@ -12,6 +12,7 @@ import pytest
 
 from elastic_agent.workers import _linux
 from elastic_agent.workers.guard_client import Exited, Guard, Launch, Spawned, Stopped, boottime_s
+from tests.processes import freeze
 from tests.workers.support import SLEEP, Driver, News, Watched, daemonising, program, python, watching
 
 IGNORES_SIGTERM = """
@@ -88,7 +89,7 @@ def test_the_grace_can_be_cut_short(driver: Driver, news: News) -> None:
 
 def test_a_stopped_process_can_be_killed(driver: Driver) -> None:
     driver.guard.spawn(1, [program(0, *SLEEP)])
-    os.kill(driver.until(Spawned).pids[0], signal.SIGSTOP)
+    freeze(driver.until(Spawned).pids[0])
     driver.guard.stop(0.1)
     driver.until(Stopped)
 

@@ -21,6 +21,7 @@ from elastic_agent.workers.guard_client import (
     Stopped,
     boottime_s,
 )
+from tests.processes import freeze
 from tests.workers.support import SLEEP, Driver, News, Watched, program, python, status_field
 
 
@@ -47,7 +48,7 @@ def test_exits_come_in_the_order_of_the_deaths(driver: Driver) -> None:
     driver.guard.spawn(1, [program(slot, *SLEEP) for slot in range(8)])
     pids = driver.until(Spawned).pids
     order = [5, 0, 7, 2, 1, 6, 3, 4]
-    os.kill(driver.guard.pid, signal.SIGSTOP)
+    freeze(driver.guard.pid)
     for slot in order:
         worker = Watched(pids[slot])
         os.kill(worker.pid, signal.SIGKILL)
