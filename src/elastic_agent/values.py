@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 DEFAULT_PORT = 29400
 """The rendezvous port when the endpoint names none (torch's own for its c10d backend)."""
+
+ETCD_PORT = 2379
+"""The same for etcd (its own usual port)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +19,17 @@ class Endpoint:
 
     host: str
     port: int = DEFAULT_PORT
+    others: tuple[Endpoint, ...] = ()
+    """More members of the same cluster (etcd); any of them will do."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return ",".join((f"{host}:{self.port}", *map(str, self.others)))
+
+    @property
+    def members(self) -> tuple[Endpoint, ...]:
+        """Every member by itself, in the order given."""
+        return (Endpoint(self.host, self.port), *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +44,21 @@ class PortRange:
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.low, self.high + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdAccess:
+    """How an etcd lets us in, and where in it our keys lie."""
+
+    prefix: str = "/elastic-agent"
+    ca: Path | None = None
+    """The certificates to trust; with any of these three given, connections are encrypted."""
+    cert: Path | None = None
+    key: Path | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    @property
+    def tls(self) -> bool:
+        """Whether connections are encrypted."""
+        return any((self.ca, self.cert, self.key))

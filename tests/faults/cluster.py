@@ -169,6 +169,8 @@ class Cluster:
     agents: dict[str, AgentProcess] = field(default_factory=dict)
     """By name, the newest of each."""
     run_id: str | None = "job"
+    etcd: str | None = None
+    """The members of the etcd to meet in; None: a c10d store at ``endpoint_host`` and ``port``."""
 
     def __post_init__(self) -> None:
         self._all_agents: list[AgentProcess] = []
@@ -209,7 +211,7 @@ class Cluster:
         command = [
             *within,
             *(sys.executable, "-m", "elastic_agent", "run"),
-            *("--rdzv-endpoint", f"{self.endpoint_host}:{self.port}", "--nnodes", self.nnodes),
+            *(*self._meeting(), "--nnodes", self.nnodes),
             *("--nproc-per-node", str(slots)),
             *(("--rdzv-id", self.run_id) if self.run_id is not None else ()),
             *(("--node-id", chosen) if chosen is not None else ()),
@@ -234,10 +236,20 @@ class Cluster:
         self._all_agents.append(agent)
         return agent
 
+    def _meeting(self) -> tuple[str, ...]:
+        """Where the agents meet, as options."""
+        if self.etcd is None:
+            return "--rdzv-endpoint", f"{self.endpoint_host}:{self.port}"
+        prefix = f"/tests/{self.mark}"  # the etcd is shared
+        return "--rdzv-backend", "etcd", "--rdzv-endpoint", self.etcd, "--etcd-prefix", prefix
+
     def start_host(self, name: str, slots: int = 1, *options: str, **how: Any) -> AgentProcess:
-        """Start an agent and wait until it hosts the store; the first to come does."""
+        """Start an agent and wait until it hosts the store, or coordinates; the first to come does."""
         agent = self.start(name, slots, *options, **how)
-        self.wait_said(name, "hosting the store")
+        if self.etcd is None:
+            self.wait_said(name, "hosting the store")
+        else:
+            self.wait_event("plan", name)  # nobody else can have written it
         return agent
 
     def order(self, worker_id: str, what: str) -> None:

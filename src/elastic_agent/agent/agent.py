@@ -25,7 +25,7 @@ from elastic_agent.protocol.node import Outcome
 from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Member, State, World
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
-from elastic_agent.rendezvous.meeting import Meeting
+from elastic_agent.rendezvous.place import MeetingPlace
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.threads import aside
 from elastic_agent.transport.base import NotAStoreError, TransportError
@@ -63,7 +63,7 @@ class EndedAtOnceError(Exception):
 class Agent(ElasticAgent):
     """One node's agent, as torch's interface has it."""
 
-    def __init__(self, settings: Settings, slots: int, guard: Guard, meeting: Meeting) -> None:
+    def __init__(self, settings: Settings, slots: int, guard: Guard, meeting: MeetingPlace) -> None:
         """``guard`` was started already, so that it is up by the time the world is agreed."""
         self._settings = settings
         self._slots = slots

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from elastic_agent.rendezvous.meeting import DIAL_TIMEOUT_S, Meeting
+from elastic_agent.rendezvous.meeting import DIAL_TIMEOUT_S
+from elastic_agent.rendezvous.place import MeetingPlace
 from elastic_agent.rendezvous.threads import aside
 from elastic_agent.transport.base import StoreLostError, UnreachableError
 
@@ -13,7 +14,7 @@ from .narrator import Narrator
 REDIAL_S = 0.5
 
 
-async def agree_on_run(meeting: Meeting, fingerprint: str, narrator: Narrator) -> str:
+async def agree_on_run(meeting: MeetingPlace, fingerprint: str, narrator: Narrator) -> str:
     """The id of this job's run at the endpoint; dials until somebody answers.
 
     Raises:

@@ -15,7 +15,6 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
 from elastic_agent.protocol.records import FailureKind
-from elastic_agent.values import Endpoint
 from elastic_agent.workers.guard_client import Guard, become_subreaper
 
 from .identity import IdentityError
@@ -69,24 +68,18 @@ def _without_collections() -> Iterator[None]:
 def _run(settings: Settings, guard: Guard) -> int:
     with _without_collections():
         import_torch_quietly()
-        from elastic_agent.rendezvous.meeting import Meeting
         from elastic_agent.transport.addresses import shorten_lookups
 
         from .agent import Agent, EndedAtOnceError
         from .devices import count_slots
+        from .meeting_place import meeting_place
 
     shorten_lookups()
     adopt_library_loggers()
     log = get_logger()
     slots = count_slots(settings.nproc_per_node)
-    meeting = Meeting(
-        settings.rdzv_endpoint or Endpoint("127.0.0.1", 0),
-        settings.state_dir,
-        port_range=settings.port_range,
-        port_rest_s=2 * (settings.lease_ttl + settings.fence_margin),
-    )
     try:
-        agent = Agent(settings, slots, guard, meeting)
+        agent = Agent(settings, slots, guard, meeting_place(settings))
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
         raise UsageError(str(error)) from None
     try:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from elastic_agent.config.directories import default_log_dir, default_state_dir, temporary_state_dir
 from elastic_agent.config.draft import Draft
+from elastic_agent.config.kinds import ETCD, parse_endpoints
 from elastic_agent.config.source import Layer, Source
 from elastic_agent.config.values import STATIC_PORT, NodeRange
-from elastic_agent.values import Endpoint
+from elastic_agent.values import ETCD_PORT, Endpoint
 
 _NOWHERE_TO_MEET = (
     "which is more than one node, but there is no place to meet",
@@ -23,7 +25,11 @@ def derive_meeting(draft: Draft) -> None:
         UsageError: more than one node and no endpoint, or an endpoint that does not fit the node count.
     """
     _endpoint_from_master(draft)
-    if draft.values["standalone"]:
+    if draft.values["rdzv_backend"] == ETCD:
+        _meet_in_etcd(draft)
+    elif draft.values["rdzv_endpoint"] is not None and draft.values["rdzv_endpoint"].others:
+        raise draft.wrong("rdzv_endpoint", "which names several endpoints; c10d has one", "one HOST[:PORT]")
+    elif draft.values["standalone"]:
         _stand_alone(draft)
     elif draft.values["rdzv_endpoint"] is None:
         _meet_nobody(draft, Source(Layer.DEFAULT, "default: no endpoint is given and --nnodes is 1"))
@@ -32,6 +38,41 @@ def derive_meeting(draft: Draft) -> None:
     if draft.texts.get("rdzv_backend", "").strip().lower() == "static" and draft.values["rdzv_endpoint"]:
         endpoint = draft.values["rdzv_endpoint"]
         draft.note(f"static rendezvous is done by c10d at {endpoint}, with the same meaning of --node-rank")
+
+
+def _meet_in_etcd(draft: Draft) -> None:
+    """What etcd needs, and nothing of what only c10d has."""
+    if draft.values["standalone"]:
+        raise draft.wrong(
+            "standalone", f"but {draft.sources['rdzv_backend']} means to meet in etcd", "one of the two"
+        )
+    if not draft.is_given("rdzv_endpoint"):
+        raise draft.wrong(
+            "rdzv_backend",
+            "but its members are not named",
+            "--rdzv-endpoint HOST[:PORT][,HOST[:PORT]...] beside it",
+        )
+    if not draft.is_given("rdzv_id"):
+        raise draft.wrong(
+            "rdzv_backend",
+            "but the run has no name, and an etcd is shared by many",
+            "--rdzv-id beside it, the same on every node and another one for every run",
+        )
+    if "rdzv_endpoint" in draft.texts and not draft.is_given("master_addr"):
+        text = draft.texts["rdzv_endpoint"]
+        draft.put("rdzv_endpoint", parse_endpoints(text, ETCD_PORT), draft.sources["rdzv_endpoint"])
+    endpoint = draft.values["rdzv_endpoint"]
+    if any(member.port == 0 for member in endpoint.members):
+        raise draft.wrong("rdzv_endpoint", "whose port 0 is no port to dial", "a port from 1 to 65535")
+    for one, other in (("etcd_cert", "etcd_key"), ("etcd_key", "etcd_cert")):
+        if draft.is_given(one) and not draft.is_given(other):
+            raise draft.wrong(one, "which is of no use alone", f"--{other.replace('_', '-')} beside it")
+    for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_password_file"):
+        path = draft.values[name]
+        if path is not None and not os.access(path, os.R_OK):
+            raise draft.wrong(name, "which cannot be read", "a file that this user can read")
+    if draft.is_given("etcd_password_file") and not draft.is_given("etcd_user"):
+        raise draft.wrong("etcd_password_file", "which is of no use alone", "--etcd-user beside it")
 
 
 def _endpoint_from_master(draft: Draft) -> None:

@@ -9,6 +9,8 @@ from elastic_agent.config.settings import specs
 from elastic_agent.config.source import Given, Layer, Source
 
 PREFIX = "ELASTIC_AGENT_"
+ETCD_PASSWORD = PREFIX + "ETCD_PASSWORD"
+"""Read by the agent, which takes it out of the environment; no setting, for settings are printed."""
 
 WORKER_VARIABLES = frozenset(
     PREFIX + name
@@ -52,7 +54,7 @@ def doubtful_variables(environ: Mapping[str, str]) -> list[str]:
     in_worker = PREFIX + "INCARNATION" in environ
     warnings = []
     for variable in sorted(environ):
-        if variable in known:
+        if variable in known or variable == ETCD_PASSWORD:
             continue
         if variable in WORKER_VARIABLES:
             if variable in _INSTEAD and not in_worker:

@@ -200,33 +200,52 @@ def _split_endpoint(text: str) -> tuple[str, str | None]:
     return host, port if colon else None
 
 
-def _parse_endpoint(text: str) -> Endpoint:
-    text = text.strip()
+def parse_endpoints(text: str, default_port: int) -> Endpoint:
+    """One endpoint or several, separated by commas, as one value; ``default_port`` where none is named."""
+    first, *others = (_parse_endpoint(one.strip(), default_port) for one in text.split(","))
+    return Endpoint(first.host, first.port, tuple(others))
+
+
+def _parse_endpoint(text: str, default_port: int) -> Endpoint:
     if "://" in text:
         raise BadValueError("which is a URL")
-    if "," in text:
-        raise BadValueError("which names several endpoints; c10d has one")
     host, port = _split_endpoint(text)
     if not host:
         raise BadValueError("which names no host")
-    return Endpoint(_parse_host(host), DEFAULT_PORT if port is None else _read_port(port, least=0))
+    return Endpoint(_parse_host(host), default_port if port is None else _read_port(port, least=0))
 
 
 ENDPOINT = Kind(
-    "HOST[:PORT]", "HOST, HOST:PORT or [IPV6]:PORT, without a scheme", _parse_endpoint, empty_is_unset=True
+    "HOST[:PORT]",
+    "HOST, HOST:PORT or [IPV6]:PORT, without a scheme",
+    lambda text: parse_endpoints(text, DEFAULT_PORT),
+    empty_is_unset=True,
 )
+
+C10D, ETCD = "c10d", "etcd"
 
 
 def _parse_backend(text: str) -> str:
     word = text.strip().lower()
     if word in ("c10d", "static", "elastic"):
-        return "c10d"
-    if word.startswith("etcd"):
-        raise BadValueError("which is not in this version")
+        return C10D
+    if word in ("etcd", "etcd-v3", "elastic-etcd"):
+        return ETCD
+    if word == "etcd-v2":
+        raise BadValueError("which etcd 3.6 has removed")
     raise BadValueError()
 
 
-BACKEND = Kind("NAME", "c10d (static is understood as c10d)", _parse_backend)
+BACKEND = Kind("NAME", "c10d or etcd (static is understood as c10d)", _parse_backend)
+
+
+def _parse_key_prefix(text: str) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._@+-]+)+/?", text) or len(text) > _LONGEST_NAME:
+        raise BadValueError()
+    return text.rstrip("/")
+
+
+KEY_PREFIX = Kind("PREFIX", "a path like /team/elastic-agent", _parse_key_prefix)
 
 
 def _parse_name(text: str) -> str:

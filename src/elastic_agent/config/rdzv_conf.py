@@ -15,6 +15,13 @@ _MEANING = {
     "lease_ttl": "lease_ttl",
     "fence_margin": "fence_margin",
     "port_range": "port_range",
+    "etcd_prefix": "etcd_prefix",
+    "cacert": "etcd_ca",
+    "ca_cert": "etcd_ca",
+    "cert": "etcd_cert",
+    "ssl_cert": "etcd_cert",
+    "key": "etcd_key",
+    "ssl_cert_key": "etcd_key",
 }
 """Key to setting. A key that bears the setting's own name goes before one that means the same."""
 
@@ -28,14 +35,7 @@ _NO_EFFECT = {
     "use_libuv": "the store always uses it",
     "store_type": "the store is always TCP",
     "rank": "--node-rank says it",
-    "protocol": "it is for etcd",
-    "ssl_cert": "it is for etcd",
-    "ssl_cert_key": "it is for etcd",
-    "cert": "it is for etcd",
-    "key": "it is for etcd",
-    "cacert": "it is for etcd",
-    "ca_cert": "it is for etcd",
-    "etcd_prefix": "it is for etcd",
+    "protocol": "a connection to etcd is encrypted where a certificate is given",
 }
 
 

@@ -164,7 +164,8 @@ class Settings:
         None,
         MEETING,
         "Where the agents meet, the same on every node: the name or address of the machine that holds the "
-        "store, and a port, 29400 if none is given.",
+        "store, and a port, 29400 if none is given. For etcd: its members, separated by commas, port 2379 if "
+        "none is given.",
         torchrun=True,
         shown_default="none; needed for more than one node",
     )
@@ -172,7 +173,8 @@ class Settings:
         kinds.BACKEND,
         "c10d",
         MEETING,
-        "What holds the agreement. static is understood as c10d at the same endpoint.",
+        "What holds the agreement: c10d (nothing to install) or etcd (version 3; survives the loss of any "
+        "machine; needs --rdzv-id). static is understood as c10d at the same endpoint.",
         torchrun=True,
         why="torchrun's static cannot lose or gain a node",
     )
@@ -190,7 +192,8 @@ class Settings:
         None,
         MEETING,
         "More settings as KEY=VALUE,...: join_timeout, settle, start_timeout, lease_ttl, fence_margin, "
-        "port_range; torch's timeout (join_timeout) and last_call_timeout (settle).",
+        "port_range, etcd_prefix; torch's timeout (join_timeout), last_call_timeout (settle), and its names for "
+        "etcd's certificates.",
         torchrun=True,
     )
     standalone: bool = _setting(
@@ -217,6 +220,29 @@ class Settings:
         "The port that goes with --master-addr.",
         torchrun=True,
         shown_default="29500 when --master-addr is given",
+    )
+    etcd_prefix: str = _setting(
+        kinds.KEY_PREFIX, "/elastic-agent", MEETING, "Under which keys everything lies in etcd."
+    )
+    etcd_ca: Path | None = _setting(
+        kinds.PATH,
+        None,
+        MEETING,
+        "The certificates to trust (PEM). With this or --etcd-cert, connections to etcd are encrypted.",
+    )
+    etcd_cert: Path | None = _setting(
+        kinds.PATH, None, MEETING, "This agent's own certificate for etcd (PEM), where etcd asks for one."
+    )
+    etcd_key: Path | None = _setting(kinds.PATH, None, MEETING, "The key of --etcd-cert (PEM).")
+    etcd_user: str | None = _setting(
+        kinds.TEXT,
+        None,
+        MEETING,
+        "The user to log in to etcd as. Its password is in --etcd-password-file, or in the variable "
+        "ELASTIC_AGENT_ETCD_PASSWORD, which workers do not inherit.",
+    )
+    etcd_password_file: Path | None = _setting(
+        kinds.PATH, None, MEETING, "A file that holds the password of --etcd-user and nothing else."
     )
     port_range: PortRange | None = _setting(
         kinds.PORT_RANGE,

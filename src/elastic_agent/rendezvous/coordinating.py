@@ -49,6 +49,8 @@ class RunDriver:
         self.run_id = run_id
         self.needed = True
         """Whether anybody still depends on the store for this run."""
+        self.over = False
+        """Whether the run has its verdict and everybody alive knows."""
         self.wake_s = now_s
         self._link = link
         self._memory = memory
@@ -64,6 +66,12 @@ class RunDriver:
         self._reason = ""
         self._forgetful = False
         """The state directory cannot be written."""
+
+    @property
+    def winding_up(self) -> bool:
+        """Whether the run has its verdict, but not everybody alive knows."""
+        plan = self._coordinator.plan
+        return plan is not None and plan.is_terminal and not self.over
 
     def refresh(self, incarnations: Collection[str] | None) -> None:
         """Read these incarnations' records again, or all of them (None)."""
@@ -109,6 +117,7 @@ class RunDriver:
                 self._lease_read_s = now_s + ttl_s / LEASE_READS_PER_TTL
         decision = self._act()
         self.wake_s = min(decision.wake_s, self._full_read_s, self._lease_read_s)
+        self.over = decision.done
         self.needed = self._coordinator.anybody_here and not decision.done
 
     def _read_all(self, now_s: float) -> None:

@@ -6,29 +6,26 @@ election repeats on every dial, so another agent of the same machine takes over 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import threading
 from pathlib import Path
 
 import msgspec
 
-from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Address, Plan
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink, UnreachableError
-from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.values import Endpoint, PortRange
 
 from .coordinating import CoordinatorThread
 from .incarnation import new_incarnation
-from .memory import RunMemory, write_atomically
+from .memory import write_atomically
+from .place import MeetingPlace
 
 DIAL_TIMEOUT_S = 5.0
 
 
-class Meeting:
-    """One endpoint, one run. Its methods may be called from several threads."""
+class Meeting(MeetingPlace):
+    """A c10d store at the endpoint, hosted by one of the agents there."""
 
     def __init__(
         self,
@@ -39,38 +36,17 @@ class Meeting:
         port_rest_s: float,
     ) -> None:
         """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
-        self.run_id: str | None = None
-        self.memory = RunMemory(state_dir)
-        self._endpoint = endpoint
+        super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
         self._jobs = state_dir / "jobs"
-        self._ports = PortPicker(port_range, port_rest_s)
         self._lock = threading.Lock()
         self._host: c10d.C10dHost | None = None
         self._coordinator: CoordinatorThread | None = None
         self._fingerprint: str | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed: asyncio.Event | None = None
-        self._log = get_logger()
-
-    @property
-    def shown(self) -> str:
-        """The endpoint as a person writes it."""
-        return str(self._endpoint)
-
-    def set_run_id(self, run_id: str) -> None:
-        """The run is known by name."""
-        self.run_id = run_id
 
     # -- which run ------------------------------------------------------------------------------
 
     def agree(self, fingerprint: str) -> str:
-        """Find the run of this job at the endpoint, or found it. Blocks for one dial at most.
-
-        Raises:
-            UnreachableError: nobody answers (yet).
-            NotAStoreError: somebody else does.
-            StoreLostError: the store went away meanwhile.
-        """
+        """Find the run of this job in the store, or found it; see :class:`MeetingPlace`."""
         self._ensure_host()
         proposal = self._remembered_job(fingerprint) or f"run-{new_incarnation()[:8]}"
         run_id = c10d.agree_run_id(self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S)
@@ -80,21 +56,13 @@ class Meeting:
         return run_id
 
     def release(self) -> None:
-        """The run has its verdict: the next job with this fingerprint at the endpoint is another run.
-
-        Raises:
-            TransportError: the store does not answer.
-        """
+        """Take the agreed name off the store; see :class:`MeetingPlace`."""
         if self._fingerprint is not None and self.run_id is not None:
             c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S)
 
     def run_ended(self) -> None:
-        """This node's part ended in order: the next start of the same job is a new run, under the same name too.
-
-        Only the store's host learns whether everybody heard the verdict; but any machine may be the host next time.
-        """
-        if self.run_id is not None:
-            self.memory.settle(self.run_id)
+        """The next start of the same job is a new run; see :class:`MeetingPlace`."""
+        super().run_ended()
         if self._fingerprint is not None:
             self._job_file(self._fingerprint).unlink(missing_ok=True)
 
@@ -123,14 +91,6 @@ class Meeting:
                     raise
         self._ensure_host()
         return c10d.dial(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
-
-    def offer_bootstrap(self, local_address: str) -> BootstrapStore:
-        """A fresh store for the workers of the next generation."""
-        return BootstrapStore.open(local_address, self._ports)
-
-    def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
-        """Check that a generation's bootstrap store answers."""
-        dial_bootstrap(address, timeout_s)
 
     @property
     def _coordinator_failed(self) -> bool:
@@ -162,30 +122,12 @@ class Meeting:
         coordinator = self._coordinator
         return coordinator.busy_with if coordinator is not None else []
 
-    async def changed(self) -> None:
-        """Wait until what ``busy_with`` says may have changed."""
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        if self.busy_with:
-            await self._changed.wait()
-
     def _poke(self) -> None:
         if self._coordinator_failed:  # whoever is connected would wait for ever: have all of them dial anew
             with self._lock:
                 if self._coordinator_failed:
                     self._close_host()
-        loop, changed = self._loop, self._changed
-        if loop is not None and changed is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(changed.set)
-
-    def remember(self, plan: Plan) -> None:
-        """Keep on disk what a new store would have to know."""
-        if self.run_id is None:
-            return
-        try:
-            self.memory.save(self.run_id, plan.history())
-        except OSError as error:
-            self._log.warning("cannot write the state directory", error=str(error))
+        super()._poke()
 
     def close(self) -> None:
         """Stop hosting."""

@@ -28,13 +28,14 @@ import msgspec
 from torch._C._distributed_c10d import TCPStore
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, decode, encode
+from elastic_agent.protocol.records import Lease, Member, Plan, encode
 from elastic_agent.values import Endpoint
 
 from .addresses import connect, is_local, listen, local_address_towards, resolve
 from .base import NotAStoreError, Snapshot, TransportError, UnreachableError
 from .bootstrap import own_address, serve
 from .plans import PlanReader, PlanWriter
+from .record_reader import GONE, RecordReader, lease_in
 from .store import CALL_TIMEOUT_S, StoreClient, store_errors
 from .wire import greet
 
@@ -46,8 +47,6 @@ MAX_HINTS = 4096
 MAX_STATUS_CHARS = 2048
 MOST_OPEN_FILES = 65536
 
-_GONE = b"-"
-"""Stands where a forgotten incarnation's records were: they can be written no more."""
 _NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 
 Complain = Callable[[str], None]
@@ -239,8 +238,8 @@ class C10dLink:
         key = f"{self._prefix}/l/{lease.incarnation}"
         while True:
             stored = self._client.peek(key)
-            earlier = _lease_in(stored, lease.incarnation)
-            if stored == _GONE or (earlier is not None and earlier.condemned):
+            earlier = lease_in(stored, lease.incarnation)
+            if stored == GONE or (earlier is not None and earlier.condemned):
                 return None
             if earlier is not None:
                 lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
@@ -265,7 +264,7 @@ class C10dLink:
 
     def read_lease(self, incarnation: str) -> Lease | None:
         """The lease as it stands, or None; also where something else was written over it."""
-        return _lease_in(self._client.peek(f"{self._prefix}/l/{incarnation}"), incarnation)
+        return lease_in(self._client.peek(f"{self._prefix}/l/{incarnation}"), incarnation)
 
     def read_plan(self) -> Plan | None:
         """The newest plan, or None before the first."""
@@ -345,9 +344,8 @@ class C10dCoordinatorLink:
         self._known: dict[str, None] = {}
         """Everybody on the roster who is not forgotten, in its order."""
         self._roster_read = 0
-        self._members: dict[str, tuple[bytes, Member | None]] = {}
-        """The records as last read: most did not change since."""
-        self._rejected: set[str] = set()
+        self._forgotten: set[str] = set()
+        self._records = RecordReader(self._prefix)
 
     def read(self, incarnations: Collection[str] | None) -> Snapshot:
         """Records of these incarnations, or of all. A bad one is described once for each content."""
@@ -357,16 +355,21 @@ class C10dCoordinatorLink:
         rejected: list[str] = []
         members: dict[str, Member] = {}
         for name in names:
-            member = self._member(name, found.get(f"{self._prefix}/m/{name}", _GONE), rejected)
+            data = found.get(f"{self._prefix}/m/{name}", GONE)
+            member = self._records.member(name, data, rejected)
             if member is not None:
                 members[name] = member
-        return Snapshot(members, self._leases(names, found, rejected), tuple(rejected))
+        leases = self._records.leases(self._leases_in(names, found), rejected)
+        return Snapshot(members, leases, tuple(rejected))
+
+    def _leases_in(self, names: Collection[str], found: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {name: found.get(f"{self._prefix}/l/{name}", GONE) for name in names}
 
     def read_leases(self) -> Mapping[str, Lease]:
         """All leases."""
         names = self._everybody()
         found = self._client.peek_many([f"{self._prefix}/l/{name}" for name in names])
-        return self._leases(names, found, None)
+        return self._records.leases(self._leases_in(names, found), None)
 
     def _everybody(self) -> list[str]:
         """The roster only grows: what is new of it is read."""
@@ -374,49 +377,10 @@ class C10dCoordinatorLink:
         if len(roster) < self._roster_read:
             self._roster_read = 0  # somebody wrote over it; whom we know we know
         for name in _names(roster[self._roster_read :]):
-            if name not in self._members or self._members[name][0] != _GONE:
+            if name not in self._forgotten:
                 self._known.setdefault(name)
         self._roster_read = len(roster)
         return list(self._known)
-
-    def _member(self, name: str, data: bytes, rejected: list[str]) -> Member | None:
-        if data == _GONE:
-            return None
-        known = self._members.get(name)
-        if known is not None and known[0] == data:
-            return known[1]
-        member: Member | None = None
-        try:
-            member = decode(Member, data)
-            _check_name(name, member.incarnation)
-        except RecordError as error:
-            member = None
-            self._reject(f"{self._prefix}/m/{name}: {error}", rejected)
-        self._members[name] = (data, member)
-        return member
-
-    def _leases(
-        self, names: Collection[str], found: Mapping[str, bytes], rejected: list[str] | None
-    ) -> dict[str, Lease]:
-        leases: dict[str, Lease] = {}
-        for name in names:
-            data = found.get(f"{self._prefix}/l/{name}", _GONE)
-            if data == _GONE:
-                continue
-            try:
-                lease = decode(Lease, data)
-                _check_name(name, lease.incarnation)
-            except RecordError as error:
-                if rejected is not None:
-                    self._reject(f"{self._prefix}/l/{name}: {error}", rejected)
-            else:
-                leases[name] = lease
-        return leases
-
-    def _reject(self, complaint: str, rejected: list[str]) -> None:
-        if complaint not in self._rejected and len(self._rejected) < 1000:
-            self._rejected.add(complaint)
-            rejected.append(complaint)
 
     def read_plan(self) -> Plan | None:
         """The newest plan, or None before the first."""
@@ -431,7 +395,7 @@ class C10dCoordinatorLink:
         key = f"{self._prefix}/l/{lease.incarnation}"
         wanted = encode(lease.condemn())
         stored = self._client.exchange(key, encode(lease), wanted)
-        if stored != wanted and stored != encode(lease) and _lease_in(stored, lease.incarnation) == lease:
+        if stored != wanted and stored != encode(lease) and lease_in(stored, lease.incarnation) == lease:
             stored = self._client.exchange(key, stored, wanted)  # the same, spelled otherwise
         return stored == wanted
 
@@ -442,9 +406,9 @@ class C10dCoordinatorLink:
     def forget(self, incarnation: str) -> None:
         """Remove an incarnation's records, for good."""
         self._known.pop(incarnation, None)
-        self._members[incarnation] = (_GONE, None)
+        self._forgotten.add(incarnation)
         for kind in "lm":
-            self._client.put(f"{self._prefix}/{kind}/{incarnation}", _GONE)
+            self._client.put(f"{self._prefix}/{kind}/{incarnation}", GONE)
 
 
 # -- names ---------------------------------------------------------------------------------------
@@ -469,22 +433,6 @@ def _names(data: bytes) -> list[str]:
 def _enlist(client: StoreClient, roster: str, name: str) -> None:
     """Add a line; it begins with a line's end, should anybody have left one unfinished."""
     client.append(roster, f"\n{name}")
-
-
-def _lease_in(data: bytes | None, name: str) -> Lease | None:
-    """The lease of this incarnation, if that is what it is."""
-    if data is None or data == _GONE:
-        return None
-    try:
-        lease = decode(Lease, data)
-    except RecordError:
-        return None
-    return lease if lease.incarnation == name else None
-
-
-def _check_name(expected: str, found: str) -> None:
-    if found != expected:
-        raise RecordError(f"it says that it is {found}'s")
 
 
 __all__ = [

@@ -1,0 +1,63 @@
+"""Where this agent meets the others, by its settings."""
+
+from __future__ import annotations
+
+import os
+
+from elastic_agent.config.environment import ETCD_PASSWORD
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.kinds import ETCD
+from elastic_agent.config.settings import Settings
+from elastic_agent.rendezvous.place import MeetingPlace
+from elastic_agent.values import Endpoint, EtcdAccess
+
+
+def meeting_place(settings: Settings) -> MeetingPlace:
+    """The place for the backend that the settings name.
+
+    Raises:
+        UsageError: the password cannot be read.
+    """
+    port_rest_s = 2 * (settings.lease_ttl + settings.fence_margin)
+    password = os.environ.pop(ETCD_PASSWORD, "")  # workers do not inherit it
+    if settings.rdzv_backend != ETCD:
+        from elastic_agent.rendezvous.meeting import Meeting
+
+        return Meeting(
+            settings.rdzv_endpoint or Endpoint("127.0.0.1", 0),
+            settings.state_dir,
+            port_range=settings.port_range,
+            port_rest_s=port_rest_s,
+        )
+    from elastic_agent.rendezvous.etcd_meeting import EtcdMeeting  # gRPC takes a quarter of a second
+
+    assert settings.rdzv_endpoint is not None  # the settings see to that
+    return EtcdMeeting(
+        settings.rdzv_endpoint,
+        _access(settings, password),
+        settings.state_dir,
+        lease_ttl_s=settings.lease_ttl,
+        port_range=settings.port_range,
+        port_rest_s=port_rest_s,
+    )
+
+
+def _access(settings: Settings, password: str) -> EtcdAccess:
+    if settings.etcd_password_file is not None:
+        try:
+            password = settings.etcd_password_file.read_text().rstrip("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--etcd-password-file {settings.etcd_password_file}: {error}") from None
+    if settings.etcd_user and not password:
+        raise UsageError(
+            f"--etcd-user {settings.etcd_user} has no password; expected --etcd-password-file, or the variable "
+            f"{ETCD_PASSWORD}"
+        )
+    return EtcdAccess(
+        settings.etcd_prefix,
+        settings.etcd_ca,
+        settings.etcd_cert,
+        settings.etcd_key,
+        settings.etcd_user or "",
+        password,
+    )

@@ -1,0 +1,138 @@
+"""The coordinator of a run in etcd: every agent stands for it, one at a time is it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+
+import tenacity
+
+from elastic_agent.logs import get_logger
+from elastic_agent.transport.base import TransportError
+from elastic_agent.transport.etcd import DeposedError, RunKeys, Term, campaign
+from elastic_agent.transport.etcd_client import EtcdClient
+
+from .coordinating import RunDriver
+from .memory import RunMemory
+
+PATIENCE_S = 10.0
+"""So often a candidate looks whether there is a coordinator, beside hearing at once when it goes."""
+
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
+REST_S = 5.0
+"""How long nothing is tried after an internal error."""
+
+
+class Candidate(threading.Thread):
+    """Stands for coordinator of one run until stopped, or until the run is over and everybody knows."""
+
+    def __init__(
+        self,
+        run_id: str,
+        keys: RunKeys,
+        dial: Callable[[], EtcdClient],
+        memory: RunMemory,
+        lease_ttl_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        """Prepare; ``start()`` begins.
+
+        Args:
+            run_id: the run's name.
+            keys: where the run lies in etcd.
+            dial: a new connection to a member that answers.
+            memory: the disk of this machine.
+            lease_ttl_s: of the run's nodes, seconds.
+            on_change: called (in this thread) whenever ``winding_up`` may have changed.
+        """
+        super().__init__(name="elastic-coordinator", daemon=True)
+        self._run_id = run_id
+        self._keys = keys
+        self._dial = dial
+        self._memory = memory
+        self._lease_ttl_s = lease_ttl_s
+        self._on_change = on_change
+        self._who = f"{platform.node()}:{os.getpid()}"
+        self._stopping = threading.Event()
+        self._client: EtcdClient | None = None
+        self._term: Term | None = None
+        self._over = False
+        self._log = get_logger().bind(run=run_id)
+        self.winding_up = False
+        """Whether this agent coordinates a run that is over, but not everybody alive knows."""
+
+    def stop(self) -> None:
+        """End; another agent takes over at once. Waits for etcd a second at most."""
+        self._stopping.set()
+        term, client = self._term, self._client
+        if term is not None:
+            term.resign()
+        if client is not None:
+            client.close()
+
+    def run(self) -> None:
+        """Stand, and stand again when etcd is back."""
+        pauses = tenacity.Retrying(
+            sleep=self._pause,
+            wait=tenacity.wait_random_exponential(multiplier=RETRY_MIN_S, max=RETRY_MAX_S),
+            retry=tenacity.retry_if_exception_type(TransportError)
+            & tenacity.retry_if_exception(self._goes_on),
+        )
+        while self._goes_on():
+            try:
+                pauses(self._stand)
+            except (TransportError, tenacity.RetryError):
+                return  # stopped meanwhile
+            except Exception:
+                if self._goes_on():
+                    self._log.exception(f"something went wrong while coordinating; again in {REST_S:g} s")
+                    self._pause(REST_S)
+        self._set_winding_up(False)
+
+    def _goes_on(self, _: BaseException | None = None) -> bool:
+        return not self._over and not self._stopping.is_set()
+
+    def _pause(self, length_s: float) -> None:
+        self._stopping.wait(length_s)
+
+    def _stand(self) -> None:
+        """With one connection; it becomes the term's if this agent is elected."""
+        client = self._client = self._dial()
+        try:
+            while self._goes_on():
+                self._term = campaign(client, self._keys, self._who, self._lease_ttl_s, PATIENCE_S)
+                if self._term is not None:
+                    return self._hold_office(self._term)
+        finally:
+            client.close()
+
+    def _hold_office(self, term: Term) -> None:
+        self._log.debug("this agent coordinates the run")
+        try:
+            self._coordinate(term)
+        except DeposedError as error:
+            self._log.info("this agent does not coordinate the run any more", reason=str(error))
+        finally:
+            self._term = None
+            term.resign()
+            self._set_winding_up(False)
+
+    def _coordinate(self, term: Term) -> None:
+        driver = RunDriver(self._run_id, term, self._memory, time.monotonic())
+        hints: list[str] = []
+        while not self._stopping.is_set():
+            driver.turn(hints, time.monotonic())
+            if driver.over:
+                term.remove_run()
+                self._over = True
+                return
+            self._set_winding_up(driver.winding_up)
+            hints = term.wait(max(0.001, driver.wake_s - time.monotonic()))
+
+    def _set_winding_up(self, value: bool) -> None:
+        if value != self.winding_up:
+            self.winding_up = value
+            self._on_change()

@@ -1,0 +1,540 @@
+"""etcd as transport: everybody's links to one run, and the coordinator's term of office.
+
+Keys, all under ``<prefix>/1/``:
+
+    id                       random name of this etcd's life: another one means that its data were lost
+    r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
+    r/<run>/plan             the newest plan
+    r/<run>/status           what the coordinator waits for, in words
+    r/<run>/leader           who coordinates
+
+A lease is renewed and condemned by transactions on its record, as in every store of ours, and judged by the
+coordinator's clock. The leases of etcd itself serve two ends: records of nodes that have died with everybody
+else go by themselves, and the ``leader`` key goes with the agent that holds it. Every write of the coordinator is a
+transaction that compares that key, so whoever was deposed writes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, decode, encode
+
+from .base import NotAStoreError, Snapshot, StoreLostError
+from .etcd_client import (
+    MAX_OPERATIONS,
+    CompactedError,
+    EtcdClient,
+    LeaseGoneError,
+    delete,
+    exists,
+    get,
+    has_value,
+    is_missing,
+    prefix_end,
+    put,
+    was_created_at,
+    was_written_at,
+)
+from .record_reader import GONE, RecordReader, lease_in
+
+KEPT_LEASES = 4.0
+"""So many lease times after its last sign of life, what a node wrote goes by itself."""
+
+LEAST_KEPT_S = 20.0
+LEADER_LEASES = 0.6
+"""The coordinator's key lasts this part of a lease: another agent is to take over within one."""
+
+LEAST_LEADER_S = 2
+"""No shorter etcd lease is granted with etcd's usual timers."""
+
+GRAVE_S = 3600
+"""How long no forgotten incarnation can be written again."""
+
+MAX_STATUS_CHARS = 2048
+
+Complain = Callable[[str], None]
+
+
+class DeposedError(StoreLostError):
+    """Another agent coordinates the run now."""
+
+
+def _log_complaint(complaint: str) -> None:
+    get_logger().warning("ignored a bad record in the store", what=complaint)
+
+
+class RunKeys:
+    """Where the records of one run lie."""
+
+    def __init__(self, prefix: str, run_id: str) -> None:
+        """``prefix``: of everything of ours in this etcd."""
+        self.shown = f"{prefix.rstrip('/')}/1/r/{run_id}"
+        self.root = f"{self.shown}/".encode()
+        self.members, self.leases = self.root + b"m/", self.root + b"l/"
+        self.plan, self.status, self.leader = (self.root + name for name in (b"plan", b"status", b"leader"))
+
+    def member(self, incarnation: str) -> bytes:
+        """The key of its member record."""
+        return self.members + incarnation.encode()
+
+    def lease(self, incarnation: str) -> bytes:
+        """The key of its lease."""
+        return self.leases + incarnation.encode()
+
+
+class KeptLeases:
+    """The etcd leases that a node's records hang on; they outlive any one connection."""
+
+    def __init__(self, lease_ttl_s: float) -> None:
+        """``lease_ttl_s``: of the node's own lease, seconds."""
+        self._ttl_s = math.ceil(max(LEAST_KEPT_S, KEPT_LEASES * lease_ttl_s))
+        self._ids: dict[str, int] = {}
+        self._renewed_s: dict[str, float] = {}
+
+    def of(self, client: EtcdClient, incarnation: str) -> int:
+        """The lease of this incarnation's records; kept alive now and then."""
+        lease_id, now_s = self._ids.get(incarnation), time.monotonic()
+        if lease_id is not None and now_s - self._renewed_s[incarnation] > self._ttl_s / 4:
+            try:
+                client.keep_alive(lease_id)
+                self._renewed_s[incarnation] = now_s
+            except LeaseGoneError:
+                lease_id = None
+        if lease_id is None:
+            lease_id = self._ids[incarnation] = client.grant(self._ttl_s)
+            self._renewed_s[incarnation] = now_s
+        return lease_id
+
+    def gone(self, incarnation: str) -> None:
+        """etcd says that there is no such lease."""
+        self._ids.pop(incarnation, None)
+
+
+def store_id(client: EtcdClient, prefix: str) -> str:
+    """The random name of this etcd's life; made up by whoever comes first.
+
+    Raises:
+        NotAStoreError: something else of that name is there.
+    """
+    key = f"{prefix.rstrip('/')}/1/id".encode()
+    found = client.get(key)
+    if found is None:
+        client.transact([is_missing(key)], [put(key, secrets.token_hex(8).encode())])
+        found = client.get(key)
+    name = found.value.decode("ascii", "replace") if found is not None else ""
+    if not (name.isalnum() and len(name) <= 64):
+        raise NotAStoreError(f"{key.decode()} in etcd is not ours: {name[:40]!r}; give another --etcd-prefix")
+    return name
+
+
+@lru_cache(maxsize=8)
+def _decode_plan(data: bytes) -> Plan:
+    """Read once for all connections of the process."""
+    return decode(Plan, data)
+
+
+class _PlanReader:
+    """The newest plan, over one connection; what is none is complained of once."""
+
+    def __init__(self, client: EtcdClient, keys: RunKeys, complain: Complain) -> None:
+        self._client = client
+        self._keys = keys
+        self._complain = complain
+        self._told: set[bytes] = set()
+        self.revision = 0
+        """In which the key was written last, as of the last reading; 0: it is missing."""
+        self.next_revision = 0
+        """To go on watching from."""
+        self.best: Plan | None = None
+
+    def read(self) -> Plan | None:
+        """The newest plan as a majority of etcd has it; what is damaged is passed over."""
+        found = self._client.range(self._keys.plan)
+        self.next_revision = found.header.revision + 1
+        self.revision = found.kvs[0].mod_revision if found.kvs else 0
+        if found.kvs:
+            self.take(found.kvs[0].value)
+        else:
+            self.best = None
+        return self.best
+
+    def take(self, data: bytes) -> None:
+        """This is what the key holds now."""
+        try:
+            self.best = _decode_plan(data)
+        except RecordError as error:
+            if data[:200] not in self._told and len(self._told) < 100:
+                self._told.add(data[:200])
+                self._complain(f"{self._keys.shown}/plan: {error}")
+
+
+class EtcdLink:
+    """A node's connection to one run (see :class:`~.base.NodeLink`)."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: RunKeys,
+        store: str,
+        kept: KeptLeases,
+        complain: Complain = _log_complaint,
+    ) -> None:
+        """``store``: this etcd's name; ``complain`` is told of what is there and should not be."""
+        self._client = client
+        self._keys = keys
+        self._store_id = store
+        self._kept = kept
+        self._plans = _PlanReader(client, keys, complain)
+        self._written: dict[str, int] = {}
+        """In which revision this incarnation's member record was written, as far as known."""
+
+    @property
+    def store_id(self) -> str:
+        """Random name of this etcd's life."""
+        return self._store_id
+
+    @property
+    def local_address(self) -> str:
+        """This machine's address on the way to etcd."""
+        return self._client.local_address
+
+    def register(self, member: Member, lease: Lease) -> Lease | None:
+        """Write both records at once, unless the lease was condemned."""
+        name = lease.incarnation
+        lease_key, member_key = self._keys.lease(name), self._keys.member(name)
+        while True:
+            stored = self._client.get(lease_key)
+            earlier = lease_in(stored.value if stored is not None else None, name)
+            if stored is not None and (stored.value == GONE or (earlier is not None and earlier.condemned)):
+                return None
+            if earlier is not None:
+                lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
+            done = self._transact(
+                name,
+                [was_written_at(lease_key, stored.mod_revision if stored is not None else 0)],
+                {lease_key: encode(lease), member_key: encode(member)},
+            )
+            if done.succeeded:
+                self._written[name] = done.header.revision
+                return lease
+
+    def write(self, member: Member) -> None:
+        """Replace the member record, if the incarnation is still known; a late write never undoes a newer one."""
+        name = member.incarnation
+        key, data = self._keys.member(name), encode(member)
+        while True:
+            known = self._written.get(name, -1)
+            done = self._transact(
+                name, [was_written_at(key, known), exists(self._keys.lease(name))], {key: data}, [get(key)]
+            )
+            if done.succeeded:
+                self._written[name] = done.header.revision
+                return
+            found = done.responses[0].response_range.kvs
+            if not found or found[0].mod_revision == known or found[0].value == GONE:
+                return  # it was forgotten: its lease tells
+            self._written[name] = found[0].mod_revision
+
+    def renew(self, expected: Lease, renewed: Lease) -> bool:
+        """Compare-and-set the lease."""
+        name, key = expected.incarnation, self._keys.lease(expected.incarnation)
+        return bool(
+            self._transact(name, [has_value(key, encode(expected))], {key: encode(renewed)}).succeeded
+        )
+
+    def _transact(
+        self, name: str, compare: list[Any], write: Mapping[bytes, bytes], otherwise: Sequence[Any] = ()
+    ) -> Any:
+        """A transaction that writes keys which hang on this incarnation's etcd lease."""
+        for _ in range(2):
+            kept = self._kept.of(self._client, name)
+            try:
+                return self._client.transact(
+                    compare, [put(key, value, kept) for key, value in write.items()], otherwise
+                )
+            except LeaseGoneError:
+                self._kept.gone(name)
+        raise StoreLostError("etcd forgets its leases as fast as it grants them")
+
+    def read_lease(self, incarnation: str) -> Lease | None:
+        """The lease as it stands, or None; also where something else was written over it."""
+        found = self._client.get(self._keys.lease(incarnation))
+        return lease_in(found.value if found is not None else None, incarnation)
+
+    def read_plan(self) -> Plan | None:
+        """The newest plan, or None before the first."""
+        return self._plans.read()
+
+    def read_status(self) -> str:
+        """What the coordinator waits for, in words."""
+        found = self._client.get(self._keys.status)
+        text = found.value.decode("utf-8", "replace") if found is not None else ""
+        return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
+
+    def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
+        """Wait for a newer plan, by a watch that goes on where it was."""
+        plan = self._plans.read()  # by a majority: a member that was cut off from it is found out here
+        deadline_s = time.monotonic() + timeout_s
+        while plan is None or plan.version <= after_version:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            try:
+                news = self._client.watch(self._keys.plan, None, self._plans.next_revision, left_s)
+            except CompactedError:
+                plan = self._plans.read()
+                continue
+            if news is None:
+                return None
+            self._plans.next_revision = news.next_revision
+            for data in news.written.values():
+                self._plans.take(data)
+            plan = self._plans.best
+        return plan
+
+    def close(self) -> None:
+        """Let go of the connection; ends what is under way."""
+        self._client.close()
+
+
+# -- the coordinator's side ----------------------------------------------------------------------
+
+
+class Term:
+    """One agent's time as coordinator of a run; a :class:`~.base.CoordinatorLink` that ends when it is deposed.
+
+    Every call raises :class:`DeposedError` when another agent coordinates, and :class:`~.base.StoreLostError`
+    when etcd does not answer; either ends the term.
+    """
+
+    def __init__(self, client: EtcdClient, keys: RunKeys, lease_id: int, since: int) -> None:
+        """``since``: the revision in which our leader key was written. See :func:`campaign`."""
+        self._client = client
+        self._keys = keys
+        self._lease_id = lease_id
+        self._in_office = was_created_at(keys.leader, since)
+        self._since = since
+        self._records = RecordReader(keys.shown)
+        self._plans = _PlanReader(client, keys, _log_complaint)
+        self._next_revision = since
+        self._keeper: _Keeper | None = None
+
+    def begin(self, ttl_s: int) -> None:
+        """Keep the leader key alive from now on, in a thread of its own."""
+        self._keeper = _Keeper(self._client, self._lease_id, ttl_s)
+        self._keeper.start()
+
+    def resign(self) -> None:
+        """Give the office up, so that another agent takes over at once. Does what it can, raises nothing."""
+        if self._keeper is not None:
+            self._keeper.stop()
+        try:
+            self._client.revoke(self._lease_id)
+        except Exception as error:  # then the key goes with its lease
+            get_logger().debug("the leader key was not given back", error=str(error))
+        self._client.close()
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float) -> list[str]:
+        """Incarnations whose member records changed since the last time; empty at the time-out.
+
+        Raises:
+            DeposedError: our etcd lease ran out.
+        """
+        if self._keeper is not None and self._keeper.lost:
+            raise DeposedError(self._keeper.lost)
+        try:
+            news = self._client.watch(
+                self._keys.members, prefix_end(self._keys.members), self._next_revision, timeout_s
+            )
+        except CompactedError:
+            self._next_revision = int(self._client.range(self._keys.leader).header.revision) + 1
+            return list(self.read(None).members)
+        if news is None:
+            return []
+        self._next_revision = news.next_revision
+        return [self._name(key, self._keys.members) for key in news.written]
+
+    def read(self, incarnations: Collection[str] | None) -> Snapshot:
+        """Records of these incarnations, or of all."""
+        found = self._everything() if incarnations is None else self._some(incarnations)
+        rejected: list[str] = []
+        members: dict[str, Member] = {}
+        for name, (data, _) in found.items():
+            member = self._records.member(name, data, rejected) if data is not None else None
+            if member is not None:
+                members[name] = member
+        stored = {name: data for name, (_, data) in found.items() if data is not None}
+        return Snapshot(members, self._records.leases(stored, rejected), tuple(rejected))
+
+    def _everything(self) -> dict[str, tuple[bytes | None, bytes | None]]:
+        leases = self._range(self._keys.leases)
+        members = self._range(self._keys.members)
+        return {name: (members.get(name), leases.get(name)) for name in {**members, **leases}}
+
+    def _some(self, incarnations: Iterable[str]) -> dict[str, tuple[bytes | None, bytes | None]]:
+        names, found = list(incarnations), {}
+        if 2 * len(names) > MAX_OPERATIONS:
+            everything = self._everything()
+            return {name: everything[name] for name in names if name in everything}
+        wanted = [get(key) for name in names for key in (self._keys.member(name), self._keys.lease(name))]
+        answers = [_value(one) for one in self._client.transact([], wanted).responses] if wanted else []
+        for position, name in enumerate(names):
+            found[name] = (answers[2 * position], answers[2 * position + 1])
+        return found
+
+    def read_leases(self) -> Mapping[str, Lease]:
+        """All leases."""
+        return self._records.leases(self._range(self._keys.leases), None)
+
+    def _range(self, prefix: bytes) -> dict[str, bytes]:
+        found = self._client.range(prefix, prefix_end(prefix))
+        return {self._name(one.key, prefix): one.value for one in found.kvs}
+
+    @staticmethod
+    def _name(key: bytes, prefix: bytes) -> str:
+        return key[len(prefix) :].decode("utf-8", "replace")
+
+    def read_plan(self) -> Plan | None:
+        """The newest plan, or None before the first."""
+        return self._plans.read()
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def publish(self, plan: Plan) -> bool:
+        """Write the plan if it follows the newest; False if there is another one of that version."""
+        while True:
+            before = self._plans.best
+            if (before.version if before is not None else 0) + 1 != plan.version:
+                return False
+            done = self._while_in_office(
+                [was_written_at(self._keys.plan, self._plans.revision)],
+                [put(self._keys.plan, encode(plan))],
+            )
+            if done.succeeded:
+                self._plans.revision, self._plans.best = done.header.revision, plan
+                return True
+            self._plans.read()
+
+    def write_status(self, text: str) -> None:
+        """Say in words what is awaited; goes with our office."""
+        data = text[:MAX_STATUS_CHARS].encode("utf-8", "replace")
+        self._while_in_office([], [put(self._keys.status, data, self._lease_id)])
+
+    def condemn(self, lease: Lease) -> bool:
+        """Compare-and-set the lease to its condemned form."""
+        key = self._keys.lease(lease.incarnation)
+        stored = self._client.get(key)
+        if stored is None or lease_in(stored.value, lease.incarnation) != lease:
+            return False
+        done = self._while_in_office(
+            [was_written_at(key, stored.mod_revision)], [put(key, encode(lease.condemn()), stored.lease)]
+        )
+        return bool(done.succeeded)
+
+    def forget(self, incarnation: str) -> None:
+        """Remove an incarnation's records; for an hour they cannot be written again."""
+        grave = self._client.grant(GRAVE_S)
+        self._while_in_office(
+            [],
+            [
+                put(self._keys.lease(incarnation), GONE, grave),
+                put(self._keys.member(incarnation), GONE, grave),
+            ],
+        )
+
+    def remove_run(self) -> None:
+        """The run is over and everybody knows: leave nothing of it behind."""
+        self._while_in_office([], [delete(self._keys.root, prefix_end(self._keys.root))])
+
+    def _while_in_office(self, compare: list[Any], then: list[Any]) -> Any:
+        """The transaction's answer.
+
+        Raises:
+            DeposedError: another agent coordinates; nothing was written.
+        """
+        done = self._client.transact([self._in_office, *compare], then, [get(self._keys.leader)])
+        if not done.succeeded:
+            holder = done.responses[0].response_range.kvs
+            if not holder or holder[0].create_revision != self._since:
+                who = holder[0].value.decode("utf-8", "replace") if holder else "nobody"
+                raise DeposedError(f"{who} coordinates the run now")
+        return done
+
+
+class _Keeper(threading.Thread):
+    """Keeps the leader key alive. Its deadline is its own: etcd may end the lease right after."""
+
+    def __init__(self, client: EtcdClient, lease_id: int, ttl_s: int) -> None:
+        super().__init__(name="etcd-leader", daemon=True)
+        self._client = client
+        self._lease_id = lease_id
+        self._ttl_s = ttl_s
+        self._stopping = threading.Event()
+        self.lost = ""
+        """Why we are not in office any more; empty while we are."""
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        renewed_s = time.monotonic()
+        while not self._stopping.wait(self._ttl_s / 4):
+            sent_s = time.monotonic()
+            try:
+                self._client.keep_alive(self._lease_id)
+                renewed_s = sent_s
+            except LeaseGoneError:
+                self.lost = "the coordinator's etcd lease ran out"
+                return
+            except Exception as error:
+                if time.monotonic() - renewed_s > self._ttl_s:
+                    self.lost = f"the coordinator's etcd lease was not renewed: {error}"
+                    return
+
+
+def campaign(
+    client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, patience_s: float
+) -> Term | None:
+    """Become the run's coordinator as soon as nobody else is; None if somebody else still was after a while.
+
+    Args:
+        client: becomes the term's own if there is one.
+        keys: of the run.
+        who: a name for logs.
+        lease_ttl_s: of the run's nodes, seconds; the office outlives its holder by less than that.
+        patience_s: how long to wait at most, seconds.
+    """
+    ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
+    found = client.range(keys.leader)
+    if found.kvs:
+        try:
+            client.watch(keys.leader, None, found.header.revision + 1, patience_s)
+        except CompactedError:
+            return None
+        if client.get(keys.leader) is not None:
+            return None
+    lease_id = client.grant(ttl_s)
+    done = client.transact([is_missing(keys.leader)], [put(keys.leader, who.encode(), lease_id)])
+    if not done.succeeded:
+        client.revoke(lease_id)
+        return None
+    term = Term(client, keys, lease_id, int(done.header.revision))
+    term.begin(ttl_s)
+    return term
+
+
+def _value(response: Any) -> bytes | None:
+    found = response.response_range.kvs
+    return found[0].value if found else None

@@ -1,0 +1,89 @@
+"""The etcd3 package's gRPC interface, made to work on today's protobuf; the only module that imports it.
+
+etcd3 0.12 was generated for protobuf 3: importing it on protobuf 4 or newer fails ("Descriptors cannot be created
+directly"), unless protobuf is slowed down to its pure Python implementation by an environment variable. Its generated
+modules carry their descriptors as serialized bytes, though. Those are read out of the installed files, and the modules
+built from them with what protobuf offers for this since 3.20, before etcd3 is imported.
+
+Only its messages and stubs are used. Its client is not: its watches end at the first error and spin while etcd is
+down, its calls block for ever without a time-out, an expired login is not renewed, and closing it prints a traceback.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_GENERATED = ("kv_pb2", "auth_pb2", "rpc_pb2")
+"""In the order in which they need each other."""
+
+
+class EtcdPackageError(ImportError):
+    """The installed etcd3 package is not one that this module understands."""
+
+
+def _load() -> Any:
+    if "etcd3" not in sys.modules:
+        _provide_generated_modules()
+    with _quiet_grpc():
+        import etcd3.etcdrpc
+    return etcd3.etcdrpc
+
+
+def _provide_generated_modules() -> None:
+    """Put ``etcd3.etcdrpc.*_pb2`` into ``sys.modules``; importing etcd3 then finds them there."""
+    from google.protobuf import descriptor_pool
+    from google.protobuf.internal import builder
+
+    pool = descriptor_pool.DescriptorPool()  # a pool of our own: "kv.proto" may mean another file elsewhere
+    for name in _GENERATED:
+        full_name = f"etcd3.etcdrpc.{name}"
+        module = ModuleType(full_name)
+        file = pool.AddSerializedFile(_serialized_descriptor(name)) or pool.FindFileByName(_proto(name))
+        names = module.__dict__
+        names["DESCRIPTOR"] = file
+        builder.BuildMessageAndEnumDescriptors(file, names)
+        builder.BuildTopDescriptorsAndMessages(file, full_name, names)
+        sys.modules[full_name] = module
+
+
+def _proto(module: str) -> str:
+    return module.removesuffix("_pb2") + ".proto"
+
+
+def _serialized_descriptor(module: str) -> bytes:
+    """The argument ``serialized_pb`` in the generated module's source, which is not run."""
+    found = importlib.util.find_spec("etcd3")
+    if found is None or not found.submodule_search_locations:
+        raise EtcdPackageError("the package etcd3 is not installed; pip install 'etcd3>=0.12,<0.13'")
+    source = Path(next(iter(found.submodule_search_locations)), "etcdrpc", f"{module}.py")
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.keyword) and node.arg == "serialized_pb" and isinstance(node.value, ast.Call):
+            text: str = ast.literal_eval(node.value.args[0])
+            return text.encode("latin1")
+    raise EtcdPackageError(f"{source} holds no serialized descriptor; expected etcd3 0.12")
+
+
+@contextmanager
+def _quiet_grpc() -> Iterator[None]:
+    """gRPC reads at import how much it writes to standard error; the variable is gone before a worker inherits it."""
+    name = "GRPC_VERBOSITY"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "NONE"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+rpc: Any = _load()
+"""Messages (``rpc.RangeRequest``) and stubs (``rpc.KVStub``) of etcd's API version 3."""

@@ -1,0 +1,366 @@
+"""One connection to one member of an etcd cluster: every call bounded in time, every error in one line.
+
+A call that ends without an answer raises :class:`~.base.StoreLostError`: what it asked may have happened. Nothing is
+repeated here but a call that etcd turned away because the login had expired.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from elastic_agent.values import Endpoint, EtcdAccess
+
+from .addresses import connect, local_address_towards
+from .base import NotAStoreError, StoreLostError, TransportError, UnreachableError
+from .etcd_api import rpc
+
+CALL_TIMEOUT_S = 1.0
+"""A member that does not answer within this time is given up for another one."""
+
+MAX_OPERATIONS = 120
+"""Operations in one transaction; etcd takes 128 unless told otherwise."""
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.enable_retries", 0),  # whether a call may be repeated, only its caller knows
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_EXPIRED_LOGIN = ("invalid auth token", "invalid auth revision", "revision of auth store is old")
+
+
+class CompactedError(Exception):
+    """The revisions that were to be watched are gone; what is there now has to be read."""
+
+
+class LeaseGoneError(Exception):
+    """The etcd lease ran out or was revoked."""
+
+
+@dataclass(frozen=True)
+class News:
+    """What a watch brought: the revision to go on from, and the keys written or deleted since the last time."""
+
+    next_revision: int
+    written: dict[bytes, bytes]
+    deleted: frozenset[bytes]
+
+
+class EtcdClient:
+    """Safe for threads. :meth:`close` ends every call that is under way."""
+
+    def __init__(self, endpoint: Endpoint, access: EtcdAccess, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Connect and log in.
+
+        Raises:
+            UnreachableError: nobody answers there, or not in time.
+            NotAStoreError: who answers is no etcd, or does not let us in.
+        """
+        self.endpoint = endpoint
+        self._access = access
+        self._timeout_s = timeout_s
+        self._token: str | None = None
+        self._login_lock = threading.Lock()
+        probe = connect(endpoint.host, endpoint.port, timeout_s)
+        try:
+            self.local_address = local_address_towards(endpoint.host, probe)
+            address = str(probe.getpeername()[0])
+        finally:
+            probe.close()
+        self._channel = _open_channel(endpoint, address, access)
+        self._kv = rpc.KVStub(self._channel)
+        self._leases = rpc.LeaseStub(self._channel)
+        self._watches = rpc.WatchStub(self._channel)
+        self._auth = rpc.AuthStub(self._channel)
+        try:
+            if access.user:
+                self._log_in(None)
+        except StoreLostError as error:
+            self.close()
+            raise UnreachableError(str(error)) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the connection; does not block."""
+        self._channel.close()
+
+    # -- keys -----------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> Any | None:
+        """The key's KeyValue, or None."""
+        found = self.range(key)
+        return found.kvs[0] if found.kvs else None
+
+    def range(self, key: bytes, end: bytes | None = None) -> Any:
+        """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it."""
+        request = rpc.RangeRequest(key=key, range_end=end or b"")
+        return self._call(self._kv.Range, request)
+
+    def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
+        """The TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
+
+        Raises:
+            LeaseGoneError: a key was to hang on a lease that is gone; nothing was written.
+        """
+        return self._call(self._kv.Txn, rpc.TxnRequest(compare=compare, success=then, failure=otherwise))
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    def grant(self, ttl_s: int) -> int:
+        """A new etcd lease; its id."""
+        return int(self._call(self._leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s)).ID)
+
+    def keep_alive(self, lease_id: int) -> None:
+        """Have the lease begin anew.
+
+        Raises:
+            LeaseGoneError: it is gone.
+        """
+        request = rpc.LeaseKeepAliveRequest(ID=lease_id)
+        answer = self._call(self._first_answer, request)
+        if answer.TTL <= 0:
+            raise LeaseGoneError(f"etcd lease {lease_id:x} is gone")
+
+    def _first_answer(self, request: Any, timeout: float, metadata: Any) -> Any:
+        stream = self._leases.LeaseKeepAlive(iter((request,)), timeout=timeout, metadata=metadata)
+        try:
+            return next(stream)
+        finally:
+            stream.cancel()
+
+    def revoke(self, lease_id: int) -> None:
+        """End the lease and remove what hangs on it."""
+        self._call(self._leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
+
+    # -- watching -------------------------------------------------------------------------------
+
+    def watch(self, key: bytes, end: bytes | None, revision: int, timeout_s: float) -> News | None:
+        """Wait for a change of these keys since ``revision`` (included); None at the time-out.
+
+        Raises:
+            CompactedError: that revision is gone.
+            StoreLostError: the connection broke; watch again from the same revision.
+        """
+        create = rpc.WatchCreateRequest(key=key, range_end=end or b"", start_revision=revision)
+        over = threading.Event()
+
+        def requests() -> Iterator[Any]:
+            yield rpc.WatchRequest(create_request=create)
+            over.wait()  # the end of the requests would be taken for the end of the watch by some proxies
+
+        try:
+            stream = self._watches.Watch(requests(), timeout=timeout_s, metadata=self._metadata())
+        except ValueError:
+            raise StoreLostError("the connection was closed") from None
+        try:
+            for response in stream:
+                if response.canceled:
+                    raise _cancelled(response)
+                if response.events:
+                    return _news(response)
+        except grpc.RpcError as error:
+            if _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return None
+            raise self._explained(error) from None
+        finally:
+            over.set()
+            stream.cancel()
+        raise StoreLostError(f"etcd at {self.endpoint} ended a watch")
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        token = self._token
+        try:
+            return self._attempt(method, request)
+        except grpc.RpcError as error:
+            if not self._access.user or not _login_expired(error):
+                raise self._explained(error) from None
+        self._log_in(token)
+        try:
+            return self._attempt(method, request)
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    def _attempt(self, method: Callable[..., Any], request: Any) -> Any:
+        try:
+            return method(request, timeout=self._timeout_s, metadata=self._metadata())
+        except ValueError:  # gRPC's way to say that the channel is closed
+            raise StoreLostError("the connection was closed") from None
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("token", self._token),) if self._token else ()
+
+    def _log_in(self, expired: str | None) -> None:
+        """Get a token, unless another thread got one since ``expired`` was tried."""
+        with self._login_lock:
+            if self._token != expired:
+                return
+            request = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
+            try:
+                self._token = self._auth.Authenticate(request, timeout=self._timeout_s).token
+            except grpc.RpcError as error:
+                if "authentication is not enabled" not in _details(error):
+                    raise self._explained(error) from None
+
+    def _explained(self, error: grpc.RpcError) -> Exception:
+        if "requested lease not found" in _details(error):
+            return LeaseGoneError("etcd knows no such lease")
+        return explain(error, str(self.endpoint), self._access, self._timeout_s)
+
+
+# -- building requests ---------------------------------------------------------------------------
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The end of the range of all keys that begin with ``prefix``."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def put(key: bytes, value: bytes, lease_id: int = 0) -> Any:
+    """An operation of a transaction: write the key, to last as long as the lease."""
+    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease_id))
+
+
+def get(key: bytes) -> Any:
+    """An operation of a transaction: read the key."""
+    return rpc.RequestOp(request_range=rpc.RangeRequest(key=key))
+
+
+def delete(key: bytes, end: bytes | None = None) -> Any:
+    """An operation of a transaction: remove the key, or all keys from it up to ``end``."""
+    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key, range_end=end or b""))
+
+
+def is_missing(key: bytes) -> Any:
+    """A condition: there is no such key."""
+    return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.EQUAL, version=0)
+
+
+def exists(key: bytes) -> Any:
+    """A condition: there is such a key."""
+    return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.GREATER, version=0)
+
+
+def has_value(key: bytes, value: bytes) -> Any:
+    """A condition: the key's value."""
+    return rpc.Compare(key=key, target=rpc.Compare.VALUE, result=rpc.Compare.EQUAL, value=value)
+
+
+def was_written_at(key: bytes, revision: int) -> Any:
+    """A condition: the key was written last in this revision; 0: it is missing."""
+    return rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=revision)
+
+
+def was_created_at(key: bytes, revision: int) -> Any:
+    """A condition: the key has existed since this revision."""
+    return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=revision)
+
+
+# -- the channel and its errors ------------------------------------------------------------------
+
+
+def _open_channel(endpoint: Endpoint, address: str, access: EtcdAccess) -> Any:
+    """A channel to the address that took a connection; certificates are checked against the endpoint's name."""
+    numeric = f"ipv6:[{address}]:{endpoint.port}" if ":" in address else f"ipv4:{address}:{endpoint.port}"
+    if not access.tls:
+        return grpc.insecure_channel(numeric, options=_OPTIONS)
+    try:
+        ca, key, certificate = (
+            path.read_bytes() if path is not None else None for path in (access.ca, access.key, access.cert)
+        )
+    except OSError as error:
+        raise NotAStoreError(f"{error.filename}: {error.strerror}; expected a PEM file for etcd") from None
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    options = (*_OPTIONS, ("grpc.ssl_target_name_override", endpoint.host))
+    return grpc.secure_channel(numeric, credentials, options=options)
+
+
+def _news(response: Any) -> News:
+    written: dict[bytes, bytes] = {}
+    deleted: set[bytes] = set()
+    for event in response.events:
+        if event.type == 0:
+            written[event.kv.key] = event.kv.value
+            deleted.discard(event.kv.key)
+        else:
+            deleted.add(event.kv.key)
+            written.pop(event.kv.key, None)
+    newest = max(
+        event.kv.mod_revision for event in response.events
+    )  # the header may be ahead of what was sent
+    return News(newest + 1, written, frozenset(deleted))
+
+
+def _cancelled(response: Any) -> Exception:
+    if response.compact_revision:
+        return CompactedError(f"compacted up to revision {response.compact_revision}")
+    return StoreLostError(f"etcd ended a watch: {response.cancel_reason or 'no reason given'}")
+
+
+def _code(error: grpc.RpcError) -> Any:
+    return error.code() if isinstance(error, grpc.Call) else None
+
+
+def _details(error: grpc.RpcError) -> str:
+    return str(error.details() or "") if isinstance(error, grpc.Call) else str(error)
+
+
+def _login_expired(error: grpc.RpcError) -> bool:
+    return _code(error) is grpc.StatusCode.UNAUTHENTICATED or any(
+        words in _details(error) for words in _EXPIRED_LOGIN
+    )
+
+
+def explain(error: grpc.RpcError, shown: str, access: EtcdAccess, timeout_s: float) -> TransportError:
+    """What went wrong, in one line for a person."""
+    code, details = _code(error), " ".join(_details(error).split())
+    status = grpc.StatusCode
+    if "authentication failed" in details:
+        return NotAStoreError(f"etcd at {shown} refuses user {access.user!r}: wrong name or password")
+    if "user name is empty" in details or code is status.UNAUTHENTICATED:
+        return NotAStoreError(f"etcd at {shown} asks for a login; give --etcd-user and its password")
+    if code is status.PERMISSION_DENIED:
+        who = f"user {access.user!r}" if access.user else "whoever has no login"
+        return NotAStoreError(
+            f"etcd at {shown} denies {who} the keys under {access.prefix}; "
+            "grant a role that may read and write them"
+        )
+    if code is status.UNIMPLEMENTED:
+        return NotAStoreError(f"{shown} speaks gRPC but is no etcd of version 3 ({details[:120]})")
+    if code is status.RESOURCE_EXHAUSTED or "database space exceeded" in details:
+        return StoreLostError(
+            f"etcd at {shown} is full (NOSPACE alarm): compact and defragment it, then disarm the alarm"
+        )
+    if "no leader" in details or "leader changed" in details or "not capable" in details:
+        return StoreLostError(f"etcd at {shown} has no leader: a majority of its members must be up")
+    if code is status.DEADLINE_EXCEEDED:
+        return StoreLostError(
+            f"etcd at {shown} does not answer within {timeout_s:g} s (no majority of its members, "
+            "or it is frozen or overloaded)"
+        )
+    if code is status.CANCELLED:
+        return StoreLostError("the connection was closed")
+    return _broken_connection(details, shown, access)
+
+
+def _broken_connection(details: str, shown: str, access: EtcdAccess) -> TransportError:
+    lower = details.lower()
+    if "certificate" in lower or "ssl" in lower or "handshake" in lower or "hostname" in lower:
+        return NotAStoreError(f"no TLS connection to etcd at {shown}: {_tail(details)}")
+    if not access.tls and ("socket closed" in lower or "connection reset" in lower or "http2" in lower):
+        return StoreLostError(f"{shown} broke off the connection (if it wants TLS, give --etcd-ca)")
+    return StoreLostError(f"etcd at {shown}: {_tail(details) or 'the connection broke'}")
+
+
+def _tail(details: str) -> str:
+    """gRPC puts its causes in a row; the last is the one that a person can use."""
+    return details[-200:]

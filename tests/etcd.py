@@ -1,0 +1,179 @@
+"""Real etcd servers, one or a cluster, on loopback; killed, frozen and restarted at will."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from tests.processes import freeze, thaw
+
+PATIENCE_S = 30.0
+MISSING = shutil.which("etcd") is None or shutil.which("etcdctl") is None
+
+
+def need_etcd() -> None:
+    """Skip the test where etcd is not installed."""
+    if MISSING:
+        pytest.skip("etcd is not installed (Debian: etcd-server, etcd-client)")
+
+
+@dataclass
+class EtcdServer:
+    """One member."""
+
+    name: str
+    folder: Path
+    client_port: int
+    peer_port: int
+    cluster: str
+    options: tuple[str, ...] = ()
+    scheme: str = "http"
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.client_port}"
+
+    def start(self) -> None:
+        """Start it, with what it has on disk."""
+        client, peer = f"{self.scheme}://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
+        with (self.folder / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *("etcd", "--name", self.name, "--data-dir", str(self.folder / self.name)),
+                    *("--listen-client-urls", client, "--advertise-client-urls", client),
+                    *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+                    *("--initial-cluster", self.cluster, "--unsafe-no-fsync"),
+                    *("--heartbeat-interval", "20", "--election-timeout", "200"),
+                    *("--logger", "zap", "--log-outputs", "stderr", *self.options),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={"PATH": os.environ["PATH"]},
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, f"{self.name} was not started"
+        return self.process.pid
+
+    def kill(self) -> None:
+        """SIGKILL; without effect on one that does not run."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def freeze(self) -> None:
+        freeze(self.pid)
+
+    def thaw(self) -> None:
+        thaw(self.pid)
+
+
+class EtcdCluster:
+    """All members of one cluster."""
+
+    def __init__(
+        self,
+        folder: Path,
+        size: int = 1,
+        options: Sequence[str] = (),
+        scheme: str = "http",
+        ctl_options: Sequence[str] = (),
+    ) -> None:
+        need_etcd()
+        ports = free_ports(2 * size)
+        names = [f"n{number}" for number in range(size)]
+        peers = ",".join(f"{name}=http://127.0.0.1:{ports[2 * i + 1]}" for i, name in enumerate(names))
+        self.members = [
+            EtcdServer(name, folder, ports[2 * i], ports[2 * i + 1], peers, tuple(options), scheme)
+            for i, name in enumerate(names)
+        ]
+        self._ctl_options = tuple(ctl_options)
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        for member in self.members:
+            member.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.members:
+            member.kill()
+            shutil.rmtree(self._folder / member.name, ignore_errors=True)  # 123 MB each
+
+    @property
+    def endpoints(self) -> str:
+        """Every member, as ``--rdzv-endpoint`` takes them."""
+        return ",".join(member.endpoint for member in self.members)
+
+    def ctl(self, *words: str, timeout_s: float = 10.0) -> str:
+        """What etcdctl says."""
+        return self._run(*words, timeout_s=timeout_s).stdout
+
+    def _run(self, *words: str, timeout_s: float = 10.0) -> subprocess.CompletedProcess[str]:
+        scheme = self.members[0].scheme
+        endpoints = ",".join(f"{scheme}://{member.endpoint}" for member in self.members)
+        return subprocess.run(
+            ["etcdctl", "--endpoints", endpoints, *self._ctl_options, *words],
+            env={"PATH": os.environ["PATH"], "ETCDCTL_API": "3"},
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=True,
+        )
+
+    def keys(self, prefix: str = "/") -> list[str]:
+        """The names of all keys there are."""
+        return self.ctl("get", "--prefix", prefix, "--keys-only").split()
+
+    def leader(self) -> EtcdServer:
+        """The member that leads."""
+        for row in self.ctl("endpoint", "status").splitlines():
+            endpoint, *_, is_leader = [column.strip() for column in row.split(",")][:5]
+            if is_leader == "true":
+                return next(one for one in self.members if endpoint.endswith(one.endpoint))
+        raise AssertionError("etcd has no leader")
+
+    def wait_ready(self) -> None:
+        """Until a majority answers."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self._run("get", "no-such-key", timeout_s=2.0)
+                return
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                if time.monotonic() > deadline_s:
+                    raise AssertionError(f"etcd does not get ready: {error} {error.stderr}") from None
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
