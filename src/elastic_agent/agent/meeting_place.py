@@ -9,6 +9,7 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.kinds import ETCD
 from elastic_agent.config.settings import Settings
 from elastic_agent.rendezvous.place import MeetingPlace
+from elastic_agent.rendezvous.places import open_place
 from elastic_agent.values import Endpoint, EtcdAccess
 
 
@@ -18,27 +19,14 @@ def meeting_place(settings: Settings) -> MeetingPlace:
     Raises:
         UsageError: the password cannot be read.
     """
-    port_rest_s = 2 * (settings.lease_ttl + settings.fence_margin)
     password = os.environ.pop(ETCD_PASSWORD, "")  # workers do not inherit it
-    if settings.rdzv_backend != ETCD:
-        from elastic_agent.rendezvous.meeting import Meeting
-
-        return Meeting(
-            settings.rdzv_endpoint or Endpoint("127.0.0.1", 0),
-            settings.state_dir,
-            port_range=settings.port_range,
-            port_rest_s=port_rest_s,
-        )
-    from elastic_agent.rendezvous.etcd_meeting import EtcdMeeting  # gRPC takes a quarter of a second
-
-    assert settings.rdzv_endpoint is not None  # the settings see to that
-    return EtcdMeeting(
-        settings.rdzv_endpoint,
-        _access(settings, password),
+    return open_place(
+        settings.rdzv_endpoint or Endpoint("127.0.0.1", 0),
+        _access(settings, password) if settings.rdzv_backend == ETCD else None,
         settings.state_dir,
         lease_ttl_s=settings.lease_ttl,
+        fence_margin_s=settings.fence_margin,
         port_range=settings.port_range,
-        port_rest_s=port_rest_s,
     )
 
 

@@ -34,6 +34,8 @@ class Narrator:
         self._asking: asyncio.Task[None] | None = None
         self._awaits_status = False
         self._dialling = False
+        self._met = False
+        """The store answered at least once."""
         self._text = ""
         self._causes = ""
         self._told_causes = ""
@@ -52,8 +54,9 @@ class Narrator:
                 "the store is a new one; the run is taken up again from what the nodes remember"
             )
         elif self._dialling:
-            self._log.info(f"the store at {self._endpoint} answers")
-        self._dialling = False
+            again = " again" if self._met else ""
+            self._log.info(f"the store at {self._endpoint} answers{again}")
+        self._dialling, self._met = False, True
         self._rest()
 
     def disconnected(self, reason: str) -> None:
@@ -61,6 +64,11 @@ class Narrator:
         if not self._dialling:
             self._dialling = True
             self._await_soon(False)
+            if self._met:
+                self._log.warning(
+                    f"the store at {self._endpoint} is lost; workers run on as long as the lease lasts",
+                    reason=reason,
+                )
         self._text = f"waiting for the store at {self._endpoint}: {reason}"
         self._facts = {"endpoint": self._endpoint}
         self._causes = DIAL_CAUSES

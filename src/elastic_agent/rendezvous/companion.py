@@ -48,7 +48,7 @@ from .dialogue import (
     Trouble,
 )
 from .incarnation import new_incarnation
-from .meeting import Meeting
+from .places import open_place
 from .session import Session
 from .threads import aside, call
 
@@ -82,11 +82,13 @@ class Companion:
         policy = begin.member.policy
         self._member = begin.member
         self._channel = channel
-        self._meeting = Meeting(
-            Endpoint(begin.endpoint_host, begin.endpoint_port),
+        first, *others = (Endpoint(one.host, one.port) for one in begin.endpoint)
+        self._meeting = open_place(
+            Endpoint(first.host, first.port, tuple(others)),
+            begin.etcd.value() if begin.etcd is not None else None,
             Path(begin.state_dir),
-            port_range=None,
-            port_rest_s=2 * (policy.lease_ttl_s + policy.fence_margin_s),
+            lease_ttl_s=policy.lease_ttl_s,
+            fence_margin_s=policy.fence_margin_s,
         )
         self._meeting.set_run_id(begin.run_id)
         self._meeting.memory.settle(begin.run_id)  # a torchrun that is started anew is a new run

@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import select
 import socket
+from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from elastic_agent.protocol.records import Address, Host, Member
+from elastic_agent.values import EtcdAccess
 
 T = TypeVar("T")
+
+
+class Access(Struct, frozen=True):
+    """An :class:`~elastic_agent.values.EtcdAccess`, its paths as text."""
+
+    prefix: str
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    user: str = ""
+    password: str = ""
+
+    def value(self) -> EtcdAccess:
+        """The same with paths."""
+        ca, cert, key = (Path(name) if name else None for name in (self.ca, self.cert, self.key))
+        return EtcdAccess(self.prefix, ca, cert, key, self.user, self.password)
 
 
 class Begin(Struct, frozen=True, tag=True):
     """torchrun's first message: what the companion is for."""
 
-    endpoint_host: str
-    endpoint_port: int
+    endpoint: tuple[Address, ...]
+    """Where to meet; of an etcd, its members."""
+    etcd: Access | None
     run_id: str
     member: Member
     state_dir: str

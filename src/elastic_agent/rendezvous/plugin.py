@@ -1,4 +1,4 @@
-"""Registers the rendezvous with stock torchrun: ``torchrun --rdzv-backend elastic …``."""
+"""Registers the rendezvous with stock torchrun: ``torchrun --rdzv-backend elastic …``, or ``elastic-etcd``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import re
+from pathlib import Path
 
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
@@ -15,12 +16,13 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from elastic_agent import __version__
 from elastic_agent.config.directories import default_state_dir
+from elastic_agent.config.environment import ETCD_PASSWORD
 from elastic_agent.config.errors import BadValueError
-from elastic_agent.config.kinds import ENDPOINT
-from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
-from elastic_agent.values import Endpoint
+from elastic_agent.config.kinds import ENDPOINT, parse_endpoints
+from elastic_agent.protocol.records import RECORD_VERSION, Address, Fingerprint, Member, Policy, State
+from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess
 
-from .dialogue import Begin
+from .dialogue import Access, Begin
 from .incarnation import new_incarnation
 from .torchrun import ElasticRendezvous
 
@@ -33,6 +35,23 @@ def elastic_handler() -> RendezvousHandlerCreator:
     return create_handler
 
 
+def elastic_etcd_handler() -> RendezvousHandlerCreator:
+    """The same for runs that meet in etcd."""
+    return create_etcd_handler
+
+
+def create_etcd_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """As :func:`create_handler`, to meet in etcd; the endpoint may name several members, separated by commas.
+
+    ``--rdzv-conf`` may also set ``etcd_prefix``, ``etcd_user``, ``etcd_password_file`` (or the password is in the
+    variable ELASTIC_AGENT_ETCD_PASSWORD), and by torch's own names ``cacert``, ``cert`` and ``key``.
+
+    Raises:
+        ValueError: the endpoint or one of these is malformed.
+    """
+    return _create(params, _access(params))
+
+
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """A handler for torchrun's options.
 
@@ -42,8 +61,14 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     Raises:
         ValueError: the endpoint or one of these is malformed.
     """
+    return _create(params, None)
+
+
+def _create(params: RendezvousParameters, access: Access | None) -> RendezvousHandler:
     policy = _policy(params)
-    endpoint = _endpoint(params)
+    endpoint = _endpoint(params, DEFAULT_PORT if access is None else ETCD_PORT)
+    if access is None and endpoint.others:
+        raise ValueError(f"--rdzv-endpoint {params.endpoint} names several endpoints; this backend has one")
     incarnation = new_incarnation()
     member = Member(
         version=RECORD_VERSION,
@@ -59,8 +84,8 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         fingerprint=Fingerprint(python=platform.python_version(), package=__version__),
     )
     begin = Begin(
-        endpoint.host,
-        endpoint.port,
+        tuple(Address(one.host, one.port) for one in endpoint.members),
+        access,
         _safe(params.run_id, 96),
         member,
         default_state_dir(os.environ).as_posix(),
@@ -84,15 +109,32 @@ def _log_level(said: str) -> str:
     return level if level in ("debug", "info", "warning", "error") else "warning"
 
 
-def _endpoint(params: RendezvousParameters) -> Endpoint:
+def _endpoint(params: RendezvousParameters, default_port: int) -> Endpoint:
     try:
-        found = ENDPOINT.parse(params.endpoint or "127.0.0.1")
+        return parse_endpoints(params.endpoint or "127.0.0.1", default_port)
     except BadValueError as error:
         raise ValueError(
             f"--rdzv-endpoint {params.endpoint}: {error}; expected {ENDPOINT.accepted}"
         ) from None
-    assert isinstance(found, Endpoint)  # what that kind gives
-    return found
+
+
+def _access(params: RendezvousParameters) -> Access:
+    """How to get into etcd; the password is taken out of the environment, so that no worker inherits it."""
+    password = os.environ.pop(ETCD_PASSWORD, "")
+    file = params.get("etcd_password_file")
+    if file:
+        try:
+            password = Path(file).read_text().rstrip("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--rdzv-conf etcd_password_file={file}: {error}") from None
+    return Access(
+        params.get("etcd_prefix", EtcdAccess().prefix),
+        ca=params.get("cacert") or params.get("ca_cert"),
+        cert=params.get("cert") or params.get("ssl_cert"),
+        key=params.get("key") or params.get("ssl_cert_key"),
+        user=params.get("etcd_user", ""),
+        password=password,
+    )
 
 
 def _policy(params: RendezvousParameters) -> Policy:

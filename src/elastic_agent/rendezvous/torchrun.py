@@ -191,7 +191,7 @@ class ElasticRendezvous(RendezvousHandler):
                 pass  # for a request that was given up
 
     def _too_late(self) -> str:
-        where = f"{self._begin.endpoint_host}:{self._begin.endpoint_port}"
+        where = ",".join(map(str, self._begin.endpoint))
         why = f": {self._trouble}" if self._trouble else ""
         return f"no world was formed within {self._timeout_s:g} s at {where}{why}"
 

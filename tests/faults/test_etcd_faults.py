@@ -1,0 +1,206 @@
+"""What happens to etcd itself, to the way there, and to the agent that coordinates."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.etcd import EtcdCluster
+
+from .cluster import LEASE_S, AgentProcess, Cluster
+from .conftest import MakeCluster
+from .rules import see_it_end
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """An etcd of three members, for this test alone."""
+    with EtcdCluster(tmp_path, 3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def etcd(three: EtcdCluster) -> str:
+    """These agents meet there."""
+    return three.endpoints
+
+
+def wait_steps(cluster: Cluster, count: int) -> None:
+    """Until so many more steps were taken."""
+    reached = cluster.steps()[-1]["step"]
+    cluster.wait(f"{count} more steps", lambda: cluster.steps()[-1]["step"] >= reached + count or None)
+
+
+def wait_renewed(cluster: Cluster, etcd: EtcdCluster, *nodes: str) -> None:
+    """Until every node has renewed its lease twice: it has found a member that answers."""
+    before = leases(cluster, etcd)
+    assert len(before) == len(nodes), before
+
+    def look() -> bool | None:
+        now = leases(cluster, etcd)
+        return all(now.get(key, beat) >= beat + 2 for key, beat in before.items()) or None
+
+    cluster.wait(f"renewals of {', '.join(nodes)}", look)
+
+
+def leases(cluster: Cluster, etcd: EtcdCluster) -> dict[str, int]:
+    """How often each lease in etcd was written."""
+    import json
+
+    found = json.loads(etcd.ctl("get", "--prefix", f"/tests/{cluster.mark}/1/r/job/l/", "--write-out=json"))
+    return {one["key"]: one["version"] for one in found.get("kvs", [])}
+
+
+def test_losing_one_member_of_three_in_any_way_costs_nothing(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    cluster = make_cluster("2")
+    cluster.start("a")
+    cluster.start("b", 2)
+    first = cluster.wait_training("a", "b")
+
+    leader = three.leader()
+    leader.kill()
+    wait_renewed(cluster, three, "a", "b")
+    os.kill(cluster.pid_of("b/1"), signal.SIGKILL)
+    second = cluster.wait_training("a", "b", after=first)  # the agreement works on two members
+    leader.start()
+    three.wait_ready()
+
+    follower = next(one for one in three.members if one is not three.leader())
+    follower.kill()
+    wait_renewed(cluster, three, "a", "b")
+    follower.start()
+    three.wait_ready()
+
+    frozen = three.members[0]  # the one that everybody prefers
+    frozen.freeze()
+    wait_renewed(cluster, three, "a", "b")
+    frozen.thaw()
+    wait_renewed(cluster, three, "a", "b")
+
+    assert max(cluster.worlds()) == second, cluster.story()
+    assert not cluster.journal("lease_lost"), cluster.story()
+    see_it_end(cluster, restarts=1)
+
+
+def test_a_short_outage_is_told_once_and_touches_nobody(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    cluster = make_cluster("2", "--lease-ttl", "10")
+    a, b = cluster.start("a"), cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    for member in three.members:
+        member.kill()
+    for agent in (a, b):
+        cluster.wait_said(agent.name, '"level": "warning"', "the store at", "is lost")
+    for member in three.members:
+        member.start()
+    three.wait_ready()
+    for agent in (a, b):
+        cluster.wait_said(agent.name, "answers again")
+    wait_renewed(cluster, three, "a", "b")
+    assert max(cluster.worlds()) == first, cluster.story()
+    for agent in (a, b):
+        assert len(agent.lines("is lost")) == 1, agent.said()
+        assert len(agent.lines("answers again")) == 1, agent.said()
+    see_it_end(cluster, restarts=0)
+
+
+def test_a_long_outage_fences_everybody_and_they_meet_again_by_themselves(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    cluster = make_cluster("2")
+    cluster.start("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    workers = [cluster.pid_of("a/0"), cluster.pid_of("b/0")]
+
+    two = three.members[1:]  # without a majority
+    for member in two:
+        member.freeze()
+    assert cluster.wait_gone(workers, 2 * LEASE_S + 2.0) == [], cluster.story()
+    for node in ("a", "b"):
+        cluster.wait_event("lease_lost", node)
+    for member in two:
+        member.thaw()
+    second = cluster.wait_training("a", "b", after=first)
+    assert cluster.world(first) == cluster.world(second)
+    see_it_end(cluster, restarts=0)
+
+
+def test_half_a_minute_without_etcd_cost_one_generation_and_no_restart(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    cluster = make_cluster("2")
+    a = cluster.start("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    for member in three.members:
+        member.kill()
+    cluster.wait_said("a", "waiting for the store", '"waited_s": 3', timeout_s=60.0)
+    for member in three.members:
+        member.start()
+    second = cluster.wait_training("a", "b", after=first)
+    assert second == first + 1
+    assert cluster.world(first) == cluster.world(second)
+    assert a.process.poll() is None
+    see_it_end(cluster, restarts=0)
+
+
+def coordinator_of(cluster: Cluster, etcd: EtcdCluster) -> AgentProcess:
+    """The agent that coordinates."""
+
+    def look() -> AgentProcess | None:
+        holder = etcd.ctl("get", f"/tests/{cluster.mark}/1/r/job/leader", "--print-value-only").strip()
+        pid = holder.rpartition(":")[2]
+        return next((one for one in cluster.agents.values() if str(one.pid) == pid), None)
+
+    return cluster.wait("a coordinator", look)
+
+
+def test_the_coordinators_machine_dies_and_the_others_go_on(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    cluster = make_cluster("1:3")
+    for node in ("a", "b", "c"):
+        cluster.start_host(node)
+    first = cluster.wait_training("a", "b", "c")
+    lost = coordinator_of(cluster, three)
+    lost.kill_node()
+    others = {"a", "b", "c"} - {lost.name}
+    second = cluster.wait_training(*others, after=first)
+    cluster.start(lost.name)
+    third = cluster.wait_training("a", "b", "c", after=second)
+    assert cluster.world(first) == cluster.world(third)
+    assert third > second > first
+    see_it_end(cluster, restarts=0)
+    assert three.keys(f"/tests/{cluster.mark}/1/r/") == [], "everything of a finished run is removed"
+
+
+def test_after_everything_was_killed_the_run_goes_on_under_a_higher_generation(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    cluster = make_cluster("2", "--max-restarts", "1")
+    for node in ("a", "b"):
+        cluster.start(node)
+    first = cluster.wait_training("a", "b")
+    cluster.order("a/0", "exit")
+    second = cluster.wait_training("a", "b", after=first)
+    for agent in cluster.agents.values():
+        agent.kill_node()
+    for member in three.members:
+        member.kill()
+    for member in three.members:
+        member.start()
+    for node in ("a", "b"):
+        cluster.start(node)
+    third = cluster.wait_training("a", "b", after=second)
+    assert cluster.world(first) == cluster.world(third)
+    see_it_end(cluster, restarts=1)
