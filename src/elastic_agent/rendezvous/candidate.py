@@ -115,6 +115,10 @@ class Candidate(threading.Thread):
             self._coordinate(term)
         except DeposedError as error:
             self._log.info("this agent does not coordinate the run any more", reason=str(error))
+        except TransportError as error:
+            if self._goes_on():
+                self._log.info("this agent gives up coordinating the run", reason=str(error))
+            raise
         finally:
             self._term = None
             term.resign()
