@@ -3,18 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_agent.transport.addresses import shorten_lookups
+from tests.etcd import EtcdCluster
 
-from .support import Scene
+from .support import C10dScene, Scene
+
+if TYPE_CHECKING:
+    from .etcd_scene import EtcdScene
 
 shorten_lookups()  # as agents do: here too, a lost packet must not cost more than it has to
 
 
+@pytest.fixture(scope="session")
+def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """One member, for all tests that leave it alone."""
+    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def scene() -> Iterator[Scene]:
-    scene = Scene()
+def own_etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """One member, for a test that does not."""
+    with EtcdCluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def c10d_scene() -> Iterator[C10dScene]:
+    scene = C10dScene()
     yield scene
     scene.host.close()
+
+
+@pytest.fixture
+def etcd_scene(shared_etcd: EtcdCluster) -> Iterator[EtcdScene]:
+    from . import etcd_scene as etcd
+
+    with etcd.etcd_scene(shared_etcd) as scene:
+        yield scene
+
+
+@pytest.fixture
+def own_etcd_scene(own_etcd: EtcdCluster) -> Iterator[EtcdScene]:
+    from . import etcd_scene as etcd
+
+    with etcd.etcd_scene(own_etcd) as scene:
+        yield scene
+
+
+def _scene(request: pytest.FixtureRequest) -> Scene:
+    scene = request.getfixturevalue(request.param)
+    assert isinstance(scene, Scene)
+    return scene
+
+
+scene = pytest.fixture(params=["c10d_scene", "etcd_scene"], ids=["c10d", "etcd"], name="scene")(_scene)
+"""Each kind of store: what holds for one holds for the other."""
+
+scene_to_lose = pytest.fixture(
+    params=["c10d_scene", "own_etcd_scene"], ids=["c10d", "etcd"], name="scene_to_lose"
+)(_scene)
+"""The same, for a test that ends the store."""

@@ -7,11 +7,12 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from torch.distributed import TCPStore
 
@@ -28,6 +29,7 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.transport import c10d
+from elastic_agent.transport.base import CoordinatorLink, NodeLink
 from elastic_agent.values import Endpoint
 from tests.processes import freeze, thaw
 
@@ -70,8 +72,54 @@ def plan(version: int, reason: str = "because", **changes: Any) -> Plan:
     return Plan(**(said | changes))
 
 
-class Scene:
-    """A store in this process, and whoever connects to it."""
+class Stranger(Protocol):
+    """Somebody who writes by hand what we never would."""
+
+    def set(self, key: str, value: bytes) -> object: ...
+
+    def delete_key(self, key: str) -> object: ...
+
+
+class Scene(ABC):
+    """A store of one kind, and whoever connects to it."""
+
+    complaints: list[str]
+    """What the links found in the store that should not be there."""
+
+    @abstractmethod
+    def node(self, run_id: str = "run") -> NodeLink:
+        """A node's connection."""
+
+    @abstractmethod
+    def coordinator(self, run_id: str = "run") -> CoordinatorLink:
+        """A connection of whoever coordinates."""
+
+    @abstractmethod
+    def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
+        """Waits, for at most the given time, for hints to the run's coordinator; from the beginning on."""
+
+    @abstractmethod
+    def stranger(self) -> Stranger:
+        """A plain connection."""
+
+    @abstractmethod
+    def root(self, run_id: str = "run") -> str:
+        """Under which key the run's records lie."""
+
+    @abstractmethod
+    def lose_store(self) -> None:
+        """End the store under everybody."""
+
+    def joined(self, *names: str, run_id: str = "run") -> NodeLink:
+        """A connection that has registered these."""
+        link = self.node(run_id)
+        for name in names:
+            assert link.register(member(name), lease(name)) is not None
+        return link
+
+
+class C10dScene(Scene):
+    """A store in this process."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         host = c10d.find_or_host(Endpoint(address, 0), PATIENCE_S)
@@ -79,6 +127,7 @@ class Scene:
         self.host = host
         self.endpoint = Endpoint(address, host.port)
         self.complaints: list[str] = []
+        self._heard: dict[str, list[str]] = {}
 
     def node(self, run_id: str = "run") -> c10d.C10dLink:
         client, store_id, local_address = c10d.open_store(self.endpoint, PATIENCE_S)
@@ -88,15 +137,25 @@ class Scene:
         client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
         return c10d.C10dCoordinatorLink(client, run_id, self.complaints.append)
 
+    def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
+        inbox = self.host.inbox()
+
+        def wait(timeout_s: float) -> list[str]:
+            if not self._heard.get(run_id):
+                for run, name in inbox.wait(timeout_s):  # one inbox for all runs
+                    self._heard.setdefault(run, []).append(name)
+            return self._heard.pop(run_id, [])
+
+        return wait
+
     def stranger(self) -> Any:
-        """A plain connection, to write by hand what we never would."""
         return raw_client(self.endpoint)
 
-    def joined(self, *names: str, run_id: str = "run") -> c10d.C10dLink:
-        link = self.node(run_id)
-        for name in names:
-            assert link.register(member(name), lease(name)) is not None
-        return link
+    def root(self, run_id: str = "run") -> str:
+        return f"elastic-agent/1/r/{run_id}"
+
+    def lose_store(self) -> None:
+        self.host.close()
 
 
 def raw_client(endpoint: Endpoint) -> Any:

@@ -15,7 +15,7 @@ from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.lane import Lane
 
-from .support import PATIENCE_S, Scene, lease, member, plan, world
+from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, world
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
@@ -47,11 +47,11 @@ def test_only_the_asked_for_incarnations_are_read(scene: Scene) -> None:
 
 
 def test_a_new_word_replaces_the_old_one_and_is_hinted_at(scene: Scene) -> None:
-    inbox = scene.host.inbox()
+    wait = scene.hints()
     node = scene.joined("a")
-    assert inbox.wait(PATIENCE_S) == [("run", "a")]
+    assert wait(PATIENCE_S) == ["a"]
     node.write(member("a", state=State.RUNNING))
-    assert inbox.wait(PATIENCE_S) == [("run", "a")]
+    assert wait(PATIENCE_S) == ["a"]
     assert scene.coordinator().read(["a"]).members["a"].state is State.RUNNING
 
 
@@ -187,16 +187,16 @@ def test_no_plan_within_the_time_leaves_the_link_usable(scene: Scene) -> None:
     assert node.next_plan(0, 0.05) == plan(1)
 
 
-def test_looking_for_a_plan_wakes_nobody_who_waits_for_it(scene: Scene) -> None:
+def test_looking_for_a_plan_wakes_nobody_who_waits_for_it(c10d_scene: C10dScene) -> None:
     """torch's server wakes a key's waiters at any compare-and-set: two nodes could keep each other awake for ever."""
-    node, another = scene.stranger(), scene.node()
+    node, another = c10d_scene.stranger(), c10d_scene.node()
     lane = Lane("waiting")
     waiting = lane.submit(lambda: node.wait(["elastic-agent/1/r/run/plan/1"], timedelta(seconds=PATIENCE_S)))
     for _ in range(5):
         assert another.next_plan(0, 0.05) is None
         assert another.read_plan() is None
     assert not waiting.done()
-    scene.coordinator().publish(plan(1))
+    c10d_scene.coordinator().publish(plan(1))
     waiting.result(PATIENCE_S)
     lane.abandon()
 
@@ -212,11 +212,11 @@ def test_a_follower_far_behind_gets_the_newest_at_once(scene: Scene) -> None:
     assert scene.node().next_plan(0, PATIENCE_S) == newest
 
 
-def test_who_waits_for_a_version_that_was_cleared_away_is_not_stuck(scene: Scene) -> None:
-    coordinator, node = scene.coordinator(), scene.node()
+def test_who_waits_for_a_version_that_was_cleared_away_is_not_stuck(c10d_scene: C10dScene) -> None:
+    coordinator, node = c10d_scene.coordinator(), c10d_scene.node()
     for version in range(1, 41):
         coordinator.publish(plan(version))
-    store = scene.stranger()
+    store = c10d_scene.stranger()
     store.set(
         "elastic-agent/1/r/run/latest", "2"
     )  # as a node sees it that reads just before 38 versions pass
@@ -235,9 +235,9 @@ def test_a_deposed_coordinator_cannot_publish_what_is_long_past(scene: Scene) ->
     assert scene.node().read_plan() == plan(40)
 
 
-def test_worlds_long_past_do_not_fill_the_store(scene: Scene) -> None:
-    coordinator = scene.coordinator()
-    store = scene.stranger()
+def test_worlds_long_past_do_not_fill_the_store(c10d_scene: C10dScene) -> None:
+    coordinator = c10d_scene.coordinator()
+    store = c10d_scene.stranger()
     order = tuple(f"n{i}" for i in range(50))
     for version in range(1, 101):
         coordinator.publish(plan(version, world=world(30, version), order=(*order, f"m{version}")))
@@ -259,9 +259,9 @@ def test_what_the_coordinator_waits_for_can_be_read(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("one", "other"), [("a", "b"), ("r", "run"), ("x@y:1+2-3", "x@y:1+2"), ("a.b", "a")])
 def test_runs_on_one_store_do_not_see_each_other(scene: Scene, one: str, other: str) -> None:
-    inbox = scene.host.inbox()
+    coordinators = {run_id: scene.coordinator(run_id) for run_id in (one, other)}
+    waits = {run_id: scene.hints(run_id) for run_id in (one, other)}
     nodes = {run_id: scene.joined(f"of-{i}", run_id=run_id) for i, run_id in enumerate((one, other))}
-    coordinators = {run_id: scene.host.coordinator_link(run_id) for run_id in nodes}
     coordinators[one].publish(plan(1, "mine"))
     coordinators[one].write_status("mine")
     assert nodes[other].read_plan() is None
@@ -270,55 +270,75 @@ def test_runs_on_one_store_do_not_see_each_other(scene: Scene, one: str, other: 
     assert not nodes[other].renew(lease("of-0"), lease("of-0").renewed())
     assert list(coordinators[one].read(None).members) == ["of-0"]
     assert list(coordinators[other].read(None).members) == ["of-1"]
-    assert inbox.runs() == (one, other)
-    assert inbox.wait(PATIENCE_S) == [(one, "of-0"), (other, "of-1")]
+    assert waits[other](PATIENCE_S) == ["of-1"]
+    assert waits[one](PATIENCE_S) == ["of-0"]
 
 
-def test_jobs_without_a_run_id_agree_on_one(scene: Scene) -> None:
+def test_the_inbox_names_the_runs_in_the_order_of_their_coming(c10d_scene: C10dScene) -> None:
+    inbox = c10d_scene.host.inbox()
+    c10d_scene.joined("x", run_id="b")
+    c10d_scene.joined("y", run_id="a")
+    assert inbox.runs() == ("b", "a")
+    assert inbox.wait(PATIENCE_S) == [("b", "x"), ("a", "y")]
+
+
+def test_jobs_without_a_run_id_agree_on_one(c10d_scene: C10dScene) -> None:
     def agree(proposal: str) -> str:
-        return c10d.agree_run_id(scene.endpoint, "job", proposal, PATIENCE_S)
+        return c10d.agree_run_id(c10d_scene.endpoint, "job", proposal, PATIENCE_S)
 
     agreed = at_once(*(lambda proposal=f"run-{i}": agree(proposal) for i in range(4)))
     assert len(set(agreed)) == 1
     assert agreed[0] in {"run-0", "run-1", "run-2", "run-3"}
-    assert c10d.agree_run_id(scene.endpoint, "another job", "other", PATIENCE_S) == "other"
-    c10d.release_run_id(scene.endpoint, "job", "not this one", PATIENCE_S)
+    assert c10d.agree_run_id(c10d_scene.endpoint, "another job", "other", PATIENCE_S) == "other"
+    c10d.release_run_id(c10d_scene.endpoint, "job", "not this one", PATIENCE_S)
     assert agree("next") == agreed[0]
-    c10d.release_run_id(scene.endpoint, "job", agreed[0], PATIENCE_S)
+    c10d.release_run_id(c10d_scene.endpoint, "job", agreed[0], PATIENCE_S)
     assert agree("next") == "next"
 
 
 # -- the inbox and connections ---------------------------------------------------------------------
 
 
-def test_the_inbox_wakes_when_told_to_and_gives_up_in_time(scene: Scene) -> None:
-    inbox = scene.host.inbox()
+def test_the_inbox_wakes_when_told_to_and_gives_up_in_time(c10d_scene: C10dScene) -> None:
+    inbox = c10d_scene.host.inbox()
     assert inbox.wait(0.02) == []
     lane = Lane("waiting")
     waiting = lane.submit(lambda: inbox.wait(10 * PATIENCE_S))
     inbox.wake()
     assert waiting.result(PATIENCE_S) == []
-    scene.joined("a")
+    c10d_scene.joined("a")
     assert inbox.wait(PATIENCE_S) == [("run", "a")], "a time-out before swallows nothing"
     lane.abandon()
 
 
-def test_many_hints_are_taken_together(scene: Scene) -> None:
-    inbox = scene.host.inbox()
+def test_many_hints_are_taken_together(c10d_scene: C10dScene) -> None:
+    inbox = c10d_scene.host.inbox()
     names = [f"i{i}" for i in range(200)]
-    scene.joined(*names)
+    c10d_scene.joined(*names)
     assert inbox.wait(PATIENCE_S) == [("run", name) for name in names]
     assert inbox.wait(0.02) == []
 
 
-def test_whoever_waits_learns_that_the_store_is_gone(scene: Scene) -> None:
-    node, inbox = scene.node(), scene.host.inbox()
+def test_no_hint_within_the_time_swallows_nothing(scene: Scene) -> None:
+    wait = scene.hints()
+    assert wait(0.02) == []
+    names = {f"i{i}" for i in range(50)}
+    scene.joined(*names)
+    heard: set[str] = set()
+    while heard != names:
+        heard.update(wait(PATIENCE_S) or ["nothing"])
+    assert wait(0.02) == []
+
+
+def test_whoever_waits_learns_that_the_store_is_gone(scene_to_lose: Scene) -> None:
+    scene = scene_to_lose
+    node, wait = scene.node(), scene.hints()
     lanes = [Lane("plan"), Lane("inbox")]
     waiting = [
         lanes[0].submit(lambda: node.next_plan(0, 10 * PATIENCE_S)),
-        lanes[1].submit(lambda: inbox.wait(10 * PATIENCE_S)),
+        lanes[1].submit(lambda: wait(10 * PATIENCE_S)),
     ]
-    scene.host.close()
+    scene.lose_store()
     for one in waiting:
         with pytest.raises(StoreLostError) as caught:
             one.result(PATIENCE_S)
@@ -327,10 +347,10 @@ def test_whoever_waits_learns_that_the_store_is_gone(scene: Scene) -> None:
         node.read_plan()
 
 
-def test_a_word_that_did_not_arrive_is_an_error(scene: Scene) -> None:
+def test_a_word_that_did_not_arrive_is_an_error(scene_to_lose: Scene) -> None:
     """torch's client sends a value without waiting for an answer: into a broken connection as into a good one."""
-    node = scene.joined("a")
-    scene.host.close()
+    node = scene_to_lose.joined("a")
+    scene_to_lose.lose_store()
     with pytest.raises(StoreLostError):
         node.write(member("a", state=State.LEFT))
 

@@ -17,7 +17,7 @@ from elastic_agent.transport.base import NotAStoreError, StoreLostError, Transpo
 from elastic_agent.transport.lane import Lane
 from elastic_agent.values import Endpoint
 
-from .support import PATIENCE_S, Scene, free_endpoint, member, peers
+from .support import PATIENCE_S, C10dScene, free_endpoint, member, peers
 from .test_addresses import needs_ipv6
 
 
@@ -127,7 +127,7 @@ def test_another_program_on_our_port_is_not_mistaken_for_a_host() -> None:
     "address", ["127.0.0.9", "localhost", "0.0.0.0", pytest.param("::1", marks=needs_ipv6)]
 )
 def test_the_whole_conversation_works_at(address: str) -> None:
-    scene = Scene(address)
+    scene = C10dScene(address)
     inbox = scene.host.inbox()
     node = scene.joined("a")
     assert inbox.wait(PATIENCE_S) == [("run", "a")]

@@ -167,7 +167,7 @@ class EtcdClient:
                 if response.events:
                     return _news(response)
         except grpc.RpcError as error:
-            if _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if _timed_out(error):
                 return None
             raise self._explained(error) from None
         finally:
@@ -312,6 +312,11 @@ def _code(error: grpc.RpcError) -> Any:
 
 def _details(error: grpc.RpcError) -> str:
     return str(error.details() or "") if isinstance(error, grpc.Call) else str(error)
+
+
+def _timed_out(error: grpc.RpcError) -> bool:
+    """Whether the time given was over: etcd is told of it as well, and sometimes says so first, in its own words."""
+    return _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED or "context deadline exceeded" in _details(error)
 
 
 def _login_expired(error: grpc.RpcError) -> bool:

@@ -1,0 +1,109 @@
+"""A run in a real etcd. By itself, because whoever forks processes must not have imported gRPC before."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from elastic_agent.rendezvous.etcd_meeting import Members
+from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, campaign
+from elastic_agent.transport.etcd_client import EtcdClient, delete, put
+from elastic_agent.values import Endpoint, EtcdAccess
+from tests.etcd import EtcdCluster
+
+from .support import Scene
+
+LEASE_TTL_S = 5.0
+
+
+class EtcdScene(Scene):
+    """One etcd, with a prefix of its own."""
+
+    def __init__(self, cluster: EtcdCluster, access: EtcdAccess | None = None) -> None:
+        self.cluster = cluster
+        self.access = access or EtcdAccess(f"/tests/{secrets.token_hex(4)}")
+        self.complaints: list[str] = []
+        self.kept = KeptLeases(LEASE_TTL_S)
+        self._terms: dict[str, Term] = {}
+        self._open = ExitStack()
+
+    def close(self) -> None:
+        self._open.close()
+
+    def keys(self, run_id: str = "run") -> RunKeys:
+        return RunKeys(self.access.prefix, run_id)
+
+    def client(self) -> EtcdClient:
+        return self.dial()[0]
+
+    def dial(self) -> tuple[EtcdClient, str]:
+        client, store = Members(endpoint_of(self.cluster), self.access).dial()
+        self._open.callback(client.close)
+        return client, store
+
+    def node(self, run_id: str = "run") -> EtcdLink:
+        client, store = self.dial()
+        return EtcdLink(client, self.keys(run_id), store, self.kept, self.complaints.append)
+
+    def term(self, run_id: str = "run", lease_ttl_s: float = LEASE_TTL_S, patience_s: float = 0.01) -> Term:
+        """The office of a new coordinator; nobody else is in it."""
+        term = campaign(self.client(), self.keys(run_id), "a test", lease_ttl_s, patience_s)
+        assert term is not None, "somebody else coordinates"
+        self._open.callback(term.resign)
+        return term
+
+    def coordinator(self, run_id: str = "run") -> Term:
+        """The first one's office, over another connection each time."""
+        if run_id not in self._terms:
+            self._terms[run_id] = self.term(run_id)
+        return sharing_office(self._terms[run_id], self.client())
+
+    def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
+        return self.coordinator(run_id).wait
+
+    def stranger(self) -> EtcdStranger:
+        return EtcdStranger(self.client())
+
+    def root(self, run_id: str = "run") -> str:
+        return self.keys(run_id).shown
+
+    def lose_store(self) -> None:
+        for server in self.cluster.members:
+            server.kill()
+
+
+class EtcdStranger:
+    """Somebody who writes by hand."""
+
+    def __init__(self, client: EtcdClient) -> None:
+        self._client = client
+
+    def set(self, key: str, value: bytes) -> None:
+        self._client.transact([], [put(key.encode(), value)])
+
+    def delete_key(self, key: str) -> None:
+        self._client.transact([], [delete(key.encode())])
+
+
+def sharing_office(term: Term, client: EtcdClient) -> Term:
+    """The same office over another connection."""
+    own: Any = term
+    return Term(client, own._keys, own._lease_id, own._since)
+
+
+def endpoint_of(cluster: EtcdCluster) -> Endpoint:
+    """Every member, as the settings would have them."""
+    first, *others = (Endpoint("127.0.0.1", server.client_port) for server in cluster.members)
+    return Endpoint(first.host, first.port, tuple(others))
+
+
+@contextmanager
+def etcd_scene(cluster: EtcdCluster, access: EtcdAccess | None = None) -> Iterator[EtcdScene]:
+    """A scene, closed in the end."""
+    scene = EtcdScene(cluster, access)
+    try:
+        yield scene
+    finally:
+        scene.close()
