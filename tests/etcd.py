@@ -79,6 +79,11 @@ class EtcdServer:
                 os.kill(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
+    def listens(self) -> bool:
+        """Whether it takes connections of clients."""
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.client_port)) == 0
+
     def freeze(self) -> None:
         freeze(self.pid)
 
@@ -161,6 +166,9 @@ class EtcdCluster:
     def wait_ready(self) -> None:
         """Until a majority answers."""
         deadline_s = time.monotonic() + PATIENCE_S
+        while not any(member.listens() for member in self.members):
+            assert time.monotonic() < deadline_s, "no member of etcd listens"
+            time.sleep(0.005)  # etcdctl would look again after a second
         while True:
             try:
                 self._run("get", "no-such-key", timeout_s=2.0)

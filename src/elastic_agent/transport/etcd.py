@@ -350,14 +350,16 @@ class Term:
         """Incarnations whose member records changed since the last time; empty at the time-out.
 
         Raises:
-            DeposedError: our etcd lease ran out.
+            DeposedError: our etcd lease ran out, before or while we waited.
         """
-        if self._keeper is not None and self._keeper.lost:
-            raise DeposedError(self._keeper.lost)
         try:
             news = self._client.watch(
                 self._keys.members, prefix_end(self._keys.members), self._next_revision, timeout_s
             )
+        except StoreLostError:
+            if self._keeper is not None and self._keeper.lost:
+                raise DeposedError(self._keeper.lost) from None
+            raise
         except CompactedError:
             self._next_revision = int(self._client.range(self._keys.leader).header.revision) + 1
             return list(self.read(None).members)
@@ -414,10 +416,15 @@ class Term:
 
     def publish(self, plan: Plan) -> bool:
         """Write the plan if it follows the newest; False if there is another one of that version."""
+        has_read = False
         while True:
             before = self._plans.best
             if (before.version if before is not None else 0) + 1 != plan.version:
-                return False
+                if has_read:
+                    return False
+                self._plans.read()  # what is known may be old, or nothing
+                has_read = True
+                continue
             done = self._while_in_office(
                 [was_written_at(self._keys.plan, self._plans.revision)],
                 [put(self._keys.plan, encode(plan))],
@@ -426,6 +433,7 @@ class Term:
                 self._plans.revision, self._plans.best = done.header.revision, plan
                 return True
             self._plans.read()
+            has_read = True
 
     def write_status(self, text: str) -> None:
         """Say in words what is awaited; goes with our office."""
@@ -474,7 +482,10 @@ class Term:
 
 
 class _Keeper(threading.Thread):
-    """Keeps the leader key alive. Its deadline is its own: etcd may end the lease right after."""
+    """Keeps the leader key alive. Its deadline is its own: etcd may end the lease right after.
+
+    When the office is lost the connection is closed, so that whoever waits over it need not wait any longer.
+    """
 
     def __init__(self, client: EtcdClient, lease_id: int, ttl_s: int) -> None:
         super().__init__(name="etcd-leader", daemon=True)
@@ -489,6 +500,12 @@ class _Keeper(threading.Thread):
         self._stopping.set()
 
     def run(self) -> None:
+        self.lost = self._keep()
+        if self.lost:
+            self._client.close()
+
+    def _keep(self) -> str:
+        """Until stopped (the empty string), or until the office is lost: why it is."""
         renewed_s = time.monotonic()
         while not self._stopping.wait(self._ttl_s / 4):
             sent_s = time.monotonic()
@@ -496,12 +513,11 @@ class _Keeper(threading.Thread):
                 self._client.keep_alive(self._lease_id)
                 renewed_s = sent_s
             except LeaseGoneError:
-                self.lost = "the coordinator's etcd lease ran out"
-                return
+                return "the coordinator's etcd lease ran out"
             except Exception as error:
                 if time.monotonic() - renewed_s > self._ttl_s:
-                    self.lost = f"the coordinator's etcd lease was not renewed: {error}"
-                    return
+                    return f"the coordinator's etcd lease was not renewed: {error}"
+        return ""
 
 
 def campaign(

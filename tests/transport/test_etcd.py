@@ -1,0 +1,339 @@
+"""What only etcd does: terms of office, compaction, restarts, leases of its own, and what is left of a run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from elastic_agent.protocol.records import State
+from elastic_agent.transport import etcd
+from elastic_agent.transport.base import NotAStoreError, StoreLostError
+from elastic_agent.transport.etcd import DeposedError, EtcdLink, KeptLeases, Term, campaign
+from elastic_agent.transport.etcd_client import EtcdClient, prefix_end
+from elastic_agent.transport.lane import Lane
+
+from .etcd_scene import EtcdScene
+from .relay import Relay
+from .support import PATIENCE_S, lease, member, plan
+
+
+def everything(scene: EtcdScene) -> dict[bytes, tuple[bytes, int]]:
+    """What lies under the scene's prefix, with the revision in which it was written."""
+    prefix = scene.access.prefix.encode()
+    found = scene.client().range(prefix, prefix_end(prefix))
+    return {one.key: (one.value, one.mod_revision) for one in found.kvs}
+
+
+# -- the term of office ---------------------------------------------------------------------------
+
+WRITES: dict[str, Callable[[Term], object]] = {
+    "publish": lambda term: term.publish(plan(2, "from the past")),
+    "condemn": lambda term: term.condemn(lease("a")),
+    "forget": lambda term: term.forget("a"),
+    "write_status": lambda term: term.write_status("from the past"),
+    "remove_run": lambda term: term.remove_run(),
+}
+
+
+@pytest.mark.parametrize("succeeded", [True, False])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_deposed_coordinator_writes_nothing(etcd_scene: EtcdScene, write: str, succeeded: bool) -> None:
+    etcd_scene.joined("a")
+    deposed = etcd_scene.term()
+    deposed.publish(plan(1))
+    office: Any = deposed
+    etcd_scene.client().revoke(office._lease_id)  # as when it ran out
+    if succeeded:
+        etcd_scene.term()
+    before = everything(etcd_scene)
+    with pytest.raises(DeposedError, match="a test coordinates" if succeeded else "nobody coordinates"):
+        WRITES[write](deposed)
+    assert everything(etcd_scene) == before
+
+
+def test_one_candidate_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
+    first, keys = etcd_scene.term(), etcd_scene.keys()
+    lanes = [Lane(f"candidate {i}") for i in range(4)]
+    standing = [
+        lane.submit(lambda client=etcd_scene.client(): campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
+        for lane in lanes
+    ]
+    assert campaign(etcd_scene.client(), keys, "hasty", 5.0, 0.05) is None
+    first.resign()
+    terms = [one.result(PATIENCE_S) for one in standing]
+    (elected,) = [term for term in terms if term is not None]
+    assert elected.publish(plan(1))
+    elected.resign()
+    for lane in lanes:
+        lane.abandon()
+
+
+def test_an_office_ends_when_its_holder_is_cut_off_and_another_takes_over_within_a_lease(
+    etcd_scene: EtcdScene,
+) -> None:
+    lease_ttl_s = 3.0
+    with Relay(etcd_scene.cluster.members[0].client_port) as relay:
+        client = EtcdClient(relay.endpoint, etcd_scene.access)
+        cut_off = campaign(client, etcd_scene.keys(), "cut off", lease_ttl_s, 0.1)
+        assert cut_off is not None
+        relay.hold()
+        began_s = time.monotonic()
+        successor = etcd_scene.term(lease_ttl_s=lease_ttl_s, patience_s=PATIENCE_S)
+        assert time.monotonic() - began_s < lease_ttl_s
+        assert successor.publish(plan(1))
+        began_s = time.monotonic()
+        with pytest.raises(StoreLostError, match="not renewed"):
+            cut_off.wait(10 * PATIENCE_S)
+        assert time.monotonic() - began_s < lease_ttl_s, "it learns so by itself, whatever it waits for"
+    cut_off.resign()
+
+
+def test_whoever_waits_in_office_learns_at_once_that_the_lease_is_gone(etcd_scene: EtcdScene) -> None:
+    term = etcd_scene.term(lease_ttl_s=1.0)
+    office: Any = term
+    etcd_scene.client().revoke(office._lease_id)
+    with pytest.raises(DeposedError, match="ran out"):
+        term.wait(10 * PATIENCE_S)
+
+
+def test_an_office_lasts_longer_than_its_lease(etcd_scene: EtcdScene) -> None:
+    term = etcd_scene.term(lease_ttl_s=1.0)  # two seconds, the least
+    assert term.wait(2.6) == []
+    assert term.publish(plan(1))
+
+
+# -- compaction -----------------------------------------------------------------------------------
+
+
+def compact(scene: EtcdScene) -> None:
+    """Forget all revisions but the newest."""
+    scene.cluster.ctl("compact", str(scene.client().range(b"/").header.revision))
+
+
+class Behind:
+    """Has a client's next watch begin only after something happened."""
+
+    def __init__(self, client: Any, meanwhile: Callable[[], object]) -> None:
+        self._watch, self._meanwhile = client.watch, meanwhile
+        self.watches = 0
+        client.watch = self.watch
+
+    def watch(self, *args: Any) -> Any:
+        self.watches += 1
+        if self.watches == 1:
+            self._meanwhile()
+        return self._watch(*args)
+
+
+def client_of(link: EtcdLink | Term) -> Any:
+    link_: Any = link
+    return link_._client
+
+
+def test_a_node_that_was_behind_a_compaction_reads_the_plan_anew(etcd_scene: EtcdScene) -> None:
+    node, coordinator = etcd_scene.node(), etcd_scene.coordinator()
+    coordinator.publish(plan(1))
+
+    def pass_by() -> None:
+        coordinator.publish(plan(2))
+        coordinator.publish(plan(3))
+        compact(etcd_scene)
+
+    behind = Behind(client_of(node), pass_by)
+    assert node.next_plan(1, PATIENCE_S) == plan(3)
+    assert behind.watches == 1
+
+
+def test_a_compaction_without_news_is_neither_news_nor_a_reason_to_spin(etcd_scene: EtcdScene) -> None:
+    node, coordinator = etcd_scene.node(), etcd_scene.coordinator()
+    coordinator.publish(plan(1))
+
+    def pass_by() -> None:
+        for _ in range(3):
+            coordinator.write_status("nothing new")
+        compact(etcd_scene)
+
+    behind = Behind(client_of(node), pass_by)
+    assert node.next_plan(1, 0.2) is None
+    assert behind.watches == 2
+
+
+def test_a_coordinator_that_was_behind_a_compaction_hears_of_everybody_once(etcd_scene: EtcdScene) -> None:
+    coordinator = etcd_scene.coordinator()
+    node = etcd_scene.joined("a", "b")
+    node.write(member("a", slots=3))
+    compact(etcd_scene)
+    assert sorted(coordinator.wait(PATIENCE_S)) == ["a", "b"]
+    assert coordinator.wait(0.02) == []
+    node.write(member("b", slots=3))
+    assert coordinator.wait(PATIENCE_S) == ["b"]
+
+
+def test_a_candidate_that_was_behind_a_compaction_stands_again(etcd_scene: EtcdScene) -> None:
+    first, client = etcd_scene.term(), etcd_scene.client()
+
+    def pass_by() -> None:
+        for _ in range(3):
+            first.write_status("in office")
+        first.resign()
+        compact(etcd_scene)
+
+    Behind(client, pass_by)
+    assert campaign(client, etcd_scene.keys(), "behind", 5.0, PATIENCE_S) is None
+    assert etcd_scene.term().publish(plan(1))
+
+
+# -- restarts -------------------------------------------------------------------------------------
+
+
+def test_after_a_restart_of_etcd_everything_is_there_and_goes_on(own_etcd_scene: EtcdScene) -> None:
+    scene = own_etcd_scene
+    node = scene.joined("a")
+    coordinator = scene.coordinator()
+    coordinator.publish(plan(1))
+    lane = Lane("waiting")
+    waiting = lane.submit(lambda: node.next_plan(1, 10 * PATIENCE_S))
+    assert coordinator.wait(0.01) == []
+    (server,) = scene.cluster.members
+    server.kill()
+    with pytest.raises(StoreLostError) as caught:
+        waiting.result(PATIENCE_S)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(StoreLostError):
+        node.renew(lease("a"), lease("a").renewed())
+    server.start()
+    scene.cluster.wait_ready()
+    again = scene.node()
+    assert again.store_id == node.store_id
+    assert again.read_plan() == plan(1)
+    assert again.read_lease("a") == lease("a")
+    assert again.renew(lease("a"), lease("a").renewed())
+    assert scene.coordinator().publish(plan(2)), "the office is still its own"
+    assert again.next_plan(1, PATIENCE_S) == plan(2)
+    lane.abandon()
+
+
+def test_an_etcd_that_lost_its_data_has_another_name(own_etcd_scene: EtcdScene) -> None:
+    scene = own_etcd_scene
+    node = scene.joined("a")
+    scene.cluster.ctl("del", "--prefix", "/")
+    again = scene.node()
+    assert again.store_id != node.store_id
+    assert again.register(member("a"), lease("a")) == lease("a")
+
+
+def test_somebody_elses_data_under_our_prefix_is_left_alone(etcd_scene: EtcdScene) -> None:
+    stranger = etcd_scene.stranger()
+    stranger.set(f"{etcd_scene.access.prefix}/1/id", b"\x1b[2J no name\n")
+    with pytest.raises(NotAStoreError, match="give another --etcd-prefix") as caught:
+        etcd_scene.node()
+    assert str(caught.value).isprintable()
+    stranger.delete_key(f"{etcd_scene.access.prefix}/1/id")
+    assert set(everything(etcd_scene)) == {f"{etcd_scene.access.prefix}/1/id".encode()}
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"{}", b'{"plan": 1}', b""])
+def test_what_is_no_plan_keeps_nobody_from_the_next_one(etcd_scene: EtcdScene, data: bytes) -> None:
+    coordinator, node = etcd_scene.coordinator(), etcd_scene.node()
+    coordinator.publish(plan(1))
+    assert node.next_plan(0, PATIENCE_S) == plan(1)
+    etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", data)
+    assert node.next_plan(1, 0.05) is None
+    assert node.read_plan() == plan(1)
+    assert coordinator.read_plan() == plan(1)
+    assert etcd_scene.node().read_plan() is None, "one that knows nothing yet"
+    assert coordinator.publish(plan(2))
+    assert node.next_plan(1, PATIENCE_S) == plan(2)
+    assert etcd_scene.node().read_plan() == plan(2)
+    assert len(etcd_scene.complaints) == 2, "once a connection"
+    assert all(f"{etcd_scene.root()}/plan" in line and "\n" not in line for line in etcd_scene.complaints)
+
+
+# -- leases of etcd -------------------------------------------------------------------------------
+
+
+def test_records_nobody_renews_go_by_themselves(
+    etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd, "LEAST_KEPT_S", 1.0)
+    etcd_scene.kept = KeptLeases(0.25)
+    revision = int(etcd_scene.client().range(b"/").header.revision)
+    node, keys = etcd_scene.joined("a"), etcd_scene.keys()
+    gone: set[bytes] = set()
+    while gone != {keys.member("a"), keys.lease("a")}:
+        news = etcd_scene.client().watch(keys.root, prefix_end(keys.root), revision + 1, PATIENCE_S)
+        assert news is not None, "they are still there"
+        gone |= news.deleted
+        revision = news.next_revision - 1
+    assert not node.renew(lease("a"), lease("a").renewed())
+    node.write(member("a", state=State.LEFT))
+    assert etcd_scene.client().get(keys.member("a")) is None, "a word alone makes nobody known"
+    assert node.register(member("a"), lease("a")) == lease("a")
+
+
+def test_what_the_node_writes_keeps_its_records(
+    etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s = [0.0]
+    monkeypatch.setattr(etcd.time, "monotonic", lambda: clock_s[0])
+    client = etcd_scene.client()
+    kept_alive: list[int] = []
+    keep_alive = client.keep_alive
+    monkeypatch.setattr(client, "keep_alive", lambda one: (kept_alive.append(one), keep_alive(one)))
+    leases = KeptLeases(5.0)
+    first = leases.of(client, "a")
+    assert leases.of(client, "b") != first, "each incarnation has its own"
+    clock_s[0] = 4.0
+    assert (leases.of(client, "a"), kept_alive) == (first, [])
+    clock_s[0] = 6.0
+    assert (leases.of(client, "a"), kept_alive) == (first, [first])
+    client.revoke(first)
+    clock_s[0] = 12.0
+    assert leases.of(client, "a") != first
+
+
+# -- the end --------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_finished_run_is_left_and_other_runs_stay(etcd_scene: EtcdScene) -> None:
+    scene = etcd_scene
+    node = scene.joined("a", "b", "c")
+    other = scene.joined("a", run_id="run2")
+    term = scene.term()
+    term.publish(plan(1))
+    term.write_status("nothing to wait for")
+    term.condemn(lease("b"))
+    term.forget("b")
+    before = {key for key in everything(scene) if key.startswith(scene.keys("run2").root)}
+    term.remove_run()
+    term.resign()
+    node.write(member("a", state=State.LEFT))
+    assert not node.renew(lease("a"), lease("a").renewed())
+    assert set(everything(scene)) == {f"{scene.access.prefix}/1/id".encode(), *before}
+    assert other.read_lease("a") == lease("a")
+
+
+def test_what_an_abandoned_connection_wrote_arrives_late_and_undoes_nothing(etcd_scene: EtcdScene) -> None:
+    with Relay(etcd_scene.cluster.members[0].client_port) as relay:
+        client = EtcdClient(relay.endpoint, etcd_scene.access, timeout_s=0.2)
+        abandoned = EtcdLink(client, etcd_scene.keys(), "store", etcd_scene.kept)
+        assert abandoned.register(member("a"), lease("a")) is not None
+        relay.hold()
+        with pytest.raises(StoreLostError):
+            abandoned.write(member("a", state=State.RUNNING))
+        assert relay.held.is_set()
+        abandoned.close()
+        current = etcd_scene.node()
+        assert current.register(member("a", state=State.FAILED), lease("a")) is not None
+        arrived = threading.Event()
+        relay.release()
+        current.write(member("a", state=State.FAILED, slots=5))
+        arrived.wait(0.1)  # whatever the released bytes do, they do now
+    assert etcd_scene.coordinator().read(["a"]).members["a"] == member("a", state=State.FAILED, slots=5)
