@@ -41,6 +41,8 @@ class EtcdServer:
     cluster: str
     options: tuple[str, ...] = ()
     scheme: str = "http"
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    """On which addresses it listens to clients."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -50,11 +52,12 @@ class EtcdServer:
     def start(self) -> None:
         """Start it, with what it has on disk."""
         client, peer = f"{self.scheme}://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
+        listen = ",".join(f"{self.scheme}://{host}:{self.client_port}" for host in self.hosts)
         with (self.folder / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
                     *("etcd", "--name", self.name, "--data-dir", str(self.folder / self.name)),
-                    *("--listen-client-urls", client, "--advertise-client-urls", client),
+                    *("--listen-client-urls", listen, "--advertise-client-urls", client),
                     *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
                     *("--initial-cluster", self.cluster, "--unsafe-no-fsync"),
                     *("--heartbeat-interval", "20", "--election-timeout", "200"),
@@ -101,16 +104,21 @@ class EtcdCluster:
         options: Sequence[str] = (),
         scheme: str = "http",
         ctl_options: Sequence[str] = (),
+        hosts: Sequence[str] = ("127.0.0.1",),
     ) -> None:
+        """``hosts``: on which addresses the members listen; the first must be 127.0.0.1."""
         need_etcd()
         ports = free_ports(2 * size)
         names = [f"n{number}" for number in range(size)]
         peers = ",".join(f"{name}=http://127.0.0.1:{ports[2 * i + 1]}" for i, name in enumerate(names))
         self.members = [
-            EtcdServer(name, folder, ports[2 * i], ports[2 * i + 1], peers, tuple(options), scheme)
+            EtcdServer(
+                name, folder, ports[2 * i], ports[2 * i + 1], peers, tuple(options), scheme, tuple(hosts)
+            )
             for i, name in enumerate(names)
         ]
-        self._ctl_options = tuple(ctl_options)
+        self.ctl_options = tuple(ctl_options)
+        """What etcdctl is told besides; may change when the access does."""
         self._folder = folder
 
     def __enter__(self) -> Self:
@@ -143,13 +151,20 @@ class EtcdCluster:
         scheme = self.members[0].scheme
         endpoints = ",".join(f"{scheme}://{member.endpoint}" for member in self.members)
         return subprocess.run(
-            ["etcdctl", "--endpoints", endpoints, *self._ctl_options, *words],
+            ["etcdctl", "--endpoints", endpoints, *self.ctl_options, *words],
             env={"PATH": os.environ["PATH"], "ETCDCTL_API": "3"},
             capture_output=True,
             text=True,
             timeout=timeout_s,
             check=True,
         )
+
+    def enable_auth(self, root_password: str = "root's") -> None:
+        """Let nobody in any more who has no login; etcdctl has one."""
+        self.ctl("user", "add", "root", "--new-user-password", root_password)
+        self.ctl("user", "grant-role", "root", "root")
+        self.ctl("auth", "enable")
+        self.ctl_options += ("--user", f"root:{root_password}")
 
     def keys(self, prefix: str = "/") -> list[str]:
         """The names of all keys there are."""

@@ -57,10 +57,11 @@ def test_a_deposed_coordinator_writes_nothing(etcd_scene: EtcdScene, write: str,
 
 def test_one_candidate_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
     first, keys = etcd_scene.term(), etcd_scene.keys()
+    clients = [etcd_scene.client() for _ in range(4)]
     lanes = [Lane(f"candidate {i}") for i in range(4)]
     standing = [
-        lane.submit(lambda client=etcd_scene.client(): campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
-        for lane in lanes
+        lane.submit(lambda client=client: campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
+        for lane, client in zip(lanes, clients, strict=True)
     ]
     assert campaign(etcd_scene.client(), keys, "hasty", 5.0, 0.05) is None
     first.resign()

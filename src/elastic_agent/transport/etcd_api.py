@@ -29,12 +29,13 @@ class EtcdPackageError(ImportError):
     """The installed etcd3 package is not one that this module understands."""
 
 
-def _load() -> Any:
+def _load() -> tuple[Any, Any]:
     if "etcd3" not in sys.modules:
         _provide_generated_modules()
     with _quiet_grpc():
         import etcd3.etcdrpc
-    return etcd3.etcdrpc
+        import grpc
+    return grpc, etcd3.etcdrpc
 
 
 def _provide_generated_modules() -> None:
@@ -85,5 +86,10 @@ def _quiet_grpc() -> Iterator[None]:
         del os.environ[name]
 
 
-rpc: Any = _load()
+grpc: Any
+"""gRPC itself: whoever needs it takes it from here, for imported first elsewhere it would not be quiet."""
+
+rpc: Any
 """Messages (``rpc.RangeRequest``) and stubs (``rpc.KVStub``) of etcd's API version 3."""
+
+grpc, rpc = _load()

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from elastic_agent.values import Endpoint, EtcdAccess
 
 from .addresses import connect, local_address_towards
 from .base import NotAStoreError, StoreLostError, TransportError, UnreachableError
-from .etcd_api import rpc
+from .etcd_api import grpc, rpc
+from .etcd_greeting import greet
 
 CALL_TIMEOUT_S = 1.0
 """A member that does not answer within this time is given up for another one."""
@@ -41,6 +40,13 @@ class CompactedError(Exception):
 
 class LeaseGoneError(Exception):
     """The etcd lease ran out or was revoked."""
+
+
+class _RefusedError(Exception):
+    """etcd refused a watch, maybe because the login expired."""
+
+    def __init__(self, explained: Exception) -> None:
+        self.explained = explained
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class EtcdClient:
         try:
             self.local_address = local_address_towards(endpoint.host, probe)
             address = str(probe.getpeername()[0])
+            greet(probe, endpoint, access, timeout_s)
         finally:
             probe.close()
         self._channel = _open_channel(endpoint, address, access)
@@ -149,6 +156,19 @@ class EtcdClient:
             CompactedError: that revision is gone.
             StoreLostError: the connection broke; watch again from the same revision.
         """
+        token = self._token
+        try:
+            return self._watch(key, end, revision, timeout_s)
+        except _RefusedError as error:
+            if not self._access.user:
+                raise error.explained from None
+        self._log_in(token)
+        try:
+            return self._watch(key, end, revision, timeout_s)
+        except _RefusedError as error:
+            raise error.explained from None
+
+    def _watch(self, key: bytes, end: bytes | None, revision: int, timeout_s: float) -> News | None:
         create = rpc.WatchCreateRequest(key=key, range_end=end or b"", start_revision=revision)
         over = threading.Event()
 
@@ -163,17 +183,28 @@ class EtcdClient:
         try:
             for response in stream:
                 if response.canceled:
-                    raise _cancelled(response)
+                    raise self._cancelled(response)
                 if response.events:
                     return _news(response)
         except grpc.RpcError as error:
             if _timed_out(error):
                 return None
+            if _login_expired(error):
+                raise _RefusedError(self._explained(error)) from None
             raise self._explained(error) from None
         finally:
             over.set()
             stream.cancel()
         raise StoreLostError(f"etcd at {self.endpoint} ended a watch")
+
+    def _cancelled(self, response: Any) -> Exception:
+        if response.compact_revision:
+            return CompactedError(f"compacted up to revision {response.compact_revision}")
+        reason = response.cancel_reason
+        if "permission denied" in reason:
+            return _RefusedError(_no_permission(str(self.endpoint), self._access))
+        lost = StoreLostError(f"etcd at {self.endpoint} ended a watch: {reason or 'no reason given'}")
+        return _RefusedError(lost) if _is_expired_login(reason) else lost
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -211,7 +242,7 @@ class EtcdClient:
                 if "authentication is not enabled" not in _details(error):
                     raise self._explained(error) from None
 
-    def _explained(self, error: grpc.RpcError) -> Exception:
+    def _explained(self, error: Any) -> Exception:
         if "requested lease not found" in _details(error):
             return LeaseGoneError("etcd knows no such lease")
         return explain(error, str(self.endpoint), self._access, self._timeout_s)
@@ -300,32 +331,28 @@ def _news(response: Any) -> News:
     return News(newest + 1, written, frozenset(deleted))
 
 
-def _cancelled(response: Any) -> Exception:
-    if response.compact_revision:
-        return CompactedError(f"compacted up to revision {response.compact_revision}")
-    return StoreLostError(f"etcd ended a watch: {response.cancel_reason or 'no reason given'}")
-
-
-def _code(error: grpc.RpcError) -> Any:
+def _code(error: Any) -> Any:
     return error.code() if isinstance(error, grpc.Call) else None
 
 
-def _details(error: grpc.RpcError) -> str:
+def _details(error: Any) -> str:
     return str(error.details() or "") if isinstance(error, grpc.Call) else str(error)
 
 
-def _timed_out(error: grpc.RpcError) -> bool:
+def _timed_out(error: Any) -> bool:
     """Whether the time given was over: etcd is told of it as well, and sometimes says so first, in its own words."""
     return _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED or "context deadline exceeded" in _details(error)
 
 
-def _login_expired(error: grpc.RpcError) -> bool:
-    return _code(error) is grpc.StatusCode.UNAUTHENTICATED or any(
-        words in _details(error) for words in _EXPIRED_LOGIN
-    )
+def _login_expired(error: Any) -> bool:
+    return _code(error) is grpc.StatusCode.UNAUTHENTICATED or _is_expired_login(_details(error))
 
 
-def explain(error: grpc.RpcError, shown: str, access: EtcdAccess, timeout_s: float) -> TransportError:
+def _is_expired_login(details: str) -> bool:
+    return any(words in details for words in _EXPIRED_LOGIN)
+
+
+def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> TransportError:
     """What went wrong, in one line for a person."""
     code, details = _code(error), " ".join(_details(error).split())
     status = grpc.StatusCode
@@ -334,11 +361,7 @@ def explain(error: grpc.RpcError, shown: str, access: EtcdAccess, timeout_s: flo
     if "user name is empty" in details or code is status.UNAUTHENTICATED:
         return NotAStoreError(f"etcd at {shown} asks for a login; give --etcd-user and its password")
     if code is status.PERMISSION_DENIED:
-        who = f"user {access.user!r}" if access.user else "whoever has no login"
-        return NotAStoreError(
-            f"etcd at {shown} denies {who} the keys under {access.prefix}; "
-            "grant a role that may read and write them"
-        )
+        return _no_permission(shown, access)
     if code is status.UNIMPLEMENTED:
         return NotAStoreError(f"{shown} speaks gRPC but is no etcd of version 3 ({details[:120]})")
     if code is status.RESOURCE_EXHAUSTED or "database space exceeded" in details:
@@ -355,6 +378,13 @@ def explain(error: grpc.RpcError, shown: str, access: EtcdAccess, timeout_s: flo
     if code is status.CANCELLED:
         return StoreLostError("the connection was closed")
     return _broken_connection(details, shown, access)
+
+
+def _no_permission(shown: str, access: EtcdAccess) -> NotAStoreError:
+    who = f"user {access.user!r}" if access.user else "whoever has no login"
+    return NotAStoreError(
+        f"etcd at {shown} denies {who} the keys under {access.prefix}; grant a role that may read and write them"
+    )
 
 
 def _broken_connection(details: str, shown: str, access: EtcdAccess) -> TransportError:

@@ -18,8 +18,8 @@ _MAGIC = 0x3C85F7CE
 PROVOKED_S = 0.5
 
 
-def greet(sock: socket.socket, timeout_s: float, shown: str) -> None:
-    """Ask whoever is connected for a sign of life as a TCPStore.
+def greet(sock: socket.socket, timeout_s: float, shown: str, *, provoke: bool = True) -> None:
+    """Ask whoever is connected for a sign of life as a TCPStore; ``provoke``: and try to make others speak.
 
     Raises:
         UnreachableError: no answer in time: a frozen store, or something that only listens.
@@ -31,7 +31,7 @@ def greet(sock: socket.socket, timeout_s: float, shown: str) -> None:
         sock.sendall(struct.pack("=BIBI", _VALIDATE, _MAGIC, _PING, nonce))
         answer = _receive(sock, 4)
     except TimeoutError:
-        if spoken := _provoke(sock):
+        if provoke and (spoken := _provoke(sock)):
             raise _not_a_store(shown, spoken) from None
         raise UnreachableError(
             f"{shown} takes connections but does not answer within {timeout_s:g} s (the agent that hosts the "
@@ -43,6 +43,15 @@ def greet(sock: socket.socket, timeout_s: float, shown: str) -> None:
         raise UnreachableError(f"{shown} took the connection and closed it without an answer")
     if answer != struct.pack("=I", nonce):
         raise _not_a_store(shown, answer)
+
+
+def is_store(sock: socket.socket, timeout_s: float) -> bool:
+    """Whether a TCPStore answers at the other end of a new connection."""
+    try:
+        greet(sock, timeout_s, "", provoke=False)
+    except (UnreachableError, NotAStoreError):
+        return False
+    return True
 
 
 def _provoke(sock: socket.socket) -> bytes:

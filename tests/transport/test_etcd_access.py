@@ -1,0 +1,201 @@
+"""Who is let in: users and passwords, permissions, and logins that expire, on a real etcd."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_agent.rendezvous.etcd_meeting import Members
+from elastic_agent.transport.base import NotAStoreError, TransportError
+from elastic_agent.transport.etcd_client import EtcdClient
+from elastic_agent.transport.lane import Lane
+from elastic_agent.values import EtcdAccess
+from tests.etcd import EtcdCluster
+
+from .etcd_scene import EtcdScene, endpoint_of, etcd_scene, sharing_office
+from .support import PATIENCE_S, lease, member, plan
+
+PASSWORD = "pass word: 'x'"
+CHEAP_LOGIN = ("--bcrypt-cost", "4")
+
+
+def add_user(cluster: EtcdCluster, *permissions: tuple[str, str], prefix: str = "") -> EtcdAccess:
+    """A new user with (what, key prefix) permissions, and how it gets in."""
+    name = f"u{secrets.token_hex(4)}"
+    cluster.ctl("user", "add", name, "--new-user-password", PASSWORD)
+    cluster.ctl("role", "add", name)
+    cluster.ctl("user", "grant-role", name, name)
+    for what, where in permissions:
+        cluster.ctl("role", "grant-permission", name, "--prefix=true", what, where)
+    return EtcdAccess(prefix or f"/{name}", user=name, password=PASSWORD)
+
+
+@pytest.fixture(scope="module")
+def guarded_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """One that asks for a login."""
+    with EtcdCluster(tmp_path_factory.mktemp("guarded"), options=CHEAP_LOGIN) as cluster:
+        cluster.enable_auth()
+        yield cluster
+
+
+def use_everything(scene: EtcdScene, run_id: str = "run") -> None:
+    """All that nodes and the coordinator of a run ever ask of etcd."""
+    term, node = scene.term(run_id), scene.joined("a", "b", run_id=run_id)
+    assert term.wait(PATIENCE_S)
+    assert set(term.read(None).members) == set(term.read(["a", "b"]).members) == {"a", "b"}
+    assert set(term.read_leases()) == {"a", "b"}
+    assert term.publish(plan(1))
+    assert node.next_plan(0, PATIENCE_S) == plan(1)
+    assert node.next_plan(1, 0.02) is None
+    term.write_status("waiting")
+    assert node.read_status() == "waiting"
+    node.write(member("a", slots=3))
+    assert node.renew(lease("a"), lease("a").renewed())
+    assert term.condemn(lease("b"))
+    term.forget("b")
+    client: Any = node
+    client._client.keep_alive(scene.kept.of(client._client, "a"))
+    term.remove_run()
+    term.resign()
+    assert scene.term(run_id).read_plan() is None
+
+
+def refusal(cluster: EtcdCluster, access: EtcdAccess) -> str:
+    with pytest.raises(NotAStoreError) as caught:
+        Members(endpoint_of(cluster), access).dial()
+    text = str(caught.value)
+    assert text.isprintable()
+    assert PASSWORD not in text
+    return text
+
+
+def test_reading_and_writing_under_the_prefix_is_all_that_is_needed(guarded_etcd: EtcdCluster) -> None:
+    prefix = f"/only/{secrets.token_hex(4)}"
+    access = add_user(guarded_etcd, ("readwrite", f"{prefix}/1/"), prefix=prefix)
+    with etcd_scene(guarded_etcd, access) as scene:
+        use_everything(scene)
+
+
+def test_a_user_can_be_kept_to_one_run(guarded_etcd: EtcdCluster) -> None:
+    prefix = f"/shared/{secrets.token_hex(4)}"
+    guarded_etcd.ctl("put", f"{prefix}/1/id", secrets.token_hex(8))
+    access = add_user(
+        guarded_etcd, ("readwrite", f"{prefix}/1/r/mine/"), ("read", f"{prefix}/1/id"), prefix=prefix
+    )
+    with etcd_scene(guarded_etcd, access) as scene:
+        use_everything(scene, "mine")
+        with pytest.raises(NotAStoreError, match="denies user"):
+            scene.node("other").read_plan()
+        with pytest.raises(NotAStoreError, match="denies user"):
+            client = scene.client()
+            client.watch(scene.keys("other").plan, None, 1, PATIENCE_S)
+
+
+def test_a_wrong_password_is_said_and_not_shown(guarded_etcd: EtcdCluster) -> None:
+    access = add_user(guarded_etcd)
+    wrong = replace(access, password="secret-guess")
+    text = refusal(guarded_etcd, wrong)
+    assert f"refuses user {access.user!r}: wrong name or password" in text
+    assert "secret-guess" not in text + repr(wrong)
+    assert "wrong name or password" in refusal(guarded_etcd, replace(access, user="nobody"))
+
+
+def test_a_missing_login_is_asked_for(guarded_etcd: EtcdCluster) -> None:
+    assert "asks for a login; give --etcd-user" in refusal(guarded_etcd, EtcdAccess("/x"))
+
+
+def test_missing_permissions_name_the_user_and_the_keys(guarded_etcd: EtcdCluster) -> None:
+    access = add_user(guarded_etcd, ("readwrite", "/elsewhere/"))
+    assert f"denies user {access.user!r} the keys under {access.prefix}" in refusal(guarded_etcd, access)
+
+
+def test_reading_alone_does_not_do(guarded_etcd: EtcdCluster) -> None:
+    access = add_user(guarded_etcd, ("read", "/"))
+    assert "grant a role that may read and write them" in refusal(guarded_etcd, access)
+
+
+def test_a_login_where_none_is_asked_for_does_no_harm(shared_etcd: EtcdCluster) -> None:
+    access = EtcdAccess(f"/tests/{secrets.token_hex(4)}", user="somebody", password=PASSWORD)
+    with etcd_scene(shared_etcd, access) as scene:
+        use_everything(scene)
+
+
+def test_a_password_and_a_token_are_in_no_repr(guarded_etcd: EtcdCluster) -> None:
+    access = add_user(guarded_etcd, ("readwrite", "/"))
+    client = EtcdClient(endpoint_of(guarded_etcd), access)
+    shown = repr(access) + str(access) + repr(client) + str(client)
+    inside: Any = client
+    assert inside._token
+    assert PASSWORD not in shown
+    assert inside._token not in shown
+    client.close()
+
+
+def test_a_token_that_etcd_forgot_is_renewed_without_notice(tmp_path: Path) -> None:
+    """A member keeps simple tokens in memory: after its restart it knows none of them."""
+    with EtcdCluster(tmp_path, options=CHEAP_LOGIN) as cluster:
+        access = add_user(cluster, ("readwrite", "/"))
+        cluster.enable_auth()
+        with etcd_scene(cluster, access) as scene:
+            term, node = scene.term(), scene.joined("a")
+            waiter = sharing_office(term, scene.client())
+            (server,) = cluster.members
+            server.kill()
+            server.start()
+            cluster.wait_ready()
+            reconnect(waiter, node)
+            assert waiter.wait(PATIENCE_S) == ["a"], "a watch is the first that is asked"
+            assert node.renew(lease("a"), lease("a").renewed())
+            assert term.publish(plan(1))
+
+
+def reconnect(*links: Any) -> None:
+    """Until the connections are there again; asks for nothing that needs a login."""
+    for link in links:
+        client = link._client
+        for _ in range(200):
+            try:
+                client._call(client._auth.Authenticate, login_of(client))
+                break
+            except TransportError:
+                threading.Event().wait(0.02)
+
+
+def login_of(client: Any) -> Any:
+    from elastic_agent.transport.etcd_api import rpc
+
+    return rpc.AuthenticateRequest(name=client._access.user, password=client._access.password)
+
+
+def test_a_token_that_expires_is_renewed_without_notice(tmp_path: Path) -> None:
+    for words in (
+        ("genrsa", "-out", "private.pem", "2048"),
+        ("rsa", "-in", "private.pem", "-pubout", "-out", "public.pem"),
+    ):
+        subprocess.run(["openssl", *words], cwd=tmp_path, check=True, capture_output=True)
+    keys = f"pub-key={tmp_path}/public.pem,priv-key={tmp_path}/private.pem"
+    tokens = f"jwt,{keys},sign-method=RS256,ttl=1s"
+    with EtcdCluster(tmp_path, options=["--auth-token", tokens, *CHEAP_LOGIN]) as cluster:
+        access = add_user(cluster, ("readwrite", "/"))
+        cluster.enable_auth()
+        with etcd_scene(cluster, access) as scene:
+            term, node = scene.term(), scene.joined("a")
+            assert term.wait(PATIENCE_S) == ["a"]
+            lane = Lane("waiting")
+            waiting = lane.submit(lambda: node.next_plan(0, PATIENCE_S))
+            other = scene.joined("b")
+            assert term.wait(PATIENCE_S) == ["b"]
+            assert term.wait(2.1) == [], "tokens are counted in whole seconds"
+            other.write(member("b", slots=3))
+            assert term.wait(PATIENCE_S) == ["b"]
+            assert term.publish(plan(1))
+            assert waiting.result(PATIENCE_S) == plan(1), "a watch that began in time goes on"
+            assert other.renew(lease("b"), lease("b").renewed())
+            lane.abandon()
