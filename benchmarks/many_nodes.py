@@ -23,16 +23,16 @@ from elastic_agent.protocol.node import Node
 from elastic_agent.protocol.records import RECORD_VERSION, Failure, FailureKind, Member, Policy, State
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.incarnation import new_incarnation
-from elastic_agent.rendezvous.meeting import Meeting
+from elastic_agent.rendezvous.places import open_place
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.values import Endpoint
+from elastic_agent.values import Endpoint, EtcdAccess
 
 
 class Crowd:
     """The nodes of this process."""
 
-    def __init__(self, numbers: range, total: int, port: int, folder: Path, lease_s: float) -> None:
-        self.nodes = [OneNode(self, number, total, port, folder, lease_s) for number in numbers]
+    def __init__(self, numbers: range, total: int, options: argparse.Namespace) -> None:
+        self.nodes = [OneNode(self, number, total, options) for number in numbers]
         self.changed = asyncio.Event()
         self.lost_leases = 0
 
@@ -55,16 +55,16 @@ class Crowd:
 class OneNode:
     """A session and the node's state machine; carries out the actions as if workers were instant."""
 
-    def __init__(
-        self, crowd: Crowd, number: int, total: int, port: int, folder: Path, lease_s: float
-    ) -> None:
+    def __init__(self, crowd: Crowd, number: int, total: int, options: argparse.Namespace) -> None:
         self.crowd = crowd
         self.node = Node(new_incarnation())
-        meeting = Meeting(
-            Endpoint("127.0.0.1", port),
-            folder / str(number),
-            port_range=None,
-            port_rest_s=2 * lease_s,
+        lease_s = options.lease
+        meeting = open_place(
+            Endpoint("127.0.0.1", options.port),
+            EtcdAccess() if options.etcd else None,
+            options.folder / str(number),
+            lease_ttl_s=lease_s,
+            fence_margin_s=Policy().fence_margin_s,
         )
         meeting.set_run_id("benchmark")
         self.meeting = meeting
@@ -138,9 +138,9 @@ def tell(event: str, **more: Any) -> None:
     print(json.dumps({"event": event, "at_s": now_s(), **more}), flush=True)
 
 
-async def live(options: argparse.Namespace, folder: Path) -> None:
+async def live(options: argparse.Namespace) -> None:
     """Be told on stdin when to begin; tell on stdout when everybody here got where."""
-    crowd = Crowd(range(options.first, options.last), options.nodes, options.port, folder, options.lease)
+    crowd = Crowd(range(options.first, options.last), options.nodes, options)
     tell("here")
     await line_of_stdin()
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -181,11 +181,12 @@ def main() -> None:
     parser.add_argument("port", type=int)
     parser.add_argument("folder", type=Path, help="for the nodes' state directories")
     parser.add_argument("--lease", type=float, default=Policy().lease_ttl_s)
+    parser.add_argument("--etcd", action="store_true", help="meet in the etcd at that port")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     configure_logging("console", "warning", sys.stderr)
-    asyncio.run(live(options, options.folder))
+    asyncio.run(live(options))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def test_an_office_ends_when_its_holder_is_cut_off_and_another_takes_over_within
 ) -> None:
     lease_ttl_s = 3.0
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
-        client = EtcdClient(relay.endpoint, etcd_scene.access)
+        client = EtcdClient.dial(relay.endpoint, etcd_scene.access)
         cut_off = campaign(client, etcd_scene.keys(), "cut off", lease_ttl_s, 0.1)
         assert cut_off is not None
         relay.hold()
@@ -323,7 +323,7 @@ def test_nothing_of_a_finished_run_is_left_and_other_runs_stay(etcd_scene: EtcdS
 
 def test_what_an_abandoned_connection_wrote_arrives_late_and_undoes_nothing(etcd_scene: EtcdScene) -> None:
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
-        client = EtcdClient(relay.endpoint, etcd_scene.access, timeout_s=0.2)
+        client = EtcdClient.dial(relay.endpoint, etcd_scene.access, timeout_s=0.2)
         abandoned = EtcdLink(client, etcd_scene.keys(), "store", etcd_scene.kept)
         assert abandoned.register(member("a"), lease("a")) is not None
         relay.hold()

@@ -93,8 +93,8 @@ def test_a_user_can_be_kept_to_one_run(guarded_etcd: EtcdCluster) -> None:
         use_everything(scene, "mine")
         with pytest.raises(NotAStoreError, match="denies user"):
             scene.node("other").read_plan()
+        client = scene.client()
         with pytest.raises(NotAStoreError, match="denies user"):
-            client = scene.client()
             client.watch(scene.keys("other").plan, None, 1, PATIENCE_S)
 
 
@@ -129,7 +129,7 @@ def test_a_login_where_none_is_asked_for_does_no_harm(shared_etcd: EtcdCluster) 
 
 def test_a_password_and_a_token_are_in_no_repr(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd, ("readwrite", "/"))
-    client = EtcdClient(endpoint_of(guarded_etcd), access)
+    client = EtcdClient.dial(endpoint_of(guarded_etcd), access)
     shown = repr(access) + str(access) + repr(client) + str(client)
     inside: Any = client
     assert inside._token

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_agent.transport.base import NodeLink, NotAStoreError, TransportError, UnreachableError
@@ -13,6 +15,19 @@ from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 from .candidate import Candidate
 from .place import MeetingPlace
 
+FRESH_S = 0.5
+"""A connection that answered so lately is taken as good; should it not be, that shows with the first call."""
+
+
+@dataclass
+class _Shared:
+    """The connection of this process, the member it leads to, and what answered there last."""
+
+    number: int
+    client: EtcdClient
+    store_id: str
+    answered_s: float
+
 
 class Members:
     """The members of an etcd cluster, of which one that answers is used. Safe for threads."""
@@ -20,6 +35,8 @@ class Members:
     def __init__(self, endpoint: Endpoint, access: EtcdAccess) -> None:
         self._members = endpoint.members
         self._access = access
+        self._lock = threading.Lock()
+        self._shared: _Shared | None = None
         self._preferred = 0
         """The one that answered last; everything of this process goes there, so that one failure shows for all."""
 
@@ -35,7 +52,7 @@ class Members:
         for offset in range(len(self._members)):
             number = (first + offset) % len(self._members)
             try:
-                found = self._dial_one(self._members[number])
+                found = self._dial_one(number)
             except TransportError as error:
                 problems.append(error)
             else:
@@ -46,13 +63,46 @@ class Members:
             raise NotAStoreError(reasons)
         raise UnreachableError(reasons)
 
-    def _dial_one(self, member: Endpoint) -> tuple[EtcdClient, str]:
-        client = EtcdClient(member, self._access)
+    def _dial_one(self, number: int) -> tuple[EtcdClient, str]:
+        """Over the connection this process has to that member, if it answers there; else over a new one."""
+        found = self._over_shared(number)
+        if found is not None:
+            return found
+        client = EtcdClient.dial(self._members[number], self._access)
         try:
-            return client, store_id(client, self._access.prefix)
+            name = store_id(client, self._access.prefix)
         except BaseException:
             client.close()
             raise
+        self._share(_Shared(number, client.sibling(), name, time.monotonic()))
+        return client, name
+
+    def _over_shared(self, number: int) -> tuple[EtcdClient, str] | None:
+        with self._lock:
+            shared = self._shared
+        if shared is None or shared.number != number:
+            return None
+        client = shared.client.sibling()
+        if time.monotonic() - shared.answered_s < FRESH_S:
+            return client, shared.store_id
+        try:
+            name = store_id(client, self._access.prefix)
+        except TransportError:
+            client.close()
+            self._share(None)
+            return None
+        shared.answered_s = time.monotonic()
+        return client, name
+
+    def _share(self, shared: _Shared | None) -> None:
+        with self._lock:
+            before, self._shared = self._shared, shared
+        if before is not None:
+            before.client.close()
+
+    def close(self) -> None:
+        """Let go of the shared connection; who uses it still has it."""
+        self._share(None)
 
 
 class EtcdMeeting(MeetingPlace):
@@ -114,3 +164,4 @@ class EtcdMeeting(MeetingPlace):
             if self._candidate is not None:
                 self._candidate.stop()
                 self._candidate = None
+        self._members.close()

@@ -7,7 +7,7 @@ repeated here but a call that etcd turned away because the login had expired.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.enable_retries", 0),  # whether a call may be repeated, only its caller knows
     ("grpc.use_local_subchannel_pool", 1),
+    (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
 )
 _EXPIRED_LOGIN = ("invalid auth token", "invalid auth revision", "revision of auth store is old")
 
@@ -58,46 +59,101 @@ class News:
     deleted: frozenset[bytes]
 
 
-class EtcdClient:
-    """Safe for threads. :meth:`close` ends every call that is under way."""
+class _Line:
+    """A connection and the login that goes with it, shared by the clients that use it."""
 
-    def __init__(self, endpoint: Endpoint, access: EtcdAccess, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.token: str | None = None
+        self.login_lock = threading.Lock()
+        self.users = 0
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        with self._lock:
+            self.users += 1
+
+    def let_go(self) -> None:
+        with self._lock:
+            self.users -= 1
+            if self.users == 0:
+                self.channel.close()
+
+
+class EtcdClient:
+    """One user of a connection. Safe for threads."""
+
+    def __init__(
+        self, line: _Line, endpoint: Endpoint, access: EtcdAccess, local_address: str, timeout_s: float
+    ):
+        """Use :meth:`dial`, or :meth:`sibling` of one that was dialled."""
+        self.endpoint = endpoint
+        self.local_address = local_address
+        self._line = line
+        self._access = access
+        self._timeout_s = timeout_s
+        self._open = True
+        self._streams: set[Any] = set()
+        self._lock = threading.Lock()
+        line.take()
+        self._kv = rpc.KVStub(line.channel)
+        self._leases = rpc.LeaseStub(line.channel)
+        self._auth = rpc.AuthStub(line.channel)
+        # One request, then only answers. So called, and with the channel's option that goes with it, gRPC needs no
+        # threads of its own for these, of which one would wake up ten times a second.
+        self._watch_call = _answers(line.channel, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
+        self._keep_alive_call = _answers(
+            line.channel, "Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse
+        )
+
+    @classmethod
+    def dial(cls, endpoint: Endpoint, access: EtcdAccess, timeout_s: float = CALL_TIMEOUT_S) -> EtcdClient:
         """Connect and log in.
 
         Raises:
             UnreachableError: nobody answers there, or not in time.
             NotAStoreError: who answers is no etcd, or does not let us in.
         """
-        self.endpoint = endpoint
-        self._access = access
-        self._timeout_s = timeout_s
-        self._token: str | None = None
-        self._login_lock = threading.Lock()
         probe = connect(endpoint.host, endpoint.port, timeout_s)
         try:
-            self.local_address = local_address_towards(endpoint.host, probe)
+            local_address = local_address_towards(endpoint.host, probe)
             address = str(probe.getpeername()[0])
             greet(probe, endpoint, access, timeout_s)
         finally:
             probe.close()
-        self._channel = _open_channel(endpoint, address, access)
-        self._kv = rpc.KVStub(self._channel)
-        self._leases = rpc.LeaseStub(self._channel)
-        self._watches = rpc.WatchStub(self._channel)
-        self._auth = rpc.AuthStub(self._channel)
+        client = cls(
+            _Line(_open_channel(endpoint, address, access)), endpoint, access, local_address, timeout_s
+        )
         try:
             if access.user:
-                self._log_in(None)
+                client._log_in(None)
         except StoreLostError as error:
-            self.close()
+            client.close()
             raise UnreachableError(str(error)) from None
         except BaseException:
-            self.close()
+            client.close()
             raise
+        return client
+
+    def sibling(self) -> EtcdClient:
+        """Another user of the same connection; either may close first."""
+        return EtcdClient(self._line, self.endpoint, self._access, self.local_address, self._timeout_s)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed."""
+        return self._open
 
     def close(self) -> None:
-        """Let go of the connection; does not block."""
-        self._channel.close()
+        """Take no more calls, end the watches that are under way, let go of the connection; does not block."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            streams = list(self._streams)
+        for stream in streams:
+            stream.cancel()
+        self._line.let_go()
 
     # -- keys -----------------------------------------------------------------------------------
 
@@ -137,11 +193,14 @@ class EtcdClient:
             raise LeaseGoneError(f"etcd lease {lease_id:x} is gone")
 
     def _first_answer(self, request: Any, timeout: float, metadata: Any) -> Any:
-        stream = self._leases.LeaseKeepAlive(iter((request,)), timeout=timeout, metadata=metadata)
+        stream = self._keep_alive_call(request, timeout=timeout, metadata=metadata)
         try:
-            return next(stream)
+            answer = next(stream, None)
         finally:
             stream.cancel()
+        if answer is None:
+            raise StoreLostError(f"etcd at {self.endpoint} ended a conversation")
+        return answer
 
     def revoke(self, lease_id: int) -> None:
         """End the lease and remove what hangs on it."""
@@ -156,7 +215,7 @@ class EtcdClient:
             CompactedError: that revision is gone.
             StoreLostError: the connection broke; watch again from the same revision.
         """
-        token = self._token
+        token = self._line.token
         try:
             return self._watch(key, end, revision, timeout_s)
         except _RefusedError as error:
@@ -170,16 +229,7 @@ class EtcdClient:
 
     def _watch(self, key: bytes, end: bytes | None, revision: int, timeout_s: float) -> News | None:
         create = rpc.WatchCreateRequest(key=key, range_end=end or b"", start_revision=revision)
-        over = threading.Event()
-
-        def requests() -> Iterator[Any]:
-            yield rpc.WatchRequest(create_request=create)
-            over.wait()  # the end of the requests would be taken for the end of the watch by some proxies
-
-        try:
-            stream = self._watches.Watch(requests(), timeout=timeout_s, metadata=self._metadata())
-        except ValueError:
-            raise StoreLostError("the connection was closed") from None
+        stream = self._opened(rpc.WatchRequest(create_request=create), timeout_s)
         try:
             for response in stream:
                 if response.canceled:
@@ -193,9 +243,21 @@ class EtcdClient:
                 raise _RefusedError(self._explained(error)) from None
             raise self._explained(error) from None
         finally:
-            over.set()
+            with self._lock:
+                self._streams.discard(stream)
             stream.cancel()
         raise StoreLostError(f"etcd at {self.endpoint} ended a watch")
+
+    def _opened(self, request: Any, timeout_s: float) -> Any:
+        with self._lock:
+            if not self._open:
+                raise StoreLostError("the connection was closed")
+            try:
+                stream = self._watch_call(request, timeout=timeout_s, metadata=self._metadata())
+            except ValueError:  # gRPC's way to say that the channel is closed
+                raise StoreLostError("the connection was closed") from None
+            self._streams.add(stream)
+            return stream
 
     def _cancelled(self, response: Any) -> Exception:
         if response.compact_revision:
@@ -209,7 +271,7 @@ class EtcdClient:
     # -- calls ----------------------------------------------------------------------------------
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
-        token = self._token
+        token = self._line.token
         try:
             return self._attempt(method, request)
         except grpc.RpcError as error:
@@ -222,22 +284,24 @@ class EtcdClient:
             raise self._explained(error) from None
 
     def _attempt(self, method: Callable[..., Any], request: Any) -> Any:
+        if not self._open:
+            raise StoreLostError("the connection was closed")
         try:
             return method(request, timeout=self._timeout_s, metadata=self._metadata())
         except ValueError:  # gRPC's way to say that the channel is closed
             raise StoreLostError("the connection was closed") from None
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("token", self._token),) if self._token else ()
+        return (("token", self._line.token),) if self._line.token else ()
 
     def _log_in(self, expired: str | None) -> None:
         """Get a token, unless another thread got one since ``expired`` was tried."""
-        with self._login_lock:
-            if self._token != expired:
+        with self._line.login_lock:
+            if self._line.token != expired:
                 return
             request = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
             try:
-                self._token = self._auth.Authenticate(request, timeout=self._timeout_s).token
+                self._line.token = self._auth.Authenticate(request, timeout=self._timeout_s).token
             except grpc.RpcError as error:
                 if "authentication is not enabled" not in _details(error):
                     raise self._explained(error) from None
@@ -313,6 +377,15 @@ def _open_channel(endpoint: Endpoint, address: str, access: EtcdAccess) -> Any:
     credentials = grpc.ssl_channel_credentials(ca, key, certificate)
     options = (*_OPTIONS, ("grpc.ssl_target_name_override", endpoint.host))
     return grpc.secure_channel(numeric, credentials, options=options)
+
+
+def _answers(channel: Any, method: str, request: Any, response: Any) -> Any:
+    """A method of etcd's that takes requests for ever, called with one."""
+    return channel.unary_stream(
+        f"/etcdserverpb.{method}",
+        request_serializer=request.SerializeToString,
+        response_deserializer=response.FromString,
+    )
 
 
 def _news(response: Any) -> News:
