@@ -132,9 +132,9 @@ def test_a_password_and_a_token_are_in_no_repr(guarded_etcd: EtcdCluster) -> Non
     client = EtcdClient.dial(endpoint_of(guarded_etcd), access)
     shown = repr(access) + str(access) + repr(client) + str(client)
     inside: Any = client
-    assert inside._token
+    assert inside._line.token
     assert PASSWORD not in shown
-    assert inside._token not in shown
+    assert inside._line.token not in shown
     client.close()
 
 
