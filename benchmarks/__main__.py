@@ -22,6 +22,7 @@ BENCHMARKS = {
     "start": "launch to every rank's first collective, beside torchrun",
     "recovery": "fault to the new world's first collective, by kind of fault, beside torchrun",
     "rendezvous": "many nodes meet at one store, beside torch's own rendezvous",
+    "etcd": "the same with etcd beside c10d: recovery, many nodes, requests, an outage",
     "rest": "what an agent costs while training runs, beside torchrun's",
     "client": "what the client module costs a training script",
 }

@@ -31,6 +31,8 @@ class Launcher:
     name: str
     command: Callable[[Place], list[str]]
     environment: dict[str, str] = field(default_factory=dict)
+    has_host: bool = True
+    """Whether one of the nodes hosts the store."""
 
 
 def _elastic_agent(place: Place) -> list[str]:
@@ -38,6 +40,20 @@ def _elastic_agent(place: Place) -> list[str]:
     command = [sys.executable, "-m", "elastic_agent", *_common(place, "1:4")]
     command += ["--node-id", place.node, "--state-dir", str(place.folder / place.node)]
     return [*command, "--event-journal", str(place.journal), str(WORKER)]
+
+
+def elastic_agent_on_etcd(endpoint: str) -> Launcher:
+    """Our own, meeting in the etcd at this endpoint; every scene under keys of its own."""
+
+    def command(place: Place) -> list[str]:
+        common = _common(place, "1:4")
+        common[common.index("--rdzv-endpoint") + 1] = endpoint
+        etcd = ["--rdzv-backend", "etcd", "--etcd-prefix", f"/benchmark/{place.port}"]
+        agent = ["--node-id", place.node, "--state-dir", str(place.folder / place.node)]
+        start = [sys.executable, "-m", "elastic_agent", *common, *etcd, *agent]
+        return [*start, "--event-journal", str(place.journal), str(WORKER)]
+
+    return Launcher("elastic-agent, etcd", command, has_host=False)
 
 
 def _torchrun(nnodes: str, *more: str) -> Callable[[Place], list[str]]:

@@ -110,6 +110,6 @@ def _measure_once(launcher: Launcher, fault: Fault, stages: list[Stages]) -> flo
             after = scene.await_world(fault.workers_after, struck_s, LIMIT_S)
         except NoWorldError as error:
             return str(error)
-        if launcher is OURS:
+        if launcher is not TORCHRUN_TUNED:
             stages.append(breakdown(RECOVERY_STAGES, scene.journal(), after, struck_s))
         return round(after.latest_s("collective") - struck_s, 3)

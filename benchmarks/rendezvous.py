@@ -125,11 +125,16 @@ def _record(
 
 
 def _ours(size: int) -> dict[str, float | str]:
-    port, parts = free_port(), 1 if size <= ONE_PROCESS_UP_TO else size // NODES_PER_PROCESS
+    return meet(size, free_port())
+
+
+def meet(size: int, port: int, *more: str) -> dict[str, float | str]:
+    """So many of our nodes form a world and the next; ``more``: options of ``benchmarks.many_nodes``."""
+    parts = 1 if size <= ONE_PROCESS_UP_TO else size // NODES_PER_PROCESS
     bounds = [size * part // parts for part in range(parts + 1)]
     with tempfile.TemporaryDirectory(prefix="elastic-agent-benchmark-") as folder:
         commands = [
-            ["benchmarks.many_nodes", str(first), str(last), str(size), str(port), str(Path(folder))]
+            ["benchmarks.many_nodes", str(first), str(last), str(size), str(port), str(Path(folder)), *more]
             for first, last in itertools.pairwise(bounds)
         ]
         return _measure(commands, ("sealed", "started"))

@@ -148,7 +148,7 @@ class Scene:
             world = self.await_world(size, 0.0, SCENE_LIMIT_S, stage="steady")
         except NoWorldError as error:
             raise SpoiltError(f"did not get going: {error}") from None
-        if not self._hosts(self.agents[HOST]):
+        if self.launcher.has_host and not self._hosts(self.agents[HOST]):
             raise SpoiltError("the store was hosted by the other node")
         return world
 
