@@ -6,6 +6,7 @@ repeated here but a call that etcd turned away because the login had expired.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ class EtcdClient:
             UnreachableError: nobody answers there, or not in time.
             NotAStoreError: who answers is no etcd, or does not let us in.
         """
-        probe = connect(endpoint.host, endpoint.port, timeout_s)
+        probe = _reach(endpoint, timeout_s)
         try:
             local_address = local_address_towards(endpoint.host, probe)
             address = str(probe.getpeername()[0])
@@ -363,6 +364,16 @@ def was_created_at(key: bytes, revision: int) -> Any:
 # -- the channel and its errors ------------------------------------------------------------------
 
 
+def _reach(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    """A connection to one of its addresses; members on one machine differ in the port only, so errors name it."""
+    try:
+        return connect(endpoint.host, endpoint.port, timeout_s)
+    except UnreachableError as error:
+        raise UnreachableError(
+            f"etcd at {endpoint}: {str(error).removeprefix(f'{endpoint.host}: ')}"
+        ) from None
+
+
 def _open_channel(endpoint: Endpoint, address: str, access: EtcdAccess) -> Any:
     """A channel to the address that took a connection; certificates are checked against the endpoint's name."""
     numeric = f"ipv6:[{address}]:{endpoint.port}" if ":" in address else f"ipv4:{address}:{endpoint.port}"
@@ -414,7 +425,8 @@ def _details(error: Any) -> str:
 
 def _timed_out(error: Any) -> bool:
     """Whether the time given was over: etcd is told of it as well, and sometimes says so first, in its own words."""
-    return _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED or "context deadline exceeded" in _details(error)
+    words = ("context deadline exceeded", "etcdserver: request timed out")
+    return _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED or any(one in _details(error) for one in words)
 
 
 def _login_expired(error: Any) -> bool:
@@ -437,13 +449,17 @@ def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> Tra
         return _no_permission(shown, access)
     if code is status.UNIMPLEMENTED:
         return NotAStoreError(f"{shown} speaks gRPC but is no etcd of version 3 ({details[:120]})")
-    if code is status.RESOURCE_EXHAUSTED or "database space exceeded" in details:
+    if "database space exceeded" in details:
         return StoreLostError(
             f"etcd at {shown} is full (NOSPACE alarm): compact and defragment it, then disarm the alarm"
         )
+    if "too large" in details or "larger than max" in details:
+        return StoreLostError(
+            f"etcd at {shown} does not take messages of that size ({details[:120]}); raise its --max-request-bytes"
+        )
     if "no leader" in details or "leader changed" in details or "not capable" in details:
         return StoreLostError(f"etcd at {shown} has no leader: a majority of its members must be up")
-    if code is status.DEADLINE_EXCEEDED:
+    if _timed_out(error):
         return StoreLostError(
             f"etcd at {shown} does not answer within {timeout_s:g} s (no majority of its members, "
             "or it is frozen or overloaded)"
@@ -461,14 +477,13 @@ def _no_permission(shown: str, access: EtcdAccess) -> NotAStoreError:
 
 
 def _broken_connection(details: str, shown: str, access: EtcdAccess) -> TransportError:
-    lower = details.lower()
-    if "certificate" in lower or "ssl" in lower or "handshake" in lower or "hostname" in lower:
-        return NotAStoreError(f"no TLS connection to etcd at {shown}: {_tail(details)}")
-    if not access.tls and ("socket closed" in lower or "connection reset" in lower or "http2" in lower):
-        return StoreLostError(f"{shown} broke off the connection (if it wants TLS, give --etcd-ca)")
+    if access.tls and "CERTIFICATE_VERIFY_FAILED" in details:  # all else is found out in greeting it
+        return NotAStoreError(
+            f"nobody that gRPC trusts vouches for the certificate that etcd at {shown} shows; give --etcd-ca"
+        )
     return StoreLostError(f"etcd at {shown}: {_tail(details) or 'the connection broke'}")
 
 
 def _tail(details: str) -> str:
     """gRPC puts its causes in a row; the last is the one that a person can use."""
-    return details[-200:]
+    return details.rpartition("last error: ")[2][-200:]

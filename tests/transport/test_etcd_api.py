@@ -1,0 +1,111 @@
+"""The etcd3 package's messages on several versions of protobuf, each in a process of its own, at a real etcd."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.etcd import EtcdCluster
+
+VERSIONS = ["3.20.3", "4.25.8", "5.29.5", "6.33.0", "installed"]
+"""The oldest that has what is needed, the last of each kind since, and what the package is installed with."""
+
+WITHOUT_A_FAST_ONE = {"3.20.3": "for Python 3.11, 3.20 is published in pure Python only"}
+
+USE = """
+import json, os, sys
+before = dict(os.environ)
+from elastic_agent.transport.etcd_client import EtcdClient, has_value, is_missing, put, get, delete
+from elastic_agent.values import Endpoint, EtcdAccess
+import google.protobuf
+from google.protobuf.internal import api_implementation
+client = EtcdClient(Endpoint("127.0.0.1", int(sys.argv[1])), EtcdAccess())
+key = sys.argv[2].encode()
+first = client.transact([is_missing(key)], [put(key, b"one")])
+second = client.transact([has_value(key, b"one")], [put(key, b"two", client.grant(60))], [get(key)])
+third = client.transact([has_value(key, b"one")], [delete(key)], [get(key)])
+news = client.watch(key, None, first.header.revision, 5.0)
+value = client.get(key)
+client.keep_alive(value.lease)
+nothing = client.watch(key, None, second.header.revision + 1, 0.01)
+client.revoke(value.lease)
+print(json.dumps({
+    "done": [first.succeeded, second.succeeded, third.succeeded],
+    "found": third.responses[0].response_range.kvs[0].value.decode(),
+    "value": value.value.decode(),
+    "news": sorted(one.decode() for one in news.written.values()),
+    "nothing": nothing,
+    "gone": client.get(key),
+    "version": google.protobuf.__version__,
+    "implementation": api_implementation.Type(),
+    "environment": sorted({*before.items()} ^ {*os.environ.items()}),
+}))
+client.close()
+"""
+
+
+def provided(version: str, folder: Path) -> dict[str, str]:
+    """The environment in which this version is found first."""
+    here = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    here = {
+        name: value for name, value in here.items() if not name.startswith(("GRPC_", "PROTOCOL_BUFFERS_"))
+    }
+    if version == "installed":
+        return here
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    install += ["--retries", "1", "--timeout", "10", "--target", str(folder), f"protobuf=={version}"]
+    plain = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
+    done = subprocess.run(install, capture_output=True, text=True, env=plain)
+    if done.returncode != 0:
+        pytest.skip(f"pip cannot install protobuf {version}: {done.stderr.strip().splitlines()[-1:]}")
+    return here | {"PYTHONPATH": os.pathsep.join((str(folder), here["PYTHONPATH"]))}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_etcd_is_spoken_on_every_protobuf(shared_etcd: EtcdCluster, tmp_path: Path, version: str) -> None:
+    environment = provided(version, tmp_path)
+    port = str(shared_etcd.members[0].client_port)
+    done = subprocess.run(
+        [sys.executable, "-c", USE, port, f"/tests/protobuf/{version}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    said = json.loads(done.stdout)
+    assert said["done"] == [True, True, False]
+    assert (said["found"], said["value"], said["gone"], said["nothing"]) == ("two", "two", None, None)
+    assert said["news"] in (["one"], ["two"]), "news holds the newest, whether told one by one or together"
+    assert said["environment"] == [], "workers inherit nothing of it"
+    assert version in ("installed", said["version"])
+    if version not in WITHOUT_A_FAST_ONE:
+        assert said["implementation"] == "upb"
+
+
+def test_grpc_writes_nothing_to_standard_error(shared_etcd: EtcdCluster) -> None:
+    """It would between the lines of the workers; a broken handshake is worth two lines to it."""
+    provoke = """
+import sys
+from elastic_agent.transport.etcd_client import EtcdClient, grpc
+channel = grpc.secure_channel(sys.argv[1], grpc.ssl_channel_credentials(b"no certificate"))
+try:
+    channel.unary_unary("/a/b")(b"", timeout=5)
+except grpc.RpcError as error:
+    print(error.code().name)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", provoke, shared_etcd.members[0].endpoint],
+        env=provided("installed", Path()),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout == "UNAVAILABLE\n"
+    assert done.stderr == ""
