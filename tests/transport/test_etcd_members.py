@@ -161,10 +161,10 @@ def test_without_a_majority_nothing_is_written_and_the_reason_is_given(three: Et
         node, _ = EtcdClient.dial(alone, scene.access), scene.joined("a")
         with dead(three, *lost) if how == "killed" else frozen(*lost):
             began_s = time.monotonic()
-            with pytest.raises(StoreLostError, match="no majority|no leader"):
+            with pytest.raises(StoreLostError, match=r"no majority|no leader"):
                 node.transact([], [put(b"/tests/members/x", b"y")])
             assert time.monotonic() - began_s < FROZEN_COSTS_S
-            with pytest.raises(UnreachableError, match="no majority|no leader") as caught:
+            with pytest.raises(UnreachableError, match=r"no majority|no leader") as caught:
                 dial(endpoint_of(three))
             text = str(caught.value)
             assert text.isprintable()
@@ -192,7 +192,7 @@ def test_a_full_etcd_says_so_and_can_be_read(tmp_path: Path) -> None:
             lambda: term.publish(plan(2)),
         ):
             with pytest.raises(
-                StoreLostError, match="is full .NOSPACE alarm.: compact and defragment"
+                StoreLostError, match=r"is full .NOSPACE alarm.: compact and defragment"
             ) as caught:
                 write()
             assert str(caught.value).isprintable()
