@@ -76,7 +76,7 @@ def test_one_candidate_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdS
 def test_an_office_ends_when_its_holder_is_cut_off_and_another_takes_over_within_a_lease(
     etcd_scene: EtcdScene,
 ) -> None:
-    lease_ttl_s = 3.0
+    lease_ttl_s = 4.0
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
         client = EtcdClient.dial(relay.endpoint, etcd_scene.access)
         cut_off = campaign(client, etcd_scene.keys(), "cut off", lease_ttl_s, 0.1)
@@ -216,6 +216,29 @@ def test_after_a_restart_of_etcd_everything_is_there_and_goes_on(own_etcd_scene:
     assert scene.coordinator().publish(plan(2)), "the office is still its own"
     assert again.next_plan(1, PATIENCE_S) == plan(2)
     lane.abandon()
+
+
+def test_whoever_waits_learns_that_etcd_was_stopped(own_etcd_scene: EtcdScene) -> None:
+    """SIGTERM, as a service manager stops it: it ends what is under way in good order."""
+    scene = own_etcd_scene
+    node, term = scene.joined("a"), scene.term()
+    lanes = [Lane("plan"), Lane("inbox")]
+    waiting = [
+        lanes[0].submit(lambda: node.next_plan(0, 10 * PATIENCE_S)),
+        lanes[1].submit(lambda: term.wait(10 * PATIENCE_S)),
+    ]
+    assert scene.client().get(b"/") is None
+    (server,) = scene.cluster.members
+    assert server.process is not None
+    server.process.terminate()
+    for one in waiting:
+        with pytest.raises(StoreLostError) as caught:
+            one.result(PATIENCE_S)
+        assert str(caught.value).isprintable()
+    with pytest.raises(StoreLostError):
+        node.renew(lease("a"), lease("a").renewed())
+    for lane in lanes:
+        lane.abandon()
 
 
 def test_an_etcd_that_lost_its_data_has_another_name(own_etcd_scene: EtcdScene) -> None:

@@ -138,6 +138,31 @@ def test_a_password_and_a_token_are_in_no_repr(guarded_etcd: EtcdCluster) -> Non
     client.close()
 
 
+def test_changes_of_other_users_and_roles_disturb_nobody(guarded_etcd: EtcdCluster) -> None:
+    access = add_user(guarded_etcd, ("readwrite", "/"))
+    with etcd_scene(guarded_etcd, access) as scene:
+        term, node = scene.term(), scene.joined("a")
+        assert term.wait(PATIENCE_S) == ["a"]
+        add_user(guarded_etcd, ("readwrite", "/x"))
+        node.write(member("a", slots=3))
+        add_user(guarded_etcd, ("readwrite", "/y"))
+        assert term.wait(PATIENCE_S) == ["a"]
+        add_user(guarded_etcd)
+        assert term.publish(plan(1))
+        add_user(guarded_etcd)
+        assert node.next_plan(0, PATIENCE_S) == plan(1)
+
+
+def test_a_permission_that_is_taken_away_is_missed_at_the_next_call(guarded_etcd: EtcdCluster) -> None:
+    access = add_user(guarded_etcd, ("readwrite", "/"))
+    with etcd_scene(guarded_etcd, access) as scene:
+        node = scene.joined("a")
+        guarded_etcd.ctl("role", "delete", access.user)
+        for ask in (node.read_plan, lambda: node.renew(lease("a"), lease("a").renewed())):
+            with pytest.raises(NotAStoreError, match="denies user"):
+                ask()
+
+
 def test_a_token_that_etcd_forgot_is_renewed_without_notice(tmp_path: Path) -> None:
     """A member keeps simple tokens in memory: after its restart it knows none of them."""
     with EtcdCluster(tmp_path, options=CHEAP_LOGIN) as cluster:
@@ -197,5 +222,9 @@ def test_a_token_that_expires_is_renewed_without_notice(tmp_path: Path) -> None:
             assert term.wait(PATIENCE_S) == ["b"]
             assert term.publish(plan(1))
             assert waiting.result(PATIENCE_S) == plan(1), "a watch that began in time goes on"
+            add_user(cluster)
+            assert term.publish(plan(2)), "a token counts for the users and roles as they were"
+            add_user(cluster)
+            assert term.wait(0.02) == []
             assert other.renew(lease("b"), lease("b").renewed())
             lane.abandon()

@@ -6,10 +6,11 @@ import contextlib
 import datetime
 import re
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,7 @@ class Papers:
     def etcd(self, name: str = "server", *, asks: bool = False) -> Iterator[EtcdCluster]:
         shown = ("--cert", f"{self.folder}/client.pem", "--key", f"{self.folder}/client.key")
         ctl = ("--insecure-skip-tls-verify", "--cacert", f"{self.folder}/ca.pem", *shown)
-        folder = self.folder / f"{name}-{asks}"
-        folder.mkdir(exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
         hosts = ("127.0.0.1", "[::1]")
         with EtcdCluster(folder, 1, self.server(name, asks=asks), "https", ctl, hosts) as cluster:
             yield cluster
@@ -180,6 +180,24 @@ def test_with_tls_at_an_etcd_that_has_none(shared_etcd: EtcdCluster, papers: Pap
     kind, text = answer(endpoint_of(shared_etcd), papers.access())
     assert kind is NotAStoreError
     assert "speaks no TLS; leave out --etcd-ca" in text
+
+
+def test_a_login_over_tls_by_password_or_by_the_name_in_our_certificate(papers: Papers) -> None:
+    with papers.etcd(asks=True) as cluster:
+        cluster.ctl("role", "add", "trainer")
+        cluster.ctl("role", "grant-permission", "trainer", "--prefix=true", "readwrite", PREFIX)
+        for name in ("client", "by-password"):
+            cluster.ctl("user", "add", name, "--new-user-password", "password")
+            cluster.ctl("user", "grant-role", name, "trainer")
+        cluster.enable_auth()
+        by_name = papers.access("client")
+        for access in (by_name, replace(by_name, user="by-password", password="password")):
+            with etcd_scene(cluster, access) as scene:
+                scene.joined("a")
+                assert scene.term().wait(0.01) == []
+        kind, text = answer(endpoint_of(cluster), replace(by_name, user="client", password="wrong"))
+        assert kind is NotAStoreError
+        assert "refuses user 'client'" in text
 
 
 # -- other programs -------------------------------------------------------------------------------

@@ -328,6 +328,7 @@ class Term:
         self._plans = _PlanReader(client, keys, _log_complaint)
         self._next_revision = since
         self._keeper: _Keeper | None = None
+        self._resigned = False
 
     def begin(self, ttl_s: int) -> None:
         """Keep the leader key alive from now on, in a thread of its own."""
@@ -336,6 +337,9 @@ class Term:
 
     def resign(self) -> None:
         """Give the office up, so that another agent takes over at once. Does what it can, raises nothing."""
+        if self._resigned:
+            return
+        self._resigned = True
         if self._keeper is not None:
             self._keeper.stop()
         try:
