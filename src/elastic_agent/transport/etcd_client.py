@@ -443,7 +443,7 @@ def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> Tra
     status = grpc.StatusCode
     if "authentication failed" in details:
         return NotAStoreError(f"etcd at {shown} refuses user {access.user!r}: wrong name or password")
-    if "user name is empty" in details or code is status.UNAUTHENTICATED:
+    if "user name is empty" in details or (code is status.UNAUTHENTICATED and not access.user):
         return NotAStoreError(f"etcd at {shown} asks for a login; give --etcd-user and its password")
     if code is status.PERMISSION_DENIED:
         return _no_permission(shown, access)
