@@ -24,7 +24,7 @@ from elastic_agent.transport.etcd_client import EtcdClient, has_value, is_missin
 from elastic_agent.values import Endpoint, EtcdAccess
 import google.protobuf
 from google.protobuf.internal import api_implementation
-client = EtcdClient(Endpoint("127.0.0.1", int(sys.argv[1])), EtcdAccess())
+client = EtcdClient.dial(Endpoint("127.0.0.1", int(sys.argv[1])), EtcdAccess())
 key = sys.argv[2].encode()
 first = client.transact([is_missing(key)], [put(key, b"one")])
 second = client.transact([has_value(key, b"one")], [put(key, b"two", client.grant(60))], [get(key)])
