@@ -18,7 +18,7 @@ from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.differences import differences
 from elastic_agent.protocol.records import History, Member, Plan
 from elastic_agent.protocol.situation import Decision
-from elastic_agent.transport.base import CoordinatorLink, StoreLostError
+from elastic_agent.transport.base import CoordinatorLink, Snapshot, StoreLostError
 
 from .memory import RunMemory
 
@@ -73,8 +73,8 @@ class RunDriver:
         plan = self._coordinator.plan
         return plan is not None and plan.is_terminal and not self.over
 
-    def refresh(self, incarnations: Collection[str] | None) -> None:
-        """Read these incarnations' records again, or all of them (None)."""
+    def refresh(self, incarnations: Collection[str] | None) -> Snapshot:
+        """Read these incarnations' records again, or all of them (None); what was read."""
         snapshot = self._link.read(incarnations)
         now_s = time.monotonic()  # after the answer: what it holds was written before
         for complaint in snapshot.rejected:
@@ -86,6 +86,7 @@ class RunDriver:
             if lease is not None:
                 self._coordinator.observe(member, lease, now_s)
                 self._compare(member)
+        return snapshot
 
     def _compare(self, member: Member) -> None:
         """Say once what a node would run, or was told, otherwise than the first one."""
@@ -174,12 +175,9 @@ class RunDriver:
             if self._link.condemn(lease):
                 self._coordinator.condemned(incarnation)
                 progress = True
-            else:  # it was renewed in the meantime, or is gone: look again
-                self.refresh([incarnation])
-                stored = self._link.read_leases().get(incarnation)
-                if stored is None:
-                    self._coordinator.condemned(incarnation)
-                    progress = True
+            elif incarnation not in self.refresh([incarnation]).leases:  # gone, not renewed in the meantime
+                self._coordinator.condemned(incarnation)
+                progress = True
         return progress
 
     def _publish(self, plan: Plan) -> bool:

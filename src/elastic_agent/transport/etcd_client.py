@@ -65,6 +65,15 @@ class _Line:
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
+        self.kv = rpc.KVStub(channel)
+        self.leases = rpc.LeaseStub(channel)
+        self.auth = rpc.AuthStub(channel)
+        # One request, then only answers. So called, and with the channel's option that goes with it, gRPC needs no
+        # threads of its own for these, of which one would wake up ten times a second.
+        self.watch = _answers(channel, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
+        self.keep_alive = _answers(
+            channel, "Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse
+        )
         self.token: str | None = None
         self.login_lock = threading.Lock()
         self.users = 0
@@ -97,15 +106,6 @@ class EtcdClient:
         self._streams: set[Any] = set()
         self._lock = threading.Lock()
         line.take()
-        self._kv = rpc.KVStub(line.channel)
-        self._leases = rpc.LeaseStub(line.channel)
-        self._auth = rpc.AuthStub(line.channel)
-        # One request, then only answers. So called, and with the channel's option that goes with it, gRPC needs no
-        # threads of its own for these, of which one would wake up ten times a second.
-        self._watch_call = _answers(line.channel, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
-        self._keep_alive_call = _answers(
-            line.channel, "Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse
-        )
 
     @classmethod
     def dial(cls, endpoint: Endpoint, access: EtcdAccess, timeout_s: float = CALL_TIMEOUT_S) -> EtcdClient:
@@ -166,7 +166,7 @@ class EtcdClient:
     def range(self, key: bytes, end: bytes | None = None) -> Any:
         """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it."""
         request = rpc.RangeRequest(key=key, range_end=end or b"")
-        return self._call(self._kv.Range, request)
+        return self._call(self._line.kv.Range, request)
 
     def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
         """The TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
@@ -174,13 +174,13 @@ class EtcdClient:
         Raises:
             LeaseGoneError: a key was to hang on a lease that is gone; nothing was written.
         """
-        return self._call(self._kv.Txn, rpc.TxnRequest(compare=compare, success=then, failure=otherwise))
+        return self._call(self._line.kv.Txn, rpc.TxnRequest(compare=compare, success=then, failure=otherwise))
 
     # -- leases ---------------------------------------------------------------------------------
 
     def grant(self, ttl_s: int) -> int:
         """A new etcd lease; its id."""
-        return int(self._call(self._leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s)).ID)
+        return int(self._call(self._line.leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s)).ID)
 
     def keep_alive(self, lease_id: int) -> None:
         """Have the lease begin anew.
@@ -194,7 +194,7 @@ class EtcdClient:
             raise LeaseGoneError(f"etcd lease {lease_id:x} is gone")
 
     def _first_answer(self, request: Any, timeout: float, metadata: Any) -> Any:
-        stream = self._keep_alive_call(request, timeout=timeout, metadata=metadata)
+        stream = self._line.keep_alive(request, timeout=timeout, metadata=metadata)
         try:
             answer = next(stream, None)
         finally:
@@ -205,7 +205,7 @@ class EtcdClient:
 
     def revoke(self, lease_id: int) -> None:
         """End the lease and remove what hangs on it."""
-        self._call(self._leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
+        self._call(self._line.leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
 
     # -- watching -------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class EtcdClient:
             if not self._open:
                 raise StoreLostError("the connection was closed")
             try:
-                stream = self._watch_call(request, timeout=timeout_s, metadata=self._metadata())
+                stream = self._line.watch(request, timeout=timeout_s, metadata=self._metadata())
             except ValueError:  # gRPC's way to say that the channel is closed
                 raise StoreLostError("the connection was closed") from None
             self._streams.add(stream)
@@ -302,7 +302,7 @@ class EtcdClient:
                 return
             request = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
             try:
-                self._line.token = self._auth.Authenticate(request, timeout=self._timeout_s).token
+                self._line.token = self._line.auth.Authenticate(request, timeout=self._timeout_s).token
             except grpc.RpcError as error:
                 if "authentication is not enabled" not in _details(error):
                     raise self._explained(error) from None
