@@ -22,11 +22,12 @@ class ExitCode(IntEnum):
 
 
 MEANINGS: dict[ExitCode, str] = {
-    ExitCode.FINISHED: "the run finished: every worker succeeded",
+    ExitCode.FINISHED: "the run finished: every worker succeeded; from serve: it was stopped",
     ExitCode.FAILED: "workers failed and the restart budget is spent, or they could not start",
     ExitCode.USAGE: "an option, a variable, the settings file or the script is wrong; nothing was started",
     ExitCode.TOO_FEW_NODES: "not enough nodes came within join_timeout",
-    ExitCode.NO_STORE: "the rendezvous endpoint cannot be reached, or what answers there is not a store",
+    ExitCode.NO_STORE: "the rendezvous endpoint cannot be reached, or what answers there is not a store; from serve: "
+    "it is not this machine's, or it is taken",
     ExitCode.REFUSED: "the run refused this node: its node id is taken, or it asks for a longer lease than the run has",
     ExitCode.DRAINED: "drained: this node left as asked, the run goes on without it",
     ExitCode.NOT_STOPPED: "workers could not be stopped and may still hold their devices",

@@ -94,7 +94,7 @@ def test_no_bytes_crash_the_store_or_keep_it_from_the_others() -> None:
             lingering.enter_context(say(endpoint, b""))
         answers(endpoint, b"200 silent connections")
         assert node.renew(held, held.renewed())
-        assert host.elect()[1] == node.store_id
+        assert node.store_id.startswith(host.elect()[1])
         node.close()
 
 

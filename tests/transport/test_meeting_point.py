@@ -132,7 +132,7 @@ def test_the_whole_conversation_works_at(address: str) -> None:
     node = scene.joined("a")
     assert inbox.wait(PATIENCE_S) == [("run", "a")]
     assert list(scene.host.coordinator_link("run").read(None).members) == ["a"]
-    assert node.store_id == scene.host.store_id
+    assert node.store_id.startswith(scene.host.store_id)
     scene.host.close()
 
 
@@ -181,5 +181,5 @@ def test_a_frozen_host_stalls_neither_dialling_nor_those_who_leave_their_thread_
         with pytest.raises(StoreLostError, match="closed"):  # it comes back, and goes no further
             stuck.result(PATIENCE_S)
         again = c10d.dial(endpoint, "run", 5.0)
-        assert again.store_id == store_id
+        assert again.store_id.startswith(store_id)
         assert again.read_plan() is None

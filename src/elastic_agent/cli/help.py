@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+from collections.abc import Sequence
 
 from elastic_agent.config.settings import GROUPS, Spec, specs
-from elastic_agent.exit_codes import MEANINGS
+from elastic_agent.exit_codes import MEANINGS, ExitCode
 
 _INDENT = 26
 
 _HEAD = """\
 Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
+       elastic-agent serve [OPTIONS]               host the store on a machine that does not train
        elastic-agent settings [OPTIONS] [--json]   print the settings in force and where each came from
        elastic-agent version
 
@@ -24,6 +26,20 @@ The agents agree who takes part, start the workers, and go on from the script's 
 fails or a machine is lost, joins or leaves. Every torchrun option is understood, with dashes or underscores.
 A script called like a command is started as: elastic-agent run ./settings
 """
+
+_SERVE_HEAD = """\
+Usage: elastic-agent serve [--rdzv-endpoint HOST[:PORT]] [OPTIONS]
+
+Hosts the store where agents meet, and coordinates their runs, on a machine that does not train (a login or head
+node), for as many runs as like. The agents name it by --rdzv-endpoint; no agent needs to host the store then. It
+listens on every interface, unless the endpoint says loopback. Started again within the lease of its runs
+(--lease-ttl), it finds them training as if nothing had been. It runs until SIGTERM or SIGINT.
+"""
+
+_SERVE_ENDPOINT = (
+    "Where to serve: a name or address of this machine, and a port, 29400 if none is given. "
+    "[default: this machine's host name]"
+)
 
 _TAIL = """\
 Where a setting may come from, first one first: the option; the variable ELASTIC_AGENT_ and its name
@@ -41,6 +57,23 @@ def help_page(width: int | None = None) -> str:
         parts.append("")
     parts += [_TAIL, "", "Exit codes"]
     parts += [_folded(f"  {code.value}", meaning, columns, indent=7) for code, meaning in MEANINGS.items()]
+    return "\n".join(parts)
+
+
+def serve_page(names: Sequence[str], width: int | None = None) -> str:
+    """The page of ``serve``, which has only the settings of these names."""
+    columns = min(width or _columns(), 110)
+    parts = [_SERVE_HEAD]
+    for spec in specs():
+        if spec.name == "rdzv_endpoint":
+            parts.append(_folded(f"  {spec.flag} HOST[:PORT]", _SERVE_ENDPOINT, columns, indent=_INDENT))
+        elif spec.name in names:
+            parts.append(_entry(spec, columns))
+    parts += ["", _TAIL, "", "Exit codes"]
+    parts += [
+        _folded(f"  {code.value}", MEANINGS[code], columns, indent=7)
+        for code in (ExitCode.FINISHED, ExitCode.USAGE, ExitCode.NO_STORE, ExitCode.INTERNAL)
+    ]
     return "\n".join(parts)
 
 

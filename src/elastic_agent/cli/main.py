@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from elastic_agent.cli import run, settings, version
+from elastic_agent.cli import run, serve, settings, version
 from elastic_agent.cli.help import help_page
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.flags import HelpRequested, VersionRequested
@@ -19,6 +19,7 @@ Command = Callable[[Sequence[str]], int]
 
 COMMANDS: dict[str, Command] = {
     "run": run.run,
+    "serve": serve.serve,
     "settings": settings.settings,
     "version": version.version,
 }

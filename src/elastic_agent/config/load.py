@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -62,15 +62,29 @@ def resolve(
     *,
     site_sources: Sequence[SiteSource] = SITE_SOURCES,
     script_needed: bool = True,
+    only: Collection[str] | None = None,
 ) -> Resolved:
-    """As ``load_settings``, for a parsed command line. ``script_needed``: a missing script is an error."""
+    """As ``load_settings``, for a parsed command line.
+
+    Args:
+        line: the command line.
+        environ: the environment.
+        site_sources: see ``load_settings``.
+        script_needed: a missing script is an error.
+        only: the settings that the command has, by name; of others, and of the script, environment, file and site
+            may say what they like. None: all.
+    """
     draft = Draft()
     variables = read_environment(environ)
     file = _read_file(line.given.get("config") or variables.get("config"))
     site: dict[str, Given] = {}
     for source in site_sources:
         site = {**source(environ), **site}
-    _choose(draft, [line.given, variables, file.given, site])
+    layers: list[Mapping[str, Given]] = [line.given, variables, file.given, site]
+    if only is not None:
+        layers = [{name: given for name, given in layer.items() if name in only} for layer in layers]
+        file = SettingsFile()
+    _choose(draft, layers)
     for warning in doubtful_variables(environ):
         draft.warn(warning)
     _note_options_without_effect(draft)

@@ -28,6 +28,9 @@ LEASE_READS_PER_TTL = 10
 PAUSE_LEASES, PAUSE_S = 1 / 3, 1.0
 """A coordinator that comes this much of a lease, or this long, too late was paused, or its whole machine was."""
 
+KEEP_OVER_S = 60.0
+"""How long the records of a run that is over stay in the store after nobody of it is left."""
+
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """How long a run is left alone after an internal error with it."""
 
@@ -39,7 +42,17 @@ class Inbox(Protocol):
         """Hints as (run id, incarnation); empty at the time-out."""
 
     def runs(self) -> Collection[str]:
-        """Every run that ever registered here."""
+        """Every run that ever registered here and was not struck off."""
+
+    def strike(self, run_id: str) -> None:
+        """Take a removed run off that list."""
+
+
+class HostLink(CoordinatorLink, Protocol):
+    """A coordinator's link to a run in a store that is for many runs."""
+
+    def remove_run(self) -> bool:
+        """Remove everything of a run that nobody needs any more; False if somebody new has come."""
 
 
 class RunDriver:
@@ -51,6 +64,8 @@ class RunDriver:
         """Whether anybody still depends on the store for this run."""
         self.over = False
         """Whether the run has its verdict and everybody alive knows."""
+        self.unused_since_s = math.inf
+        """Since when the run is over, or never began, and nobody of it is alive."""
         self.wake_s = now_s
         self._link = link
         self._memory = memory
@@ -66,6 +81,11 @@ class RunDriver:
         self._reason = ""
         self._forgetful = False
         """The state directory cannot be written."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The newest plan, or None before the first."""
+        return self._coordinator.plan
 
     @property
     def winding_up(self) -> bool:
@@ -106,7 +126,9 @@ class RunDriver:
 
     def turn(self, hints: Collection[str], now_s: float) -> None:
         """Look at what changed and act until there is nothing to do."""
-        self._on_time_s = min(now_s, self.wake_s)
+        self._on_time_s = (
+            min(now_s, self.wake_s) if self.needed else now_s
+        )  # others are not turned by the clock
         ttl_s = self._ttl_s
         if now_s >= self._full_read_s:
             self._read_all(now_s)
@@ -119,7 +141,18 @@ class RunDriver:
         decision = self._act()
         self.wake_s = min(decision.wake_s, self._full_read_s, self._lease_read_s)
         self.over = decision.done
-        self.needed = self._coordinator.anybody_here and not decision.done
+        here = self._coordinator.anybody_here
+        self.needed = here and not decision.done
+        unused = not here and (decision.done or self._coordinator.plan is None)
+        self.unused_since_s = min(self.unused_since_s, now_s) if unused else math.inf
+
+    def still_unused(self) -> bool:
+        """Whether, read anew, the run is as unused as it was."""
+        self.refresh(None)
+        if self._coordinator.anybody_here:
+            self.unused_since_s = math.inf
+            self.wake_s = time.monotonic()
+        return not self._coordinator.anybody_here
 
     def _read_all(self, now_s: float) -> None:
         self.refresh(None)
@@ -215,9 +248,12 @@ class CoordinatorThread(threading.Thread):
     def __init__(
         self,
         inbox: Inbox,
-        open_link: Callable[[str], CoordinatorLink],
+        open_link: Callable[[str], HostLink],
         memory: RunMemory,
         on_change: Callable[[], None] = lambda: None,
+        *,
+        on_plan: Callable[[str, Plan], None] = lambda run_id, plan: None,
+        keep_over_s: float = KEEP_OVER_S,
     ) -> None:
         """Prepare; ``start()`` begins.
 
@@ -226,13 +262,17 @@ class CoordinatorThread(threading.Thread):
             open_link: opens the coordinator's link for a run id.
             memory: the disk of this machine.
             on_change: called (in this thread) whenever ``busy_with`` changed, and at the end.
+            on_plan: told (in this thread) of the newest plan of each run, when it is another one.
+            keep_over_s: how long a run that is over, and of which nobody is left, stays in the store.
         """
         super().__init__(name="elastic-coordinator", daemon=True)
         self._inbox = inbox
         self._open_link = open_link
         self._memory = memory
         self._on_change = on_change
-        self._drivers: dict[str, RunDriver] = {}
+        self._on_plan = on_plan
+        self._keep_over_s = keep_over_s
+        self._drivers: dict[str, _Driven] = {}
         self._resting: dict[str, _Rest] = {}
         """Runs with which something went wrong, and when to take them up anew."""
         self._stopping = threading.Event()
@@ -264,18 +304,21 @@ class CoordinatorThread(threading.Thread):
         while not self._stopping.is_set():
             self._turn(hints)
             now_s = time.monotonic()
-            moments = [one.wake_s for one in self._drivers.values() if one.needed]
+            drivers = [one.driver for one in self._drivers.values()]
+            moments = [one.wake_s for one in drivers if one.needed]
+            moments += [one.unused_since_s + self._keep_over_s for one in drivers]
             moments += [rest.until_s for rest in self._resting.values()]
             hints = self._inbox.wait(max(0.001, min(moments, default=now_s + 60.0) - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
-        by_run: dict[str, set[str]] = {run_id: set() for run_id in self._inbox.runs()}
+        known = {*self._inbox.runs(), *self._drivers, *self._resting}
+        by_run: dict[str, set[str]] = {run_id: set() for run_id in known}
         for run_id, incarnation in hints:
             by_run.setdefault(run_id, set()).add(incarnation)
         for run_id, incarnations in by_run.items():
             self._turn_run(run_id, incarnations)
         busy = sorted(
-            {run_id for run_id, driver in self._drivers.items() if driver.needed} | {*self._resting}
+            {run_id for run_id, one in self._drivers.items() if one.driver.needed} | {*self._resting}
         )
         if busy != self.busy_with:
             self.busy_with = busy
@@ -288,12 +331,16 @@ class CoordinatorThread(threading.Thread):
         if now_s < rest.until_s:
             return
         try:
-            driver = self._drivers.get(run_id)
-            if driver is None:
-                driver = RunDriver(run_id, self._open_link(run_id), self._memory, now_s)
-                self._drivers[run_id] = driver
-            if incarnations or driver.wake_s <= now_s:
-                driver.turn(incarnations, now_s)
+            driven = self._drivers.get(run_id)
+            if driven is None:
+                link = self._open_link(run_id)
+                driven = _Driven(RunDriver(run_id, link, self._memory, now_s), link)
+                self._drivers[run_id] = driven
+            if incarnations or driven.driver.wake_s <= now_s:
+                driven.driver.turn(incarnations, now_s)
+                self._tell(driven)
+            if now_s >= driven.driver.unused_since_s + self._keep_over_s:
+                self._remove(run_id, driven)
             self._resting.pop(run_id, None)
         except Exception as error:
             if self._stopping.is_set():
@@ -309,6 +356,34 @@ class CoordinatorThread(threading.Thread):
                 error=str(error),
                 exc_info=trace,
             )
+
+    def _tell(self, driven: _Driven) -> None:
+        plan = driven.driver.plan
+        if plan is not None and plan is not driven.told:
+            driven.told = plan
+            self._on_plan(driven.driver.run_id, plan)
+
+    def _remove(self, run_id: str, driven: _Driven) -> None:
+        """Remove what the store has of a run, unless somebody came meanwhile."""
+        if not driven.driver.still_unused():
+            return
+        if driven.link.remove_run():
+            self._inbox.strike(run_id)
+            del self._drivers[run_id]
+            self._log.debug("removed the records of a run that is over", run=run_id)
+        else:  # who came has left a hint
+            driven.driver.unused_since_s = math.inf
+            driven.driver.wake_s = time.monotonic()
+
+
+@dataclass
+class _Driven:
+    """A run that is looked after."""
+
+    driver: RunDriver
+    link: HostLink
+    told: Plan | None = None
+    """The newest plan that was told of."""
 
 
 @dataclass(frozen=True)

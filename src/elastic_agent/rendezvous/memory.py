@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from pathlib import Path
 
 import msgspec
 
 from elastic_agent.protocol.records import History, RecordError, decode, encode
+
+KEPT_SETTLED = 200
+"""So many runs that ended in order are remembered, the newest; all others are."""
+
+_SETTLED = re.compile(r"\d{16}-\d{16}-11\.json")
 
 
 class RunMemory:
@@ -43,12 +49,18 @@ class RunMemory:
         if known is not None and known.rank > history.rank:
             return
         folder = self._folder(run_id)
-        folder.mkdir(parents=True, exist_ok=True)
         state = _state(history)
-        write_atomically(folder / state, encode(history))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / state, encode(history))
+        except FileNotFoundError:  # removed in between, see _prune
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / state, encode(history))
         for other in _states(folder):
             if other < state:
                 (folder / other).unlink(missing_ok=True)
+        if history.settled and (known is None or not known.settled):
+            self._prune()
 
     def settle(self, run_id: str) -> None:
         """If a verdict is remembered: whoever comes from now on begins a new run under that name."""
@@ -58,6 +70,28 @@ class RunMemory:
                 OSError
             ):  # then the run is over for whoever comes, which is an answer too
                 self.save(run_id, msgspec.structs.replace(known, settled=True))
+
+    def _prune(self) -> None:
+        """Forget the oldest of the runs that ended in order: one of that name would begin at generation 1 again.
+
+        A run that begins again meanwhile has a newer state in its folder, which is not touched.
+        """
+        folders: list[Path] = []
+        with contextlib.suppress(OSError):
+            folders = [self._runs / name for name in os.listdir(self._runs)]
+        if len(folders) <= KEPT_SETTLED:
+            return
+        settled: list[tuple[float, Path]] = []
+        for folder in folders:
+            states = _states(folder)
+            if states and _SETTLED.fullmatch(states[-1]):
+                with contextlib.suppress(OSError):  # another agent of this machine prunes, too
+                    settled.append(((folder / states[-1]).stat().st_mtime, folder / states[-1]))
+        settled.sort(reverse=True)
+        for _, state in settled[KEPT_SETTLED:]:
+            with contextlib.suppress(OSError):
+                state.unlink()
+                state.parent.rmdir()  # fails if there is more in it
 
     def _folder(self, run_id: str) -> Path:
         return self._runs / f"{run_id}.run"  # run ids are file-safe by their character set

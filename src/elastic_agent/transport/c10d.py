@@ -6,6 +6,8 @@ Keys, all under ``elastic-agent/1/``:
     runs                     every run id that ever registered, one a line (append)
     inbox                    queue of "<run id> <incarnation>": hints for the coordinator
     default/<fingerprint>    the run id agreed for a job that gave none
+    r/<run>/life             random name of this life of the run's records, which ends when they are removed
+    r/<run>/jobs             fingerprints of the jobs for which this run was agreed, one a line (append)
     r/<run>/roster           every incarnation that ever registered, one a line (append)
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
     r/<run>/plan/<version>   a plan; the first writer of a version wins (see :mod:`.plans`)
@@ -32,7 +34,7 @@ from elastic_agent.protocol.records import Lease, Member, Plan, encode
 from elastic_agent.values import Endpoint
 
 from .addresses import connect, is_local, listen, local_address_towards, resolve
-from .base import NotAStoreError, Snapshot, TransportError, UnreachableError
+from .base import NotAStoreError, Snapshot, StoreLostError, TransportError, UnreachableError
 from .bootstrap import own_address, serve
 from .plans import PlanReader, PlanWriter
 from .record_reader import GONE, RecordReader, lease_in
@@ -46,6 +48,9 @@ MAX_HINTS = 4096
 """So many hints are taken at once; the rest is taken the next time."""
 MAX_STATUS_CHARS = 2048
 MOST_OPEN_FILES = 65536
+
+_CLEARING = b"\x00"
+"""Stands for a moment where an agreed run id was: it is about to be removed."""
 
 _NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
 
@@ -132,9 +137,16 @@ def agree_run_id(endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s:
     client, _, _ = open_store(endpoint, timeout_s)
     key = f"{ROOT}/default/{fingerprint}"
     agreed = client.exchange(key, b"", proposal.encode())
-    while (name := _name(agreed)) is None:  # nobody of ours wrote that
-        _log_complaint(f"{key}: {agreed[:64]!r} is no run id")
-        agreed = client.exchange(key, agreed, proposal.encode())
+    while (name := _name(agreed)) is None:
+        expected = b""
+        if agreed != _CLEARING:  # nobody of ours wrote that
+            _log_complaint(f"{key}: {agreed[:64]!r} is no run id")
+            expected = agreed
+        agreed = client.exchange(key, expected, proposal.encode())
+    jobs = f"{_prefix(name)}/jobs"
+    if fingerprint not in _names(client.peek(jobs) or b""):
+        _enlist(client, jobs, fingerprint)
+        client.confirm()
     return name
 
 
@@ -206,11 +218,12 @@ class C10dLink:
         self._run_id = run_id
         self._prefix = _prefix(run_id)
         self._plans = PlanReader(client, self._prefix, complain)
+        self._life = client.exchange(f"{self._prefix}/life", b"", secrets.token_hex(4).encode())
 
     @property
     def store_id(self) -> str:
-        """Random name of this life of the store."""
-        return self._store_id
+        """Random name of this life of the store, and of the run in it."""
+        return f"{self._store_id}.{self._life.decode('ascii', 'replace')}"
 
     @property
     def local_address(self) -> str:
@@ -218,7 +231,12 @@ class C10dLink:
         return self._local_address
 
     def register(self, member: Member, lease: Lease) -> Lease | None:
-        """Write the records first, then the roster: whoever reads a name there finds its records."""
+        """Write the records first, then the roster: whoever reads a name there finds its records.
+
+        Raises:
+            StoreLostError: also if an earlier run of this name was removed since this link was dialled; plan
+                versions start anew then, as in a new store.
+        """
         granted = self._claim(lease)
         if granted is None:
             return None
@@ -228,6 +246,8 @@ class C10dLink:
             _enlist(self._client, f"{ROOT}/runs", self._run_id)
         _enlist(self._client, f"{self._prefix}/roster", name)
         self._hint(name)
+        if self._client.peek(f"{self._prefix}/life") != self._life:
+            raise StoreLostError("the store has removed the earlier run of this name")
         return granted
 
     def _claim(self, lease: Lease) -> Lease | None:
@@ -328,6 +348,13 @@ class C10dInbox:
         """Every run that ever registered here."""
         return tuple(_names(self._asking.peek(f"{ROOT}/runs") or b""))
 
+    def strike(self, run_id: str) -> None:
+        """Take a removed run off that list."""
+        key = f"{ROOT}/runs"
+        while run_id in _names(listed := self._asking.peek(key) or b""):
+            others = [name for name in _names(listed) if name != run_id]
+            self._asking.exchange(key, listed, "".join(f"\n{name}\n" for name in others).encode())
+
     def wake(self) -> None:
         """Wake the waiting thread (from another one)."""
         self._asking.push(self._key, "")
@@ -359,6 +386,9 @@ class C10dCoordinatorLink:
             member = self._records.member(name, data, rejected)
             if member is not None:
                 members[name] = member
+                self._known.setdefault(
+                    name
+                )  # the roster's line of one that came while it was removed is lost
         leases = self._records.leases(self._leases_in(names, found), rejected)
         return Snapshot(members, leases, tuple(rejected))
 
@@ -409,6 +439,32 @@ class C10dCoordinatorLink:
         self._forgotten.add(incarnation)
         for kind in "lm":
             self._client.put(f"{self._prefix}/{kind}/{incarnation}", GONE)
+
+    def remove_run(self) -> bool:
+        """Remove everything of a run that nobody needs any more; False if somebody new has come.
+
+        The run's life ends first: who registers meanwhile notices that at the end, and begins anew; who had
+        registered before is on the roster.
+        """
+        self._client.delete([f"{self._prefix}/life"])
+        roster = _names(self._client.peek(f"{self._prefix}/roster") or b"")
+        if not {*roster} <= self._known.keys() | self._forgotten:
+            return False
+        self._writer.remove_all()
+        self._release_jobs()
+        records = [f"{self._prefix}/{kind}/{name}" for name in {*roster, *self._known} for kind in "ml"]
+        self._client.delete([*records, *(f"{self._prefix}/{name}" for name in ("status", "jobs", "roster"))])
+        return True
+
+    def _release_jobs(self) -> None:
+        """Remove what says that a job's run is this one; what says that it is another one stays."""
+        run_id = self._prefix.rpartition("/")[2].encode()
+        for fingerprint in _names(self._client.peek(f"{self._prefix}/jobs") or b""):
+            key = f"{ROOT}/default/{fingerprint}"
+            for expected in (run_id, b""):
+                if self._client.exchange(key, expected, _CLEARING) == _CLEARING:
+                    self._client.delete([key])
+                    break
 
 
 # -- names ---------------------------------------------------------------------------------------

@@ -212,6 +212,26 @@ class PlanWriter:
         if version > KEPT_PLANS:
             self._client.put(self._reader.key(version - KEPT_PLANS), _CLEARED)
 
+    def remove_all(self) -> None:
+        """Remove every plan: the run is over, and nobody reads them any more."""
+        self._reader.newest()
+        end = self._reader.end
+        keys = [self._reader.key(version) for version in range(1, end + 1)]
+        kept = self._client.peek_many(keys[-KEPT_PLANS:])
+        parts = {digest for data in kept.values() for digest in _parts_of(data)}
+        parts = parts.union(*(needed for _, needed in self._parts))
+        self._client.delete(
+            [f"{self._prefix}/latest", *keys, *(f"{self._prefix}/part/{digest}" for digest in parts)]
+        )
+
+
+def _parts_of(data: bytes) -> list[str]:
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    return [part for part in (envelope.world, envelope.order) if part is not None]
+
 
 def _pack(plan: Plan) -> tuple[_Envelope, dict[str, bytes]]:
     parts: dict[str, bytes] = {}

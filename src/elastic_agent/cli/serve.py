@@ -1,0 +1,75 @@
+"""``elastic-agent serve [options]``: host the store on a machine that does not train."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from elastic_agent.cli.help import serve_page
+from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.flags import CommandLine, HelpRequested, parse_command_line
+from elastic_agent.config.load import Resolved, resolve
+from elastic_agent.config.settings import spec_by_name
+from elastic_agent.exit_codes import ExitCode
+
+OPTIONS = ("rdzv_endpoint", "state_dir", "log_format", "log_level", "config")
+"""The settings that serve has."""
+
+
+def serve(argv: Sequence[str]) -> int:
+    """Read the settings, set up the log, and serve until told to stop.
+
+    Raises:
+        UsageError: the settings are wrong; nothing was started.
+    """
+    try:
+        line = parse_command_line(argv)
+    except HelpRequested:
+        print(serve_page(OPTIONS), flush=True)
+        return ExitCode.FINISHED
+    _check(line)
+    resolved = resolve(line, os.environ, script_needed=False, only=OPTIONS)
+    if resolved.settings.standalone and resolved.settings.rdzv_endpoint is None:
+        _check_port(resolved)
+    return _serve(resolved)
+
+
+def _check(line: CommandLine) -> None:
+    for name in line.given:
+        if name not in OPTIONS:
+            flags = ", ".join(spec_by_name()[option].flag for option in OPTIONS)
+            raise UsageError(f"serve: {spec_by_name()[name].flag} is an option of run; serve has {flags}")
+    if line.script is not None:
+        raise UsageError(f"serve: got {quoted(line.script)}; it runs no script, expected options only")
+
+
+def _check_port(resolved: Resolved) -> None:
+    source = resolved.sources["rdzv_endpoint"]
+    if resolved.sources["standalone"].name.endswith("with port 0"):
+        raise UsageError(f"{source}: got port 0; expected a port that the agents can know, 1 to 65535")
+
+
+def _serve(resolved: Resolved) -> int:
+    # Imported late: torch alone takes a second, and a mistake must be answered before that.
+    from elastic_agent.agent.launch import import_torch_quietly
+    from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
+    from elastic_agent.rendezvous import serving
+
+    settings = resolved.settings
+    configure_logging(settings.log_format, settings.log_level, sys.stderr)
+    log = get_logger()
+    for note in resolved.notes:
+        (log.warning if note.level == "warning" else log.info)(note.text)
+    stop = serving.StopRequests()
+    try:
+        import_torch_quietly()
+        adopt_library_loggers()
+        as_asked = serving.serve(settings.rdzv_endpoint, settings.state_dir, stop)
+    except serving.CannotServeError as error:
+        log.error(str(error))
+        return ExitCode.NO_STORE
+    except Exception:
+        log.exception("internal error of elastic-agent")
+        return ExitCode.INTERNAL
+    return ExitCode.FINISHED if as_asked else ExitCode.INTERNAL
