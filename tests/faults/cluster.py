@@ -174,6 +174,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self._all_agents: list[AgentProcess] = []
+        self.servers: dict[str, AgentProcess] = {}
+        """Processes that host the store and train nothing, by name, the newest of each."""
         self._steps = Lines(self.folder / "steps.jsonl")
         self._journal = Lines(self.folder / "journal.jsonl")
 
@@ -206,7 +208,6 @@ class Cluster:
             within: a command that starts the agent somewhere (in a network namespace).
             env: more of its environment.
         """
-        log = self.folder / f"{name}.log"
         chosen = name if node_id == "" else node_id
         command = [
             *within,
@@ -222,6 +223,23 @@ class Cluster:
             *options,
             *(str(script), "--folder", str(self.folder)),
         ]
+        agent = self.agents[name] = self._launch(name, command, {MARK: self.mark, **env})
+        return agent
+
+    def serve(self, name: str, *options: str, within: Iterable[str] = (), **env: str) -> AgentProcess:
+        """Host the store without a node, with a state directory of its own; returns when it serves."""
+        command = [
+            *within,
+            *(sys.executable, "-m", "elastic_agent", "serve", "--rdzv-endpoint"),
+            *(f"{self.endpoint_host}:{self.port}", "--state-dir", str(self.folder / f"state-{name}")),
+            *("--log-format", "json", *options),
+        ]
+        server = self.servers[name] = self._launch(name, command, env)
+        self.wait_said(name, "serving at")
+        return server
+
+    def _launch(self, name: str, command: list[str], env: dict[str, str]) -> AgentProcess:
+        log = self.folder / f"{name}.log"
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,
@@ -229,10 +247,9 @@ class Cluster:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                env={**_own_environment(), MARK: self.mark, "OMP_NUM_THREADS": "1", **env},
+                env={**_own_environment(), "OMP_NUM_THREADS": "1", **env},
             )
             agent = AgentProcess(name, process, log, file.tell())
-        self.agents[name] = agent
         self._all_agents.append(agent)
         return agent
 
@@ -363,7 +380,7 @@ class Cluster:
 
     def wait_said(self, name: str, *words: str, timeout_s: float = PATIENCE_S) -> str:
         """Until this agent logged a line with all of these words."""
-        agent = self.agents[name]
+        agent = {**self.agents, **self.servers}[name]
         return self.wait(
             f"{name} to say {' … '.join(words)}", lambda: next(iter(agent.lines(*words)), None), timeout_s
         )
@@ -393,7 +410,8 @@ class Cluster:
         lines.sort(key=lambda line: line["boottime_s"])
         start_s = lines[0]["boottime_s"] if lines else 0.0
         rows = [_row(line, start_s) for line in lines[-200:]]
-        logs = [f"--- {name}.log\n{one.log.read_text()[-3000:]}" for name, one in self.agents.items()]
+        everybody = {**self.agents, **self.servers}
+        logs = [f"--- {name}.log\n{one.log.read_text()[-3000:]}" for name, one in everybody.items()]
         return "\n".join(["timeline:", *rows, *logs])
 
     def _last_steps(self) -> list[Line]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from .cluster import LEASE_S, MARGIN_S, AgentProcess, Cluster
+from .cluster import LEASE_S, MARGIN_S
 from .conftest import MakeCluster
+from .machines import SUBNET, Machines, built
 from .rules import see_it_end
 
 pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
@@ -22,65 +20,12 @@ def etcd() -> None:
 
 
 NODES = ("a", "b", "c")
-SUBNET = "10.213.77"
-
-
-def ip(words: str) -> None:
-    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
-
-
-class Machines:
-    """One network namespace for each node, joined by a bridge in one more; cables can be pulled."""
-
-    def __init__(self) -> None:
-        self._tag = f"ea{os.getpid()}"
-
-    def build(self) -> None:
-        ip(f"netns add {self._tag}-net")
-        ip(f"-n {self._tag}-net link add br0 type bridge")
-        ip(f"-n {self._tag}-net link set br0 up")
-        for number, node in enumerate(NODES, 1):
-            ip(f"netns add {self._tag}-{node}")
-            ip(f"-n {self._tag}-net link add port-{node} type veth peer name eth0 netns {self._tag}-{node}")
-            ip(f"-n {self._tag}-net link set port-{node} master br0 up")
-            ip(f"-n {self._tag}-{node} link set lo up")
-            ip(f"-n {self._tag}-{node} addr add {SUBNET}.{number}/24 dev eth0")
-            ip(f"-n {self._tag}-{node} link set eth0 up")
-
-    def remove(self) -> None:
-        """Removing a namespace removes its ends of the cables, and with one end the other."""
-        for name in (*NODES, "net"):
-            subprocess.run(["ip", "netns", "del", f"{self._tag}-{name}"], capture_output=True, check=False)
-
-    def start(self, cluster: Cluster, node: str) -> AgentProcess:
-        return cluster.start(
-            node,
-            state=f"state-{node}",
-            within=("ip", "netns", "exec", f"{self._tag}-{node}"),
-            GLOO_SOCKET_IFNAME="eth0",
-        )
-
-    def cut_off(self, node: str) -> None:
-        ip(f"-n {self._tag}-net link set port-{node} down")
-
-    def join(self, node: str) -> None:
-        ip(f"-n {self._tag}-net link set port-{node} up")
 
 
 @pytest.fixture
 def machines() -> Iterator[Machines]:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    if shutil.which("ip") is None:
-        pytest.skip("network namespaces need the ip command (Debian: iproute2)")
-    built = Machines()
-    try:
-        built.build()
-    except subprocess.CalledProcessError as error:
-        built.remove()
-        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-    yield built
-    built.remove()
+    with built(*NODES) as found:
+        yield found
 
 
 def test_nodes_cut_off_and_joined_again_never_make_two_worlds(

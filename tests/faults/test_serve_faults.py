@@ -1,0 +1,138 @@
+"""The store is served on a machine that does not train, as `elastic-agent serve` does it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from .cluster import LEASE_S, AgentProcess, Cluster
+from .conftest import MakeCluster
+from .machines import SUBNET, Machines, built
+from .rules import check_nothing_left, check_safety, see_it_end
+
+pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
+
+HEAD = f"{SUBNET}.1"
+LONG_LEASE = ("--lease-ttl", "30")
+
+
+@pytest.fixture
+def etcd() -> None:
+    """These are about the c10d store."""
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    with built("head", "a", "b") as found:
+        yield found
+
+
+def serve(cluster: Cluster, machines: Machines) -> AgentProcess:
+    return cluster.serve("head", within=machines.within("head"))
+
+
+def connections(cluster: Cluster) -> int:
+    return len(cluster.journal("connected"))
+
+
+def wait_for_steps_after(cluster: Cluster, generation: int, reconnected: int) -> None:
+    """Until both nodes found the new store, and took three more steps in the same generation."""
+    cluster.wait("both to be back", lambda: connections(cluster) >= reconnected)
+    seen = max(one["step"] for one in cluster.steps())
+    cluster.wait(
+        "steps to go on",
+        lambda: any(
+            one["step"] >= seen + 3 and one["generation"] == generation for one in cluster.steps()[-8:]
+        ),
+    )
+
+
+def test_workers_do_not_notice_that_the_server_was_killed_or_upgraded(
+    machines: Machines, make_cluster: MakeCluster
+) -> None:
+    cluster = make_cluster("2", *LONG_LEASE, endpoint_host=HEAD)
+    server = serve(cluster, machines)
+    for node in ("a", "b"):
+        machines.start(cluster, node)
+    generation = cluster.wait_training("a", "b")
+    workers = {one["pid"] for one in cluster.born()}
+    cluster.wait_said("head", "run begins")
+    reconnected = connections(cluster)
+
+    server.kill_agent()
+    assert server.process.wait(10) == -signal.SIGKILL
+    server = serve(cluster, machines)
+    reconnected += 2
+    wait_for_steps_after(cluster, generation, reconnected)
+    cluster.wait_said("head", "run goes on", "runs on untouched")
+
+    server.terminate()
+    assert server.process.wait(10) == 0
+    assert server.lines("SIGTERM received", "1 run (job) still depend on it")
+    serve(cluster, machines)
+    wait_for_steps_after(cluster, generation, reconnected + 2)
+    cluster.wait_said("head", "run goes on", "runs on untouched")
+
+    assert {one["pid"] for one in cluster.born()} == workers, "no worker was touched"
+    assert {*cluster.worlds()} == {generation}
+    assert not cluster.journal("lease_lost")
+    see_it_end(cluster, restarts=0)
+    cluster.wait_said("head", "run finished")
+
+
+def test_a_server_that_is_back_too_late_finds_the_nodes_fenced_and_forms_the_next_generation(
+    machines: Machines, make_cluster: MakeCluster
+) -> None:
+    cluster = make_cluster("2", endpoint_host=HEAD)
+    server = serve(cluster, machines)
+    for node in ("a", "b"):
+        machines.start(cluster, node)
+    first = cluster.wait_training("a", "b")
+    workers = {one["pid"] for one in cluster.born()}
+    server.kill_agent()
+    for node in ("a", "b"):
+        cluster.wait_event("lease_lost", node)
+    assert cluster.wait_gone(workers, 2 * LEASE_S) == []
+    serve(cluster, machines)
+    second = cluster.wait_training("a", "b", after=first)
+    assert second == first + 1
+    assert cluster.world(first) == cluster.world(second)
+    see_it_end(cluster, restarts=0)
+
+
+def test_runs_share_a_server_which_outlives_their_first_nodes(
+    machines: Machines, make_cluster: MakeCluster
+) -> None:
+    one = make_cluster("1:2", endpoint_host=HEAD, run_id="one")
+    other = make_cluster("1", endpoint_host=HEAD, port=one.port, run_id="other")
+    third = make_cluster("1", endpoint_host=HEAD, port=one.port, run_id="third")
+    server = serve(one, machines)
+    a = machines.start(one, "a")
+    machines.start(other, "b")
+    first = one.wait_training("a")
+    machines.start(one, "b")
+    second = one.wait_training("a", "b", after=first)
+    untouched = other.wait_training("b")
+
+    a.kill_node()  # the one that came first
+    one.wait_training("b", after=second)
+    assert not one.agents["b"].lines("hosting the store")
+    assert not any(line["replaced"] for line in one.journal("connected"))
+
+    see_it_end(other, restarts=0)
+    machines.start(third, "a")
+    third.wait_training("a")
+    see_it_end(third, restarts=0)
+    assert {*other.worlds()} == {untouched}
+    one.wait_said("head", "run finished", '"other"')
+    one.wait_said("head", "run finished", '"third"')
+    assert len(server.lines("run begins")) == 3
+    see_it_end(one, restarts=0, a=-signal.SIGKILL)
+    server.terminate()
+    assert server.process.wait(10) == 0
+    assert server.lines("no run depends on it")
+    for cluster in (one, other, third):
+        check_safety(cluster)
+        check_nothing_left(cluster)
