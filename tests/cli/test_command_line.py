@@ -23,6 +23,8 @@ ANSWERED_AT_ONCE = {
     "unknown option": ["--no-such-option", "train.py"],
     "no script": ["/nowhere/train.py"],
     "settings": ["settings"],
+    "help of serve": ["serve", "--help"],
+    "mistake of serve": ["serve", "--log-level", "loud"],
 }
 
 

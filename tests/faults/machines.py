@@ -51,9 +51,7 @@ class Machines:
         return "ip", "netns", "exec", f"{self._tag}-{node}"
 
     def start(self, cluster: Cluster, node: str) -> AgentProcess:
-        return cluster.start(
-            node, state=f"state-{node}", within=self.within(node), GLOO_SOCKET_IFNAME="eth0"
-        )
+        return cluster.start(node, state=f"state-{node}", within=self.within(node), GLOO_SOCKET_IFNAME="eth0")
 
     def cut_off(self, node: str) -> None:
         ip(f"-n {self._tag}-net link set port-{node} down")

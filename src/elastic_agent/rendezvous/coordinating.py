@@ -31,6 +31,9 @@ PAUSE_LEASES, PAUSE_S = 1 / 3, 1.0
 KEEP_OVER_S = 60.0
 """How long the records of a run that is over stay in the store after nobody of it is left."""
 
+IDLE_S = 60.0
+"""How often runs are looked at of which nobody is left, and which are not over."""
+
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """How long a run is left alone after an internal error with it."""
 
@@ -308,7 +311,7 @@ class CoordinatorThread(threading.Thread):
             moments = [one.wake_s for one in drivers if one.needed]
             moments += [one.unused_since_s + self._keep_over_s for one in drivers]
             moments += [rest.until_s for rest in self._resting.values()]
-            hints = self._inbox.wait(max(0.001, min(moments, default=now_s + 60.0) - now_s))
+            hints = self._inbox.wait(max(0.001, min([*moments, now_s + IDLE_S]) - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
         known = {*self._inbox.runs(), *self._drivers, *self._resting}

@@ -1,0 +1,183 @@
+"""`elastic-agent serve` as a user and systemd see it; what happens to runs is in tests/faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.exit_codes import ExitCode
+from tests.cli.support import COMMAND, clean_environment, elastic_agent
+
+PATIENCE_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Serving:
+    """A server, and what it told systemd."""
+
+    def __init__(self, folder: Path, address: str, *argv: str) -> None:
+        self._manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._manager.bind(address.replace("@", "\0", 1))
+        self._manager.settimeout(PATIENCE_S)
+        self.log = folder / "serve.log"
+        with self.log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*COMMAND, "serve", "--state-dir", str(folder / "state"), *argv],
+                env=clean_environment({"NOTIFY_SOCKET": address}),
+                stderr=file,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def hear(self, word: str) -> None:
+        """Wait until systemd is told this."""
+        while word not in self._manager.recv(4096).decode().splitlines():
+            pass
+
+    @property
+    def messages(self) -> list[str]:
+        return [json.loads(line)["message"] for line in self.log.read_text().splitlines()]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+        self._manager.close()
+
+
+@contextmanager
+def serving(folder: Path, *argv: str, address: str = "") -> Iterator[Serving]:
+    server = Serving(folder, address or str(folder / "notify"), *argv)
+    try:
+        server.hear("READY=1")
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("abstract", [False, True], ids=["file", "abstract"])
+def test_it_tells_systemd_and_ends_with_0_when_told(
+    tmp_path: Path, signum: signal.Signals, abstract: bool
+) -> None:
+    port = free_port()
+    address = f"@elastic-agent-test-{secrets.token_hex(8)}" if abstract else ""
+    with serving(tmp_path, "--rdzv-endpoint", f"localhost:{port}", address=address) as server:
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S).close()
+        server.process.send_signal(signum)
+        server.hear("STOPPING=1")
+        assert server.process.wait(5.0) == ExitCode.FINISHED
+        assert server.messages == [
+            f"serving at localhost:{port}",
+            f"{signum.name} received: the store is given up, no run depends on it",
+        ]
+
+
+def test_it_ends_when_told_before_it_serves(tmp_path: Path) -> None:
+    """Whenever that is: while Python starts, nobody has taken the signal over yet."""
+    server = Serving(tmp_path, str(tmp_path / "notify"), "--rdzv-endpoint", f"localhost:{free_port()}")
+    try:
+        server.process.terminate()
+        assert server.process.wait(PATIENCE_S) in (-signal.SIGTERM, 0)
+    finally:
+        server.close()
+
+
+def test_under_a_name_of_this_machine_it_serves_every_interface(tmp_path: Path) -> None:
+    """Also if that is a loopback address here, and another one elsewhere."""
+    port = free_port()
+    with serving(tmp_path, "--rdzv-endpoint", f"{socket.gethostname()}:{port}") as server:
+        listening = (
+            Path(f"/proc/{server.process.pid}/net/tcp6").read_text() + Path("/proc/net/tcp").read_text()
+        )
+        everywhere = {f"{'0' * 32}:{port:04X}", f"{'0' * 8}:{port:04X}"}
+        found = {line.split()[1] for line in listening.splitlines() if " 0A " in line}
+        assert everywhere & found
+    named = elastic_agent("serve", "--help").stdout
+    assert "this machine's host name" in named
+
+
+def test_a_second_server_says_who_is_there_already(tmp_path: Path) -> None:
+    endpoint = f"localhost:{free_port()}"
+    with serving(tmp_path, "--rdzv-endpoint", endpoint):
+        second = elastic_agent("serve", "--rdzv-endpoint", endpoint, "--state-dir", str(tmp_path / "other"))
+    assert second.returncode == ExitCode.NO_STORE == 4
+    assert second.stderr.count("\n") == 1
+    assert "a store of elastic-agent answers there already" in second.stderr
+
+
+def test_another_program_at_the_port_is_told_apart(tmp_path: Path) -> None:
+    program = (
+        "import http.server, sys; s = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler);"
+        "print(s.server_port, flush=True); s.serve_forever()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as other:
+        assert other.stdout is not None
+        port = int(other.stdout.readline())
+        done = elastic_agent("serve", "--rdzv-endpoint", f"127.0.0.1:{port}", "--state-dir", str(tmp_path))
+        other.kill()
+    assert done.returncode == 4
+    assert done.stderr.count("\n") == 1
+    assert "another program" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [("192.0.2.7", "is not this machine"), ("nowhere.invalid", "is not known on this machine")],
+)
+def test_an_endpoint_that_is_not_this_machine_is_refused(tmp_path: Path, host: str, said: str) -> None:
+    done = elastic_agent("serve", "--rdzv-endpoint", host, "--state-dir", str(tmp_path))
+    assert done.returncode == 4
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+MISTAKES = {
+    "port 0": (["--rdzv-endpoint", "localhost:0"], "got port 0"),
+    "another command's option": (["--nnodes", "2"], "--nnodes is an option of run"),
+    "a script": (["train.py"], "it runs no script"),
+    "a wrong value": (["--log-level", "loud"], "expected debug, info, warning or error"),
+    "several endpoints": (["--rdzv-endpoint", "a:1,b:2"], "several endpoints"),
+    "an unknown option": (["--no-such-option"], "unknown option"),
+    "a file as folder": (["--state-dir", os.devnull], "is not a folder"),
+}
+
+
+@pytest.mark.parametrize(("argv", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(argv: list[str], said: str) -> None:
+    done = elastic_agent("serve", *argv)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+
+
+def test_its_help_has_its_options_only() -> None:
+    done = elastic_agent("serve", "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: elastic-agent serve")
+    for flag in ("--rdzv-endpoint", "--state-dir", "--log-format", "--log-level", "--config"):
+        assert f"  {flag} " in done.stdout
+    assert "--nnodes" not in done.stdout
+
+
+def test_a_jobs_settings_do_for_the_server_too(tmp_path: Path) -> None:
+    """What is not for it is passed over, in the file as in the environment."""
+    port = free_port()
+    file = tmp_path / "job.toml"
+    file.write_text(f'rdzv_endpoint = "localhost:{port}"\nnnodes = "2:4"\nscript = "/nowhere/train.py"\n')
+    with serving(tmp_path, "--config", str(file)) as server:
+        assert server.messages == [f"serving at localhost:{port}"]
