@@ -15,10 +15,9 @@ import pytest
 
 from elastic_agent.protocol.records import History, Phase
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.coordinating import CoordinatorThread
+from elastic_agent.rendezvous.coordinating import CoordinatorThread, HostLink
 from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.transport import c10d
-from elastic_agent.transport.base import CoordinatorLink
 from elastic_agent.values import Endpoint
 
 from .support import PATIENCE_S, Participant, hosted, participants, policy, run
@@ -65,7 +64,7 @@ def notes() -> Iterator[Notes]:
 def coordinated(
     endpoint: Endpoint,
     memory: RunMemory,
-    open_link: Callable[[c10d.C10dHost, str], CoordinatorLink] | None = None,
+    open_link: Callable[[c10d.C10dHost, str], HostLink] | None = None,
 ) -> Iterator[CoordinatorThread]:
     """A store and its coordinator in this process."""
     host = c10d.find_or_host(endpoint, 5.0)
@@ -184,7 +183,7 @@ def test_trouble_with_one_run_does_not_touch_another(
         trouble = threading.Event()
         trouble.set()
 
-        def open_link(host: c10d.C10dHost, run_id: str) -> CoordinatorLink:
+        def open_link(host: c10d.C10dHost, run_id: str) -> HostLink:
             if run_id == "troubled" and trouble.is_set():
                 raise OSError("too many open files")
             return host.coordinator_link(run_id)
