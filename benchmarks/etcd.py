@@ -25,6 +25,7 @@ from .stages import Stages
 WORKER_KILLED = next(fault for fault in FAULTS if fault.name == "worker SIGKILL")
 FORM_TARGETS_S = {256: 2.0}
 SIZES = (64, 256)
+NODES_PER_PROCESS = 64
 REST_SIZES = (8, 64)
 REST_S = 20.0
 OUTAGE_S = 20.0
@@ -107,7 +108,7 @@ def run(options: Options) -> Result:
                 add(WORKER_KILLED.name, launcher.name, "s", _recover(launcher, WORKER_KILLED, stages))
         for size in SIZES:
             with Etcd() as etcd:
-                found = meet(size, etcd.port, "--etcd")
+                found = meet(size, etcd.port, "--etcd", parts=size // NODES_PER_PROCESS)
                 add(
                     f"{size} nodes, form", "elastic-agent, etcd", "s", found["form"], FORM_TARGETS_S.get(size)
                 )
@@ -115,7 +116,11 @@ def run(options: Options) -> Result:
         for size in REST_SIZES:
             add(f"{size} nodes at rest", "requests per node", "/s", requests_at_rest(size))
         add("etcd is down", "one agent", "% of a core", processor_without_etcd(), OUTAGE_TARGET)
-    return Result("etcd", list(figures.values()), [f"lease {LEASE_S:g} s; one member of etcd, without fsync"])
+    note = (
+        f"Lease {LEASE_S:g} s; one member of etcd, without fsync. {NODES_PER_PROCESS} nodes share a process: gRPC's "
+        "threads hinder each other in one interpreter. On real machines every node has one of its own."
+    )
+    return Result("etcd", list(figures.values()), [note])
 
 
 def _recover(launcher: Launcher, fault: Fault, stages: dict[str, list[Stages]]) -> float | str:

@@ -128,9 +128,10 @@ def _ours(size: int) -> dict[str, float | str]:
     return meet(size, free_port())
 
 
-def meet(size: int, port: int, *more: str) -> dict[str, float | str]:
+def meet(size: int, port: int, *more: str, parts: int | None = None) -> dict[str, float | str]:
     """So many of our nodes form a world and the next; ``more``: options of ``benchmarks.many_nodes``."""
-    parts = 1 if size <= ONE_PROCESS_UP_TO else size // NODES_PER_PROCESS
+    if parts is None:
+        parts = 1 if size <= ONE_PROCESS_UP_TO else size // NODES_PER_PROCESS
     bounds = [size * part // parts for part in range(parts + 1)]
     with tempfile.TemporaryDirectory(prefix="elastic-agent-benchmark-") as folder:
         commands = [

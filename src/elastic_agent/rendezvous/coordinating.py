@@ -208,10 +208,7 @@ class RunDriver:
         progress = False
         for incarnation in incarnations:
             lease = self._coordinator.ledger.sightings[incarnation].lease
-            if self._link.condemn(lease):
-                self._coordinator.condemned(incarnation)
-                progress = True
-            elif incarnation not in self.refresh([incarnation]).leases:  # gone, not renewed in the meantime
+            if self._link.condemn(lease) or incarnation not in self.refresh([incarnation]).leases:
                 self._coordinator.condemned(incarnation)
                 progress = True
         return progress

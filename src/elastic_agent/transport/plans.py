@@ -44,6 +44,11 @@ class _Envelope(Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=T
     awaits_world: bool = False
 
 
+_ENVELOPES = msgspec.json.Decoder(_Envelope)
+_ORDERS = msgspec.json.Decoder(_Order)
+# (Made once, at import, for the reason given in protocol/records.py.)
+
+
 class _DamagedError(Exception):
     """What stands under a version is no plan; the text says why."""
 
@@ -125,7 +130,7 @@ class PlanReader:
         if len(data) > MAX_PLAN_BYTES:
             raise _DamagedError(f"{len(data)} bytes; at most {MAX_PLAN_BYTES} are accepted")
         try:
-            envelope = msgspec.json.decode(data, type=_Envelope)
+            envelope = _ENVELOPES.decode(data)
             plan = decode(Plan, bytes(envelope.plan))
         except (msgspec.DecodeError, RecordError, UnicodeDecodeError, RecursionError) as error:
             raise _DamagedError(str(error)) from None
@@ -227,7 +232,7 @@ class PlanWriter:
 
 def _parts_of(data: bytes) -> list[str]:
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = _ENVELOPES.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     return [part for part in (envelope.world, envelope.order) if part is not None]
@@ -261,7 +266,7 @@ def _decode_world(body: bytes) -> World:
 
 
 def _decode_order(body: bytes) -> _Order:
-    return msgspec.json.decode(body, type=_Order)
+    return _ORDERS.decode(body)
 
 
 def _digest(body: bytes) -> str:
