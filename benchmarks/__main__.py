@@ -26,7 +26,7 @@ BENCHMARKS = {
     "rest": "what an agent costs while training runs, beside torchrun's",
     "client": "what the client module costs a training script",
 }
-ISOLATED = "ELASTIC_AGENT_BENCHMARK_ISOLATED"
+ISOLATED = "BENCH_ISOLATED"
 UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child=TERM", "--mount-proc")
 
 

@@ -102,6 +102,8 @@ class Scene:
         self._journal = Lines(self.folder / "journal.jsonl")
         self.agents: dict[str, psutil.Popen] = {}
         self._strays: list[psutil.Process] = []
+        self._others = {one.pid for one in psutil.Process().children(recursive=True)}
+        """Processes of the benchmark that are not the scene's."""
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +112,8 @@ class Scene:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _kill([one for node in self.agents for one in self.processes(node)] + self._strays)
-        _kill(psutil.Process().children(recursive=True))  # what was left to us
+        left = psutil.Process().children(recursive=True)  # what was left to us
+        _kill([one for one in left if one.pid not in self._others])
         self._own.cleanup()
 
     # -- starting -------------------------------------------------------------------------------
