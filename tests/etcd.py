@@ -43,6 +43,8 @@ class EtcdServer:
     scheme: str = "http"
     hosts: tuple[str, ...] = ("127.0.0.1",)
     """On which addresses it listens to clients."""
+    within: tuple[str, ...] = ()
+    """The command that starts it somewhere, in a network namespace."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -56,7 +58,7 @@ class EtcdServer:
         with (self.folder / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *("etcd", "--name", self.name, "--data-dir", str(self.folder / self.name)),
+                    *(*self.within, "etcd", "--name", self.name, "--data-dir", str(self.folder / self.name)),
                     *("--listen-client-urls", listen, "--advertise-client-urls", client),
                     *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
                     *("--initial-cluster", self.cluster, "--unsafe-no-fsync"),
@@ -83,7 +85,9 @@ class EtcdServer:
             self.process.wait()
 
     def listens(self) -> bool:
-        """Whether it takes connections of clients."""
+        """Whether it takes connections of clients, as far as can be seen from here."""
+        if self.within:
+            return True
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.client_port)) == 0
 
@@ -105,21 +109,41 @@ class EtcdCluster:
         scheme: str = "http",
         ctl_options: Sequence[str] = (),
         hosts: Sequence[str] = ("127.0.0.1",),
+        within: Sequence[str] = (),
     ) -> None:
-        """``hosts``: on which addresses the members listen; the first must be 127.0.0.1."""
+        """Prepare.
+
+        Args:
+            folder: for data and logs.
+            size: how many members.
+            options: more of etcd's options.
+            scheme: http or https, for clients.
+            ctl_options: more of etcdctl's options.
+            hosts: on which addresses the members listen; the first must be 127.0.0.1.
+            within: a command that starts things somewhere, in a network namespace.
+        """
         need_etcd()
         ports = free_ports(2 * size)
         names = [f"n{number}" for number in range(size)]
         peers = ",".join(f"{name}=http://127.0.0.1:{ports[2 * i + 1]}" for i, name in enumerate(names))
         self.members = [
             EtcdServer(
-                name, folder, ports[2 * i], ports[2 * i + 1], peers, tuple(options), scheme, tuple(hosts)
+                name,
+                folder,
+                ports[2 * i],
+                ports[2 * i + 1],
+                peers,
+                tuple(options),
+                scheme,
+                tuple(hosts),
+                tuple(within),
             )
             for i, name in enumerate(names)
         ]
         self.ctl_options = tuple(ctl_options)
         """What etcdctl is told besides; may change when the access does."""
         self._folder = folder
+        self._within = tuple(within)
 
     def __enter__(self) -> Self:
         for member in self.members:
@@ -151,7 +175,7 @@ class EtcdCluster:
         scheme = self.members[0].scheme
         endpoints = ",".join(f"{scheme}://{member.endpoint}" for member in self.members)
         return subprocess.run(
-            ["etcdctl", "--endpoints", endpoints, *self.ctl_options, *words],
+            [*self._within, "etcdctl", "--endpoints", endpoints, *self.ctl_options, *words],
             env={"PATH": os.environ["PATH"], "ETCDCTL_API": "3"},
             capture_output=True,
             text=True,

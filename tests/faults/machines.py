@@ -53,6 +53,20 @@ class Machines:
     def start(self, cluster: Cluster, node: str) -> AgentProcess:
         return cluster.start(node, state=f"state-{node}", within=self.within(node), GLOO_SOCKET_IFNAME="eth0")
 
+    def address(self, node: str) -> str:
+        return f"{SUBNET}.{self._nodes.index(node) + 1}"
+
+    def hide(self, hidden: str, node: str) -> None:
+        """What this node sends to the hidden one goes nowhere; everybody else is reached."""
+        ip(
+            f"-n {self._tag}-{node} neigh replace {self.address(hidden)} "
+            "lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
+        )
+
+    def show(self, hidden: str, node: str) -> None:
+        """The node reaches it again."""
+        ip(f"-n {self._tag}-{node} neigh del {self.address(hidden)} dev eth0")
+
     def cut_off(self, node: str) -> None:
         ip(f"-n {self._tag}-net link set port-{node} down")
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.etcd import EtcdCluster
+from tests.processes import freeze, thaw
 
 from .cluster import LEASE_S, AgentProcess, Cluster
 from .conftest import MakeCluster
@@ -51,8 +55,6 @@ def wait_renewed(cluster: Cluster, etcd: EtcdCluster, *nodes: str) -> None:
 
 def leases(cluster: Cluster, etcd: EtcdCluster) -> dict[str, int]:
     """How often each lease in etcd was written."""
-    import json
-
     found = json.loads(etcd.ctl("get", "--prefix", f"/tests/{cluster.mark}/1/r/job/l/", "--write-out=json"))
     return {one["key"]: one["version"] for one in found.get("kvs", [])}
 
@@ -154,15 +156,53 @@ def test_half_a_minute_without_etcd_cost_one_generation_and_no_restart(
     see_it_end(cluster, restarts=0)
 
 
+def coordinating_pid(cluster: Cluster, etcd: EtcdCluster) -> str:
+    """The process that coordinates, if any does."""
+    holder = etcd.ctl("get", f"/tests/{cluster.mark}/1/r/job/leader", "--print-value-only").strip()
+    return holder.rpartition(":")[2]
+
+
 def coordinator_of(cluster: Cluster, etcd: EtcdCluster) -> AgentProcess:
     """The agent that coordinates."""
 
     def look() -> AgentProcess | None:
-        holder = etcd.ctl("get", f"/tests/{cluster.mark}/1/r/job/leader", "--print-value-only").strip()
-        pid = holder.rpartition(":")[2]
+        pid = coordinating_pid(cluster, etcd)
         return next((one for one in cluster.agents.values() if str(one.pid) == pid), None)
 
-    return cluster.wait("a coordinator", look)
+    return cluster.wait("an agent that coordinates", look)
+
+
+def test_a_coordinator_that_freezes_is_replaced_and_no_worker_is_touched(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    cluster = make_cluster("2")
+    command = [sys.executable, "-m", "tests.faults.lone_coordinator", three.endpoints]
+    command += [f"/tests/{cluster.mark}", "job", str(cluster.folder / "state-of-the-coordinator")]
+    with (cluster.folder / "coordinator.log").open("wb") as log:
+        lone = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        cluster.wait("the coordinator", lambda: coordinating_pid(cluster, three) == str(lone.pid) or None)
+        cluster.start("a")
+        cluster.start("b", 2)
+        first = cluster.wait_training("a", "b")
+        assert coordinating_pid(cluster, three) == str(lone.pid)
+
+        freeze(lone.pid)
+        successor = coordinator_of(cluster, three)
+        wait_renewed(cluster, three, "a", "b")
+        thaw(lone.pid)
+        wait_steps(cluster, 20)
+        assert max(cluster.worlds()) == first, cluster.story()
+        assert len(cluster.born()) == 3, "no worker was started anew"
+
+        os.kill(cluster.pid_of("b/1"), signal.SIGKILL)
+        second = cluster.wait_training("a", "b", after=first)
+        assert second == first + 1
+        assert coordinator_of(cluster, three) is successor
+        see_it_end(cluster, restarts=1)
+    finally:
+        lone.kill()
+        lone.wait()
 
 
 def test_the_coordinators_machine_dies_and_the_others_go_on(

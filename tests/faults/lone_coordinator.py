@@ -1,0 +1,33 @@
+"""``python lone_coordinator.py ENDPOINT PREFIX RUN STATE_DIR``: coordinates a run in etcd and takes no part in it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from elastic_agent.logs import configure_logging
+from elastic_agent.rendezvous.candidate import Candidate
+from elastic_agent.rendezvous.etcd_meeting import Members
+from elastic_agent.rendezvous.memory import RunMemory
+from elastic_agent.transport.etcd import RunKeys
+from elastic_agent.values import Endpoint, EtcdAccess
+from tests.faults.cluster import LEASE_S
+
+
+def main() -> None:
+    endpoint, prefix, run_id, state_dir = sys.argv[1:]
+    first, *others = (
+        Endpoint(host, int(port)) for host, _, port in (one.partition(":") for one in endpoint.split(","))
+    )
+    members = Members(Endpoint(first.host, first.port, tuple(others)), EtcdAccess(prefix))
+    configure_logging("json", "debug", sys.stderr)
+    memory = RunMemory(Path(state_dir))
+    candidate = Candidate(
+        run_id, RunKeys(prefix, run_id), lambda: members.dial()[0], memory, LEASE_S, lambda: None
+    )
+    candidate.start()
+    candidate.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""A machine that still reaches the others, but not etcd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.etcd import EtcdCluster
+
+from .cluster import LEASE_S, MARGIN_S
+from .conftest import MakeCluster
+from .machines import Machines, built
+from .rules import see_it_end
+
+pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
+
+NODES = ("a", "b", "c")
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    with built(*NODES, "etcd") as found:
+        yield found
+
+
+@pytest.fixture
+def etcd(machines: Machines, tmp_path: Path) -> Iterator[str]:
+    """The endpoint of an etcd on a machine of its own."""
+    address = machines.address("etcd")
+    with EtcdCluster(tmp_path, hosts=("127.0.0.1", address), within=machines.within("etcd")) as cluster:
+        yield f"{address}:{cluster.members[0].client_port}"
+
+
+def test_a_node_cut_off_from_etcd_alone_ends_up_outside_and_the_others_go_on(
+    machines: Machines, make_cluster: MakeCluster
+) -> None:
+    cluster = make_cluster("2:3")
+    for node in NODES:
+        machines.start(cluster, node)
+    first = cluster.wait_training(*NODES)
+
+    worker = cluster.pid_of("b/0")
+    machines.hide("etcd", "b")
+    assert cluster.wait_gone([worker], LEASE_S + MARGIN_S) == []
+    assert max(cluster.worlds()) == first, "the others went on before"
+    second = cluster.wait_training("a", "c", after=first)
+    cluster.wait_said("b", "waiting for the store", "no answer")
+
+    machines.show("etcd", "b")
+    third = cluster.wait_training(*NODES, after=second)
+    assert cluster.world(first) == cluster.world(third)
+    see_it_end(cluster, restarts=0)
