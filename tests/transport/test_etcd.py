@@ -119,15 +119,15 @@ class Behind:
     """Has a client's next watch begin only after something happened."""
 
     def __init__(self, client: Any, meanwhile: Callable[[], object]) -> None:
-        self._watch, self._meanwhile = client.watch, meanwhile
+        self._follow, self._meanwhile = client.follow, meanwhile
         self.watches = 0
-        client.watch = self.watch
+        client.follow = self.follow
 
-    def watch(self, *args: Any) -> Any:
+    def follow(self, *args: Any) -> Any:
         self.watches += 1
         if self.watches == 1:
             self._meanwhile()
-        return self._watch(*args)
+        return self._follow(*args)
 
 
 def client_of(link: EtcdLink | Term) -> Any:

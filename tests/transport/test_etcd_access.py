@@ -187,7 +187,7 @@ def reconnect(*links: Any) -> None:
         client = link._client
         for _ in range(200):
             try:
-                client._call(client._auth.Authenticate, login_of(client))
+                client._call(client._line.auth.Authenticate, login_of(client))
                 break
             except TransportError:
                 threading.Event().wait(0.02)

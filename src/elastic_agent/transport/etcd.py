@@ -35,6 +35,7 @@ from .etcd_client import (
     CompactedError,
     EtcdClient,
     LeaseGoneError,
+    News,
     delete,
     exists,
     get,
@@ -45,6 +46,7 @@ from .etcd_client import (
     was_created_at,
     was_written_at,
 )
+from .etcd_watch import Watch
 from .record_reader import GONE, RecordReader, lease_in
 
 KEPT_LEASES = 4.0
@@ -168,6 +170,15 @@ class _PlanReader:
             self.best = None
         return self.best
 
+    def follow(self, news: Iterable[News]) -> Plan | None:
+        """The newest plan after these changes, of which some may have been read already."""
+        for one in news:
+            if one.next_revision > self.next_revision:
+                self.next_revision = one.next_revision
+                for data in one.written.values():
+                    self.take(data)
+        return self.best
+
     def take(self, data: bytes) -> None:
         """This is what the key holds now."""
         try:
@@ -195,6 +206,7 @@ class EtcdLink:
         self._store_id = store
         self._kept = kept
         self._plans = _PlanReader(client, keys, complain)
+        self._watch: Watch | None = None
         self._written: dict[str, int] = {}
         """In which revision this incarnation's member record was written, as far as known."""
 
@@ -282,24 +294,20 @@ class EtcdLink:
         return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
 
     def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
-        """Wait for a newer plan, by a watch that goes on where it was."""
+        """Wait for a newer plan, by a watch that stays open."""
         plan = self._plans.read()  # by a majority: a member that was cut off from it is found out here
         deadline_s = time.monotonic() + timeout_s
         while plan is None or plan.version <= after_version:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return None
+            if self._watch is None:
+                self._watch = Watch(self._client, self._keys.plan, None, self._plans.next_revision)
             try:
-                news = self._client.watch(self._keys.plan, None, self._plans.next_revision, left_s)
+                plan = self._plans.follow(self._watch.wait(left_s))
             except CompactedError:
+                self._watch = None
                 plan = self._plans.read()
-                continue
-            if news is None:
-                return None
-            self._plans.next_revision = news.next_revision
-            for data in news.written.values():
-                self._plans.take(data)
-            plan = self._plans.best
         return plan
 
     def close(self) -> None:
@@ -327,6 +335,7 @@ class Term:
         self._records = RecordReader(keys.shown)
         self._plans = _PlanReader(client, keys, _log_complaint)
         self._next_revision = since
+        self._watch: Watch | None = None
         self._keeper: _Keeper | None = None
         self._resigned = False
 
@@ -357,20 +366,19 @@ class Term:
             DeposedError: our etcd lease ran out, before or while we waited.
         """
         try:
-            news = self._client.watch(
-                self._keys.members, prefix_end(self._keys.members), self._next_revision, timeout_s
-            )
+            if self._watch is None:
+                members = self._keys.members
+                self._watch = Watch(self._client, members, prefix_end(members), self._next_revision)
+            news = self._watch.wait(timeout_s)
         except StoreLostError:
             if self._keeper is not None and self._keeper.lost:
                 raise DeposedError(self._keeper.lost) from None
             raise
         except CompactedError:
+            self._watch = None
             self._next_revision = int(self._client.range(self._keys.leader).header.revision) + 1
             return list(self.read(None).members)
-        if news is None:
-            return []
-        self._next_revision = news.next_revision
-        return [self._name(key, self._keys.members) for key in news.written]
+        return list(dict.fromkeys(self._name(key, self._keys.members) for one in news for key in one.written))
 
     def read(self, incarnations: Collection[str] | None) -> Snapshot:
         """Records of these incarnations, or of all."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,19 +217,30 @@ class EtcdClient:
             CompactedError: that revision is gone.
             StoreLostError: the connection broke; watch again from the same revision.
         """
-        token = self._line.token
-        try:
-            return self._watch(key, end, revision, timeout_s)
-        except _RefusedError as error:
-            if not self._access.user:
-                raise error.explained from None
-        self._log_in(token)
-        try:
-            return self._watch(key, end, revision, timeout_s)
-        except _RefusedError as error:
-            raise error.explained from None
+        with closing(self.follow(key, end, revision, timeout_s)) as changes:
+            return next(changes, None)
 
-    def _watch(self, key: bytes, end: bytes | None, revision: int, timeout_s: float) -> News | None:
+    def follow(
+        self, key: bytes, end: bytes | None, revision: int, timeout_s: float | None = None
+    ) -> Generator[News]:
+        """Every change of these keys since ``revision``, until the time-out; errors as for :meth:`watch`."""
+        renewed = False
+        while True:
+            token = self._line.token
+            try:
+                for news in self._stream(key, end, revision, timeout_s):
+                    revision, renewed = news.next_revision, False
+                    yield news
+                return
+            except _RefusedError as error:
+                if renewed or not self._access.user:
+                    raise error.explained from None
+            self._log_in(token)
+            renewed = True
+
+    def _stream(
+        self, key: bytes, end: bytes | None, revision: int, timeout_s: float | None
+    ) -> Generator[News]:
         create = rpc.WatchCreateRequest(key=key, range_end=end or b"", start_revision=revision)
         stream = self._opened(rpc.WatchRequest(create_request=create), timeout_s)
         try:
@@ -236,10 +248,10 @@ class EtcdClient:
                 if response.canceled:
                     raise self._cancelled(response)
                 if response.events:
-                    return _news(response)
+                    yield _news(response)
         except grpc.RpcError as error:
-            if _timed_out(error):
-                return None
+            if timeout_s is not None and _timed_out(error):
+                return
             if _login_expired(error):
                 raise _RefusedError(self._explained(error)) from None
             raise self._explained(error) from None
@@ -249,7 +261,7 @@ class EtcdClient:
             stream.cancel()
         raise StoreLostError(f"etcd at {self.endpoint} ended a watch")
 
-    def _opened(self, request: Any, timeout_s: float) -> Any:
+    def _opened(self, request: Any, timeout_s: float | None) -> Any:
         with self._lock:
             if not self._open:
                 raise StoreLostError("the connection was closed")
