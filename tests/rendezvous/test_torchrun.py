@@ -7,11 +7,13 @@ import signal
 import socketserver
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.agent.server import api
 
 from elastic_agent.rendezvous.torchrun import EXIT_BARRIER
+from tests.etcd import EtcdCluster
 from tests.processes import freeze, thaw
 
 from .torchruns import LEASE_S, MARGIN_S, Stage, places
@@ -35,6 +37,24 @@ def test_two_nodes_with_unequal_workers_train_and_end(stage: Stage) -> None:
         one.exit(0)
     assert (a.end(), b.end()) == (0, 0), stage.story()
     assert a.said() + b.said() == ""
+
+
+def test_two_nodes_meet_in_etcd_and_one_goes_on_when_the_other_is_lost(stage: Stage, tmp_path: Path) -> None:
+    with EtcdCluster(tmp_path) as etcd:
+        stage.backend, stage.endpoint = "elastic-etcd", etcd.endpoints
+        a = stage.start("a", 2, "1:2")
+        assert places(stage.workers(2)) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
+        b = stage.start("b", 1, "1:2", ELASTIC_AGENT_ETCD_PASSWORD="no worker's business")
+        grown = stage.workers(3)
+        assert places(grown) == [("a", 0, 0, 0, 3), ("a", 1, 0, 1, 3), ("b", 2, 1, 0, 3)]
+        assert not [name for one in grown for name in one.env if "ETCD" in name or name == "GRPC_VERBOSITY"]
+        b.kill_node()
+        left = stage.workers(2)
+        assert places(left) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
+        for one in left:
+            one.exit(0)
+        assert a.end() == 0, stage.story()
+        assert etcd.keys("/elastic-agent/1/r/") == [], "everything of a finished run is removed"
 
 
 def test_a_run_grows_and_recovers_from_a_failure_and_from_a_frozen_and_a_lost_node(stage: Stage) -> None:

@@ -117,6 +117,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.backend = "elastic"
         self.address = ("127.0.0.1", free_port())
         self.endpoint = "{}:{}".format(*self.address)
         self._script = folder / "script.py"
@@ -142,7 +143,7 @@ class Stage:
         """Start a torchrun with our rendezvous."""
         log = self.folder / f"{name}.log"
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "elastic"),
+            *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", self.backend),
             *("--rdzv-endpoint", self.endpoint, "--rdzv-id", "job", "--rdzv-conf", CONF),
             *("--nnodes", nnodes, "--nproc-per-node", str(workers)),
             *options,

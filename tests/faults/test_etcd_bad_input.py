@@ -1,0 +1,82 @@
+"""Wrong access to etcd, and other things at its endpoint: one clear line, the documented exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.etcd import EtcdCluster
+
+from .cluster import Cluster
+from .conftest import MakeCluster
+from .test_bad_input import check_one_error, web_server
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+PASSWORD = "open sesame"
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[EtcdCluster]:
+    """An etcd that lets nobody in without a login."""
+    with EtcdCluster(tmp_path) as cluster:
+        cluster.ctl("role", "add", "trainers")
+        cluster.ctl("role", "grant-permission", "trainers", "--prefix=true", "readwrite", "/tests/")
+        cluster.ctl("user", "add", "trainer", "--new-user-password", PASSWORD)
+        cluster.ctl("user", "grant-role", "trainer", "trainers")
+        cluster.ctl("user", "add", "stranger", "--new-user-password", PASSWORD)
+        cluster.enable_auth()
+        yield cluster
+
+
+@pytest.fixture
+def etcd(guarded: EtcdCluster) -> str:
+    """These agents go there."""
+    return guarded.endpoints
+
+
+def test_who_is_not_let_in_ends_at_once_with_one_line(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("open barley\n")
+    right = tmp_path / "right"
+    right.write_text(f"{PASSWORD}\n")
+    said = {
+        (): "asks for a login",
+        ("--etcd-user", "trainer", "--etcd-password-file", str(wrong)): "refuses user 'trainer'",
+        ("--etcd-user", "stranger", "--etcd-password-file", str(right)): "denies user 'stranger'",
+    }
+    clusters = {options: make_cluster("1", *options) for options in said}
+    for cluster in clusters.values():
+        cluster.start("a")
+    for options, words in said.items():
+        cluster = clusters[options]
+        assert cluster.wait_end() == {"a": 4}, cluster.story()
+        check_one_error(cluster, words)
+        assert PASSWORD not in cluster.story()
+
+
+def test_another_program_at_the_endpoint_is_named(make_cluster: MakeCluster) -> None:
+    with web_server() as port:
+        cluster = make_cluster("1", etcd=f"127.0.0.1:{port}")
+        cluster.start("a")
+        assert cluster.wait_end() == {"a": 4}, cluster.story()
+        check_one_error(cluster, f"127.0.0.1:{port}")
+
+
+def test_the_password_is_nobodys_business(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    """Not the workers', not the logs', not that of whoever lists the processes."""
+    shown = tmp_path / "environment.json"
+    script = tmp_path / "show.py"
+    script.write_text(f"import json, os, sys\njson.dump(dict(os.environ), open({str(shown)!r}, 'w'))\n")
+    cluster: Cluster = make_cluster("1", "--etcd-user", "trainer")
+    agent = cluster.start("a", script=script, ELASTIC_AGENT_ETCD_PASSWORD=PASSWORD)
+    assert cluster.wait_end() == {"a": 0}, cluster.story()
+    environment = json.loads(shown.read_text())
+    assert PASSWORD not in environment.values()
+    assert not [
+        name for name in environment if name in ("GRPC_VERBOSITY", "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION")
+    ]
+    assert PASSWORD not in agent.said()
