@@ -133,6 +133,13 @@ def test_settings_refuse_what_run_would_refuse() -> None:
     assert "no place to meet" in done.stderr
 
 
+def test_stacks_of_no_worker_are_a_mistake() -> None:
+    told = elastic_agent("stacks", "no-such-run")
+    assert told.returncode == 2
+    assert "no worker of run no-such-run runs on this machine" in told.stderr
+    assert "Usage: elastic-agent stacks" in elastic_agent("stacks", "--help").stdout
+
+
 def test_a_module_that_is_not_installed_starts_nothing() -> None:
     told = elastic_agent("--standalone", "-m", "no_such_package.train")
     assert told.returncode == 2

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from .cluster import MARGIN_S
+from .cluster import MARGIN_S, Cluster
 from .conftest import MakeCluster
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
@@ -71,6 +74,30 @@ def test_a_hanging_worker_is_noticed_and_every_worker_writes_its_stacks(make_clu
         written = cluster.folder / "logs" / "job" / f"{first:06}" / node / "0" / "stderr.log"
         assert f"in {function}" in written.read_text()
     see_it_end(cluster, restarts=1)
+
+
+def test_stacks_can_be_had_at_any_time_and_training_goes_on(make_cluster: MakeCluster) -> None:
+    run_id = f"job-{secrets.token_hex(4)}"
+    cluster = make_cluster("2", "--redirects", "2", run_id=run_id)
+    cluster.start("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    told = subprocess.run(
+        [sys.executable, "-m", "elastic_agent", "stacks", run_id], capture_output=True, text=True, check=True
+    )
+    assert [line.split()[:2] for line in told.stdout.splitlines()] == [[run_id, "a/0"], [run_id, "b/0"]]
+    for node in ("a", "b"):
+        log = cluster.folder / "logs" / run_id / f"{first:06}" / node / "0" / "stderr.log"
+        assert f"asked, see {log}" in told.stdout
+        cluster.wait(f"the stacks of {node}", lambda: "in main" in log.read_text() or None)  # noqa: B023
+    wait_more_steps(cluster)
+    assert max(cluster.worlds()) == first
+    see_it_end(cluster, restarts=0)
+
+
+def wait_more_steps(cluster: Cluster) -> None:
+    reached = cluster.steps()[-1]["step"]
+    cluster.wait("more steps", lambda: cluster.steps()[-1]["step"] > reached + 5 or None)
 
 
 def test_a_daemon_left_by_a_worker_is_gone_before_the_next_generation(make_cluster: MakeCluster) -> None:

@@ -21,6 +21,7 @@ from elastic_agent.protocol.records import Failure, FailureKind
 from elastic_agent.workers import guard_client as guard_events
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard_client import Guard
+from elastic_agent.workers.living import catches
 
 from .journal import Journal
 
@@ -270,13 +271,3 @@ def is_frozen(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
         return False
-
-
-def catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for this signal (one without would die of it)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
-    return bool(masks) and bool(int(masks[0], 16) >> (signum - 1) & 1)

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from elastic_agent.cli import run, serve, settings, version
+from elastic_agent.cli import run, serve, settings, stacks, version
 from elastic_agent.cli.help import help_page
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.flags import HelpRequested, VersionRequested
@@ -21,6 +21,7 @@ COMMANDS: dict[str, Command] = {
     "run": run.run,
     "serve": serve.serve,
     "settings": settings.settings,
+    "stacks": stacks.stacks,
     "version": version.version,
 }
 
