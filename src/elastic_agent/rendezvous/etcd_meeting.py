@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastic_agent.transport.base import NodeLink, NotAStoreError, TransportError, UnreachableError
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, store_id
-from elastic_agent.transport.etcd_client import EtcdClient
+from elastic_agent.transport.etcd_client import CALL_TIMEOUT_S, EtcdClient
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 from .candidate import Candidate
@@ -17,6 +17,10 @@ from .place import MeetingPlace
 
 FRESH_S = 0.5
 """A connection that answered so lately is taken as good; should it not be, that shows with the first call."""
+
+
+TIMEOUT_LEASES = 0.25
+"""A member that hangs must not cost a lease: after this part of one it is given up, or after a second."""
 
 
 @dataclass
@@ -32,9 +36,11 @@ class _Shared:
 class Members:
     """The members of an etcd cluster, of which one that answers is used. Safe for threads."""
 
-    def __init__(self, endpoint: Endpoint, access: EtcdAccess) -> None:
+    def __init__(self, endpoint: Endpoint, access: EtcdAccess, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """``timeout_s``: after so long without an answer a member is given up for the next one."""
         self._members = endpoint.members
         self._access = access
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._shared: _Shared | None = None
         self._preferred = 0
@@ -64,11 +70,17 @@ class Members:
         raise UnreachableError(reasons)
 
     def _dial_one(self, number: int) -> tuple[EtcdClient, str]:
-        """Over the connection this process has to that member, if it answers there; else over a new one."""
-        found = self._over_shared(number)
-        if found is not None:
-            return found
-        client = EtcdClient.dial(self._members[number], self._access)
+        """Over the connection this process has to that member, or over a new one."""
+        with self._lock:
+            shared = self._shared
+        if shared is not None and shared.number == number:
+            try:
+                return self._join(shared)
+            except TransportError:
+                self._share(None)
+                if len(self._members) > 1:
+                    raise  # another member first
+        client = EtcdClient.dial(self._members[number], self._access, self._timeout_s)
         try:
             name = store_id(client, self._access.prefix)
         except BaseException:
@@ -77,22 +89,27 @@ class Members:
         self._share(_Shared(number, client.sibling(), name, time.monotonic()))
         return client, name
 
-    def _over_shared(self, number: int) -> tuple[EtcdClient, str] | None:
-        with self._lock:
-            shared = self._shared
-        if shared is None or shared.number != number:
-            return None
+    def _join(self, shared: _Shared) -> tuple[EtcdClient, str]:
         client = shared.client.sibling()
         if time.monotonic() - shared.answered_s < FRESH_S:
             return client, shared.store_id
         try:
             name = store_id(client, self._access.prefix)
-        except TransportError:
+        except BaseException:
             client.close()
-            self._share(None)
-            return None
+            raise
         shared.answered_s = time.monotonic()
         return client, name
+
+    def suspect(self, client: EtcdClient) -> None:
+        """Who used this connection gave it up: whoever dials next begins with another member."""
+        with self._lock:
+            shared = self._shared
+            if shared is None or not shared.client.is_sibling_of(client):
+                return
+            self._shared = None
+            self._preferred = (shared.number + 1) % len(self._members)
+        shared.client.close()
 
     def _share(self, shared: _Shared | None) -> None:
         with self._lock:
@@ -121,7 +138,7 @@ class EtcdMeeting(MeetingPlace):
         """``lease_ttl_s``: of the run's nodes, seconds; ``port_rest_s`` as for every meeting place."""
         super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
         self._access = access
-        self._members = Members(endpoint, access)
+        self._members = Members(endpoint, access, min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES))
         self._lease_ttl_s = lease_ttl_s
         self._kept = KeptLeases(lease_ttl_s)
         self._lock = threading.Lock()
@@ -150,7 +167,7 @@ class EtcdMeeting(MeetingPlace):
                     self._poke,
                 )
                 self._candidate.start()
-        return EtcdLink(client, keys, store, self._kept)
+        return EtcdLink(client, keys, store, self._kept, let_go=lambda: self._members.suspect(client))
 
     @property
     def busy_with(self) -> list[str]:

@@ -199,9 +199,20 @@ class EtcdLink:
         store: str,
         kept: KeptLeases,
         complain: Complain = _log_complaint,
+        let_go: Callable[[], None] = lambda: None,
     ) -> None:
-        """``store``: this etcd's name; ``complain`` is told of what is there and should not be."""
+        """Use a connection.
+
+        Args:
+            client: closed with the link.
+            keys: of the run.
+            store: this etcd's name.
+            kept: the etcd leases that records hang on.
+            complain: told of what is there and should not be.
+            let_go: called when the link is closed.
+        """
         self._client = client
+        self._let_go = let_go
         self._keys = keys
         self._store_id = store
         self._kept = kept
@@ -312,6 +323,7 @@ class EtcdLink:
 
     def close(self) -> None:
         """Let go of the connection; ends what is under way."""
+        self._let_go()
         self._client.close()
 
 

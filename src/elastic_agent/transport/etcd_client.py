@@ -141,10 +141,9 @@ class EtcdClient:
         """Another user of the same connection; either may close first."""
         return EtcdClient(self._line, self.endpoint, self._access, self.local_address, self._timeout_s)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it was not closed."""
-        return self._open
+    def is_sibling_of(self, other: EtcdClient) -> bool:
+        """Whether both use one connection."""
+        return self._line is other._line
 
     def close(self) -> None:
         """Take no more calls, end the watches that are under way, let go of the connection; does not block."""
