@@ -123,9 +123,9 @@ def test_a_guard_past_its_deadline_sleeps(driver: Driver) -> None:
     driver.until(Spawned)
     driver.guard.set_deadline(boottime_s() + 0.05)
     driver.until(Stopped)
-    before = status_field(driver.guard.pid, "voluntary_ctxt_switches")
+    before = int(status_field(driver.guard.pid, "voluntary_ctxt_switches"))
     select.select((), (), (), 0.2)
-    woken = status_field(driver.guard.pid, "voluntary_ctxt_switches") - before
+    woken = int(status_field(driver.guard.pid, "voluntary_ctxt_switches")) - before
     assert woken <= 2, "it says that all are stopped before it goes to sleep, which may count, once"
 
 
