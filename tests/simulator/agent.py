@@ -44,6 +44,7 @@ from elastic_agent.protocol.records import (
     encode,
 )
 
+from .candidate import Candidate
 from .guard import Group, Guard
 from .kernel import Inbox, Routine
 from .machine import Machine
@@ -101,6 +102,8 @@ class Agent:
         self._in_store: bytes | None = None
         self.member = self._first_record(proven_gone)
         cluster.embodied(self)
+        in_etcd = cluster.scenario.hosting == "etcd"
+        self.candidate = Candidate(cluster, self) if in_etcd else None
         for lane in (self._main(), self._keeper(), self._writer(), self._watcher()):
             self.process.spawn(lane)
 
@@ -159,6 +162,8 @@ class Agent:
             yield 0.05
         while self.cluster.serves(self):
             yield 0.5
+        if self.candidate is not None:
+            yield from self.candidate.stop()
         self.cluster.departed(self)
         self.process.kill()
 
@@ -372,9 +377,7 @@ class Agent:
         incarnation, new_store = self.incarnation, self.store_id is not None
         lease = Lease(incarnation, self.cluster.policy.lease_ttl_s)
         sent_s = self._sent_s(connection, lease)
-        data = yield from connection.call(
-            "register", incarnation, encode(lease), timeout_s=self.cluster.call_s()
-        )
+        data = yield from connection.register(incarnation, encode(lease), self.cluster.call_s())
         if incarnation != self.incarnation or (new_store and self.held is None):
             return
         found = decode(Lease, data)
@@ -495,7 +498,7 @@ class Agent:
                     yield self._watcher_mail, 0.1
                     continue
                 after = self.plan.version if self.plan is not None else 0
-                data = yield from connection.call("next_plan", after, timeout_s=self.cluster.watch_s())
+                data = yield from connection.next_plan(after, self.cluster.watch_s())
                 if connection.store.store_id == self.store_id:
                     self._plan_read(data)
             except StoreLostError:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.protocol.records import (
     FailureKind,
+    History,
     Lease,
     Member,
     Phase,
@@ -17,6 +18,7 @@ from elastic_agent.protocol.records import (
 )
 
 from .guard import Group
+from .store import readable
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -51,7 +53,13 @@ class Checker:
         self.forming_since_s: float | None = 0.0
         """Since when there is no world, or None while one runs."""
         self.final: Plan | None = None
+        self.newest_history: History | None = None
+        """What somebody who has read every plan would remember."""
         self.agents: list[Agent] = []
+        self._renewed_s: dict[str, float] = {}
+        """When a lease was last written by its holder."""
+        self._seen_running: dict[str, int] = {}
+        """Whom the coordinator that condemns it takes to be running, and which generation."""
         self._intents: dict[bytes, Seen] = {}
         self._intended_charge: dict[int, int] = {}
 
@@ -144,9 +152,31 @@ class Checker:
     def member_written(self, store: Store, data: bytes) -> None:
         """A member record reached a store."""
 
-    def condemned(self, lease: Lease) -> None:
-        """A lease was condemned in the store."""
+    def renewed(self, incarnation: str) -> None:
+        """A lease was written in a store by its holder."""
+        self._renewed_s[incarnation] = self.cluster.kernel.now
+
+    def condemns(self, member: Member) -> None:
+        """A coordinator is about to condemn this node, knowing that."""
+        running = member.state is State.RUNNING
+        self._seen_running[member.incarnation] = member.generation if running else -1
+
+    def condemned(self, store: Store, lease: Lease) -> None:
+        """A lease was condemned in the store: not of a running node that renewed it within its time."""
         self.cluster.story("store", "lease of {} condemned", lease.incarnation)
+        members = [readable(Member, one) for one in store.members.values()]
+        replaced = any(isinstance(one, Member) and lease.incarnation in one.replaces for one in members)
+        plan = decode(Plan, store.plan) if store.plan is not None else None
+        if replaced or plan is None or plan.phase is not Phase.RUNNING:
+            return
+        if self._seen_running.get(lease.incarnation) == plan.generation:
+            ago_s = self.cluster.kernel.now - self._renewed_s.get(lease.incarnation, float("-inf"))
+            least_s = lease.ttl_s * (1.0 - 2.0 * self.cluster.scenario.max_skew)
+            self.require(
+                ago_s >= least_s,
+                "a running world is left alone",
+                f"{lease.incarnation} is condemned {ago_s:.3f} s after it renewed",
+            )
 
     # -- plans ----------------------------------------------------------------------------------
 
@@ -168,10 +198,13 @@ class Checker:
             plan.reason,
         )
         seen = self._intents.get(encode(plan), {})
+        history = plan.history()
+        if self.newest_history is None or history.rank >= self.newest_history.rank:
+            self.newest_history = history
         follows = plan.version == (before.version + 1 if before is not None else 1)
         self.require(follows, "plan versions", f"{plan.version} follows {before and before.version}")
         if before is not None:
-            self._follows(before, plan, seen)
+            self._follows(store, before, plan, seen)
         else:
             self._first_of_store(plan)
         if plan.phase is Phase.RUNNING and (before is None or before.phase is not Phase.RUNNING):
@@ -196,15 +229,32 @@ class Checker:
         if self.forming_since_s is None:
             self.forming_since_s = self.cluster.kernel.now
 
-    def _follows(self, before: Plan, plan: Plan, seen: Seen) -> None:
+    def _follows(self, store: Store, before: Plan, plan: Plan, seen: Seen) -> None:
         rule = "safety 4 (generations only grow)"
         self.require(plan.generation >= before.generation, rule, f"{before.generation} → {plan.generation}")
         self.require(self.final is None or plan.phase is self.final.phase, "the verdict stands", plan.reason)
         sealing = before.phase is Phase.FORMING and plan.phase is Phase.RUNNING
         if not sealing:
             self.require(plan.charged == before.charged, "safety 5 (budget)", "charged without sealing")
-        if before.phase is Phase.RUNNING and plan.phase is Phase.FORMING and plan.free:
-            self._really_free(plan, seen)
+        if before.phase is Phase.RUNNING and plan.phase is Phase.FORMING:
+            self._has_a_cause(store, before, plan)
+            if plan.free:
+                self._really_free(plan, seen)
+
+    def _has_a_cause(self, store: Store, before: Plan, plan: Plan) -> None:
+        """A change of coordinator alone is none: by what is in the store, somebody departed, failed or joins."""
+        assert before.world is not None  # it ran
+        if plan.failure is not None or plan.joining or plan.generation > before.generation + 1:
+            return
+        for seat in before.world.seats:
+            record, lease = store.members.get(seat.incarnation), store.leases.get(seat.incarnation)
+            if record is None or lease is None or decode(Lease, lease).condemned:
+                return
+            member = decode(Member, record)
+            running = member.state in (State.READY, State.RUNNING, State.SUCCEEDED)
+            if not running or member.generation != before.generation:
+                return
+        self.broken("a running world is left alone", f"nobody departed, failed or joined: {plan.reason}")
 
     def _really_free(self, plan: Plan, seen: Seen) -> None:
         dropped = any(

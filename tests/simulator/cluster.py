@@ -12,6 +12,7 @@ from elastic_agent.protocol.records import Phase, Plan, Policy, World
 from .agent import Agent
 from .checker import Checker
 from .coordination import Coordination
+from .etcd import Etcd
 from .guard import Group
 from .job import Job
 from .kernel import Kernel, Process
@@ -87,7 +88,9 @@ class Endpoint:
             self.open(agent.process)
         if not self.serving or self.store is None:
             return None
-        return Connection(self.cluster.network, agent.machine, self.store)
+        if self.cluster.over and isinstance(self.store, Etcd):
+            return None  # nothing is there any more that belongs to the run
+        return self.store.connect(agent.machine)
 
     def _may_host(self, agent: Agent) -> bool:
         return (
@@ -101,7 +104,8 @@ class Endpoint:
         """A new, empty store in this process, with a coordinator beside it unless it is elected."""
         self.lives += 1
         self.host = process
-        self.store = Store(
+        kind = Etcd if self.cluster.scenario.hosting == "etcd" else Store
+        self.store = kind(
             f"store{self.lives}", self.machine, process, self.cluster.network, self.cluster.checker
         )
         self.store.hint_loss = self.cluster.scenario.hint_loss
@@ -113,19 +117,29 @@ class Endpoint:
     def coordinate(self, machine: Machine, process: Process) -> None:
         """Start a coordinator's term."""
         assert self.store is not None  # opened before
-        self.coordinations.append(Coordination(self.cluster, machine, process, self.store))
+        coordination = Coordination(self.cluster, machine, process, self.store)
+        self.coordinations.append(coordination)
+        coordination.start()
 
 
 class Cluster:
     """Everything, under one seed."""
 
     def __init__(
-        self, seed: int, quirks: Collection[str] = (), focus: Collection[str] = (), *, tell: bool = False
+        self,
+        seed: int,
+        quirks: Collection[str] = (),
+        focus: Collection[str] = (),
+        *,
+        hosting: str | None = None,
+        tell: bool = False,
     ) -> None:
+        """``hosting``: where the store lives (see :class:`Scenario`); None: as the seed says."""
+        hosting = hosting or ("etcd" if seed % 3 == 2 else None)
         self.seed = seed
         self.quirks = frozenset(quirks)
         self.kernel = Kernel(seed)
-        self.scenario: Scenario = draw(self.kernel.random, focus)
+        self.scenario: Scenario = draw(self.kernel.random, focus, hosting)
         self.policy: Policy = self.scenario.policy
         self.network = Network(self.kernel, self.scenario.latency_s)
         self.told: list[tuple[float, str, str]] | None = [] if tell else None
@@ -222,7 +236,8 @@ class Cluster:
 
     def serves(self, agent: Agent) -> bool:
         """Whether this agent's process must go on hosting the store."""
-        return self.endpoint.host is agent.process and not self.over
+        winding_up = agent.candidate is not None and agent.candidate.winding_up
+        return (winding_up or self.endpoint.host is agent.process) and not self.over
 
     def departed(self, agent: Agent) -> None:
         """An agent's process ends by itself, its part being over."""
@@ -331,7 +346,7 @@ class Cluster:
 
     def crash_point(self, where: str, process: Process) -> float:
         """A place in the coordinator's code where its process may be killed; how long to stay there."""
-        if self.armed_crash == where and not self.scenario.store_survives:
+        if self.armed_crash == where and self.scenario.hosting != "cluster":
             self.armed_crash = None
             self.story(process.name, "is killed just {}", where)
             process.kill()

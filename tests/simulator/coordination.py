@@ -23,6 +23,9 @@ PATIENCE = 60
 class Coordination:
     """One coordinator's term (or what it takes for its term)."""
 
+    ends_when_in_doubt = False
+    """Whether a write without an answer ends the term; otherwise it is looked what came of it."""
+
     def __init__(self, cluster: Cluster, machine: Machine, process: Process, store: Store) -> None:
         self.cluster = cluster
         self.machine = machine
@@ -40,8 +43,12 @@ class Coordination:
         self._asked_s = machine.clock()
         self._on_time_s = machine.clock()
         """When this thread should have been where it is now."""
-        store.hints.append(self._hints)
-        process.spawn(self._run())
+        self.core: Coordinator | None = None
+
+    def start(self) -> None:
+        """Coordinate in a thread of the process."""
+        self.store.listen(self._hints, self.machine)
+        self.process.spawn(self._run())
 
     def _run(self) -> Routine:
         core: Coordinator | None = None
@@ -55,23 +62,33 @@ class Coordination:
                 yield from self._listen(core)
             except StoreLostError:
                 yield 0.05
-        if self._hints in self.store.hints:
-            self.store.hints.remove(self._hints)
+        self.store.unlisten(self._hints)
 
     def _ask(self, method: str, *args: Any) -> Routine:
         if self._connection is None or self._connection.closed:
-            self._connection = Connection(self.cluster.network, self.machine, self.store)
+            self._connection = self.store.connect(self.machine)
         return (yield from self._connection.call(method, *args, timeout_s=self.cluster.call_s()))
 
+    def _decree(self, method: str, *args: Any) -> Routine:
+        """Write, as coordinator."""
+        return (yield from self._ask(method, *args))
+
     def _begin(self) -> Routine:
-        yield self.cluster.stumble(self.process)
-        data, both = yield from self._ask("read_all")
-        plan = decode(Plan, data) if data is not None else None
-        core = Coordinator(self.machine.clock(), plan, self.machine.disk)
-        self._take_in(core, both)
+        core = yield from self._new_core()
+        yield from self._read_all(core)
         return core
 
+    def _new_core(self) -> Routine:
+        plan = self._plan_in((yield from self._ask("read_plan")))
+        return Coordinator(self.machine.clock(), plan, self.machine.disk)
+
+    @staticmethod
+    def _plan_in(data: bytes | None) -> Plan | None:
+        return decode(Plan, data) if data is not None else None
+
     def _read_all(self, core: Coordinator) -> Routine:
+        if self.seen and "never reads again" in self.cluster.quirks:
+            return
         self._asked_s = self.machine.clock()
         yield self.cluster.stumble(self.process)
         data, both = yield from self._ask("read_all")
@@ -117,18 +134,23 @@ class Coordination:
             for incarnation in decision.condemn:
                 yield from self._condemn(core, incarnation)
             for incarnation in decision.forget:
-                yield from self._ask("forget", incarnation)
+                yield from self._decree("forget", incarnation)
                 core.forgotten(incarnation)
             if decision.plan is not None:
                 yield from self._publish(core, decision.plan)
             elif not acted:
-                self.over = self.over or decision.done
-                if self.over and core.plan is not None:
+                if decision.done and core.plan is not None:
                     self.machine.remember(core.plan.history(settled=True))
+                    yield from self._clear_away()
+                    self.over = True
                     self.cluster.run_over(self)
                     self.deposed = True
                 return
         self.cluster.checker.broken("liveness", f"the coordinator does not come to rest: {decision.reason}")
+
+    def _clear_away(self) -> Routine:
+        """Everybody alive knows the verdict: remove what is not needed any more."""
+        yield from ()
 
     def _excuse_own_pause(self, core: Coordinator) -> Routine:
         """If this process stood still: judge nobody by that time, nor by what was read before."""
@@ -146,17 +168,19 @@ class Coordination:
     def _publish(self, core: Coordinator, plan: Plan) -> Routine:
         data = encode(plan)
         self.cluster.checker.intends(data, plan, self.seen)
-        late = self.cluster.scenario.store_survives or "remembers late" in self.cluster.quirks
+        late = self.cluster.scenario.hosting == "cluster" or "remembers late" in self.cluster.quirks
         if not late:
             self.machine.remember(plan.history())
         yield self.cluster.crash_point("before publishing", self.process)
         try:
             if "blind publish" in self.cluster.quirks:
-                yield from self._ask("set_plan", data)
+                yield from self._decree("set_plan", data)
                 done = True
             else:
-                done = yield from self._ask("publish", plan.version - 1, data)
+                done = yield from self._decree("publish", plan.version - 1, data)
         except StoreLostError:
+            if self.ends_when_in_doubt:
+                raise
             done = False
         if done:
             if late:
@@ -172,9 +196,12 @@ class Coordination:
     def _condemn(self, core: Coordinator, incarnation: str) -> Routine:
         member, lease = self.seen[incarnation]
         condemned = lease.condemn()
+        self.cluster.checker.condemns(member)
         try:
-            done = yield from self._ask("condemn", incarnation, encode(lease), encode(condemned))
+            done = yield from self._decree("condemn", incarnation, encode(lease), encode(condemned))
         except StoreLostError:
+            if self.ends_when_in_doubt:
+                raise
             done = False
         if done:
             self.seen[incarnation] = (member, condemned)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from elastic_agent.protocol.records import Failure, FailureKind
 
+from .agent import Agent
 from .cluster import Cluster, Seatholder
+from .etcd import Etcd
 from .guard import Group
 from .kernel import Process
 
@@ -23,7 +25,7 @@ class Faults:
         cluster.faults = self
         scenario = cluster.scenario
         self._plan_strikes()
-        if scenario.store_survives:
+        if scenario.hosting == "cluster":
             self.kernel.after(0.01, self._elect)
         self.kernel.after(scenario.quiet_s, self.calm_down)
 
@@ -107,7 +109,7 @@ class Faults:
         cluster.armed_crash = None
         cluster.armed_freeze = False
         cluster.traps.clear()
-        cluster.network.loss = 0.0
+        cluster.network.loss = cluster.network.stray = 0.0
         cluster.network.slow_s.clear()
         cluster.unreachable.clear()
         if cluster.endpoint.store is not None:
@@ -125,7 +127,7 @@ class Faults:
                 holder.machine.boot()
             if (holder.may_restart and holder.wanted) or holder.machine is cluster.endpoint.machine:
                 self._restart_unless_departed(holder)
-        if cluster.scenario.hosting == "serve":
+        if cluster.scenario.hosting in ("serve", "etcd"):
             cluster.endpoint.machine.boot()
             cluster.serve()
         self.kernel.after(0.0, self._release_gremlin)
@@ -375,6 +377,76 @@ class Faults:
             self.cluster.story(host.name, "freezes")
             self.freeze(host)
 
+    def _etcd_freeze(self) -> None:
+        """etcd has no leader of its own for a while: what was asked is done late."""
+        self._store_freeze()
+
+    def _etcd_outage(self) -> None:
+        """etcd answers nobody for a while."""
+        store = self._etcd()
+        if store is None or store.down:
+            return
+        self.cluster.story("etcd", "is down")
+        store.fail()
+
+        def back() -> None:
+            self.cluster.story("etcd", "is back")
+            store.down = False
+
+        self._for_a_while(back)
+
+    def _etcd_data_loss(self) -> None:
+        """Rarely: somebody deletes etcd's data."""
+        store = self._etcd()
+        if store is None or self.random.random() > 0.2:
+            return
+        self.cluster.story("etcd", "loses all its data")
+        store.process.kill()
+        self.kernel.after(self.random.choice((0.05, 0.5, 6.0)), self.cluster.serve)
+
+    def _etcd(self) -> Etcd | None:
+        store = self.cluster.endpoint.store
+        return store if isinstance(store, Etcd) and store.process.alive else None
+
+    def _office_lost(self) -> None:
+        """The leader key vanishes under its holder."""
+        self._depose()
+
+    def _in_office(self) -> Agent | None:
+        for holder in self.cluster.holders:
+            agent = holder.agent
+            if agent is not None and agent.candidate is not None and agent.candidate.term is not None:
+                return agent
+        return None
+
+    def _coordinator_freeze(self) -> None:
+        """The agent in office stands still, with whatever it had under way."""
+        agent = self._in_office()
+        if agent is not None:
+            self.cluster.story(agent.name, "freezes in office")
+            self.freeze(agent.process)
+
+    def _coordinator_crash(self) -> None:
+        agent = self._in_office()
+        if agent is not None:
+            self.cluster.crash_agent(agent.holder, self._restart_s())
+
+    def _broken_streams(self) -> None:
+        """Every watch and every request under way ends without an answer."""
+        store = self._etcd()
+        if store is not None:
+            store.break_streams()
+
+    def _stragglers(self) -> None:
+        """Single requests and answers take so long that others overtake them."""
+        network = self.cluster.network
+        network.stray = self.random.choice((0.02, 0.2))
+
+        def heal() -> None:
+            network.stray = 0.0
+
+        self._for_a_while(heal)
+
     def _freeze_at_reading(self) -> None:
         self.cluster.armed_freeze = True
 
@@ -421,7 +493,9 @@ class Faults:
     def _depose(self) -> None:
         """A new term begins; the old coordinator learns of it late."""
         cluster = self.cluster
-        if not cluster.scenario.store_survives:
+        if isinstance(cluster.endpoint.store, Etcd):
+            cluster.endpoint.store.vacate("is lost")
+        if cluster.scenario.hosting != "cluster":
             return
         candidates = [
             holder.agent

@@ -33,6 +33,8 @@ class Mutant:
     quirks: tuple[str, ...] = ()
     focus: tuple[str, ...] = ()
     """The faults that it takes to see it, if it takes luck otherwise."""
+    hosting: str | None = None
+    """Where the store lives, if that is not to be drawn."""
     seeds: int = 400
     """Within how many seeds it must be caught."""
 
@@ -150,6 +152,29 @@ def _forgets_older_awaited(right: Any) -> Any:
 def _overlooks_condemnation(right: Any) -> Any:
     def observe(self: leases.LeaseLedger, member: records.Member, lease: records.Lease, now_s: float) -> None:
         right(self, member, msgspec.structs.replace(lease, condemned=False), now_s)
+
+    return observe
+
+
+def _clears_at_once(right: Any) -> Any:
+    def fenced_s(self: leases.LeaseLedger, incarnation: str, policy: records.Policy) -> float | None:
+        known = self.sightings.get(incarnation)
+        if known is None:
+            return self.born_s
+        heard = known.alive or known.renewals_s
+        at_s: float | None = right(self, incarnation, policy) if heard else known.first_seen_s
+        return at_s
+
+    return fenced_s
+
+
+def _takes_the_silent_for_lost(right: Any) -> Any:
+    def observe(self: leases.LeaseLedger, member: records.Member, lease: records.Lease, now_s: float) -> None:
+        unknown = member.incarnation not in self.sightings
+        right(self, member, lease, now_s)
+        if unknown and now_s < self.born_s + 0.1:
+            seen = self.sightings[member.incarnation]
+            self.sightings[member.incarnation] = replace(seen, renewed_s=now_s - lease.ttl_s)
 
     return observe
 
@@ -291,6 +316,34 @@ _ALL = (
         "guard-outlives-agent",
         "the guard lets the workers run when its agent dies",
         ((guard.Guard, "agent_died", _survives_its_agent),),
+    ),
+    Mutant(
+        "deposed-writes",
+        "the coordinator's writes do not compare the leader key",
+        quirks=("deposed writes",),
+        focus=("coordinator freeze", "office lost", "agent crash", "stragglers"),
+        hosting="etcd",
+    ),
+    Mutant(
+        "takeover-clears-at-once",
+        "a new coordinator takes those it has not heard for cleared",
+        ((leases.LeaseLedger, "fenced_s", _clears_at_once),),
+        focus=("start hangs", "deaf", "partition", "office lost", "slow network"),
+        hosting="etcd",
+    ),
+    Mutant(
+        "takeover-condemns",
+        "a new coordinator takes the time before its term for silence of the nodes",
+        ((leases.LeaseLedger, "observe", _takes_the_silent_for_lost),),
+        focus=("office lost",),
+        hosting="etcd",
+    ),
+    Mutant(
+        "deaf-to-gaps",
+        "a new coordinator's news are all it takes in: nothing is read again",
+        quirks=("never reads again",),
+        focus=("hint loss", "broken streams", "join"),
+        hosting="etcd",
     ),
 )
 

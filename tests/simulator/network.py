@@ -33,6 +33,8 @@ class Network:
     kernel: Kernel
     latency_s: float = 0.002
     loss: float = 0.0
+    stray: float = 0.0
+    """How many requests and answers of etcd, each by itself, take far too long."""
     cut: set[str] = field(default_factory=set)
     """Machines that neither reach the store nor hear from it."""
     deaf: set[str] = field(default_factory=set)
@@ -86,6 +88,14 @@ class Connection:
             self.close()
             raise StoreLostError
         return item[0]
+
+    def register(self, incarnation: str, lease: bytes, timeout_s: float) -> Routine:
+        """Write the lease unless there is one; the lease as it then stands."""
+        return (yield from self.call("register", incarnation, lease, timeout_s=timeout_s))
+
+    def next_plan(self, after: int, timeout_s: float) -> Routine:
+        """Wait for a plan newer than this version."""
+        return (yield from self.call("next_plan", after, timeout_s=timeout_s))
 
     def close(self) -> None:
         """Give the connection up; what is under way may still arrive."""

@@ -31,7 +31,8 @@ def run_seed(seed: int, mutant: Mutant | None = None, *, tell: bool = False) -> 
     """One universe from its beginning to its end."""
     with applied(mutant) as quirks:
         focus = mutant.focus if mutant is not None else ()
-        cluster = Cluster(seed, quirks, focus, tell=tell)
+        hosting = mutant.hosting if mutant is not None else None
+        cluster = Cluster(seed, quirks, focus, hosting=hosting, tell=tell)
         rule, what = None, ""
         try:
             _live(cluster)

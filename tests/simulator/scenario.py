@@ -8,6 +8,8 @@ from random import Random
 
 from elastic_agent.protocol.records import Policy
 
+from .etcd import LEADER_LEASES
+
 FENCE = (
     "agent freeze",
     "host pause",
@@ -29,6 +31,21 @@ STORE = (
     "join",
 )
 """What happens to the store and to whoever decides."""
+ETCD = (
+    "etcd outage",
+    "etcd freeze",
+    "etcd data loss",
+    "office lost",
+    "coordinator freeze",
+    "coordinator crash",
+    "crash at publishing",
+    "freeze at reading",
+    "broken streams",
+    "hint loss",
+    "stragglers",
+    "join",
+)
+"""The same where the store is an etcd."""
 WORK = ("worker fails", "worker hangs", "early success", "start fails", "start hangs", "unkillable")
 """What workers do."""
 CHURN = (
@@ -62,8 +79,9 @@ class Scenario:
     nodes: int
     policy: Policy
     hosting: str
-    """Where the store lives: ``agent`` (an agent's process), ``serve`` (a process of its own), or
-    ``cluster`` (it survives everything, and its coordinator is elected, as with etcd)."""
+    """Where the store lives: ``agent`` (an agent's process), ``serve`` (a process of its own), ``cluster``
+    (it survives everything, and for a moment there may be two coordinators), or ``etcd`` (every agent stands
+    for coordinator, and only the one in office can write)."""
     housemates: bool
     """Whether a second agent shares the machine of the endpoint."""
     latency_s: float
@@ -96,7 +114,7 @@ class Scenario:
     @property
     def store_survives(self) -> bool:
         """Whether the store outlives its coordinator."""
-        return self.hosting == "cluster"
+        return self.hosting in ("cluster", "etcd")
 
     @property
     def stop_s(self) -> float:
@@ -105,15 +123,23 @@ class Scenario:
 
     @property
     def bound_s(self) -> float:
-        """Within how long a world must be sealed once the faults are over."""
+        """Within how long a world must be sealed once the faults are over.
+
+        Where the coordinator is elected, that may take as long as the leader key lives, and the new one gives
+        a full lease and the margin to those that are not cleared.
+        """
         policy = self.policy
         slack = 1.0 + self.max_skew * 2
         promised_s = 2 * policy.lease_ttl_s + policy.fence_margin_s + self.stop_s + 3 * policy.settle_s + 1.0
+        if self.hosting == "etcd":
+            promised_s += (LEADER_LEASES + 1.0) * policy.lease_ttl_s + policy.fence_margin_s
         return promised_s * slack
 
 
-def _kinds(random: Random) -> list[str]:
+def _kinds(random: Random, hosting: str | None) -> list[str]:
     """A few kinds from one or two families, or of everything; now and then none at all."""
+    if hosting == "etcd":
+        return _kinds_with_etcd(random)
     if random.random() < 0.02:
         return []
     if random.random() < 0.3:
@@ -124,14 +150,23 @@ def _kinds(random: Random) -> list[str]:
     return kinds
 
 
-def draw(random: Random, focus: Collection[str] = ()) -> Scenario:
-    """A scenario; with ``focus``, many faults of these kinds alone."""
+def _kinds_with_etcd(random: Random) -> list[str]:
+    """What happens to etcd and the office, alone or with one family more."""
+    kinds = random.sample(ETCD, random.choice((1, 2, 4, len(ETCD))))
+    others = random.choice((None, FENCE, FENCE, WORK, CHURN, MISCHIEF, FAULTS))
+    if others is not None:
+        kinds += random.sample(others, random.choice((1, 2, len(others))))
+    return kinds
+
+
+def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None) -> Scenario:
+    """A scenario; with ``focus``, many faults of these kinds alone; ``hosting``: None to draw that as well."""
     nodes = random.choice((1, 2, 2, 3, 3, 3, 4, 5, 6))
     ttl_s = random.choice((0.6, 1.0, 2.0, 5.0))
     max_skew = random.choice((0.0, 0.01, 0.02))
     margin_s = ttl_s * random.choice((0.15, 0.2, 0.4))
     min_nodes = random.choice((1, random.randint(1, nodes), nodes))
-    kinds = list(focus) or _kinds(random)
+    kinds = list(focus) or _kinds(random, hosting)
     policy = Policy(
         min_nodes=min_nodes,
         max_nodes=max(min_nodes, nodes + random.choice((-1, 0, 0, 1))),
@@ -145,7 +180,7 @@ def draw(random: Random, focus: Collection[str] = ()) -> Scenario:
     return Scenario(
         nodes=nodes,
         policy=policy,
-        hosting=random.choice(("agent", "agent", "serve", "cluster")),
+        hosting=hosting or random.choice(("agent", "agent", "serve", "cluster")),
         housemates=random.random() < 0.25,
         latency_s=ttl_s * random.choice((0.0005, 0.002, 0.01)),
         hint_loss=random.choice((0.0, 0.1, 0.5)),

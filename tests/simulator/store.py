@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, decode
 
 from .kernel import Inbox, Process
+from .network import Connection
 
 if TYPE_CHECKING:
     from .checker import Checker
     from .machine import Machine
-    from .network import Connection, Network
+    from .network import Network
 
 Answer = Callable[[Any], None]
 
@@ -47,6 +48,18 @@ class Store:
         for connection in self.connections:
             connection.reset()
 
+    def connect(self, machine: Machine) -> Connection:
+        """A client's connection from this machine."""
+        return Connection(self.network, machine, self)
+
+    def listen(self, inbox: Inbox, machine: Machine) -> None:
+        """Have hints put into this inbox."""
+        self.hints.append(inbox)
+
+    def unlisten(self, inbox: Inbox) -> None:
+        """No more hints."""
+        self.hints.remove(inbox)
+
     def serve(self, method: str, args: tuple[Any, ...], answer: Answer) -> None:
         """Carry out one request."""
         if method == "next_plan":
@@ -65,6 +78,7 @@ class Store:
 
     def register(self, incarnation: str, lease: bytes) -> bytes:
         """Write the lease unless there is one; the lease as it then stands."""
+        self.checker.renewed(incarnation)
         return self.leases.setdefault(incarnation, lease)
 
     def write(self, incarnation: str, expected: bytes | None, member: bytes) -> bytes | None:
@@ -89,6 +103,7 @@ class Store:
         """Compare-and-set a lease. As c10d's ``compare_set``, it cannot tell who wrote what was wanted."""
         if self.leases.get(incarnation) == expected or "renews condemned" in self.quirks:
             self.leases[incarnation] = renewed
+            self.checker.renewed(incarnation)
         return self.leases.get(incarnation) == renewed
 
     def read_lease(self, incarnation: str) -> bytes | None:
@@ -133,7 +148,7 @@ class Store:
     def condemn(self, incarnation: str, expected: bytes, condemned: bytes) -> bool:
         if self.leases.get(incarnation) == expected:
             self.leases[incarnation] = condemned
-            self.checker.condemned(decode(Lease, condemned))
+            self.checker.condemned(self, decode(Lease, condemned))
         return self.leases.get(incarnation) == condemned
 
     def forget(self, incarnation: str) -> bool:

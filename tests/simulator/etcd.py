@@ -1,0 +1,278 @@
+"""An etcd as the run's store: no process of a node, with records that go by themselves and an office of coordinator.
+
+What differs from :class:`~.store.Store`: requests of one connection may overtake each other, and a lost one
+loses nothing but itself; what an incarnation wrote goes when nothing was heard of it for long; ``decree`` is
+the transaction that compares the leader key. etcd's clock (:attr:`Etcd.now_s`) stands still while etcd does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from elastic_agent.protocol.records import Lease, Plan, decode, encode
+
+from .kernel import Inbox, Routine
+from .network import Connection
+from .store import Answer, Store
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+LEADER_LEASES = 0.6
+KEPT_LEASES, LEAST_KEPT_S = 4.0, 20.0
+"""As in ``transport/etcd.py``."""
+
+TICKS_PER_OFFICE = 6
+DEPOSED = "deposed"
+GONE = "gone"
+"""What stands in the place of a forgotten incarnation's lease, so that it cannot be written again."""
+
+
+@dataclass
+class Office:
+    """The leader key."""
+
+    holder: str
+    since: int
+    """Its creation: no two terms share one."""
+    ends_s: float
+    """By etcd's clock, unless kept alive."""
+
+
+class Etcd(Store):
+    """One life of an etcd's data."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.cluster = self.checker.cluster
+        self.now_s = 0.0
+        self.office: Office | None = None
+        self.office_s = LEADER_LEASES * self.cluster.policy.lease_ttl_s
+        self.kept_s = max(LEAST_KEPT_S, KEPT_LEASES * self.cluster.policy.lease_ttl_s)
+        self.down = False
+        """What is asked now is lost."""
+        self._kept: dict[str, float] = {}
+        """Incarnation → when its etcd lease ends."""
+        self._graves: set[str] = set()
+        self._terms = 0
+        self._candidates: list[Answer] = []
+        self._listeners: list[tuple[Inbox, Machine]] = []
+        self.process.spawn(self._tick())
+
+    def serve(self, method: str, args: tuple[Any, ...], answer: Answer) -> None:
+        """Carry out one request."""
+        if self.down or self.cluster.over:  # what comes after the run is another run, and not looked at here
+            return
+        if method == "await_vacancy":
+            if self.office is None:
+                answer(True)
+            else:
+                self._candidates.append(answer)
+            return
+        super().serve(method, args, answer)
+
+    def connect(self, machine: Machine) -> Connection:
+        return EtcdConnection(self.network, machine, self)
+
+    def fail(self) -> None:
+        """Answer nobody for a while; every stream breaks."""
+        self.down = True
+        self.break_streams()
+
+    def break_streams(self) -> None:
+        """Whoever waits for an answer or for news is told that the connection broke, if the network lets it."""
+        for connection in self.connections:
+            connection.reset()
+        self.connections.clear()
+
+    def _tick(self) -> Routine:
+        tick_s = self.office_s / TICKS_PER_OFFICE
+        while True:
+            yield tick_s
+            if not self.down:
+                self.now_s += tick_s
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self.office is not None and self.now_s >= self.office.ends_s:
+            self.vacate("ran out")
+        for incarnation in [one for one, ends_s in self._kept.items() if self.now_s >= ends_s]:
+            self.cluster.story("etcd", "the records of {} go by themselves", incarnation)
+            self._remove(incarnation)
+
+    def _remove(self, incarnation: str) -> None:
+        for kept in (self._kept, self.members, self.leases):
+            kept.pop(incarnation, None)
+
+    # -- the nodes' records ---------------------------------------------------------------------
+
+    def look_up(self, incarnation: str) -> bytes | str | None:
+        """Its lease, or that it was forgotten."""
+        return GONE if incarnation in self._graves else self.leases.get(incarnation)
+
+    def register_after(self, incarnation: str, expected: bytes | None, lease: bytes) -> bool:
+        """Write the lease if it is as it was read."""
+        if incarnation in self._graves or self.leases.get(incarnation) != expected:
+            return False
+        self.leases[incarnation] = lease
+        self.checker.renewed(incarnation)
+        self._keep(incarnation)
+        return True
+
+    def write(self, incarnation: str, expected: bytes | None, member: bytes) -> bytes | None:
+        """As in every store; what is written of a forgotten incarnation goes unnoticed, its lease tells."""
+        if incarnation not in self.leases:
+            return member
+        found = super().write(incarnation, expected, member)
+        self._keep(incarnation)
+        return found
+
+    def renew(self, incarnation: str, expected: bytes, renewed: bytes) -> bool:
+        if incarnation not in self.leases:
+            return False
+        self._keep(incarnation)
+        return super().renew(incarnation, expected, renewed)
+
+    def _keep(self, incarnation: str) -> None:
+        """Its etcd lease is kept alive now and then, not with every request."""
+        if self._kept.get(incarnation, 0.0) - self.now_s < 0.75 * self.kept_s:
+            self._kept[incarnation] = self.now_s + self.kept_s
+
+    # -- news -----------------------------------------------------------------------------------
+
+    def listen(self, inbox: Inbox, machine: Machine) -> None:
+        self._listeners.append((inbox, machine))
+
+    def unlisten(self, inbox: Inbox) -> None:
+        self._listeners = [one for one in self._listeners if one[0] is not inbox]
+
+    def hint(self, incarnation: str) -> None:
+        """News of a watch: a gap in it is closed by the next reading alone."""
+        network, kernel = self.network, self.process.kernel
+        for inbox, machine in self._listeners:
+            lost = kernel.random.random() < self.hint_loss
+            if not lost and machine.name not in network.cut | network.deaf:
+                kernel.after(network.delay_s(machine.name, "answers"), inbox.put, incarnation)
+
+    def set_plan(self, data: bytes) -> None:
+        random = self.process.kernel.random
+        self._waits = [one for one in self._waits if random.random() >= self.hint_loss]
+        super().set_plan(data)
+
+    # -- the office -----------------------------------------------------------------------------
+
+    def stand(self, holder: str, machine: Machine) -> int | None:
+        """Create the leader key unless there is one; what marks the term."""
+        if self.office is not None:
+            return None
+        self._terms += 1
+        self.office = Office(holder, self._terms, self.now_s + self.office_s)
+        self.cluster.story("etcd", "{} is elected (term {})", holder, self._terms)
+        if self.plan is None and self.checker.newest_history is not None:
+            machine.remember(self.checker.newest_history)  # an assumption, see the package's docstring
+        return self._terms
+
+    def keep_office(self, since: int) -> bool:
+        """Keep the leader key alive; False if it is gone."""
+        if self.office is None or self.office.since != since:
+            return False
+        self.office.ends_s = self.now_s + self.office_s
+        return True
+
+    def resign(self, since: int) -> bool:
+        """Give the leader key back."""
+        if self.office is not None and self.office.since == since:
+            self.vacate("was given back")
+        return True
+
+    def vacate(self, why: str) -> None:
+        """The leader key goes."""
+        if self.office is None:
+            return
+        self.cluster.story("etcd", "the office of {} {}", self.office.holder, why)
+        self.office = None
+        candidates, self._candidates = self._candidates, []
+        for answer in candidates:
+            if self.process.kernel.random.random() >= self.hint_loss:
+                answer(True)
+
+    def decree(self, since: int, method: str, args: tuple[Any, ...]) -> Any:
+        """A write of the coordinator, if it is in office still."""
+        in_office = self.office is not None and self.office.since == since
+        if not in_office and "deposed writes" not in self.quirks:
+            return DEPOSED
+        before = (self.plan, dict(self.leases), dict(self.members))
+        done = getattr(self, method)(*args)
+        if not in_office:
+            self.checker.require(
+                before == (self.plan, self.leases, self.members),
+                "a deposed coordinator writes nothing",
+                f"{method} of term {since}",
+            )
+        return done
+
+    def forget(self, incarnation: str) -> bool:
+        self._graves.add(incarnation)
+        self._remove(incarnation)
+        return True
+
+    def remove_run(self) -> bool:
+        """Leave nothing of the run behind."""
+        self.plan, self.version = None, 0
+        for kept in (self.members, self.leases, self._kept, self._graves):
+            kept.clear()
+        self.cluster.story("etcd", "the run is removed")
+        self.cluster.over = True
+        return True
+
+
+class EtcdConnection(Connection):
+    """One client's connection: gRPC, each request by itself."""
+
+    store: Etcd
+
+    def register(self, incarnation: str, lease: bytes, timeout_s: float) -> Routine:
+        """Write the lease, unless it was condemned; the lease as it then stands."""
+        while True:
+            before = yield from self.call("look_up", incarnation, timeout_s=timeout_s)
+            if before == GONE:
+                return encode(decode(Lease, lease).condemn())
+            wanted = lease
+            if before is not None:
+                earlier = decode(Lease, before)
+                if earlier.condemned:
+                    return before
+                wanted = encode(msgspec.structs.replace(decode(Lease, lease), beat=earlier.beat + 1))
+            done = yield from self.call("register_after", incarnation, before, wanted, timeout_s=timeout_s)
+            if done:
+                return wanted
+
+    def next_plan(self, after: int, timeout_s: float) -> Routine:
+        """Read the newest plan; wait for a newer one if it is not."""
+        data = yield from self.call("read_plan", timeout_s=timeout_s)
+        if data is not None and decode(Plan, data).version > after:
+            return data
+        return (yield from self.call("next_plan", after, timeout_s=timeout_s))
+
+    def abort(self) -> None:
+        """Wait for nothing any more."""
+        if self._waiting is not None:
+            self._waiting.put(None)
+        self.close()
+
+    def _carry(self, action: Callable[..., None], args: tuple[Any, ...], *, is_answer: bool) -> None:
+        network, name = self.network, self.machine.name
+        random = network.kernel.random
+        if network.loss and random.random() < network.loss:
+            return
+        if name in network.cut or (is_answer and name in network.deaf):
+            network.held.setdefault(name, []).append((action, args))
+            return
+        delay_s = network.delay_s(name, "answers" if is_answer else "requests")
+        if network.stray and random.random() < network.stray:
+            delay_s += 2.0 * self.store.cluster.policy.lease_ttl_s * random.random()
+        network.kernel.after(delay_s, action, *args)
