@@ -634,6 +634,17 @@ def test_a_higher_generation_that_is_told_later_is_gone_above_and_its_world_is_a
     assert (table.stand, table.world) == ((RUNNING, 6), ["a", "b", "c"])
 
 
+def test_a_generation_that_a_deposed_coordinator_could_not_publish_ends_no_running_world() -> None:
+    """It wrote it to its disk first; elected again (here: telling of it as a node), it must not go above it."""
+    table = running("a", "b", rules=policy(max_nodes=2))
+    table.comes("c", history=History(table.plan.generation + 1, table.plan.world))
+    table.wait(TTL_S)
+    assert table.stand == (RUNNING, 1)
+    fails(table, "a")
+    table.all_say(State.READY, "b", "a")
+    assert (table.stand, table.plan.charged) == ((RUNNING, 2), 1)
+
+
 def test_a_run_that_had_its_verdict_still_has_it_in_a_new_store() -> None:
     table = Table(remembered=History(7, KNOWN.world, 2, ("a", "b"), FINISHED))
     table.comes("a")

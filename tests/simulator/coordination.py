@@ -168,7 +168,7 @@ class Coordination:
     def _publish(self, core: Coordinator, plan: Plan) -> Routine:
         data = encode(plan)
         self.cluster.checker.intends(data, plan, self.seen)
-        late = self.cluster.scenario.hosting == "cluster" or "remembers late" in self.cluster.quirks
+        late = "remembers late" in self.cluster.quirks
         if not late:
             self.machine.remember(plan.history())
         yield self.cluster.crash_point("before publishing", self.process)

@@ -179,6 +179,16 @@ def _takes_the_silent_for_lost(right: Any) -> Any:
     return observe
 
 
+def _above_intentions(right: Any) -> Any:
+    def higher(self: coordinator.Coordinator) -> records.History | None:
+        newest = self._newest_history()
+        if newest is None or self.plan is None or newest.generation <= self.plan.generation:
+            return None
+        return newest
+
+    return higher
+
+
 def _gapped_ranks(right: Any) -> Any:
     def seat_members(ordered: Any) -> tuple[records.Seat, ...]:
         seats: tuple[records.Seat, ...] = right(ordered)
@@ -190,9 +200,7 @@ def _gapped_ranks(right: Any) -> Any:
 
 def _highest_generation_first_told(right: Any) -> Any:
     def newest(self: coordinator.Coordinator) -> records.History | None:
-        told = [one.member.history for one in self.ledger.sightings.values()] + [self._remembered]
-        known = [one for one in told if one is not None]
-        return max(known, key=lambda one: one.generation, default=None)
+        return max(self._told(), key=lambda one: one.generation, default=None)
 
     return newest
 
@@ -336,6 +344,13 @@ _ALL = (
         "a new coordinator takes the time before its term for silence of the nodes",
         ((leases.LeaseLedger, "observe", _takes_the_silent_for_lost),),
         focus=("office lost",),
+        hosting="etcd",
+    ),
+    Mutant(
+        "goes-above-intentions",
+        "a generation that a deposed coordinator could not publish ends the running world, uncharged",
+        ((coordinator.Coordinator, "_higher_history", _above_intentions),),
+        focus=("office lost", "worker fails", "drain", "lossy network"),
         hosting="etcd",
     ),
     Mutant(

@@ -162,18 +162,27 @@ class Coordinator:
         return Decision(reason, msgspec.structs.replace(plan, version=1))
 
     def _newest_history(self) -> History | None:
-        told = [
-            one.member.history for one in self.ledger.sightings.values() if one.member.history is not None
-        ]
-        told += [self._remembered] if self._remembered is not None else []
-        return max(reversed(told), key=lambda one: one.rank, default=None)  # our own, if several are equal
+        return max(
+            reversed(self._told()), key=lambda one: one.rank, default=None
+        )  # our own, if several are equal
+
+    def _told(self) -> list[History]:
+        told = [one.member.history for one in self.ledger.sightings.values()] + [self._remembered]
+        return [one for one in told if one is not None]
 
     def _higher_history(self) -> History | None:
-        """Somebody knows of a later generation than this store does."""
-        newest = self._newest_history()
-        if newest is None or self.plan is None or newest.generation <= self.plan.generation:
+        """Somebody knows of a later generation than this store does.
+
+        While a world runs, of a later *world*. A generation that was only to be formed may be one that a coordinator
+        wrote to its disk and could not publish any more, being deposed: no worker ever ran in it.
+        """
+        plan = self.plan
+        if plan is None:
             return None
-        return newest
+        later = [one for one in self._told() if one.generation > plan.generation]
+        if plan.phase is Phase.RUNNING:
+            later = [one for one in later if one.world is not None and one.world.generation > plan.generation]
+        return max(reversed(later), key=lambda one: one.rank, default=None)
 
     def _above(self, history: History) -> Decision:
         """Go above a later generation that was heard of only now; its world is to be cleared as well."""
