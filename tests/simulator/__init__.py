@@ -5,6 +5,7 @@ through the store. What is simulated, thinly and in the way the real drivers wor
 die (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), the store (:mod:`.store`),
 the agent's session and main loop (:mod:`.agent`), the guard and the workers (:mod:`.guard`), the
 coordinator's thread (:mod:`.coordination`) and the faults (:mod:`.scenario`, :mod:`.faults`).
+
 Every third seed has an etcd instead (:mod:`.etcd`): the store is no process of a node, every agent stands for
 coordinator (:mod:`.candidate`), and what the real transport compares in transactions is compared here. Should
 etcd lose its data, whoever is elected first is taken to know the run's newest generation from its disk; and what

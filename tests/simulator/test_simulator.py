@@ -33,11 +33,12 @@ def test_every_rule_holds_in_every_universe() -> None:
     assert {"finished", "failed"} <= verdicts, "the universes are too tame"
 
 
-def test_a_seed_is_replayed_exactly_whatever_the_hash_seed() -> None:
+@pytest.mark.parametrize("seed", [8, 9], ids=["etcd", "c10d"])
+def test_a_seed_is_replayed_exactly_whatever_the_hash_seed(seed: int) -> None:
     """The story that another process tells of the same seed is the same, to the last letter."""
     stories = [
         subprocess.run(
-            [sys.executable, "-m", "tests.simulator", "--seed", "8", "--story"],
+            [sys.executable, "-m", "tests.simulator", "--seed", str(seed), "--story"],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
