@@ -125,6 +125,10 @@ class Candidate(threading.Thread):
             self._set_winding_up(False)
 
     def _coordinate(self, term: Term) -> None:
+        if term.read_plan() is None:
+            # etcd loses no plan: if this machine knows a verdict, everybody knew it, and the run was removed. Whoever
+            # comes now under that name begins anew, also if another agent of the old run has not quite ended.
+            self._memory.settle(self._run_id)
         driver = RunDriver(self._run_id, term, self._memory, time.monotonic())
         hints: list[str] = []
         while not self._stopping.is_set():

@@ -1,0 +1,72 @@
+"""Who coordinates a run in etcd, and what it takes from its machine's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
+from elastic_agent.rendezvous.candidate import Candidate
+from elastic_agent.rendezvous.etcd_meeting import Members
+from elastic_agent.rendezvous.memory import RunMemory
+from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys
+from elastic_agent.values import Endpoint, EtcdAccess
+from tests.etcd import EtcdCluster
+
+from .support import LEASE_S, PATIENCE_S
+
+RUN = "run"
+ACCESS = EtcdAccess()
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    with EtcdCluster(tmp_path) as cluster:
+        yield Members(Endpoint("127.0.0.1", cluster.members[0].client_port), ACCESS)
+
+
+@contextmanager
+def candidate(members: Members, memory: RunMemory) -> Iterator[Candidate]:
+    keys = RunKeys(ACCESS.prefix, RUN)
+    one = Candidate(RUN, keys, lambda: members.dial()[0], memory, LEASE_S, lambda: None)
+    one.start()
+    try:
+        yield one
+    finally:
+        one.stop()
+        one.join(PATIENCE_S)
+
+
+def node(members: Members, name: str) -> EtcdLink:
+    """A node that came to the run."""
+    client, store = members.dial()
+    link = EtcdLink(client, RunKeys(ACCESS.prefix, RUN), store, KeptLeases(LEASE_S))
+    member = Member(
+        RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, Policy(lease_ttl_s=LEASE_S)
+    )
+    assert link.register(member, Lease(f"{name}-1", LEASE_S)) is not None
+    return link
+
+
+def test_the_memory_of_a_finished_run_ends_no_new_one_of_that_name(members: Members, tmp_path: Path) -> None:
+    """An agent of the old run that is about to end may be elected once more, when the next run has begun."""
+    memory = RunMemory(tmp_path / "state")
+    memory.save(RUN, History(generation=3, verdict=Phase.FINISHED))
+    with candidate(members, memory):
+        plan = node(members, "a").next_plan(0, PATIENCE_S)
+    assert plan is not None
+    assert (plan.phase, plan.generation) == (Phase.FORMING, 4), plan.reason
+
+
+def test_an_unfinished_run_that_etcd_lost_goes_on_above_what_the_machine_remembers(
+    members: Members, tmp_path: Path
+) -> None:
+    memory = RunMemory(tmp_path / "state")
+    memory.save(RUN, History(generation=7, charged=2))
+    with candidate(members, memory):
+        plan = node(members, "a").next_plan(0, PATIENCE_S)
+    assert plan is not None
+    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2), plan.reason
