@@ -122,7 +122,7 @@ class Agent(ElasticAgent):
     async def _main(self) -> Ending:
         self._main_task = asyncio.current_task()
         self._handle_signals()
-        narrator = Narrator(self._meeting.shown, self._status)
+        narrator = Narrator(self._meeting.shown, self._status, self._meeting.dial_causes)
         try:
             agreed = await self._agree_on_run(narrator)
             if isinstance(agreed, Ending):

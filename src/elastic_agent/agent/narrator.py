@@ -9,10 +9,6 @@ from elastic_agent.logs import bind_context, get_logger, waiting_reporter
 from elastic_agent.protocol.records import Failure, Phase, Plan, World
 from elastic_agent.protocol.situation import count
 
-DIAL_CAUSES = (
-    "usual causes: the agent on that machine is not started yet, a firewall closes the port, "
-    "or the endpoint names another machine"
-)
 JOIN_CAUSES = (
     "usual causes: an agent not started yet on a machine, another --rdzv-endpoint or --rdzv-id there, "
     "or a firewall between the machines"
@@ -24,9 +20,18 @@ PATIENCE_S = 2.0
 class Narrator:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
 
-    def __init__(self, endpoint: str, ask_status: Callable[[], Awaitable[str]]) -> None:
-        """``endpoint`` as the user wrote it; ``ask_status`` fetches the coordinator's words."""
+    def __init__(
+        self, endpoint: str, ask_status: Callable[[], Awaitable[str]], dial_causes: str = ""
+    ) -> None:
+        """Say nothing yet.
+
+        Args:
+            endpoint: as the user wrote it.
+            ask_status: fetches the coordinator's words.
+            dial_causes: what usually keeps the store from answering, in words.
+        """
         self._endpoint = endpoint
+        self._dial_causes = dial_causes
         self._ask_status = ask_status
         self._log = get_logger()
         self._reporter = waiting_reporter()
@@ -71,7 +76,7 @@ class Narrator:
                 )
         self._text = f"waiting for the store at {self._endpoint}: {reason}"
         self._facts = {"endpoint": self._endpoint}
-        self._causes = DIAL_CAUSES
+        self._causes = self._dial_causes
         self.last_problem = reason
 
     # -- the run --------------------------------------------------------------------------------

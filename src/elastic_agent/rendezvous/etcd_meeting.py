@@ -125,6 +125,8 @@ class Members:
 class EtcdMeeting(MeetingPlace):
     """One run in an etcd that others may use as well."""
 
+    dial_causes = "usual causes: etcd is not running there, a firewall closes the port, or the endpoint names another machine"
+
     def __init__(
         self,
         endpoint: Endpoint,

@@ -27,6 +27,11 @@ DIAL_TIMEOUT_S = 5.0
 class Meeting(MeetingPlace):
     """A c10d store at the endpoint, hosted by one of the agents there."""
 
+    dial_causes = (
+        "usual causes: the agent on that machine is not started yet, a firewall closes the port, "
+        "or the endpoint names another machine"
+    )
+
     def __init__(
         self,
         endpoint: Endpoint,

@@ -18,6 +18,9 @@ from .memory import RunMemory
 class MeetingPlace(abc.ABC):
     """One endpoint, one run; a :class:`~.connector.Connector`. Its methods may be called from several threads."""
 
+    dial_causes: str
+    """What usually keeps the store from answering, in words."""
+
     def __init__(
         self, endpoint: Endpoint, state_dir: Path, *, port_range: PortRange | None, port_rest_s: float
     ) -> None:
