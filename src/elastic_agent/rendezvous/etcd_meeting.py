@@ -125,7 +125,9 @@ class Members:
 class EtcdMeeting(MeetingPlace):
     """One run in an etcd that others may use as well."""
 
-    dial_causes = "usual causes: etcd is not running there, a firewall closes the port, or the endpoint names another machine"
+    dial_causes = (
+        "usual causes: etcd does not run there, a firewall closes the port, or the endpoint is wrong"
+    )
 
     def __init__(
         self,
