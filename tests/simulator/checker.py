@@ -161,13 +161,18 @@ class Checker:
         running = member.state is State.RUNNING
         self._seen_running[member.incarnation] = member.generation if running else -1
 
+    @property
+    def _offices_hold(self) -> bool:
+        """Whether a deposed coordinator's writes are kept out; by hosting "cluster" only those of plans are."""
+        return self.cluster.scenario.hosting != "cluster"
+
     def condemned(self, store: Store, lease: Lease) -> None:
         """A lease was condemned in the store: not of a running node that renewed it within its time."""
         self.cluster.story("store", "lease of {} condemned", lease.incarnation)
         members = [readable(Member, one) for one in store.members.values()]
         replaced = any(isinstance(one, Member) and lease.incarnation in one.replaces for one in members)
         plan = decode(Plan, store.plan) if store.plan is not None else None
-        if replaced or plan is None or plan.phase is not Phase.RUNNING:
+        if replaced or plan is None or plan.phase is not Phase.RUNNING or not self._offices_hold:
             return
         if self._seen_running.get(lease.incarnation) == plan.generation:
             ago_s = self.cluster.kernel.now - self._renewed_s.get(lease.incarnation, float("-inf"))
@@ -242,12 +247,9 @@ class Checker:
                 self._really_free(plan, seen)
 
     def _has_a_cause(self, store: Store, before: Plan, plan: Plan) -> None:
-        """A change of coordinator alone is none: by what is in the store, somebody departed, failed or joins.
-
-        Not asked of hosting "cluster", where nothing but the plan's version keeps a deposed coordinator's write out.
-        """
+        """A change of coordinator alone is none: by what is in the store, somebody departed, failed or joins."""
         assert before.world is not None  # it ran
-        if self.cluster.scenario.hosting == "cluster":
+        if not self._offices_hold:
             return
         if plan.failure is not None or plan.joining or plan.generation > before.generation + 1:
             return
