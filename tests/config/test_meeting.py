@@ -125,3 +125,33 @@ def test_rdzv_conf_keys_without_effect_are_told(shell: Shell) -> None:
 def test_options_without_effect_are_told(shell: Shell, option: str) -> None:
     assert f"{option.split('=')[0]} has no effect here" in notes(shell, option)
     assert notes(shell) == ""
+
+
+def test_what_is_for_etcd_alone_is_named_where_it_does_nothing(shell: Shell) -> None:
+    options = ["--etcd-user", "me", "--rdzv-conf", "cacert=/ca.pem"]
+    told = [note.text for note in shell.load(options).notes if note.level == "warning"]
+    assert told == [
+        "--rdzv-conf: cacert has no effect here: it is for --rdzv-backend etcd",
+        "--etcd-user has no effect here: it is for --rdzv-backend etcd",
+    ]
+    there = ["--rdzv-backend", "etcd", "--rdzv-endpoint", "a,b:1", "--rdzv-id", "x", "--etcd-user", "me"]
+    met = shell.load(there)
+    assert [str(one) for one in met.settings.rdzv_endpoint.members] == ["a:2379", "b:1"]
+    assert not [note for note in met.notes if note.level == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rdzv-endpoint", "a"], "the run has no name"),
+        (["--rdzv-id", "x"], "its members are not named"),
+        (["--rdzv-endpoint", "a", "--rdzv-id", "x", "--etcd-key", "/k"], "--etcd-cert beside it"),
+        (["--rdzv-endpoint", "a", "--rdzv-id", "x", "--etcd-ca", "/no-such.pem"], "cannot be read"),
+        (["--rdzv-endpoint", "a:0", "--rdzv-id", "x"], "port 0 is no port to dial"),
+    ],
+)
+def test_etcd_needs_members_a_name_and_files_that_can_be_read(
+    shell: Shell, options: list[str], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        shell.load(["--rdzv-backend", "etcd", *options])

@@ -6,11 +6,14 @@ import os
 from collections.abc import Mapping
 
 from elastic_agent.config.directories import default_log_dir, default_state_dir, temporary_state_dir
-from elastic_agent.config.draft import Draft
+from elastic_agent.config.draft import Draft, default_of
 from elastic_agent.config.kinds import ETCD, parse_endpoints
 from elastic_agent.config.source import Layer, Source
 from elastic_agent.config.values import STATIC_PORT, NodeRange
 from elastic_agent.values import ETCD_PORT, Endpoint
+
+ETCD_ONLY = ("etcd_prefix", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")
+"""Settings that say how to get into etcd."""
 
 _NOWHERE_TO_MEET = (
     "which is more than one node, but there is no place to meet",
@@ -25,6 +28,10 @@ def derive_meeting(draft: Draft) -> None:
         UsageError: more than one node and no endpoint, or an endpoint that does not fit the node count.
     """
     _endpoint_from_master(draft)
+    if draft.values["rdzv_backend"] != ETCD:
+        for name in ETCD_ONLY:
+            if draft.is_given(name) and draft.values[name] != default_of(name):
+                draft.warn(f"{draft.sources[name]} has no effect here: it is for --rdzv-backend etcd")
     if draft.values["rdzv_backend"] == ETCD:
         _meet_in_etcd(draft)
     elif draft.values["rdzv_endpoint"] is not None and draft.values["rdzv_endpoint"].others:
