@@ -45,7 +45,7 @@ def worker_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(facts.max_restarts),
         "TORCHELASTIC_RUN_ID": facts.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        **libraries_environment(inherited, seat.slots),
         "ELASTIC_AGENT_RUN_ID": facts.run_id,
         "ELASTIC_AGENT_NODE_ID": seat.node_id,
         "ELASTIC_AGENT_SLOT": str(slot),
@@ -57,12 +57,18 @@ def worker_environment(
         "ELASTIC_AGENT_HEARTBEAT": facts.heartbeat_file,
         "ELASTIC_AGENT_STACKS_SIGNAL": str(facts.stacks_signal),
     }
-    if "OMP_NUM_THREADS" not in inherited and seat.slots > 1:
-        env["OMP_NUM_THREADS"] = "1"  # as torchrun: many workers on one machine, one pool each
     if facts.gloo_interface is not None and "GLOO_SOCKET_IFNAME" not in inherited:
         env["GLOO_SOCKET_IFNAME"] = facts.gloo_interface
     if facts.virtual_local_rank:
         env.update(_virtual_local_rank(inherited, slot))
+    return env
+
+
+def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str, str]:
+    """What libraries read when they are loaded; the same for every worker of a node with ``slots`` workers."""
+    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")}
+    if "OMP_NUM_THREADS" not in inherited and slots > 1:
+        env["OMP_NUM_THREADS"] = "1"  # as torchrun: many workers on one machine, one pool each
     return env
 
 

@@ -18,6 +18,7 @@ from elastic_agent.protocol.records import FailureKind
 from elastic_agent.workers.guard_client import Guard, become_subreaper
 
 from .identity import IdentityError
+from .warm import keep_warm, why_cold
 
 
 def launch(resolved: Resolved) -> int:
@@ -28,7 +29,9 @@ def launch(resolved: Resolved) -> int:
     """
     settings = resolved.settings
     become_subreaper()
-    guard = Guard.start()  # starts while torch is imported
+    guard = Guard.start()  # starts while torch is imported, and so does the spawner
+    if settings.nproc_per_node.isdigit():
+        keep_warm(guard, settings, int(settings.nproc_per_node))
     try:
         return _run(settings, guard)
     finally:
@@ -78,6 +81,10 @@ def _run(settings: Settings, guard: Guard) -> int:
     adopt_library_loggers()
     log = get_logger()
     slots = count_slots(settings.nproc_per_node)
+    if not settings.nproc_per_node.isdigit():
+        keep_warm(guard, settings, slots)
+    if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
+        log.info(f"workers start cold: {reason}")
     try:
         agent = Agent(settings, slots, guard, meeting_place(settings))
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs

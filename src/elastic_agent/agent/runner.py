@@ -164,6 +164,20 @@ class Runner:
             case guard_events.Fenced(generation=generation, late_s=late_s):
                 self._journal.write("fenced", generation=generation, late_s=late_s)
                 self._tell.fenced("the guard killed the workers at the lease's deadline")
+            case guard_events.Warm(ready_s=ready_s):
+                self._journal.write("spawner_ready", import_s=ready_s)
+            case guard_events.Cold(reason=reason, detail=detail):
+                self._journal.write("workers_cold", reason=reason)
+                self._log.warning(f"workers start cold, which takes longer: {reason}")
+                if detail:
+                    self._log.warning(f"the spawner said:\n{detail.rstrip()}")
+            case guard_events.SpawnerDied(how=how):
+                self._journal.write("spawner_died", how=how)
+                self._log.warning(f"the spawner died ({how}); another one is started, running workers go on")
+            case guard_events.WarmLate(generation=generation):
+                self._log.warning(
+                    f"the spawner is still importing: the workers of generation {generation} start cold"
+                )
             case _:
                 pass
 

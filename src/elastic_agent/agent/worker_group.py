@@ -17,6 +17,7 @@ from elastic_agent.workers.guard_client import Guard
 from elastic_agent.workers.logs import GenerationLogs
 
 from .command import worker_command
+from .warm import PATIENCE_SHARE, is_warm
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -122,4 +123,6 @@ def make_context(
         duplicate_stdout_filters=list(settings.duplicate_stdout_filters) or None,
         duplicate_stderr_filters=list(settings.duplicate_stderr_filters) or None,
         numa_options=NumaOptions(AffinityMode(binding)) if binding is not None else None,
+        warm=is_warm(settings),
+        warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
     )

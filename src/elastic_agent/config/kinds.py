@@ -348,6 +348,23 @@ FILTERS = Kind(
 )
 
 
+def _parse_modules(text: str) -> tuple[str, ...]:
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise BadValueError
+    return tuple(dict.fromkeys(names))
+
+
+MODULES = Kind(
+    "MODULES",
+    "names of modules separated by commas, e.g. lightning,torch._dynamo",
+    _parse_modules,
+    ",".join,
+    empty_is_unset=True,
+)
+
+
 def split_conf(text: str) -> list[tuple[str, str]]:
     """The pairs of a ``KEY=VALUE,...`` text, in order; raises ``BadValueError``."""
     pairs = []

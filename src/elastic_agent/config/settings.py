@@ -354,6 +354,22 @@ class Settings:
         other_variables=("PYTHON_EXEC",),
         shown_default="the one that runs the agent",
     )
+    worker_start: str = _setting(
+        kinds.choice(("warm", "cold"), metavar="HOW"),
+        "warm",
+        WORKERS,
+        "warm: fork workers from a process that has imported torch, in milliseconds. cold: start Python anew for "
+        "each. What cannot be started warm (another program or Python) is started cold.",
+    )
+    preload: tuple[str, ...] = _setting(
+        kinds.MODULES,
+        None,
+        WORKERS,
+        "Modules that warm workers have imported before they start, besides torch, separated by commas; e.g. "
+        "lightning,torch._dynamo,mymodel.",
+        shown_default="none",
+        value=(),
+    )
     virtual_local_rank: bool = _setting(
         kinds.SWITCH,
         "false",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from elastic_agent.workers._guard_loop import Loop
     from elastic_agent.workers._guard_relay import Relay, Relays
     from elastic_agent.workers._guard_spawn import LaunchSpec
+    from elastic_agent.workers._guard_warm import Standby, WarmPool
     from elastic_agent.workers._wire import Message
 
 RUNNING, TERMINATING, KILLING, DONE = "running", "terminating", "killing", "done"
@@ -50,7 +51,8 @@ class Generation:
     """Starts, signals, kills and reports one generation's workers.
 
     `abandoned` holds the keys of processes that an earlier generation could not get rid of (SIGKILL sent,
-    asleep in the kernel); nobody waits for those again.
+    asleep in the kernel); nobody waits for those again. `pool`: where warm launches get their processes;
+    those that have got none after `patience_s` start cold.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class Generation:
         report: Callable[[Message], None],
         kill_patience_s: float,
         abandoned: set[tuple[int, int]],
+        pool: WarmPool | None,
+        patience_s: float,
     ) -> None:
         self.number = number
         self.phase = RUNNING
@@ -69,6 +73,9 @@ class Generation:
         self._report_now = report
         self._kill_patience_s = kill_patience_s
         self._abandoned = abandoned
+        self._pool = pool
+        self._to_start: list[LaunchSpec] = []
+        self._cold_at: float | None = time.monotonic() + patience_s
         self._workers: dict[int, Worker] = {}
         self._pids: dict[int, int] = {}
         self._starting = True
@@ -88,14 +95,47 @@ class Generation:
 
         `Spawned` is reported when every one runs its program, `SpawnFailed` when one cannot.
         """
-        for launch in launches:
+        self._to_start = list(launches)
+        self.start_more()
+        if not launches:
+            self._all_started()
+
+    def start_more(self) -> None:
+        """Start what can be started now. Call again when the pool of standbys has changed."""
+        while self._to_start and self._starting:
+            launch = self._to_start[0]
             try:
-                self._fork(launch)
+                if not self._start(launch):
+                    return
             except OSError as error:
                 self._start_failed(launch.slot, f"cannot create a process: {error.strerror}")
                 return
-        if not launches:
-            self._all_started()
+            del self._to_start[0]
+
+    def _start(self, launch: LaunchSpec) -> bool:
+        """Whether it could be started; if not, a standby is on its way."""
+        pool = self._pool
+        if not launch.warm or pool is None or not pool.usable or self._cold_at is None:
+            self._fork(launch)
+            return True
+        while (standby := pool.take(len(self._to_start))) is not None:
+            try:
+                self._hand_over(launch, standby)
+            except OSError:  # it has just died, and is reaped soon
+                continue
+            return True
+        return False
+
+    def _hand_over(self, launch: LaunchSpec, standby: Standby) -> None:
+        from elastic_agent.workers import _guard_warm  # loaded already, where there are standbys
+
+        relay = self._relays.open(launch.stderr)
+        try:
+            start_fd = _guard_warm.hand_over(standby, launch, relay.worker_fd if relay else None)
+        finally:
+            if relay is not None:
+                relay.started()
+        self._add_worker(Worker(launch.slot, standby.pid, standby.pidfd, start_fd, relay))
 
     def _fork(self, launch: LaunchSpec) -> None:
         relay = self._relays.open(launch.stderr)
@@ -104,12 +144,15 @@ class Generation:
         finally:
             if relay is not None:
                 relay.started()
-        worker = Worker(launch.slot, pid, _open_pidfd(pid), start_fd, relay)
-        self._workers[pid] = worker
-        self._pids[launch.slot] = pid
-        self._loop.add(start_fd, lambda: self._start_known(worker))
+        self._add_worker(Worker(launch.slot, pid, _guard_spawn.open_pidfd(pid), start_fd, relay))
+
+    def _add_worker(self, worker: Worker) -> None:
+        self._workers[worker.pid] = worker
+        self._pids[worker.slot] = worker.pid
+        if worker.start_fd is not None:
+            self._loop.add(worker.start_fd, lambda: self._start_known(worker))
         if worker.pidfd is not None:
-            self._loop.add(worker.pidfd, lambda: self.reap(pid))
+            self._loop.add(worker.pidfd, lambda: self.reap(worker.pid))
 
     def _start_known(self, worker: Worker) -> None:
         if worker.start_fd is None:
@@ -123,11 +166,17 @@ class Generation:
         if error:
             del self._pids[worker.slot]  # it never became a worker, so its end is not reported
             self._start_failed(worker.slot, error)
-        elif self._starting and all(w.start_fd is None for w in self._workers.values()):
+        elif self._starting and not self._to_start and not self._any_unknown():
             self._all_started()
+
+    def _any_unknown(self) -> bool:
+        """Whether it is still open of some worker whether it could be started."""
+        return any(worker.start_fd is not None for worker in self._workers.values())
 
     def _all_started(self) -> None:
         self._starting = False
+        if self._pool is not None:
+            self._pool.refill_later()
         self._report_now({"event": "spawned", "generation": self.number, "pids": self._pids})
         self._release_reports()
 
@@ -258,7 +307,8 @@ class Generation:
             self._told.add(process.key)
 
     def _remaining(self) -> list[_linux.Process]:
-        return [p for p in _linux.descendants(os.getpid()) if p.key not in self._abandoned]
+        found = [p for p in _linux.descendants(os.getpid()) if p.key not in self._abandoned]
+        return self._pool.without_own(found) if self._pool is not None else found
 
     def _kill_descendants(self) -> None:
         """SIGKILL, again until a scan shows nobody new: a process may fork between the scan and its death."""
@@ -280,7 +330,7 @@ class Generation:
             return self._kill_at
         if self.phase == KILLING:
             return min(self._next_scan, self._patience_ends)
-        return None
+        return self._cold_at if self._to_start and self._starting else None
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -290,6 +340,10 @@ class Generation:
             self._lose_patience()
         elif self.phase == KILLING and now >= self._next_scan:
             self._kill_descendants()
+        elif self._to_start and self._cold_at is not None and now >= self._cold_at:
+            self._cold_at = None
+            self._report_now({"event": "warm_late", "generation": self.number})
+            self.start_more()
 
     def _lose_patience(self) -> None:
         """SIGKILL was sent long ago: who sleeps in the kernel runs no user code again; others are awaited."""
@@ -311,13 +365,6 @@ class Generation:
                 os.close(worker.pidfd)
         self._relays.close_all()
         self._report({"event": "stopped", "generation": self.number, "unkillable": unkillable})
-
-
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # Linux before 5.3; SIGCHLD tells as well, without the order
-        return None
 
 
 def _signal_group(leader: int, signum: int) -> None:

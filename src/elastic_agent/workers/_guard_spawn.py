@@ -1,4 +1,4 @@
-"""Starting one worker process from the guard: fork, a few settings, exec.
+"""Starting one process from the guard: fork, a few settings, exec.
 
 Written by hand because `subprocess` cannot set the parent-death signal without a `preexec_fn`, waits for
 the exec (which can hang on a network file system, and the guard must not), and costs the guard half its
@@ -24,9 +24,11 @@ _ERROR_BYTES = 4096
 class LaunchSpec:
     """One worker to start; the fields of `guard_client.Launch`."""
 
-    __slots__ = ("argv", "cwd", "env", "slot", "stderr", "stdout")
+    __slots__ = ("argv", "cwd", "env", "fields", "slot", "stderr", "stdout", "warm")
 
     def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+        self.warm: bool = fields["warm"]
         self.slot: int = fields["slot"]
         self.argv: list[str] = fields["argv"]
         self.env: dict[str, str] = fields["env"]
@@ -59,6 +61,35 @@ def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(error_write)
     return pid, error_read
+
+
+def fork_helper(argv: list[str], env: dict[str, str], inherited_fd: int) -> int:
+    """Start a process of our own that inherits one more descriptor; returns its pid. Raises OSError.
+
+    A program that cannot be started ends with 127.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                os.set_inheritable(inherited_fd, True)
+                _restore_signals()
+                os.execvpe(argv[0], argv, env)
+            finally:
+                os._exit(127)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that is readable when the process has ended, where the kernel has such."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # Linux before 5.3; SIGCHLD tells as well, without the order
+        return None
 
 
 def read_start_error(fd: int) -> str | None:

@@ -78,6 +78,8 @@ class WorkerContext(PContext):
         closer: Who runs `close_later`.
         base_env: What all workers' environments start from; None: this process's own.
         cwd: Directory to start in; None: this process's own.
+        warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
+        warm_patience_s: How long they wait for a spawner that still imports.
         events: Where `_poll` and `close` get events from (usually `guard.read_events`, when nobody else
             reads it); None: somebody calls `handle`.
     """
@@ -100,6 +102,8 @@ class WorkerContext(PContext):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
         numa_options: NumaOptions | None = None,
+        warm: bool = False,
+        warm_patience_s: float = 10.0,
     ) -> None:
         super().__init__(
             name,
@@ -119,6 +123,8 @@ class WorkerContext(PContext):
         self._cwd = cwd
         self._events = events
         self._numa_options = numa_options
+        self._warm = warm
+        self._warm_patience_s = warm_patience_s
         self._started = False
         self._stopped = False
         self._lost: GuardLost | None = None
@@ -167,7 +173,7 @@ class WorkerContext(PContext):
         if self._started:
             raise RuntimeError(f"the workers of generation {self.generation} were started already")
         launches = [self._launch(slot) for slot in range(self.nprocs)]
-        self._guard.spawn(self.generation, launches)
+        self._guard.spawn(self.generation, launches, self._warm_patience_s)
         self._started = True
 
     def _launch(self, slot: int) -> Launch:
@@ -179,6 +185,7 @@ class WorkerContext(PContext):
             cwd=self._cwd,
             stdout=self.stdouts[slot] or None,
             stderr=self.stderrs[slot] or None,
+            warm=self._warm,
         )
 
     def _poll(self) -> RunProcsResult | None:

@@ -37,6 +37,9 @@ from elastic_agent.workers._wire import DEADLINE_BYTES, MAILBOX_OFFSET, NO_SLOT,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
+    from elastic_agent.workers._guard_warm import WarmPool
     from elastic_agent.workers._wire import Message
 
 _LAST_OUTPUT_S = 1.0
@@ -101,6 +104,7 @@ class GuardProcess:
         self._kill_patience_s = kill_patience_s
         self._abandoned: set[tuple[int, int]] = set()
         self._generation: Generation | None = None
+        self._pool: WarmPool | None = None
         self._orphaned = False
         self._news = False
         self._watch_children()
@@ -142,13 +146,19 @@ class GuardProcess:
             self._reap()
             self._relays.balance()
             self._tick()
+        if self._pool is not None:
+            self._pool.kill()
         self._sink.finish(_LAST_OUTPUT_S)
 
     def _timeout_s(self) -> float | None:
-        tick = self._generation.next_tick() if self._generation is not None else None
-        return None if tick is None else max(0.0, tick - time.monotonic())
+        clocks = (self._generation, self._pool)
+        ticks = [clock.next_tick() for clock in clocks if clock is not None]
+        due = [tick for tick in ticks if tick is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _tick(self) -> None:
+        if self._pool is not None:
+            self._pool.tick()
         if self._generation is not None:
             self._generation.tick()
             if self._generation.phase == DONE:
@@ -200,24 +210,43 @@ class GuardProcess:
             if self._generation is not None and self._generation.owns(dead.si_pid):
                 self._generation.reap(dead.si_pid)
             else:
-                os.waitpid(dead.si_pid, 0)
+                _, status = os.waitpid(dead.si_pid, 0)
+                if self._pool is not None:
+                    self._pool.reaped(dead.si_pid, status)
         if self._generation is not None:
+            childless = childless or (self._news and self._only_standbys_left())
             self._generation.after_reaping(childless, self._news)
         self._news = False
+
+    def _only_standbys_left(self) -> bool:
+        return self._pool is not None and self._pool.owns_all(_linux.children(os.getpid()))
 
     # --- commands ---------------------------------------------------------------------------------
 
     def _obey(self, message: Message) -> None:
         command = message["do"]
         if command == "spawn":
-            self._spawn(message["generation"], os.pread(self._memory_fd, message["size"], MAILBOX_OFFSET))
+            mailbox = os.pread(self._memory_fd, message["size"], MAILBOX_OFFSET)
+            self._spawn(message["generation"], mailbox, message["patience_s"])
         elif command == "stop":
             self._stop(message["generation"], message["grace_s"], message["signum"])
         elif command == "signal" and self._generation is not None:
             self._generation.signal_workers(message["signum"])
+        elif command == "warm":
+            self._keep_warm(message["config"])
         # "look" only wakes the guard: the deadline was read on the way here.
 
-    def _spawn(self, number: int, mailbox: bytes) -> None:
+    def _keep_warm(self, config: dict[str, Any]) -> None:
+        from elastic_agent.workers._guard_warm import WarmPool  # 3 ms that only warm starts need
+
+        self._pool = WarmPool(self._loop, self._channel.send, self._pool_changed)
+        self._pool.start(config)
+
+    def _pool_changed(self) -> None:
+        if self._generation is not None:
+            self._generation.start_more()
+
+    def _spawn(self, number: int, mailbox: bytes, patience_s: float) -> None:
         late_ns = self._lease.late_ns()
         if self._generation is not None:
             self._refuse(number, f"generation {self._generation.number} is not stopped yet")
@@ -228,7 +257,14 @@ class GuardProcess:
         elif not self._orphaned:
             launches = [LaunchSpec(fields) for fields in decode(mailbox)["launches"]]
             self._generation = Generation(
-                number, self._loop, self._relays, self._channel.send, self._kill_patience_s, self._abandoned
+                number,
+                self._loop,
+                self._relays,
+                self._channel.send,
+                self._kill_patience_s,
+                self._abandoned,
+                self._pool,
+                patience_s,
             )
             self._generation.start(launches)
 

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_SLOT",
+    "Cold",
     "Exited",
     "Fenced",
     "Guard",
@@ -44,8 +45,11 @@ __all__ = [
     "Ready",
     "SpawnFailed",
     "Spawned",
+    "SpawnerDied",
     "StopDelayed",
     "Stopped",
+    "Warm",
+    "WarmLate",
     "become_subreaper",
     "boottime_s",
     "kill_orphans",
@@ -63,7 +67,8 @@ class Launch:
     `env` is its whole environment. A path for `stdout` or `stderr` is appended to, and created if need be;
     None is the guard's own stream, which for stderr passes through the guard so that its last 8 KiB are
     known. `os.devnull` as `stderr` means: not shown, last 8 KiB known all the same. `argv[0]` is searched
-    in `env`'s PATH.
+    in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be
+    `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python.
     """
 
     slot: int
@@ -72,6 +77,7 @@ class Launch:
     cwd: str | None = None
     stdout: str | None = None
     stderr: str | None = None
+    warm: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,49 @@ class GuardLost:
     returncode: int | None
 
 
-GuardEvent: TypeAlias = Ready | Spawned | SpawnFailed | Exited | Stopped | StopDelayed | Fenced | GuardLost
+@dataclass(frozen=True)
+class Warm:
+    """The spawner has imported everything, which took `ready_s`."""
+
+    ready_s: float
+
+
+@dataclass(frozen=True)
+class Cold:
+    """There is no spawner and there will be none: workers start cold. `detail` is a traceback, or empty."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class SpawnerDied:
+    """The spawner ended; another one is being started. Workers and standbys live on."""
+
+    how: str
+
+
+@dataclass(frozen=True)
+class WarmLate:
+    """The spawner still imports, and `generation` has waited long enough: its workers start cold."""
+
+    generation: int
+
+
+GuardEvent: TypeAlias = (
+    Ready
+    | Warm
+    | Cold
+    | SpawnerDied
+    | WarmLate
+    | Spawned
+    | SpawnFailed
+    | Exited
+    | Stopped
+    | StopDelayed
+    | Fenced
+    | GuardLost
+)
 
 
 class Guard:
@@ -222,9 +270,27 @@ class Guard:
 
     # --- commands ---------------------------------------------------------------------------------
 
-    def spawn(self, generation: int, launches: Sequence[Launch]) -> None:
+    def keep_warm(
+        self, python: str, folder: str, preload: Sequence[str], environment: Mapping[str, str], standbys: int
+    ) -> None:
+        """Have a spawner from which warm launches are forked; answered by `Warm` or `Cold`.
+
+        `python` runs it. It imports torch and `preload`, with `folder` first on its path for the latter, and
+        `environment` on top of the guard's own; `standbys` processes are kept ready.
+        """
+        config = {
+            "python": python,
+            "folder": folder,
+            "preload": list(preload),
+            "environment": dict(environment),
+            "standbys": standbys,
+        }
+        self._send({"do": "warm", "config": config})
+
+    def spawn(self, generation: int, launches: Sequence[Launch], warm_patience_s: float = 10.0) -> None:
         """Start the workers of `generation`; answered by `Spawned` or `SpawnFailed`.
 
+        A spawner that still imports is awaited for `warm_patience_s`, then they start cold.
         The guard refuses without a deadline in the future. Raises RuntimeError while an earlier generation
         has not been reported `Stopped`.
         """
@@ -240,7 +306,9 @@ class Guard:
         payload = encode({"launches": [asdict(launch) for launch in launches]})
         os.ftruncate(self._memory_fd, MAILBOX_OFFSET + len(payload))
         os.pwrite(self._memory_fd, payload, MAILBOX_OFFSET)
-        self._send({"do": "spawn", "generation": generation, "size": len(payload)})
+        self._send(
+            {"do": "spawn", "generation": generation, "size": len(payload), "patience_s": warm_patience_s}
+        )
 
     def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
         """End the generation; answered by `Stopped`, at once if nothing runs.
@@ -323,9 +391,7 @@ class Guard:
             return Stopped(message["generation"], tuple(message["unkillable"]))
         if kind == "stop_delayed":
             return StopDelayed(message["generation"], tuple(message["alive"]))
-        if kind == "spawn_failed":
-            return SpawnFailed(**message)
-        return Fenced(**message) if kind == "fenced" else Ready()
+        return _PLAIN_EVENTS[kind](**message)
 
     def _returncode(self) -> int | None:
         """Its line closed, so it is dying if not dead."""
@@ -354,6 +420,17 @@ class Guard:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # asleep in the kernel: it goes when it can
                 self._process.wait(timeout_s)
+
+
+_PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
+    "ready": Ready,
+    "warm": Warm,
+    "cold": Cold,
+    "spawner_died": SpawnerDied,
+    "warm_late": WarmLate,
+    "spawn_failed": SpawnFailed,
+    "fenced": Fenced,
+}
 
 
 def _check_signal(signum: int) -> None:

@@ -1,0 +1,281 @@
+"""What the spawner does: import, check that forking is safe, fork standbys when the guard asks for some."""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from elastic_agent.workers import _linux
+from elastic_agent.workers._python_program import PythonProgram, become, hide_own_frames
+
+__all__ = ["hide_own_frames", "serve"]
+
+_MESSAGE_BYTES = 64 * 1024
+_DETAIL_BYTES = 16 * 1024
+_THREADS_END_S = 0.5
+_ADOPTION_S = 5.0
+_ACCELERATORS = ("cuda", "xpu", "mtia")
+_DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel")
+
+
+class UnsafeError(Exception):
+    """Processes forked from this one would not be like fresh ones."""
+
+
+def serve(config: dict[str, Any]) -> PythonProgram:
+    """Be the spawner. Returns in a forked worker only, with what it is to run."""
+    _linux.set_parent_death_signal(9)
+    line = socket.socket(fileno=config["fd"])
+    line.set_inheritable(False)
+    started = time.monotonic()
+    try:
+        _import_all(config["preload"], config["folder"])
+        renew_torch = _torch_was_seeded()
+        _check(config["folder"])
+    except UnsafeError as error:
+        _say(line, {"unusable": str(error), "detail": ""})
+        os._exit(0)
+    except BaseException:
+        detail = traceback.format_exc()[-_DETAIL_BYTES:]
+        _say(line, {"unusable": "an import failed in it", "detail": detail})
+        os._exit(0)
+    gc.freeze()  # or the first collection of every worker would copy all that was imported
+    gc.enable()
+    _linux.set_process_name("elastic-spawner")
+    _say(line, {"ready_s": time.monotonic() - started})
+    return _fork_on_request(line, config["guard_pid"], renew_torch)
+
+
+def _say(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
+    ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    try:
+        line.sendmsg([json.dumps(message).encode()], ancillary)
+    except OSError:  # the guard is gone, and so are we
+        os._exit(1)
+
+
+# --- before the first fork ------------------------------------------------------------------------
+
+
+def _import_all(names: list[str], folder: str) -> None:
+    gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
+    if "torch" not in sys.modules:
+        importlib.import_module("torch")
+    if names:
+        sys.path.insert(0, folder)  # the user's own modules lie beside the script
+        try:
+            for name in names:
+                importlib.import_module(name)
+        finally:
+            sys.path.remove(folder)
+
+
+def _torch_was_seeded() -> bool:
+    """Whether a preloaded module seeded torch: then it meant to do so in each process."""
+    from torch import default_generator
+
+    fresh = type(default_generator)(default_generator.device)
+    return bool(default_generator.initial_seed() != fresh.initial_seed())
+
+
+def _check(folder: str) -> None:
+    """Raise UnsafeError when forked processes would not be as good as fresh ones."""
+    for name in _ACCELERATORS:
+        if _asked_of_torch(name, "is_initialized"):
+            raise UnsafeError(f"a preloaded module has initialised torch.{name}, which no fork survives")
+    for path in _open_files():
+        if path.startswith(_DEVICE_FILES):
+            raise UnsafeError(f"a preloaded module has opened {path}, which no fork survives")
+    shadow = _shadowed(folder)
+    if shadow:
+        raise UnsafeError(shadow)
+    _try_a_fork()
+    left = _threads()
+    if len(left) > 1:
+        names = ", ".join(sorted(left[1:])) or "?"
+        raise UnsafeError(f"a preloaded module has started threads ({names}), which a fork loses")
+
+
+def _asked_of_torch(accelerator: str, question: str) -> bool:
+    ask = getattr(getattr(sys.modules["torch"], accelerator, None), question, None)
+    return bool(ask()) if ask is not None else False
+
+
+def _open_files() -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:  # the one that listed them
+            continue
+    return found
+
+
+def _shadowed(folder: str) -> str:
+    """Which file beside the script would have been imported instead of a module that is loaded, if any."""
+    try:
+        beside = set(os.listdir(folder))
+    except OSError:
+        return ""
+    for name, module in list(sys.modules.items()):
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        if "." in name or not origin or not os.path.isabs(origin) or os.path.dirname(origin) == folder:
+            continue
+        if f"{name}.py" in beside:
+            return f"{os.path.join(folder, name)}.py has the name of a module that torch imports"
+        package = os.path.join(folder, name, "__init__.py")
+        if name in beside and package != origin and os.path.exists(package):
+            return f"{package} has the name of a module that torch imports"
+    return ""
+
+
+def _try_a_fork() -> None:
+    """Libraries that mind forks (OpenBLAS) end their threads before one, and some devices forbid it."""
+    pid = os.fork()
+    if pid == 0:
+        forbidden = any(_asked_of_torch(name, "_is_in_bad_fork") for name in _ACCELERATORS)
+        os._exit(1 if forbidden else 0)
+    if os.waitpid(pid, 0)[1] != 0:
+        raise UnsafeError("an accelerator is in use already, and torch forbids it to forked processes")
+
+
+def _threads() -> list[str]:
+    """The names of this process's threads, the first one first; those that are ending get a moment."""
+    ends = time.monotonic() + _THREADS_END_S
+    while len(numbers := os.listdir("/proc/self/task")) > 1 and time.monotonic() < ends:
+        time.sleep(0.002)
+    names = []
+    for number in sorted(numbers, key=int):
+        try:
+            with open(f"/proc/self/task/{number}/comm") as file:
+                names.append(file.read().strip())
+        except OSError:
+            continue
+    return names
+
+
+# --- forking --------------------------------------------------------------------------------------
+
+
+def _fork_on_request(line: socket.socket, guard_pid: int, renew_torch: bool) -> PythonProgram:
+    while True:
+        try:
+            data = line.recv(_MESSAGE_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)
+        for _ in range(json.loads(data)["fork"]):
+            standby = _fork_standby(line)
+            if standby is not None:
+                return _stand_by(*standby, guard_pid, renew_torch)
+
+
+def _fork_standby(line: socket.socket) -> tuple[socket.socket, int] | None:
+    """Fork a grandchild; returns its line to the guard and a descriptor that ends when it may go on, in it only.
+
+    It is announced before the process between ends, which makes it the guard's child: the guard never has a child
+    that it was not told of.
+    """
+    theirs, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    held, release = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        line.close()
+        theirs.close()
+        os.close(release)
+        return (own, held) if _fork_again(own, held) else None
+    own.close()
+    os.close(held)
+    answer = theirs.recv(64)
+    if answer.isdigit():
+        _say(line, {"standby": int(answer)}, theirs.fileno())
+    else:
+        _say(line, {"fork_failed": answer.decode(errors="replace") or "the process between died"})
+    os.close(release)
+    theirs.close()
+    os.waitpid(pid, 0)
+    return None
+
+
+def _fork_again(own: socket.socket, held: int) -> bool:
+    """In the process between: True in its child; it ends itself when it may."""
+    try:
+        pid = os.fork()
+        if pid == 0:
+            return True
+        own.send(b"%d" % pid)
+        os.read(held, 1)
+    except BaseException as error:
+        own.send(str(error).encode(errors="replace")[:64])
+    os._exit(0)
+
+
+def _stand_by(line: socket.socket, held: int, guard_pid: int, renew_torch: bool) -> PythonProgram:
+    """Wait for the guard's word, then become the worker it names."""
+    os.setsid()
+    os.read(held, 1)
+    os.close(held)
+    _await_adoption(guard_pid)
+    _linux.set_parent_death_signal(9)
+    if os.getppid() != guard_pid:  # it died before the line above
+        os._exit(127)
+    _linux.set_process_name("elastic-standby")
+    word, fds = _receive(line)
+    doing: list[str] = ["prepare"]
+    try:
+        program = _prepare(json.loads(word), fds, renew_torch, doing.append)
+    except BaseException as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+        line.send(f"cannot {doing[-1]}: {reason}".encode(errors="replace")[:4096])
+        os._exit(127)
+    line.close()  # tells the guard that the program runs
+    return program
+
+
+def _await_adoption(guard_pid: int) -> None:
+    """The process between is ending; nothing tells when it has, but it takes no millisecond."""
+    ends = time.monotonic() + _ADOPTION_S
+    while os.getppid() != guard_pid and time.monotonic() < ends:
+        time.sleep(0.0002)
+
+
+def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
+    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4))
+    if not data:
+        os._exit(0)
+    fds = array.array("i")
+    for _, _, content in ancillary:
+        fds.frombytes(content)
+    return data, list(fds)
+
+
+def _prepare(
+    word: dict[str, Any], fds: list[int], renew_torch: bool, doing: Callable[[str], None]
+) -> PythonProgram:
+    with open(fds[0], "rb") as file:
+        launch = json.loads(file.read())
+    if word["stderr"]:
+        os.dup2(fds[1], 2)
+        os.close(fds[1])
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        path = launch[name]
+        if path is not None and not (name == "stderr" and word["stderr"]):
+            doing(f"open {path!r}")
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            os.dup2(opened, fd)
+            os.close(opened)
+    if launch["cwd"] is not None:
+        doing(f"enter the directory {launch['cwd']!r}")
+        os.chdir(launch["cwd"])
+    doing(f"start {launch['argv'][0]!r}")
+    return become(launch["argv"], launch["env"], renew_torch)

@@ -1,0 +1,41 @@
+"""The spawner: a process that has imported torch, from which workers are forked in milliseconds.
+
+It forks *standbys*: processes that wait, with everything imported, to be told which worker to become. Each is
+forked twice, so that the guard, which is a subreaper, becomes its parent: the guard signals, fences and reaps
+a warm worker exactly as a cold one, and a spawner that dies takes nobody with it.
+
+Run as `python -u spawner.py CONFIG`, where CONFIG is JSON: `fd` (the line to the guard), `guard_pid`,
+`preload` (modules to import besides torch), `folder` (what `sys.path[0]` will be in the workers).
+
+What is imported here is imported in every worker, so this imports little of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+if sys.path and sys.path[0] == _FOLDER:  # run by path: what lies beside this file is nobody's module
+    del sys.path[0]
+_PACKAGES = os.path.dirname(os.path.dirname(_FOLDER))
+_ADDED = _PACKAGES not in sys.path
+if _ADDED:
+    sys.path.append(_PACKAGES)
+
+from elastic_agent.workers import _spawner  # noqa: E402 - needs the lines above
+
+if _ADDED:
+    sys.path.remove(_PACKAGES)
+
+if __name__ == "__main__":
+    worker = _spawner.serve(json.loads(sys.argv[1]))
+    # A worker from here on, with this frame alone between the interpreter and the script.
+    try:
+        exec(worker.code, worker.namespace) if worker.code else worker.run(*worker.arguments)
+    except SystemExit:
+        raise
+    except BaseException:
+        _spawner.hide_own_frames((__file__,))
+        raise
