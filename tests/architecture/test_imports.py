@@ -38,7 +38,7 @@ STANDARD_LIBRARY_ONLY = {"client", "config", "values", "exit_codes"}
 
 GUARD = {
     "workers/guard.py",
-    *(f"workers/_guard_{part}.py" for part in ("generation", "loop", "relay", "spawn")),
+    *(f"workers/_guard_{part}.py" for part in ("generation", "loop", "relay", "spawn", "warm")),
     "workers/_linux.py",
     "workers/_wire.py",
 }

@@ -352,7 +352,7 @@ def _parse_modules(text: str) -> tuple[str, ...]:
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise BadValueError
+            raise BadValueError(f"where {quoted(name)} is no module's name")
     return tuple(dict.fromkeys(names))
 
 
