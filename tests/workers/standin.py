@@ -31,6 +31,8 @@ def obey(guard: Guard, message: dict[str, Any]) -> None:
     elif command == "spawn":
         launches = [Launch(**{**fields, "argv": tuple(fields["argv"])}) for fields in message["launches"]]
         guard.spawn(message["generation"], launches)
+    elif command == "warm":
+        guard.keep_warm(message["python"], message["folder"], (), {}, 2)
     elif command == "stop":
         guard.stop(message["grace_s"])
     elif command == "fork":

@@ -1,0 +1,278 @@
+"""Warm workers: forked from a spawner that has imported everything, and otherwise like any other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.workers import _linux
+from elastic_agent.workers.guard_client import (
+    Cold,
+    Exited,
+    Guard,
+    Launch,
+    Spawned,
+    SpawnerDied,
+    SpawnFailed,
+    Stopped,
+    Warm,
+    WarmLate,
+    boottime_s,
+)
+from tests.workers.support import Driver, News, StandIn, watching
+
+REPORT = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY)
+how = "warm" if "torch" in sys.modules else "cold"
+os.write(fd, (" ".join([how, str(os.getpid()), *sys.argv[2:]]) + "\\n").encode())
+os.close(fd)
+"""
+STAY = "import time\ntime.sleep(1000)\n"
+
+
+@pytest.fixture
+def warm(tmp_path: Path) -> Iterator[Driver]:
+    """A guard with a spawner and two standbys, asked for but perhaps not there yet."""
+    guard = Guard.start(kill_patience_s=1.0)
+    guard.set_deadline(boottime_s() + 1000)
+    keep_warm(guard, tmp_path)
+    yield Driver(guard)
+    guard.close()
+
+
+def keep_warm(guard: Guard, folder: Path, *preload: str, standbys: int = 2) -> None:
+    guard.keep_warm(sys.executable, str(folder), preload, {"OMP_NUM_THREADS": "1"}, standbys)
+
+
+def script(folder: Path, news: News, body: str, *args: str, slot: int = 0) -> Launch:
+    """A warm worker that reports "warm" (or "cold"), its pid and its arguments to `news`, then runs `body`."""
+    path = folder / f"script{slot}.py"
+    path.write_text(REPORT + body)
+    return Launch(slot, (sys.executable, "-u", str(path), str(news.path), *args), dict(os.environ), warm=True)
+
+
+def stop(driver: Driver, grace_s: float = 0.0) -> Stopped:
+    driver.guard.stop(grace_s)
+    return driver.until(Stopped)
+
+
+def test_a_generation_is_started_from_the_spawner_again_and_again(
+    warm: Driver, tmp_path: Path, news: News
+) -> None:
+    for generation in (1, 2, 3):
+        launches = [script(tmp_path, news, STAY, "a b", slot=slot) for slot in (0, 1)]
+        warm.guard.spawn(generation, launches)
+        pids = warm.until(Spawned).pids
+        said = sorted(news.line() for _ in pids)
+        assert said == sorted(f"warm {pid} a b" for pid in pids.values())
+        with watching(*pids.values()) as workers:
+            assert stop(warm).unkillable == ()
+            assert all(worker.ended() for worker in workers)
+    assert len(warm.of(Warm)) == 1
+
+
+def test_exit_codes_and_last_words_are_told_as_of_cold_ones(warm: Driver, tmp_path: Path, news: News) -> None:
+    launches = [
+        script(tmp_path, news, "raise SystemExit(3)", slot=0),
+        script(tmp_path, news, "raise RuntimeError('boom')", slot=1),
+        script(tmp_path, news, "os.kill(os.getpid(), 9)", slot=2),
+    ]
+    warm.guard.spawn(1, launches)
+    exits = {one.slot: one for one in (warm.until(Exited), warm.until(Exited), warm.until(Exited))}
+    assert {slot: one.returncode for slot, one in exits.items()} == {0: 3, 1: 1, 2: -9}
+    assert exits[1].stderr_tail.endswith("RuntimeError: boom\n")
+    assert "spawner" not in exits[1].stderr_tail
+    stop(warm)
+
+
+def test_more_workers_than_standbys_all_start_warm(warm: Driver, tmp_path: Path, news: News) -> None:
+    warm.guard.spawn(1, [script(tmp_path, news, STAY, slot=slot) for slot in range(5)])
+    warm.until(Spawned)
+    assert {news.line().split()[0] for _ in range(5)} == {"warm"}
+    stop(warm)
+
+
+def test_a_killed_spawner_disturbs_no_worker_and_is_replaced(
+    warm: Driver, tmp_path: Path, news: News
+) -> None:
+    warm.guard.spawn(1, [script(tmp_path, news, STAY)])
+    (pid,) = warm.until(Spawned).pids.values()
+    news.line()
+    os.kill(spawner_of(warm.guard.pid), signal.SIGKILL)
+    assert warm.until(SpawnerDied).how == "signal 9"
+    with watching(pid) as (worker,):
+        warm.until(Warm)
+        assert not worker.ended(0)
+        stop(warm)
+    warm.guard.spawn(2, [script(tmp_path, news, STAY, slot=slot) for slot in range(4)])
+    warm.until(Spawned)
+    assert {news.line().split()[0] for _ in range(4)} == {"warm"}
+    stop(warm)
+
+
+def test_a_killed_standby_is_not_used(warm: Driver, tmp_path: Path, news: News) -> None:
+    warm.until(Warm)
+    warm.guard.spawn(1, [script(tmp_path, news, STAY)])
+    warm.until(Spawned)
+    news.line()
+    stop(warm)
+    for pid in standbys_of(warm.guard.pid):
+        os.kill(pid, signal.SIGKILL)
+    warm.guard.spawn(2, [script(tmp_path, news, STAY, slot=slot) for slot in (0, 1)])
+    assert len(warm.until(Spawned).pids) == 2
+    assert {news.line().split()[0] for _ in range(2)} == {"warm"}
+    assert warm.of(Exited)[1:] == []
+    stop(warm)
+
+
+def test_what_a_worker_daemonised_is_ended_and_standbys_are_spared(
+    warm: Driver, tmp_path: Path, news: News
+) -> None:
+    warm.until(Warm)
+    daemon = """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        fd = os.open(sys.argv[1], os.O_WRONLY)
+        os.write(fd, b"%d\\n" % os.getpid())
+    else:
+        os._exit(0)
+else:
+    os.wait()
+import time
+time.sleep(1000)
+"""
+    for generation, grace_s in ((1, 0.0), (2, 20.0)):
+        warm.guard.spawn(generation, [script(tmp_path, news, daemon)])
+        warm.until(Spawned)
+        told = [news.line(), news.line()]
+        with watching(int(next(one for one in told if one.isdigit()))) as (left,):
+            before = standbys_of(warm.guard.pid)
+            assert stop(warm, grace_s).unkillable == ()
+            assert left.ended(0)
+            assert before <= standbys_of(warm.guard.pid)
+
+
+def test_a_preload_that_fails_is_told_with_its_traceback_and_workers_start_cold(
+    driver: Driver, tmp_path: Path, news: News
+) -> None:
+    (tmp_path / "broken_model.py").write_text("def load():\n    raise KeyError('weights')\n\n\nload()\n")
+    keep_warm(driver.guard, tmp_path, "broken_model")
+    driver.guard.spawn(1, [script(tmp_path, news, STAY)])
+    cold = driver.until(Cold)
+    assert "broken_model.py" in cold.detail
+    assert cold.detail.endswith("KeyError: 'weights'\n")
+    driver.until(Spawned)
+    assert news.line().split()[0] == "cold"
+    stop(driver)
+    assert spawner_of(driver.guard.pid) == 0
+
+
+@pytest.mark.parametrize(
+    ("preload", "reason"),
+    [
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
+            "threads",
+        ),
+        ("import torch\ntorch.cuda.is_initialized = lambda: True", "torch.cuda"),
+        ("import torch\ntorch.set_num_threads(2)\ntorch.ones(500, 500) @ torch.ones(500, 500)", "threads"),
+    ],
+    ids=["a thread", "an accelerator", "a parallel operation"],
+)
+def test_a_preload_that_makes_forks_unsafe_is_named_and_workers_start_cold(
+    driver: Driver, tmp_path: Path, news: News, preload: str, reason: str
+) -> None:
+    (tmp_path / "mymodel.py").write_text(preload)
+    keep_warm(driver.guard, tmp_path, "mymodel")
+    driver.guard.spawn(1, [script(tmp_path, news, STAY)])
+    assert reason in driver.until(Cold).reason
+    driver.until(Spawned)
+    assert news.line().split()[0] == "cold"
+    stop(driver)
+
+
+def test_a_file_beside_the_script_that_shadows_a_loaded_module_is_named_and_workers_start_cold(
+    driver: Driver, tmp_path: Path, news: News
+) -> None:
+    (tmp_path / "sympy.py").write_text("")
+    (tmp_path / "queue.py").write_text("")
+    keep_warm(driver.guard, tmp_path)
+    driver.guard.spawn(1, [script(tmp_path, news, STAY)])
+    assert str(tmp_path / "queue.py") in driver.until(Cold).reason
+    driver.until(Spawned)
+    stop(driver)
+
+
+def test_a_generation_does_not_wait_for_ever_for_imports(driver: Driver, tmp_path: Path, news: News) -> None:
+    (tmp_path / "slow_model.py").write_text("import time\ntime.sleep(1000)\n")
+    keep_warm(driver.guard, tmp_path, "slow_model")
+    driver.guard.spawn(1, [script(tmp_path, news, STAY)], warm_patience_s=0.2)
+    assert driver.until(WarmLate).generation == 1
+    driver.until(Spawned)
+    assert news.line().split()[0] == "cold"
+    stop(driver)
+
+
+def test_a_stop_while_workers_wait_for_the_spawner_is_obeyed_at_once(
+    driver: Driver, tmp_path: Path, news: News
+) -> None:
+    (tmp_path / "slow_model.py").write_text("import time\ntime.sleep(1000)\n")
+    keep_warm(driver.guard, tmp_path, "slow_model")
+    driver.guard.spawn(1, [script(tmp_path, news, STAY)], warm_patience_s=1000.0)
+    driver.guard.stop(10.0)
+    driver.until(SpawnFailed)
+    assert driver.until(Stopped).unkillable == ()
+    assert news.silent()
+
+
+def test_what_cannot_be_prepared_is_told_as_of_cold_ones(warm: Driver, tmp_path: Path, news: News) -> None:
+    launch = script(tmp_path, news, STAY)
+    fields = {**vars(launch), "stdout": str(tmp_path / "no" / "such" / "folder" / "stdout.log")}
+    warm.guard.spawn(1, [Launch(**fields)])
+    failed = warm.until(SpawnFailed)
+    assert "cannot open" in failed.error
+    assert "No such file or directory" in failed.error
+    warm.until(Stopped)
+
+
+def test_nothing_of_the_spawner_outlives_a_killed_guard(warm: Driver, tmp_path: Path, news: News) -> None:
+    warm.guard.spawn(1, [script(tmp_path, news, STAY)])
+    pids = set(warm.until(Spawned).pids.values())
+    news.line()
+    pids |= {spawner_of(warm.guard.pid)} | standbys_of(warm.guard.pid)
+    with watching(*pids) as processes:
+        os.kill(warm.guard.pid, signal.SIGKILL)
+        assert all(process.ended() for process in processes)
+
+
+def test_nothing_of_the_spawner_outlives_a_killed_agent(agent: StandIn, tmp_path: Path, news: News) -> None:
+    agent.do("warm", python=sys.executable, folder=str(tmp_path))
+    agent.until("Warm")
+    agent.spawn(script(tmp_path, news, STAY))
+    news.line()
+    with watching(*(process.pid for process in _linux.descendants(agent.guard_pid))) as processes:
+        assert len(processes) >= 2
+        agent.process.kill()
+        assert all(process.ended(1.0) for process in processes)
+
+
+def spawner_of(guard_pid: int) -> int:
+    """The spawner's pid; 0 when there is none."""
+    return next(iter(_children_named(guard_pid, "elastic-spawner")), 0)
+
+
+def standbys_of(guard_pid: int) -> set[int]:
+    return _children_named(guard_pid, "elastic-standby")
+
+
+def _children_named(guard_pid: int, name: str) -> set[int]:
+    return {
+        pid for pid in _linux.children(guard_pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name
+    }
