@@ -40,7 +40,13 @@ class PythonProgram:
         self.arguments = arguments
 
 
-def become(argv: list[str], env: dict[str, str], renew_torch: bool) -> PythonProgram:
+def get_ready(renew_torch: bool) -> None:
+    """What can be done before it is known which program it will be; once in every forked process."""
+    _renew_randomness(renew_torch)
+    forget_files()  # again later, when this process has its own copies of the pages it touches
+
+
+def become(argv: list[str], env: dict[str, str]) -> PythonProgram:
     """Make this process what `argv` started in `env` would be; its descriptors 0 to 2 are right already.
 
     `argv` is `PYTHON -u SCRIPT ...` or `PYTHON -u -m MODULE ...`.
@@ -48,8 +54,7 @@ def become(argv: list[str], env: dict[str, str], renew_torch: bool) -> PythonPro
     _take_environment(env)
     _process_title.show_as(argv, env)
     _renew_streams()
-    _renew_randomness(renew_torch)
-    _forget()
+    forget_files()
     sys.orig_argv[:] = argv
     if _STACKS_SIGNAL in env:
         faulthandler.register(int(env[_STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
@@ -105,18 +110,19 @@ def _renew_randomness(renew_torch: bool) -> None:
     if "multiprocessing.process" in sys.modules:
         multiprocessing = sys.modules["multiprocessing.process"]
         multiprocessing.current_process().authkey = os.urandom(32)
-        multiprocessing.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined] # as at its import
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if renew_torch:
         sys.modules["torch"].seed()
 
 
-def _forget() -> None:
-    """Files may have changed since the spawner looked."""
+def forget_files() -> None:
+    """They may have changed since the spawner looked, and the directory too."""
     importlib.invalidate_caches()
     if "linecache" in sys.modules:
         sys.modules["linecache"].clearcache()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
 
 
 # --- the program ----------------------------------------------------------------------------------

@@ -15,7 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 from elastic_agent.workers import _linux
-from elastic_agent.workers._python_program import PythonProgram, become, hide_own_frames
+from elastic_agent.workers._python_program import (
+    PythonProgram,
+    become,
+    forget_files,
+    get_ready,
+    hide_own_frames,
+)
 
 __all__ = ["hide_own_frames", "serve"]
 
@@ -41,6 +47,7 @@ def serve(config: dict[str, Any]) -> PythonProgram:
         _import_all(config["preload"], config["folder"])
         renew_torch = _torch_was_seeded()
         _check(config["folder"])
+        forget_files()  # imports what it needs
     except UnsafeError as error:
         _say(line, {"unusable": str(error), "detail": ""})
         os._exit(0)
@@ -230,10 +237,11 @@ def _stand_by(line: socket.socket, held: int, guard_pid: int, renew_torch: bool)
     if os.getppid() != guard_pid:  # it died before the line above
         os._exit(127)
     _linux.set_process_name("elastic-standby")
+    get_ready(renew_torch)
     word, fds = _receive(line)
     doing: list[str] = ["prepare"]
     try:
-        program = _prepare(json.loads(word), fds, renew_torch, doing.append)
+        program = _prepare(json.loads(word), fds, doing.append)
     except BaseException as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         line.send(f"cannot {doing[-1]}: {reason}".encode(errors="replace")[:4096])
@@ -259,9 +267,7 @@ def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def _prepare(
-    word: dict[str, Any], fds: list[int], renew_torch: bool, doing: Callable[[str], None]
-) -> PythonProgram:
+def _prepare(word: dict[str, Any], fds: list[int], doing: Callable[[str], None]) -> PythonProgram:
     with open(fds[0], "rb") as file:
         launch = json.loads(file.read())
     if word["stderr"]:
@@ -278,4 +284,4 @@ def _prepare(
         doing(f"enter the directory {launch['cwd']!r}")
         os.chdir(launch["cwd"])
     doing(f"start {launch['argv'][0]!r}")
-    return become(launch["argv"], launch["env"], renew_torch)
+    return become(launch["argv"], launch["env"])
