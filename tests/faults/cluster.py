@@ -193,6 +193,7 @@ class Cluster:
         node_id: str | None = "",
         state: str = "state",
         script: Path = TRAIN,
+        arguments: Iterable[str] = (),
         within: Iterable[str] = (),
         **env: str,
     ) -> AgentProcess:
@@ -205,6 +206,7 @@ class Cluster:
             node_id: an explicit node id, or None for one that the agent derives.
             state: name of its state directory.
             script: what the workers run.
+            arguments: its arguments, before ``--folder`` and the cluster's folder where it is train.py.
             within: a command that starts the agent somewhere (in a network namespace).
             env: more of its environment.
         """
@@ -221,7 +223,8 @@ class Cluster:
             *("--event-journal", str(self.folder / "journal.jsonl"), "--log-format", "json"),
             *self.options,
             *options,
-            *(str(script), "--folder", str(self.folder)),
+            *(str(script), *arguments),
+            *(("--folder", str(self.folder)) if script is TRAIN else ()),
         ]
         agent = self.agents[name] = self._launch(name, command, {MARK: self.mark, **env})
         return agent
@@ -370,13 +373,16 @@ class Cluster:
 
         return self.wait(f"{event} of {node or 'anybody'} {values or ''}", look)
 
+    def wait_note(self, kind: str) -> Line:
+        """Until a worker wrote down that it obeys an order of this kind (see train.py)."""
+        return self.wait(
+            f"a worker's {kind}",
+            lambda: next((one for one in self._steps.all() if one["kind"] == kind), None),
+        )
+
     def wait_daemon(self) -> int:
-        """Until a worker left a daemon behind (see train.py); its pid."""
-
-        def look() -> int | None:
-            return next((one["pid"] for one in self._steps.all() if one["kind"] == "daemon"), None)
-
-        return self.wait("the daemon", look)
+        """Until a worker left a daemon behind; its pid."""
+        return int(self.wait_note("daemon")["pid"])
 
     def wait_said(self, name: str, *words: str, timeout_s: float = PATIENCE_S) -> str:
         """Until this agent logged a line with all of these words."""

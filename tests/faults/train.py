@@ -3,8 +3,9 @@
 Each step is one all_reduce. Every rank appends a line per step to ``steps.jsonl``; rank 0 writes the checkpoint
 (atomically) after each step. It trains until the file ``finish`` is there.
 
-A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, daemon
-(leaves a daemonised grandchild behind, then goes on). An order is obeyed once, unless it begins with ``always-``.
+A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, deaf (hangs
+and ignores SIGTERM), daemon (leaves a daemonised grandchild behind, then goes on). An order is obeyed once, unless
+it begins with ``always-``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -70,6 +72,11 @@ def obey(folder: Path, worker_id: str) -> None:
         case "exit":
             os._exit(17)
         case "hang":
+            while True:
+                time.sleep(3600)
+        case "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            note(folder, kind="deaf", worker_id=worker_id)
             while True:
                 time.sleep(3600)
         case "daemon":

@@ -1,0 +1,64 @@
+"""A worker that fails again and again: 200 restarts in a row, and what each left behind.
+
+Every generation meets in one collective; then rank 0 writes down what the agent and its helpers hold, and exits with 1,
+until the generation given as the last argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def held_by(pid: int) -> tuple[int, int]:
+    """Open descriptors and threads of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def main() -> None:
+    folder, last = Path(sys.argv[-2]), int(sys.argv[-1])
+    generation = int(os.environ["ELASTIC_AGENT_GENERATION"])
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    met_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    if generation > last:
+        return
+    if dist.get_rank() != 0:
+        time.sleep(600)  # ended by the stop that rank 0's failure brings about
+    beats = Path(os.environ["ELASTIC_AGENT_HEARTBEAT"])
+    guard = os.getppid()
+    agent = parent_of(guard)
+    spawner = next(
+        pid for pid in children_of(guard) if b"spawner.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    line = {
+        "generation": generation,
+        "met_s": met_s,
+        "agent": held_by(agent),
+        "guard": held_by(guard),
+        "spawner": (*held_by(spawner), spawner),
+        "worker": held_by(os.getpid()),
+        "children": len(children_of(guard)) + len(children_of(agent)),
+        "shared_memory": len(list(beats.parent.glob(f"{beats.name.rpartition('-')[0]}-*"))),
+    }
+    with (folder / "restarts.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Warm workers under faults: nothing leaks, nothing outlives its time, and the spawner's death is nobody's problem."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from .cluster import LEASE_S, children
+from .conftest import MakeCluster
+from .rules import check_nothing_left, see_it_end
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+RESTARTS = 200
+WINDOW = 40
+"""Generations at either end of the run that are compared."""
+
+
+@pytest.fixture
+def etcd() -> None:
+    """A c10d store: what holds the agreement makes no difference to processes."""
+
+
+def spawner_of(guard: int) -> int:
+    return next(pid for pid in children(guard) if b"spawner.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def test_a_killed_spawner_costs_no_generation_and_the_next_restart_is_warm_again(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster("2")
+    a = cluster.start("a", 2)
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    os.kill(spawner_of(a.guard), signal.SIGKILL)
+    cluster.wait_said("a", "the spawner died (signal 9); another one is started, running workers go on")
+    again = cluster.journal("spawner_ready", "a")
+    cluster.wait("the next spawner", lambda: len(cluster.journal("spawner_ready", "a")) > len(again) or None)
+    assert max(cluster.worlds()) == first, cluster.story()
+
+    os.kill(cluster.pid_of("a/1"), signal.SIGKILL)
+    cluster.wait_training("a", "b", after=first)
+    see_it_end(cluster, restarts=1)
+
+
+def test_a_killed_agent_leaves_no_process_after_a_second(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1")
+    a = cluster.start("a", 2)
+    cluster.wait_training("a")
+    cluster.order("a/0", "daemon")
+    cluster.wait_note("daemon")
+    family = [pid for pid in cluster.marked_processes() if pid != a.pid]
+    assert len(family) >= 5, cluster.story()  # guard, spawner, two workers, the daemon
+    a.kill_agent()
+    assert cluster.wait_gone(family, 1.0) == []
+    check_nothing_left(cluster)
+
+
+def test_a_worker_that_ignores_sigterm_costs_the_grace_and_no_more(make_cluster: MakeCluster) -> None:
+    grace_s = 0.5
+    cluster = make_cluster("2", "--restart-grace", str(grace_s))
+    cluster.start("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    cluster.order("b/0", "deaf")
+    cluster.wait_note("deaf")
+    os.kill(cluster.pid_of("a/0"), signal.SIGKILL)
+    cluster.wait_training("a", "b", after=first)
+    asked = cluster.wait_event("stopping", "b", generation=first)["boottime_s"]
+    stopped = cluster.wait_event("workers_stopped", "b", generation=first)["boottime_s"]
+    assert grace_s <= stopped - asked < LEASE_S, cluster.story()
+    see_it_end(cluster, restarts=1)
+
+
+def test_200_restarts_in_a_row_leak_nothing_and_keep_their_speed(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1", "--max-restarts", "100000")
+    script = Path(__file__).with_name("restarting.py")
+    arguments = (str(cluster.folder), str(RESTARTS))
+    cluster.start("a", 2, script=script, arguments=arguments)
+    assert cluster.wait_end(timeout_s=240) == {"a": 0}, cluster.story()
+    lines = [json.loads(one) for one in (cluster.folder / "restarts.jsonl").read_text().splitlines()]
+    assert [one["generation"] for one in lines] == list(range(1, RESTARTS + 1)), cluster.story()
+
+    early, late = lines[WINDOW // 2 : WINDOW * 3 // 2], lines[-WINDOW:]
+    for holder in ("agent", "guard", "spawner", "worker", "children", "shared_memory"):
+        most_early, most_late = max(one[holder] for one in early), max(one[holder] for one in late)
+        assert most_late <= most_early, f"{holder}: at most {most_early} early, {most_late} late"
+    assert _pace_s(late) < 2 * _pace_s(early), [round(_pace_s(part), 3) for part in (early, late)]
+    check_nothing_left(cluster)
+
+
+def _pace_s(lines: list[dict[str, float]]) -> float:
+    """The median time from one generation's first collective to the next one's."""
+    times = [one["met_s"] for one in lines]
+    return statistics.median(after - before for before, after in pairwise(times))
