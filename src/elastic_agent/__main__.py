@@ -4,9 +4,31 @@ from __future__ import annotations
 
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_agent.workers._python_program import PythonProgram
+
 
 def begin() -> None:
-    """Run the command. Whoever presses Ctrl-C while it is still being imported gets no traceback either."""
+    """Run the command. Whoever presses Ctrl-C while it is still being imported gets no traceback either.
+
+    The agent's workers may be forks of it, made before it became an agent. Such a one comes back here and runs
+    its script, so that the interpreter ends with the script as it would have ended without us.
+    """
+    worker = _command()
+    if worker is None:
+        return
+    try:
+        exec(worker.code, worker.namespace) if worker.code else worker.run(*worker.arguments)
+    except SystemExit:
+        raise
+    except BaseException:
+        worker.hide_frames(sys._getframe())
+        raise
+
+
+def _command() -> PythonProgram | None:
+    """Returns in a worker only, with what it is to run; otherwise the process ends in it."""
     try:
         from elastic_agent.cli.main import console_main
         from elastic_agent.exit_codes import ExitCode
@@ -16,6 +38,12 @@ def begin() -> None:
         console_main()
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
+    except BaseException as error:
+        program: PythonProgram | None = getattr(error, "program", None)  # WorkerBornError
+        if program is None:
+            raise
+        return program
+    return None
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from elastic_agent.workers.guard_client import (
     Guard,
     GuardLost,
     Launch,
+    SpawnerConfig,
     become_subreaper,
     boottime_s,
     kill_orphans,
@@ -32,7 +33,7 @@ def obey(guard: Guard, message: dict[str, Any]) -> None:
         launches = [Launch(**{**fields, "argv": tuple(fields["argv"])}) for fields in message["launches"]]
         guard.spawn(message["generation"], launches)
     elif command == "warm":
-        guard.keep_warm(message["python"], message["folder"], (), {}, 2)
+        guard.keep_warm(SpawnerConfig(message["python"], message["folder"], (), {}, 2))
     elif command == "stop":
         guard.stop(message["grace_s"])
     elif command == "fork":

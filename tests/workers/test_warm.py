@@ -17,6 +17,7 @@ from elastic_agent.workers.guard_client import (
     Guard,
     Launch,
     Spawned,
+    SpawnerConfig,
     SpawnerDied,
     SpawnFailed,
     Stopped,
@@ -47,7 +48,8 @@ def warm(tmp_path: Path) -> Iterator[Driver]:
 
 
 def keep_warm(guard: Guard, folder: Path, *preload: str, standbys: int = 2) -> None:
-    guard.keep_warm(sys.executable, str(folder), preload, {"OMP_NUM_THREADS": "1"}, standbys)
+    environment = {"OMP_NUM_THREADS": "1"}
+    guard.keep_warm(SpawnerConfig(sys.executable, str(folder), preload, environment, standbys))
 
 
 def script(folder: Path, news: News, body: str, *args: str, slot: int = 0) -> Launch:

@@ -43,7 +43,7 @@ from .journal import Journal
 from .narrator import Narrator
 from .runner import DEFAULT_STACKS_SIGNAL, Runner
 from .supervisor import Ending, Graces, Parts, Supervisor
-from .warm import keep_warm
+from .warm import is_warm, spawner_config
 from .worker_group import logs_specs, make_context, policy_of, worker_group
 
 RELEASE_S = 5.0
@@ -252,7 +252,8 @@ class Agent(ElasticAgent):
     def _new_guard(self) -> Guard:
         kill_orphans()
         self._guard = Guard.start()
-        keep_warm(self._guard, self._settings, self._slots)
+        if is_warm(self._settings):
+            self._guard.keep_warm(spawner_config(self._settings, self._slots))
         if self._seat is not None and self._supervisor is not None:
             self._seat.record(self._supervisor.node.incarnation, self._processes())
         return self._guard

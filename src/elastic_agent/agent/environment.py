@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from elastic_agent.protocol.records import Seat, World
 
+from .warm import libraries_environment
+
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -61,14 +63,6 @@ def worker_environment(
         env["GLOO_SOCKET_IFNAME"] = facts.gloo_interface
     if facts.virtual_local_rank:
         env.update(_virtual_local_rank(inherited, slot))
-    return env
-
-
-def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str, str]:
-    """What libraries read when they are loaded; the same for every worker of a node with ``slots`` workers."""
-    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")}
-    if "OMP_NUM_THREADS" not in inherited and slots > 1:
-        env["OMP_NUM_THREADS"] = "1"  # as torchrun: many workers on one machine, one pool each
     return env
 
 

@@ -15,23 +15,20 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
 from elastic_agent.protocol.records import FailureKind
-from elastic_agent.workers.guard_client import Guard, become_subreaper
+from elastic_agent.workers._torch_private import quieten_torch
+from elastic_agent.workers.guard_client import Guard
 
 from .identity import IdentityError
-from .warm import keep_warm, why_cold
+from .warm import is_warm, likely_slots, spawner_config, why_cold
 
 
-def launch(resolved: Resolved) -> int:
-    """Run this node's agent until its part is over. Returns the exit code.
+def launch(resolved: Resolved, guard: Guard) -> int:
+    """Run this node's agent, with the guard that was started for it, until its part is over. Returns the exit code.
 
     Raises:
         UsageError: what only this machine can tell is wrong with the settings.
     """
     settings = resolved.settings
-    become_subreaper()
-    guard = Guard.start()  # starts while torch is imported, and so does the spawner
-    if settings.nproc_per_node.isdigit():
-        keep_warm(guard, settings, int(settings.nproc_per_node))
     try:
         return _run(settings, guard)
     finally:
@@ -49,6 +46,9 @@ def import_torch_quietly() -> None:
     if name in os.environ:
         import torch
 
+        return
+    if "torch" in sys.modules:  # imported for the spawner, as workers would import it
+        quieten_torch()
         return
     os.environ[name] = "ERROR"
     try:
@@ -81,8 +81,8 @@ def _run(settings: Settings, guard: Guard) -> int:
     adopt_library_loggers()
     log = get_logger()
     slots = count_slots(settings.nproc_per_node)
-    if not settings.nproc_per_node.isdigit():
-        keep_warm(guard, settings, slots)
+    if is_warm(settings) and slots != likely_slots(settings.nproc_per_node):
+        guard.keep_warm(spawner_config(settings, slots))
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")
     try:

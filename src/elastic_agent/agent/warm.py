@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import sys
+from collections.abc import Mapping
 
 from elastic_agent.config.settings import Settings
-from elastic_agent.workers.guard_client import Guard
-
-from .environment import libraries_environment
+from elastic_agent.workers.guard_client import Guard, SpawnerConfig
 
 PATIENCE_SHARE = 1 / 3
 """Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
@@ -32,16 +33,73 @@ def is_warm(settings: Settings) -> bool:
     return settings.worker_start == "warm" and why_cold(settings) is None
 
 
-def keep_warm(guard: Guard, settings: Settings, slots: int) -> None:
-    """Have the guard keep a spawner for ``slots`` workers, if workers are to be warm."""
-    if is_warm(settings):
-        guard.keep_warm(
-            settings.python_exec or sys.executable,
-            _first_on_path(settings),
-            settings.preload,
-            libraries_environment(os.environ, slots),
-            slots,
-        )
+def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str, str]:
+    """What libraries read when they are loaded; the same for every worker of a node with ``slots`` workers."""
+    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")}
+    if "OMP_NUM_THREADS" not in inherited and slots > 1:
+        env["OMP_NUM_THREADS"] = "1"  # as torchrun: many workers on one machine, one pool each
+    return env
+
+
+def start_guard(settings: Settings, *, owns_process: bool) -> Guard:
+    """Start the guard, and with it the spawner, if workers are to be warm and their number is known.
+
+    ``owns_process``: whoever called handles ``WorkerBornError``, so the spawner may be a fork of this process.
+    Then torch is imported here, before.
+
+    Raises:
+        OSError: no process can be created.
+    """
+    slots = likely_slots(settings.nproc_per_node)
+    if not is_warm(settings) or slots is None:
+        return Guard.start()
+    config = spawner_config(settings, slots)
+    if owns_process and _started_plainly():
+        _import_torch(config.environment)
+        return Guard.start_with_spawner(config)
+    guard = Guard.start()
+    guard.keep_warm(config)
+    return guard
+
+
+def spawner_config(settings: Settings, slots: int) -> SpawnerConfig:
+    """The spawner for ``slots`` workers."""
+    python = settings.python_exec or sys.executable
+    environment = libraries_environment(os.environ, slots)
+    return SpawnerConfig(python, _first_on_path(settings), settings.preload, environment, slots)
+
+
+def likely_slots(wanted: str) -> int | None:
+    """How many workers there will be, as far as that can be told without torch."""
+    if wanted.isdigit():
+        return int(wanted)
+    if wanted == "cpu":
+        return os.cpu_count() or 1
+    devices = [name for name in os.listdir("/dev") if name.startswith(("nvidia", "kfd", "dri", "accel"))]
+    if wanted == "gpu-or-1" and not devices:
+        return 1
+    return None  # torch knows
+
+
+def _started_plainly() -> bool:
+    """Whether this interpreter has the flags that ``python SCRIPT`` would have."""
+    return len(sys.orig_argv) > 1 and (sys.orig_argv[1] == "-m" or not sys.orig_argv[1].startswith("-"))
+
+
+def _import_torch(environment: dict[str, str]) -> None:
+    """Import it as the workers would, without the collections that are a tenth of the time."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    gc.disable()
+    try:
+        importlib.import_module("torch")
+    finally:
+        gc.enable()
+        for name in environment:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
 
 
 def _first_on_path(settings: Settings) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from elastic_agent.cli import run, serve, settings, stacks, version
 from elastic_agent.cli.help import help_page
@@ -26,7 +27,7 @@ COMMANDS: dict[str, Command] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> int:
     """Run one command and return its exit code (``elastic_agent.exit_codes``).
 
     ``run`` is the command when the first word is none of ``COMMANDS``. A script with a command's name is
@@ -34,9 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: the words after the program's name; None means this process's own.
+        owns_process: this is the whole program: ``WorkerBornError`` may unwind it.
     """
     try:
-        return _answer(list(sys.argv[1:] if argv is None else argv))
+        return _answer(list(sys.argv[1:] if argv is None else argv), owns_process)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader has gone, as in `elastic-agent settings | head -1`
@@ -48,10 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.INTERNAL
 
 
-def _answer(words: list[str]) -> int:
-    command: Command = run.run
+def _answer(words: list[str], owns_process: bool) -> int:
+    command: Command = partial(run.run, owns_process=owns_process)
     if words and words[0] in COMMANDS:
-        command = COMMANDS[words.pop(0)]
+        name = words.pop(0)
+        command = COMMANDS[name] if name != "run" else command
     try:
         return command(words)
     except UsageError as error:
@@ -68,7 +71,7 @@ def console_main() -> None:
     """The entry point of the installed command."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is: nothing is unprintable
-    code = main()
+    code = main(owns_process=True)
     if "torch" in sys.modules:
         # Threads may still be inside the store's client; an ordinary exit would tear it down under them and abort.
         import logging

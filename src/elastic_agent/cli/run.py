@@ -12,8 +12,10 @@ from elastic_agent.config.load import Resolved, load_settings
 from elastic_agent.exit_codes import ExitCode
 
 
-def run(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
     """Read the settings, set up the log, and hand over to the agent. Returns its exit code.
+
+    ``owns_process``: this is the whole program, and ``WorkerBornError`` may unwind it (see ``begin``).
 
     Raises:
         UsageError: the settings are wrong; nothing was started.
@@ -22,11 +24,18 @@ def run(argv: Sequence[str]) -> int:
     settings = resolved.settings
     if settings.module and not settings.run_path and not settings.python_exec:
         check_module(settings.script)
-    return _launch(resolved)
+    return _launch(resolved, owns_process)
 
 
-def _launch(resolved: Resolved) -> int:
+def _launch(resolved: Resolved, owns_process: bool) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
+    from elastic_agent.agent.warm import start_guard
+    from elastic_agent.workers.guard_client import become_subreaper
+
+    become_subreaper()
+    guard = start_guard(
+        resolved.settings, owns_process=owns_process
+    )  # first: workers inherit nothing of the rest
     from elastic_agent.logs import configure_logging, get_logger
 
     settings = resolved.settings
@@ -37,7 +46,7 @@ def _launch(resolved: Resolved) -> int:
     try:
         from elastic_agent.agent.launch import launch
 
-        return launch(resolved)
+        return launch(resolved, guard)
     except UsageError:  # what only torch can tell, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:

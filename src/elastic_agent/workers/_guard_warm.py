@@ -64,9 +64,20 @@ class WarmPool:
         self._refill_at: float | None = None
 
     def start(self, config: dict[str, Any]) -> None:
-        """Have a spawner: `python`, `preload`, `folder`, `environment` (on top of the guard's own), `standbys`."""
+        """Have a spawner as `guard_client.SpawnerConfig` says; one that there is already, and its standbys, end."""
+        self.kill()
+        for standby in list(self._idle.values()):
+            self._forget(self._idle.pop(standby.pid))
+        self._close_line()
+        self._requested = 0
         self._config = config
         self._start_spawner()
+
+    def adopt(self, config: dict[str, Any], pid: int, line_fd: int) -> None:
+        """Use a spawner that is the guard's child already; it is replaced as `config` says when it dies."""
+        self._config = config
+        self._spawner_pid = pid
+        self._use_line(socket.socket(fileno=line_fd))
 
     # --- for the generation -----------------------------------------------------------------------
 
@@ -144,13 +155,8 @@ class WarmPool:
 
     def _start_spawner(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        config = {
-            "fd": theirs.fileno(),
-            "guard_pid": os.getpid(),
-            "preload": self._config["preload"],
-            "folder": self._config["folder"],
-        }
-        argv = [self._config["python"], "-u", _SPAWNER_PATH, json.dumps(config)]
+        arguments = [theirs.fileno(), os.getpid(), self._config["preload"], self._config["folder"]]
+        argv = [self._config["python"], "-u", _SPAWNER_PATH, json.dumps(arguments)]
         env = {**os.environ, **self._config["environment"]}
         try:
             self._spawner_pid = _guard_spawn.fork_helper(argv, env, theirs.fileno())
@@ -160,10 +166,14 @@ class WarmPool:
             return
         finally:
             theirs.close()
+        self._use_line(ours)
+
+    def _use_line(self, line: socket.socket) -> None:
         self._state = LOADING
-        self._line = ours
-        ours.setblocking(False)
-        self._loop.add(ours.fileno(), self._readable)
+        self._line = line
+        line.set_inheritable(False)
+        line.setblocking(False)
+        self._loop.add(line.fileno(), self._readable)
 
     def _readable(self) -> None:
         self._read_one()

@@ -39,6 +39,17 @@ class PythonProgram:
         self.run = run
         self.arguments = arguments
 
+    @staticmethod
+    def hide_frames(innermost: types.FrameType) -> None:
+        """Have the exception that is about to end the program reported without the frames that ran it.
+
+        These are `innermost` and those that called it.
+        """
+        depth, frame = 1, innermost
+        while frame.f_back is not None:
+            depth, frame = depth + 1, frame.f_back
+        _hide_own_frames(depth)
+
 
 def get_ready(renew_torch: bool) -> None:
     """What can be done before it is known which program it will be; once in every forked process."""
@@ -66,15 +77,17 @@ def become(argv: list[str], env: dict[str, str]) -> PythonProgram:
     return _script_program(argv[2], argv[3:])
 
 
-def hide_own_frames(own_files: tuple[str, ...]) -> None:
-    """Have the exception that is about to end the program reported without the frames that ran it."""
+def _hide_own_frames(outermost: int) -> None:
+    """Have the exception that is about to end the program reported without the `outermost` frames that ran it."""
     report = sys.excepthook
 
     def without_our_frames(
         kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
     ) -> None:
-        while trace is not None and trace.tb_frame.f_code.co_filename in (*own_files, __file__):
+        depth = 0
+        while trace is not None and (depth < outermost or trace.tb_frame.f_code.co_filename == __file__):
             trace = trace.tb_next
+            depth += 1
         report(kind, error.with_traceback(trace), trace)
 
     sys.excepthook = without_our_frames
@@ -94,7 +107,9 @@ def _take_environment(env: dict[str, str]) -> None:
 
 def _renew_streams() -> None:
     """Standard output and error for what descriptors 1 and 2 are now, unbuffered (`-u`)."""
-    for name, fd, errors in (("stdout", 1, sys.stdout.errors), ("stderr", 2, "backslashreplace")):
+    # What becomes of undecodable characters is the same for input and output; the agent changed that of its own output.
+    errors_by_name = (sys.stdin or sys.stdout).errors
+    for name, fd, errors in (("stdout", 1, errors_by_name), ("stderr", 2, "backslashreplace")):
         # As create_stdio in Python/pylifecycle.c.
         raw = io.open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115, UP020 - stays open
         raw.name = f"<{name}>"

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from elastic_agent.workers import _linux
 from elastic_agent.workers._python_program import (
@@ -20,10 +20,9 @@ from elastic_agent.workers._python_program import (
     become,
     forget_files,
     get_ready,
-    hide_own_frames,
 )
 
-__all__ = ["hide_own_frames", "serve"]
+__all__ = ["WorkerBornError", "serve", "serve_as_fork"]
 
 _MESSAGE_BYTES = 64 * 1024
 _DETAIL_BYTES = 16 * 1024
@@ -37,17 +36,40 @@ class UnsafeError(Exception):
     """Processes forked from this one would not be like fresh ones."""
 
 
-def serve(config: dict[str, Any]) -> PythonProgram:
-    """Be the spawner. Returns in a forked worker only, with what it is to run."""
+class WorkerBornError(BaseException):
+    """Raised in a worker that is a fork of its agent: unwinds the agent's calls; `program` is what it is to run."""
+
+    def __init__(self, program: PythonProgram) -> None:
+        super().__init__()
+        self.program = program
+
+
+def serve_as_fork(fd: int, guard_pid: int, preload: list[str], folder: str) -> NoReturn:
+    """Be the spawner in a fork of the agent. Raises WorkerBornError in a forked worker."""
+    os.setsid()
+    os.closerange(3, fd)
+    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of the agent's own program
+    raise WorkerBornError(serve(fd, guard_pid, preload, folder))
+
+
+def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonProgram:
+    """Be the spawner. Returns in a forked worker only, with what it is to run.
+
+    `fd`: the line to the guard. `preload`: modules to import besides torch. `folder`: what `sys.path[0]` will be
+    in the workers.
+    """
     _linux.set_parent_death_signal(9)
-    line = socket.socket(fileno=config["fd"])
+    line = socket.socket(fileno=fd)
     line.set_inheritable(False)
     started = time.monotonic()
     try:
-        _import_all(config["preload"], config["folder"])
+        _import_all(preload, folder)
         renew_torch = _torch_was_seeded()
-        _check(config["folder"])
+        _check(folder)
         forget_files()  # imports what it needs
+        _forget_the_agent()
     except UnsafeError as error:
         _say(line, {"unusable": str(error), "detail": ""})
         os._exit(0)
@@ -59,7 +81,7 @@ def serve(config: dict[str, Any]) -> PythonProgram:
     gc.enable()
     _linux.set_process_name("elastic-spawner")
     _say(line, {"ready_s": time.monotonic() - started})
-    return _fork_on_request(line, config["guard_pid"], renew_torch)
+    return _fork_on_request(line, guard_pid, renew_torch)
 
 
 def _say(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
@@ -84,6 +106,13 @@ def _import_all(names: list[str], folder: str) -> None:
                 importlib.import_module(name)
         finally:
             sys.path.remove(folder)
+
+
+def _forget_the_agent() -> None:
+    """Let a script that imports something of this package get it fresh, wherever the spawner came from."""
+    for name in [one for one in sys.modules if one.startswith("elastic_agent.")]:
+        if not name.startswith("elastic_agent.workers"):
+            del sys.modules[name]
 
 
 def _torch_was_seeded() -> bool:

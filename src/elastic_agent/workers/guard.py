@@ -14,7 +14,8 @@ One loop, standard library only. Nothing in it may block: not the socket to an a
 not read, not a terminal that is stopped, not a file system that hangs: workers open their own log files, the
 agent reads them, and a thread of its own writes to a stderr that is a file.
 
-Run as `python guard.py SOCKET_FD MEMORY_FD AGENT_PID KILL_PATIENCE_S`, or with `-m`, by `guard_client.Guard`.
+Run as `python guard.py SOCKET_FD MEMORY_FD AGENT_PID KILL_PATIENCE_S [SPAWNER]`, or with `-m`, by `guard_client.Guard`;
+SPAWNER is JSON about a spawner that is this process's child already.
 """
 
 from __future__ import annotations
@@ -237,10 +238,18 @@ class GuardProcess:
         # "look" only wakes the guard: the deadline was read on the way here.
 
     def _keep_warm(self, config: dict[str, Any]) -> None:
+        self._have_pool().start(config)
+
+    def adopt_spawner(self, spawner: dict[str, Any]) -> None:
+        """Use the spawner that is this process's child already (`Guard.start_with_spawner`)."""
+        self._have_pool().adopt(spawner["config"], spawner["pid"], spawner["fd"])
+
+    def _have_pool(self) -> WarmPool:
         from elastic_agent.workers._guard_warm import WarmPool  # 3 ms that only warm starts need
 
-        self._pool = WarmPool(self._loop, self._channel.send, self._pool_changed)
-        self._pool.start(config)
+        if self._pool is None:
+            self._pool = WarmPool(self._loop, self._channel.send, self._pool_changed)
+        return self._pool
 
     def _pool_changed(self) -> None:
         if self._generation is not None:
@@ -299,6 +308,8 @@ def main(arguments: list[str]) -> None:
     _linux.become_subreaper()
     _linux.set_process_name("elastic-guard")
     guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]))
+    if len(arguments) > 4:
+        guard.adopt_spawner(decode(arguments[4].encode()))
     _linux.lock_memory()
     try:
         guard.run()

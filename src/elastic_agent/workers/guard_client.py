@@ -7,6 +7,7 @@ thread, the agent's loop, owns a `Guard`.
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import select
@@ -15,11 +16,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias
 
 from elastic_agent.workers import _linux
+from elastic_agent.workers._child import ForkedChild
 from elastic_agent.workers._linux import become_subreaper, boottime_s
 from elastic_agent.workers._wire import (
     DEADLINE_BYTES,
@@ -45,6 +47,7 @@ __all__ = [
     "Ready",
     "SpawnFailed",
     "Spawned",
+    "SpawnerConfig",
     "SpawnerDied",
     "StopDelayed",
     "Stopped",
@@ -55,7 +58,8 @@ __all__ = [
     "kill_orphans",
 ]
 
-_GUARD_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guard.py")
+# Isolated and without site-packages: a third of the start time, and nothing there can break it.
+_GUARD_OPTIONS = ("-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "guard.py"))
 _CHUNK_BYTES = 64 * 1024
 _LOST_PATIENCE_S = 0.1
 
@@ -205,6 +209,21 @@ GuardEvent: TypeAlias = (
 )
 
 
+@dataclass(frozen=True)
+class SpawnerConfig:
+    """How a spawner is made.
+
+    `python` runs it (unless it is forked from this process). It imports torch and `preload`, with `folder`
+    first on its path for the latter, and `environment` on top of the guard's own; `standbys` processes are kept ready.
+    """
+
+    python: str
+    folder: str
+    preload: tuple[str, ...]
+    environment: dict[str, str]
+    standbys: int
+
+
 class Guard:
     """A guard process and the line to it.
 
@@ -212,7 +231,9 @@ class Guard:
     due also when all workers have exited, because they may have left processes behind.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], line: socket.socket, memory_fd: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes] | ForkedChild, line: socket.socket, memory_fd: int
+    ) -> None:
         """Use `Guard.start`."""
         self._process = process
         self._line = line
@@ -235,25 +256,37 @@ class Guard:
         `kill_patience_s`: how long after SIGKILL a process may live before `Stopped` is reported without it.
         Raises OSError when no process can be created.
         """
-        ours, theirs = socket.socketpair()
-        memory_fd = os.memfd_create("elastic-agent-guard")
-        try:
-            os.ftruncate(memory_fd, MAILBOX_OFFSET)
-            fds = (theirs.fileno(), memory_fd)
-            arguments = [str(value) for value in (*fds, os.getpid(), kill_patience_s)]
-            # Isolated and without site-packages: a third of the start time, and nothing there can break it.
+        with _Means() as means:
+            arguments = means.arguments(kill_patience_s)
             # A session of its own: Ctrl-C and Ctrl-Z on the agent's terminal are the agent's business.
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", _GUARD_PATH, *arguments], pass_fds=fds, start_new_session=True
+                [sys.executable, *_GUARD_OPTIONS, *arguments], pass_fds=means.theirs, start_new_session=True
             )
-        except BaseException:
-            ours.close()
-            os.close(memory_fd)
-            raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        return cls(process, ours, memory_fd)
+            return cls(process, *means.ours())
+
+    @classmethod
+    def start_with_spawner(cls, config: SpawnerConfig, kill_patience_s: float = 5.0) -> Guard:
+        """Start a guard whose spawner is a fork of this very process, which has imported torch: one import for
+        both. Answered by `Ready`, and `Warm` or `Cold`.
+
+        To be called by the only thread, before anything that a worker should not inherit.
+
+        Raises:
+            OSError: no process can be created.
+            WorkerBornError: never here: in the workers, which are forks of the spawner. Nothing may catch it but
+                the end of the program, which then runs what it holds.
+        """
+        with _Means() as means:
+            spawner_line, guards_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                arguments = means.arguments(kill_patience_s)
+                pid = os.fork()
+                if pid == 0:
+                    _become_guard(arguments, means, spawner_line, guards_end, config)
+            finally:
+                spawner_line.close()
+                guards_end.close()
+            return cls(ForkedChild(pid), *means.ours())
 
     @property
     def pid(self) -> int:
@@ -270,22 +303,14 @@ class Guard:
 
     # --- commands ---------------------------------------------------------------------------------
 
-    def keep_warm(
-        self, python: str, folder: str, preload: Sequence[str], environment: Mapping[str, str], standbys: int
-    ) -> None:
+    def keep_warm(self, config: SpawnerConfig) -> None:
         """Have a spawner from which warm launches are forked; answered by `Warm` or `Cold`.
 
-        `python` runs it. It imports torch and `preload`, with `folder` first on its path for the latter, and
-        `environment` on top of the guard's own; `standbys` processes are kept ready.
+        One that there is already is replaced. Raises RuntimeError while a generation runs.
         """
-        config = {
-            "python": python,
-            "folder": folder,
-            "preload": list(preload),
-            "environment": dict(environment),
-            "standbys": standbys,
-        }
-        self._send({"do": "warm", "config": config})
+        if self._active:
+            raise RuntimeError(f"cannot replace the spawner while generation {self._generation} runs")
+        self._send({"do": "warm", "config": asdict(config)})
 
     def spawn(self, generation: int, launches: Sequence[Launch], warm_patience_s: float = 10.0) -> None:
         """Start the workers of `generation`; answered by `Spawned` or `SpawnFailed`.
@@ -431,6 +456,71 @@ _PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
     "spawn_failed": SpawnFailed,
     "fenced": Fenced,
 }
+
+
+class _Means:
+    """What a guard and its agent share; the guard's ends are closed here when it has been started."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        self._memory_fd = os.memfd_create("elastic-agent-guard")
+        self._given = False
+
+    def __enter__(self) -> Self:
+        os.ftruncate(self._memory_fd, MAILBOX_OFFSET)
+        return self
+
+    @property
+    def theirs(self) -> tuple[int, int]:
+        """The descriptors that the guard inherits."""
+        return self._theirs.fileno(), self._memory_fd
+
+    def arguments(self, kill_patience_s: float) -> list[str]:
+        """The guard's command line."""
+        return [str(value) for value in (*self.theirs, os.getpid(), kill_patience_s)]
+
+    def ours(self) -> tuple[socket.socket, int]:
+        self._ours.setblocking(False)
+        self._given = True
+        return self._ours, self._memory_fd
+
+    def forget(self) -> None:
+        """In a fork that closes all descriptors itself: their numbers may soon mean something else."""
+        self._ours.detach()
+        self._theirs.detach()
+        self._given = True
+
+    def __exit__(self, *error: object) -> None:
+        self._theirs.close()
+        if not self._given:
+            self._ours.close()
+            os.close(self._memory_fd)
+
+
+def _become_guard(
+    arguments: list[str],
+    means: _Means,
+    spawner_line: socket.socket,
+    guards_end: socket.socket,
+    config: SpawnerConfig,
+) -> NoReturn:
+    """In a fork of the agent: fork the spawner, then become the guard, which is its parent thereby."""
+    try:
+        os.setsid()
+        guard_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            from elastic_agent.workers._spawner import serve_as_fork
+
+            means.forget()
+            guards_end.detach()
+            serve_as_fork(spawner_line.detach(), guard_pid, list(config.preload), config.folder)
+        for fd in (*means.theirs, guards_end.fileno()):
+            os.set_inheritable(fd, True)
+        spawner = json.dumps({"pid": pid, "fd": guards_end.fileno(), "config": asdict(config)})
+        os.execv(sys.executable, [sys.executable, *_GUARD_OPTIONS, *arguments, spawner])
+    except Exception:
+        os._exit(127)
 
 
 def _check_signal(signum: int) -> None:

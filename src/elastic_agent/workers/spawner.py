@@ -4,8 +4,7 @@ It forks *standbys*: processes that wait, with everything imported, to be told w
 forked twice, so that the guard, which is a subreaper, becomes its parent: the guard signals, fences and reaps
 a warm worker exactly as a cold one, and a spawner that dies takes nobody with it.
 
-Run as `python -u spawner.py CONFIG`, where CONFIG is JSON: `fd` (the line to the guard), `guard_pid`,
-`preload` (modules to import besides torch), `folder` (what `sys.path[0]` will be in the workers).
+Run as `python -u spawner.py ARGUMENTS`: those of `_spawner.serve`, as a JSON array.
 
 What is imported here is imported in every worker, so this imports little of its own.
 """
@@ -30,12 +29,12 @@ if _ADDED:
     sys.path.remove(_PACKAGES)
 
 if __name__ == "__main__":
-    worker = _spawner.serve(json.loads(sys.argv[1]))
+    worker = _spawner.serve(*json.loads(sys.argv[1]))
     # A worker from here on, with this frame alone between the interpreter and the script.
     try:
         exec(worker.code, worker.namespace) if worker.code else worker.run(*worker.arguments)
     except SystemExit:
         raise
     except BaseException:
-        _spawner.hide_own_frames((__file__,))
+        worker.hide_frames(sys._getframe())
         raise

@@ -1,0 +1,56 @@
+"""A forked child with the few methods of `subprocess.Popen` that a guard's owner needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+
+_LOOK_EVERY_S = 0.005
+
+
+class ForkedChild:
+    """A child made by `os.fork`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float) -> int:
+        """Its exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
+        ends = time.monotonic() + timeout
+        while self.returncode is None:
+            self._reap()
+            left_s = ends - time.monotonic()
+            if self.returncode is None:
+                if left_s <= 0:
+                    raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+                self._await_end(left_s)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+        except ChildProcessError:  # somebody else collected it
+            self.returncode = 0
+        else:
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+
+    def _await_end(self, timeout_s: float) -> None:
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except OSError:  # Linux before 5.3
+            time.sleep(min(timeout_s, _LOOK_EVERY_S))
+            return
+        try:
+            select.select((pidfd,), (), (), timeout_s)
+        finally:
+            os.close(pidfd)
