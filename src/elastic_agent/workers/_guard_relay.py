@@ -131,6 +131,7 @@ class _Writer:
                     data = data[os.write(to_fd, data) :]
             except OSError:
                 pass  # disk full, perhaps not for ever
+        os.close(from_fd)
         os.close(its_end)
 
 

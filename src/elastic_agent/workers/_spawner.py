@@ -164,7 +164,13 @@ def _shadowed(folder: str) -> str:
         return ""
     for name, module in list(sys.modules.items()):
         origin = getattr(getattr(module, "__spec__", None), "origin", None)
-        if "." in name or not origin or not os.path.isabs(origin) or os.path.dirname(origin) == folder:
+        if (
+            "." in name
+            or name == "__main__"
+            or not origin
+            or not os.path.isabs(origin)
+            or os.path.dirname(origin) == folder
+        ):
             continue
         if f"{name}.py" in beside:
             return f"{os.path.join(folder, name)}.py has the name of a module that torch imports"
