@@ -65,6 +65,8 @@ def test_every_setting_can_come_from_our_variable_and_from_the_file(shell: Shell
         "port_range": "5:6",
         "numa_binding": "socket",
         "start_method": "fork",
+        "worker_start": "cold",
+        "preload": "lightning,torch._dynamo",
         "redirects": "3",
         "tee": "0:1",
         "local_ranks_filter": "1",

@@ -15,7 +15,6 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
 from elastic_agent.protocol.records import FailureKind
-from elastic_agent.workers._torch_private import quieten_torch
 from elastic_agent.workers.guard_client import Guard
 
 from .identity import IdentityError
@@ -48,6 +47,8 @@ def import_torch_quietly() -> None:
 
         return
     if "torch" in sys.modules:  # imported for the spawner, as workers would import it
+        from elastic_agent.workers.torch_log import quieten_torch
+
         quieten_torch()
         return
     os.environ[name] = "ERROR"
