@@ -13,8 +13,8 @@ PAGE = """\
 Usage: elastic-agent stacks [RUN]
 
 Has every worker of this machine, or of one run, write the Python stacks of all its threads to its standard
-error (its log file, if output is redirected). The workers are not stopped. Only workers whose script has imported
-elastic_agent.client can do that; the others are named and left alone.
+error (its log file, if output is redirected). The workers are not stopped. Warm workers can always do that; cold ones
+(--worker-start) if their script has imported elastic_agent.client. The others are named and left alone.
 """
 
 
@@ -44,7 +44,7 @@ def stacks(argv: Sequence[str]) -> int:
 
 def _ask(worker: LivingWorker) -> str:
     if not catches(worker.pid, worker.stacks_signal):
-        return "cannot: its script has not imported elastic_agent.client"
+        return "cannot: it was started cold, and its script has not imported elastic_agent.client"
     try:
         os.kill(worker.pid, worker.stacks_signal)
     except OSError as error:
