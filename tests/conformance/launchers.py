@@ -1,0 +1,277 @@
+"""The ways to start a worker that are compared: bare Python, torchrun, and the agent's own ways.
+
+Each runs the same job and tells, for every worker of every attempt, how it ended and what it wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cli.support import COMMAND, clean_environment
+
+WORKER_START_IS_THERE = True
+"""Whether the agent knows ``--worker-start``. Until then, its workers are started cold and warm is left out."""
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PATIENCE_S = 100.0
+
+Argument = str | bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script, its arguments, and how many workers run it how often."""
+
+    script: str
+    args: tuple[Argument, ...] = ()
+    module: bool = False
+    slots: int = 1
+    restarts: int = 0
+    """How often the workers are started anew when one of them fails."""
+    terminal: bool = False
+    """Whether the three standard streams are a terminal; else stdin is empty and the others go to files."""
+    cwd: Path = SCRIPTS
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def redirects(self) -> str:
+        """torchrun's word for which of stdout and stderr go to files."""
+        return "0" if self.terminal else "3"
+
+    @property
+    def command(self) -> list[Argument]:
+        """What comes after the launcher's own options."""
+        return [*(["-m"] if self.module else []), self.script, *self.args]
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        inherited = clean_environment()
+        inherited.pop("OMP_NUM_THREADS", None)
+        return {**inherited, **(more or {}), **self.variables}
+
+
+@dataclass(frozen=True)
+class Worker:
+    """How one worker ended. A negative code is the signal that killed it."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job."""
+
+    workers: dict[tuple[int, int], Worker]
+    """By attempt and slot, both from 0."""
+    said: str
+    """What the launcher itself wrote."""
+
+    def worker(self, attempt: int, slot: int) -> Worker:
+        assert (attempt, slot) in self.workers, f"no worker ran as {attempt, slot}; {self.said}"
+        return self.workers[attempt, slot]
+
+
+class BarePython:
+    """The reference: ``python -u`` itself, with the variables that every launcher gives."""
+
+    name = "python"
+
+    def run(self, job: Job, folder: Path) -> Outcome:
+        workers: dict[tuple[int, int], Worker] = {}
+        for attempt in range(job.restarts + 1):
+            now = self._attempt(job, folder, attempt)
+            workers.update({(attempt, slot): worker for slot, worker in now.items()})
+            if not any(worker.code for worker in now.values()):
+                break
+        return Outcome(workers, "")
+
+    def _attempt(self, job: Job, folder: Path, attempt: int) -> dict[int, Worker]:
+        with ThreadPoolExecutor(2) as pool:
+            slots = range(job.slots)
+            return dict(
+                zip(slots, pool.map(lambda slot: self._one(job, folder, attempt, slot), slots), strict=True)
+            )
+
+    def _one(self, job: Job, folder: Path, attempt: int, slot: int) -> Worker:
+        at = folder / f"{attempt}-{slot}"
+        at.mkdir()
+        out, err = at / "stdout.log", at / "stderr.log"
+        with out.open("ab") as to_out, err.open("ab") as to_err:
+            code = _run(
+                [sys.executable, "-u", *job.command],
+                job,
+                _stand_ins(job, attempt, slot),
+                to_out.fileno(),
+                to_err.fileno(),
+            )
+        return Worker(code, out.read_bytes(), err.read_bytes())
+
+
+class Torchrun:
+    """torch's own launcher."""
+
+    name = "torchrun"
+
+    def run(self, job: Job, folder: Path) -> Outcome:
+        own = [
+            *("--standalone", "--nproc-per-node", str(job.slots), "--max-restarts", str(job.restarts)),
+            *("--monitor-interval", "0.05", "--redirects", job.redirects, "--log-dir", str(folder / "logs")),
+        ]
+        said = _run_and_read([sys.executable, "-m", "torch.distributed.run", *own, *job.command], job, folder)
+        # It names one failed worker an attempt; in an attempt of which it says nothing, all succeeded.
+        failed = re.findall(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)", said)
+        codes = {(attempt, int(slot)): int(code) for attempt, (code, slot) in enumerate(failed)}
+        workers = {}
+        for out in (folder / "logs").glob("*/attempt_*/*/stdout.log"):
+            key = int(out.parts[-3].removeprefix("attempt_")), int(out.parts[-2])
+            workers[key] = Worker(
+                codes.get(key, 0), out.read_bytes(), out.with_name("stderr.log").read_bytes()
+            )
+        return Outcome(workers, said)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """``elastic-agent``, which starts its workers cold or warm."""
+
+    start: str
+
+    @property
+    def name(self) -> str:
+        return self.start
+
+    def run(self, job: Job, folder: Path) -> Outcome:
+        own = [
+            *("--standalone", "--nproc-per-node", str(job.slots), "--max-restarts", str(job.restarts)),
+            *("--redirects", job.redirects, "--log-dir", str(folder / "logs"), "--keep-generations", "100"),
+            *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
+            *("--rdzv-id", "conformance", "--node-id", "here", "--shutdown-timeout", "5"),
+        ]
+        if WORKER_START_IS_THERE:
+            own += ["--worker-start", self.start]
+        said = _run_and_read([*COMMAND, *own, *job.command], job, folder)
+        events = [json.loads(line) for line in (folder / "journal").read_text().splitlines()]
+        codes = {
+            (one["generation"] - 1, one["slot"]): one["returncode"]
+            for one in events
+            if one["event"] == "worker_exited"
+        }
+        workers = {}
+        for (attempt, slot), code in codes.items():
+            at = folder / "logs" / "conformance" / f"{attempt + 1:06}" / "here" / str(slot)
+            workers[attempt, slot] = Worker(code, _content(at / "stdout.log"), _content(at / "stderr.log"))
+        return Outcome(workers, said)
+
+
+Launcher = BarePython | Torchrun | Agent
+
+BARE = BarePython()
+COLD, WARM = Agent("cold"), Agent("warm")
+LAUNCHERS: list[Launcher] = [Torchrun(), COLD, *([WARM] if WORKER_START_IS_THERE else [])]
+"""Those that are held against bare Python."""
+
+
+def run_everywhere(
+    job: Job, folder: Path, launchers: Sequence[Launcher] = (BARE, *LAUNCHERS)
+) -> dict[str, Outcome]:
+    """The job under bare Python and under the launchers, two at a time; outcomes by launcher's name.
+
+    CONFORMANCE_FOLDER names the workers a folder for themselves, the launcher's name within ``folder``.
+    """
+
+    def run(launcher: Launcher) -> Outcome:
+        own = folder / launcher.name
+        own.mkdir()
+        os.mkfifo(own / "gate")
+        variables = {**job.variables, "CONFORMANCE_FOLDER": str(own)}
+        return launcher.run(dataclasses.replace(job, variables=variables), own)
+
+    with ThreadPoolExecutor(2) as pool:
+        pending = {one.name: pool.submit(run, one) for one in launchers}
+        return {name: outcome.result() for name, outcome in pending.items()}
+
+
+def _stand_ins(job: Job, attempt: int, slot: int) -> dict[str, str]:
+    """For bare Python: what the launchers set and a script, or torch, goes by."""
+    env = {
+        "RANK": str(slot),
+        "LOCAL_RANK": str(slot),
+        "WORLD_SIZE": str(job.slots),
+        "LOCAL_WORLD_SIZE": str(job.slots),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_RUN_ID": "bare",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    if job.slots > 1 and "OMP_NUM_THREADS" not in job.variables:
+        env["OMP_NUM_THREADS"] = "1"
+    return env
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
+def _run_and_read(command: list[Argument], job: Job, folder: Path) -> str:
+    said = folder / "said.log"
+    with said.open("ab") as file:
+        _run(command, job, {}, file.fileno(), file.fileno())
+    return said.read_text(errors="replace")
+
+
+def _run(command: list[Argument], job: Job, more: Mapping[str, str], out: int, err: int) -> int:
+    with _terminal_copied_to(out) if job.terminal else contextlib.nullcontext() as terminal:
+        process = subprocess.Popen(
+            command,
+            cwd=job.cwd,
+            env=job.environment(more),
+            stdin=subprocess.DEVNULL if terminal is None else terminal,
+            stdout=out if terminal is None else terminal,
+            stderr=err if terminal is None else terminal,
+            start_new_session=True,
+        )
+        with _ended_whatever_happens(process):
+            return process.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def _terminal_copied_to(file: int) -> Iterator[int]:
+    ours, theirs = os.openpty()
+
+    def copy() -> None:
+        with contextlib.suppress(OSError):  # nobody has the other end any more
+            while shown := os.read(ours, 1 << 16):
+                os.write(file, shown)
+
+    reader = threading.Thread(target=copy)
+    reader.start()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+
+
+@contextlib.contextmanager
+def _ended_whatever_happens(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for signum in (signal.SIGTERM, signal.SIGKILL):  # a launcher that is asked ends its workers too
+            if process.poll() is None:
+                os.killpg(process.pid, signum)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)

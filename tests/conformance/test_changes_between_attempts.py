@@ -1,0 +1,80 @@
+"""A script that is changed while the run goes on: each attempt runs what is there when it starts."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from .launchers import BARE, LAUNCHERS, Job, Launcher, Outcome, run_everywhere
+
+pytestmark = pytest.mark.timeout(120)
+
+PUTS_THE_NEXT_IN_PLACE = """\
+import atexit, os
+here, following = os.path.dirname(__file__), int(os.environ["TORCHELASTIC_RESTART_COUNT"]) + 1
+def put_in_place():  # at exit, when the traceback has been written
+    for name in ("train.py", "helper.py", "newcomer.py"):
+        if os.path.exists(f"{here}/{following}-{name}"):
+            os.replace(f"{here}/{following}-{name}", f"{here}/{name}")
+atexit.register(put_in_place)
+"""
+
+ATTEMPTS = (
+    {
+        "train.py": "import helper\nraise SystemExit(helper.work(0))\n",
+        "helper.py": "def work(n): return 'mend me'\n",
+    },
+    {
+        "train.py": "import helper\nprint(helper.__file__)\nhelper.work(1)\n",
+        "helper.py": "def work(n):\n    return n / 0  # of the second\n",
+    },
+    {
+        "train.py": "import helper\n\n\nprint('twice mended')\nhelper.work(2)\n",
+        "helper.py": "# Longer by a line.\ndef work(n):\n    raise ValueError(n)  # of the third\n",
+    },
+    {
+        "train.py": "import helper, newcomer\nprint(helper.work(3), newcomer.__name__)\n",
+        "helper.py": "def work(n):\n    return n\n",
+        "newcomer.py": "",
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Outcome, Path]]:
+    """By launcher: what became of the attempts, and where the script lay."""
+    folder = tmp_path_factory.mktemp("changes")
+
+    def run(launcher: Launcher) -> tuple[Outcome, Path]:
+        here = folder / f"script of {launcher.name}"
+        here.mkdir()
+        for attempt, files in enumerate(ATTEMPTS):
+            for name, content in files.items():
+                head = PUTS_THE_NEXT_IN_PLACE if name == "train.py" else ""
+                path = here / (name if attempt == 0 else f"{attempt}-{name}")
+                path.write_text(head + content)
+        job = Job("train.py", restarts=len(ATTEMPTS) - 1, cwd=here)
+        return run_everywhere(job, folder, [launcher])[launcher.name], here
+
+    with ThreadPoolExecutor(2) as pool:
+        everyone: list[Launcher] = [BARE, *LAUNCHERS]
+        return dict(zip((one.name for one in everyone), pool.map(run, everyone), strict=True))
+
+
+@pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
+@pytest.mark.parametrize("attempt", range(len(ATTEMPTS)))
+def test_an_attempt_runs_the_script_and_its_modules_as_they_are_then(
+    outcomes: dict[str, tuple[Outcome, Path]], launcher: str, attempt: int
+) -> None:
+    seen, expected = shown(*outcomes[launcher], attempt), shown(*outcomes[BARE.name], attempt)
+    assert expected.startswith("code 0" if attempt == 3 else "code 1"), expected
+    assert seen == expected, f"attempt {attempt}:\n{seen}\nunder python -u:\n{expected}"
+
+
+def shown(outcome: Outcome, here: Path, attempt: int) -> str:
+    """How it ended, without the folder's name."""
+    worker = outcome.worker(attempt, 0)
+    told = f"code {worker.code}\nstdout: {worker.stdout.decode()}\nstderr: {worker.stderr.decode()}"
+    return told.replace(str(here), "(folder)")

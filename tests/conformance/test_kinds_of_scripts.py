@@ -1,0 +1,150 @@
+"""Whatever Python can run as a script, a launcher runs alike: folders, archives, links, odd names, mistakes."""
+
+from __future__ import annotations
+
+import codecs
+import py_compile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from .launchers import BARE, COLD, LAUNCHERS, WARM, Job, Launcher, Outcome, run_everywhere
+
+pytestmark = pytest.mark.timeout(120)
+
+TELLS = """\
+import os, sys
+main = sys.modules["__main__"]
+print([__name__, __file__, __package__, __spec__ and __spec__.name, type(__loader__).__name__, __doc__])
+print(sys.argv, sys.orig_argv, sys.path, os.getcwd(), vars(main) is globals(), sorted(vars(main)))
+"""
+FAILS = TELLS + "raise ValueError('in line 5')  # a comment\n"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of script: the files it consists of and how it is called."""
+
+    call: str
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    prepare: Callable[[Path], object] = lambda folder: None
+    module: bool = False
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def zip_up(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", "import inside\n" + FAILS)
+        archive.writestr("inside.py", "print('inside', __file__)\n")
+
+
+def compile_it(folder: Path) -> None:
+    py_compile.compile(str(folder / "train.py"), cfile=str(folder / "compiled.pyc"), doraise=True)
+    (folder / "train.py").unlink()
+
+
+# What is not there at all is no kind of script: the agent refuses it before it starts anything.
+KINDS = {
+    "a script": Kind("train.py", {"train.py": FAILS}),
+    "a script that is called like a library": Kind("torch_train.py", {"torch_train.py": FAILS}),
+    "a script in a folder below": Kind("./below/../below/train.py", {"below/train.py": FAILS}),
+    "an empty script": Kind("train.py", {"train.py": ""}),
+    "a script without an ending": Kind("train", {"train": FAILS}),
+    "a script with blanks and other letters in its name": Kind("für –  x.py", {"für –  x.py": FAILS}),
+    "a link to a script": Kind(
+        "links/train.py",
+        {"real/train.py": "import beside\n" + FAILS, "real/beside.py": "", "links/x": ""},
+        lambda folder: (folder / "links" / "train.py").symlink_to("../real/train.py"),
+    ),
+    "a folder with __main__.py": Kind(
+        "app", {"app/__main__.py": "import beside\n" + FAILS, "app/beside.py": "print(__file__)\n"}
+    ),
+    "an archive": Kind("app.zip", {}, zip_up),
+    "a compiled script": Kind("compiled.pyc", {"train.py": FAILS}, compile_it),
+    "a script in Latin-1": Kind(
+        "train.py",
+        {"train.py": f"# -*- coding: latin-1 -*-\nprint('ü', len('ü'))\n{FAILS}".encode("latin-1")},
+    ),
+    "a script with a byte order mark": Kind(
+        "train.py", {"train.py": codecs.BOM_UTF8 + f"print('ü')\n{FAILS}".encode()}
+    ),
+    "a script with carriage returns": Kind("train.py", {"train.py": FAILS.replace("\n", "\r\n").encode()}),
+    "a script with a docstring and future features": Kind(
+        "train.py",
+        {"train.py": f'"""Trains."""\nfrom __future__ import annotations\nx: Missing = 1\n{FAILS}'},
+    ),
+    "a script whose names are looked up late": Kind("train.py", {"train.py": "def f(x: Missing): pass\n"}),
+    "a script with an error of syntax": Kind("train.py", {"train.py": "x = 1\nif x\n    print('ü')\n"}),
+    "a script with wrong indentation": Kind("train.py", {"train.py": "def f():\n  x = 1\n y = 2\n"}),
+    "a script with an unknown encoding": Kind("train.py", {"train.py": "# coding: no-such\n"}),
+    "a script that is no UTF-8": Kind("train.py", {"train.py": b"x = 1\ny = '\xff'\n"}),
+    "a script with a zero byte": Kind("train.py", {"train.py": b"x = 1\ny = '\0'\n"}),
+    "a script that warns when compiled": Kind("train.py", {"train.py": "x = 1\nx is 1\nprint('\\d')\n"}),
+    "modules that are called like others' own": Kind(
+        "train.py",
+        {
+            "train.py": "import utils, config, models, data, spawner, workers, agent\n" + FAILS,
+            **{
+                f"{name}.py": "print(__name__, __file__)\n"
+                for name in ("utils", "config", "models", "data", "spawner", "workers", "agent")
+            },
+        },
+    ),
+    "a script on a safe path": Kind("train.py", {"train.py": FAILS}, variables={"PYTHONSAFEPATH": "1"}),
+    "a module": Kind(
+        "package.train",
+        {
+            "package/__init__.py": "print('package', __file__)\n",
+            "package/train.py": "from . import x\n" + FAILS,
+        }
+        | {"package/x.py": "print(__name__)\n"},
+        module=True,
+    ),
+    "a module that is no part of a package": Kind("train", {"train.py": FAILS}, module=True),
+    "a package with __main__.py": Kind(
+        "package", {"package/__init__.py": "", "package/__main__.py": FAILS}, module=True
+    ),
+    "a package without __main__.py": Kind("package", {"package/__init__.py": ""}, module=True),
+    "a module that its package imports": Kind(
+        "package.train",
+        {"package/__init__.py": "from . import train\n", "package/train.py": "print(__name__)\n"},
+        module=True,
+    ),
+    "a module whose package raises": Kind(
+        "package.train", {"package/__init__.py": "1 / 0\n", "package/train.py": ""}, module=True
+    ),
+    "a module that is not there": Kind("package.train", {"package/__init__.py": ""}, module=True),
+    "a module with an error of syntax": Kind("train", {"train.py": "x = = 1\n"}, module=True),
+}
+
+ALSO_COLD = ("a script", "a folder with __main__.py", "a module", "a script with an error of syntax")
+"""A cold worker is Python itself, so that a few kinds tell; each costs a launch."""
+
+
+def ways(kind: str) -> list[Launcher]:
+    return LAUNCHERS if kind in ALSO_COLD else [one for one in LAUNCHERS if one == WARM] or [COLD]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_runs_as_under_bare_python(name: str, tmp_path: Path) -> None:
+    kind, here = KINDS[name], tmp_path / "here"
+    here.mkdir()
+    for path, content in kind.files.items():
+        (here / path).parent.mkdir(parents=True, exist_ok=True)
+        (here / path).write_bytes(content if isinstance(content, bytes) else content.encode())
+    kind.prepare(here)
+    job = Job(kind.call, ("", "-u", "ü"), kind.module, cwd=here, variables=kind.variables)
+    outcomes = run_everywhere(job, tmp_path, [BARE, *ways(name)])
+    expected = shown(outcomes[BARE.name])
+    for launcher in ways(name):
+        seen = shown(outcomes[launcher.name])
+        assert seen == expected, f"{name}, {launcher.name}:\n{seen}\nunder python -u:\n{expected}"
+
+
+def shown(outcome: Outcome) -> str:
+    worker = outcome.worker(0, 0)
+    out, err = (one.decode(errors="backslashreplace") for one in (worker.stdout, worker.stderr))
+    return f"code {worker.code}\nstdout: {out}\nstderr: {err}"

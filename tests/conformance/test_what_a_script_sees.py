@@ -1,0 +1,248 @@
+"""What a script sees of its process, item by item: the same as under ``python -u``, however it is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .launchers import BARE, COLD, LAUNCHERS, SCRIPTS, WARM, Job, run_everywhere
+from .tables import keys_of
+
+pytestmark = pytest.mark.timeout(240)
+
+PROBE = SCRIPTS / "probe_package" / "probe.py"
+ITEMS = keys_of(PROBE, "AT_START", "AFTER_TORCH")
+ODD_ARGUMENTS = (
+    "",
+    " two  blanks ",
+    "-u",
+    "--",
+    "--nnodes",
+    "-m",
+    "für ∀",
+    b"not \xff utf-8",
+    "a\nb",
+    "'\"$x\\",
+)
+
+Report = dict[str, Any]
+Key = tuple[str, int, int]
+"""Launcher, attempt, rank."""
+
+DRAWN_BY_LOT = {
+    "hash of a text": "hash randomization",
+    "random.random()": "seeded at the start of each process",
+    "numpy.random.random()": "seeded at its import",
+    "uuid.uuid4()": "",
+    "uuid.uuid1()": "holds the time",
+    "os.urandom()": "",
+    "authentication key of multiprocessing": "a secret of each process",
+    "names of temporary files": "must not collide",
+    "pid": "",
+    "torch: initial seed": "torch seeds its generator by lot at its import",
+    "torch: first random number": "follows from that seed",
+}
+"""Items that no two workers share. They are not compared but must differ."""
+
+COMPARED_IN_ANOTHER_WAY = {
+    "modules loaded at the start": "a warm worker may have more of them",
+    "modules of the agent": "a warm worker was started by some of them",
+    "frames from the module outwards": "a warm worker may have one or two more outside",
+    "os.environ": "each launcher adds its own variables",
+    "torch: os.environ": "each launcher adds its own variables",
+    "signal at the death of its parent": "bare Python's parent is this test, which asks for none",
+}
+
+LEGITIMATE: dict[str, dict[str, str]] = {
+    "torchrun": {
+        "torch: distributed": "bare Python has a stand-in for torchrun's run id",
+    },
+    WARM.name: {
+        "hash of a text": "drawn when an interpreter starts: a node's warm workers share one interpreter's",
+        "warnings.filters": "torch, imported beforehand, has set its own; they are compared once bare has it too",
+        "torch: threads in /proc": "the pool of numpy's BLAS is started by its import, and is not forked",
+    },
+}
+"""By launcher: items that may differ, each with the reason."""
+
+FRAMES_OUTSIDE_A_WARM_WORKER = 2
+"""How many more frames than under bare Python a warm worker may have outside its module, at most."""
+
+SET_BY_LAUNCHERS = {
+    "RANK": "stands for each worker",
+    "LOCAL_RANK": "stands for each worker",
+    "MASTER_ADDR": "bare Python meets nobody",
+    "MASTER_PORT": "bare Python meets nobody; another each time",
+    "WORLD_SIZE": "set by the test for bare Python",
+    "LOCAL_WORLD_SIZE": "set by the test for bare Python",
+    "GROUP_RANK": "torchrun's documented variable",
+    "GROUP_WORLD_SIZE": "torchrun's documented variable",
+    "ROLE_RANK": "torchrun's documented variable",
+    "ROLE_NAME": "torchrun's documented variable",
+    "ROLE_WORLD_SIZE": "torchrun's documented variable",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "set by the test for bare Python",
+    "GLOO_SOCKET_IFNAME": "documented: the interface under whose address others reach this node",
+}
+PREFIXES_OF_LAUNCHERS = ("TORCHELASTIC_", "ELASTIC_AGENT_")
+"""Documented variables of torchrun and of the agent."""
+
+VARIANTS = {
+    "a script": {},
+    "a module, with settings in the environment": {
+        "PYTHONHASHSEED": "7",
+        "PYTHONWARNINGS": "default::DeprecationWarning:somewhere",
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONIOENCODING": "latin-1:replace",
+        "PYTHONINTMAXSTRDIGITS": "5000",
+        "OMP_NUM_THREADS": "2",
+        "TZ": "Asia/Tokyo",
+        "LC_ALL": "C.UTF-8",
+        "PYTHONMALLOC": "malloc",
+    },
+}
+
+
+class Reports:
+    """What every worker of one variant reported."""
+
+    def __init__(self, variant: str, folder: Path) -> None:
+        self.variant = variant
+        self._found: dict[Key, Report] = {}
+        for path in folder.glob("*/report-*.json"):
+            _, attempt, rank = path.stem.split("-")
+            self._found[path.parts[-2], int(attempt), int(rank)] = json.loads(path.read_text())
+
+    def of(self, launcher: str) -> dict[Key, Report]:
+        return {key: report for key, report in self._found.items() if key[0] == launcher}
+
+    def expected(self, key: Key) -> Report:
+        """The report of bare Python with the same rank."""
+        return self._found[BARE.name, 0, key[2]]
+
+
+@pytest.fixture(scope="module", params=list(VARIANTS))
+def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """Both ranks of two attempts under every launcher; the first attempt is made to fail."""
+    by_name = "module" in request.param
+    job = Job(
+        script="probe_package.probe" if by_name else os.path.relpath(PROBE, SCRIPTS),
+        args=ODD_ARGUMENTS,
+        module=by_name,
+        slots=2,
+        restarts=1,
+        variables=VARIANTS[request.param],
+    )
+    folder = tmp_path_factory.mktemp("probe")
+    outcomes = run_everywhere(job, folder)
+    found = Reports(request.param, folder)
+    for name, outcome in outcomes.items():
+        there = sorted(key[1:] for key in found.of(name))
+        told = {
+            key: worker.stderr.decode(errors="replace")[-2000:] for key, worker in outcome.workers.items()
+        }
+        assert there == [(0, 0), (0, 1), (1, 0), (1, 1)], f"{name}: {told} {outcome.said}"
+    return found
+
+
+each_launcher = pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
+
+
+@each_launcher
+@pytest.mark.parametrize(
+    "item", [one for one in ITEMS if one not in {*DRAWN_BY_LOT, *COMPARED_IN_ANOTHER_WAY}]
+)
+def test_the_same_is_seen_as_under_bare_python(reports: Reports, launcher: str, item: str) -> None:
+    if item in LEGITIMATE.get(launcher, {}):
+        return
+    for key, report in reports.of(launcher).items():
+        expected = reports.expected(key)[item]
+        assert report[item] == expected, f"{item} of {key}: {report[item]!r}\nunder python -u: {expected!r}"
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_there_is_something_to_compare(reports: Reports, item: str) -> None:
+    seen = reports.of(BARE.name)[BARE.name, 0, 0][item]
+    assert not (isinstance(seen, dict) and "the probe failed" in seen), seen
+
+
+@each_launcher
+@pytest.mark.parametrize("item", DRAWN_BY_LOT)
+def test_no_two_workers_draw_the_same(reports: Reports, launcher: str, item: str) -> None:
+    if item in LEGITIMATE.get(launcher, {}):
+        return
+    drawn = {
+        key: repr(report[item]) for key, report in {**reports.of(launcher), **reports.of(BARE.name)}.items()
+    }
+    if item == "hash of a text" and "PYTHONHASHSEED" in VARIANTS[reports.variant]:
+        assert len(set(drawn.values())) == 1, f"{item}, with a seed for hashes: {drawn}"
+    else:
+        assert len(set(drawn.values())) == len(drawn), f"{item}: {drawn}"
+
+
+@each_launcher
+def test_the_seed_of_hashes_is_the_one_asked_for(reports: Reports, launcher: str) -> None:
+    if "PYTHONHASHSEED" not in VARIANTS[reports.variant]:
+        return
+    for key, report in reports.of(launcher).items():
+        expected = reports.expected(key)["hash of a text"]
+        assert report["hash of a text"] == expected, key
+
+
+@each_launcher
+def test_what_bare_python_has_loaded_is_loaded(reports: Reports, launcher: str) -> None:
+    item = "modules loaded at the start"
+    for key, report in reports.of(launcher).items():
+        expected = reports.expected(key)[item]
+        missing = set(expected) - set(report[item])
+        assert not missing, f"{key} lacks {missing}"
+        if launcher != WARM.name:
+            assert report[item] == expected, key
+
+
+@each_launcher
+def test_of_the_agent_nothing_is_loaded_but_what_starts_workers(reports: Reports, launcher: str) -> None:
+    for key, report in reports.of(launcher).items():
+        loaded = {
+            one for one in report["modules of the agent"] if not one.startswith("elastic_agent.workers._")
+        }
+        allowed = {"elastic_agent", "elastic_agent.workers"} if launcher == WARM.name else set()
+        assert loaded <= allowed, f"{key}: {report['modules of the agent']}"
+
+
+@each_launcher
+def test_the_module_is_outermost_or_nearly_so(reports: Reports, launcher: str) -> None:
+    item = "frames from the module outwards"
+    allowed = FRAMES_OUTSIDE_A_WARM_WORKER if launcher == WARM.name else 0
+    for key, report in reports.of(launcher).items():
+        (depth, frames), (expected, without) = report[item], reports.expected(key)[item]
+        assert expected <= depth <= expected + allowed, f"{key}: {frames}; under python -u: {without}"
+
+
+@each_launcher
+@pytest.mark.parametrize("item", ["os.environ", "torch: os.environ"])
+def test_the_environment_is_the_launchers_with_documented_additions(
+    reports: Reports, launcher: str, item: str
+) -> None:
+    def others(environ: dict[str, str]) -> dict[str, str]:
+        return {
+            name: value
+            for name, value in environ.items()
+            if name not in {*SET_BY_LAUNCHERS, "CONFORMANCE_FOLDER"}
+            and not name.startswith(PREFIXES_OF_LAUNCHERS)
+        }
+
+    for key, report in reports.of(launcher).items():
+        assert others(report[item]) == others(reports.expected(key)[item]), key
+        assert report[item]["RANK"] == report[item]["LOCAL_RANK"] == str(key[2])
+        assert report[item]["TORCHELASTIC_RESTART_COUNT"] == str(key[1])
+
+
+@pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS if one in (COLD, WARM)])
+def test_a_worker_dies_with_its_parent(reports: Reports, launcher: str) -> None:
+    for key, report in reports.of(launcher).items():
+        assert report["signal at the death of its parent"] == signal.SIGKILL, key
