@@ -18,13 +18,16 @@ def begin() -> None:
     worker = _command()
     if worker is None:
         return
+    failure = None
     try:
         exec(worker.code, worker.namespace) if worker.code else worker.run(*worker.arguments)
     except SystemExit:
         raise
-    except BaseException:
-        worker.hide_frames(sys._getframe())
-        raise
+    except BaseException as error:
+        failure = error
+    if failure is not None:  # not in the handler above, whose exception would become the context of others
+        worker.report(failure)
+        raise failure
 
 
 def _command() -> PythonProgram | None:

@@ -70,7 +70,7 @@ LEGITIMATE: dict[str, dict[str, str]] = {
 }
 """By launcher: items that may differ, each with the reason."""
 
-FRAMES_OUTSIDE_A_WARM_WORKER = 2
+FRAMES_OUTSIDE_A_WARM_WORKER = 4
 """How many more frames than under bare Python a warm worker may have outside its module, at most."""
 
 SET_BY_LAUNCHERS = {

@@ -13,6 +13,7 @@ import importlib
 import io
 import os
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
@@ -25,7 +26,10 @@ _STACKS_SIGNAL = "ELASTIC_AGENT_STACKS_SIGNAL"
 
 
 class PythonProgram:
-    """What is left to do: execute `code` in `namespace`, or, without code, call `run` with `arguments`."""
+    """What is left to do: execute `code` in `namespace`, or, without code, call `run` with `arguments`.
+
+    To be done in the outermost frame there is, so that the interpreter ends as it would have ended without us.
+    """
 
     def __init__(
         self,
@@ -40,20 +44,42 @@ class PythonProgram:
         self.arguments = arguments
 
     @staticmethod
-    def hide_frames(innermost: types.FrameType) -> None:
-        """Have the exception that is about to end the program reported without the frames that ran it.
+    def report(error: BaseException) -> None:
+        """Report the exception that ended the program as the interpreter would, but without the frame that ran it.
 
-        These are `innermost` and those that called it.
+        The exception is to be raised again: the interpreter, which then reports nothing, takes the exit code from it.
         """
-        depth, frame = 1, innermost
-        while frame.f_back is not None:
-            depth, frame = depth + 1, frame.f_back
-        _hide_own_frames(depth)
+        own = error.__traceback__
+        _report(error.with_traceback(own.tb_next if own is not None else None))
+        hook = sys.excepthook
+        sys.excepthook = lambda *_: setattr(sys, "excepthook", hook)
 
 
-def get_ready(renew_torch: bool) -> None:
+def _report(error: BaseException) -> None:
+    """As `PyErr_PrintEx` in Python/pythonrun.c."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as second:
+        failed: BaseException | None = second
+    else:
+        failed = None
+    if failed is None:
+        return
+    own = failed.__traceback__
+    failed = failed.with_traceback(own.tb_next if own is not None else None)
+    sys.stderr.write("Error in sys.excepthook:\n")
+    sys.__excepthook__(type(failed), failed, failed.__traceback__)
+    sys.stderr.write("\nOriginal exception was:\n")
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def get_ready() -> None:
     """What can be done before it is known which program it will be; once in every forked process."""
-    _renew_randomness(renew_torch)
+    _renew_randomness()
+    if hasattr(threading.Thread, "_set_native_id"):
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined] # Python before 3.13 forgets to
     forget_files()  # again later, when this process has its own copies of the pages it touches
 
 
@@ -74,23 +100,7 @@ def become(argv: list[str], env: dict[str, str]) -> PythonProgram:
         if not sys.flags.safe_path:
             sys.path.insert(0, os.getcwd())
         return _module_program(argv[3], alter_argv=True)
-    return _script_program(argv[2], argv[3:])
-
-
-def _hide_own_frames(outermost: int) -> None:
-    """Have the exception that is about to end the program reported without the `outermost` frames that ran it."""
-    report = sys.excepthook
-
-    def without_our_frames(
-        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
-    ) -> None:
-        depth = 0
-        while trace is not None and (depth < outermost or trace.tb_frame.f_code.co_filename == __file__):
-            trace = trace.tb_next
-            depth += 1
-        report(kind, error.with_traceback(trace), trace)
-
-    sys.excepthook = without_our_frames
+    return _script_program(argv, env)
 
 
 # --- the process ----------------------------------------------------------------------------------
@@ -120,15 +130,14 @@ def _renew_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _renew_randomness(renew_torch: bool) -> None:
+def _renew_randomness() -> None:
     """What a fresh process would draw from the system. Python's `random` does so by itself after a fork."""
     if "multiprocessing.process" in sys.modules:
         multiprocessing = sys.modules["multiprocessing.process"]
         multiprocessing.current_process().authkey = os.urandom(32)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    if renew_torch:
-        sys.modules["torch"].seed()
+    sys.modules["torch"].default_generator.seed()
 
 
 def forget_files() -> None:
@@ -143,25 +152,24 @@ def forget_files() -> None:
 # --- the program ----------------------------------------------------------------------------------
 
 
-def _script_program(script: str, arguments: list[str]) -> PythonProgram:
-    sys.argv = [script, *arguments]
-    if _holds_modules(script):  # a folder or an archive, with a __main__.py in it
-        sys.path.insert(0, script)
+def _script_program(argv: list[str], env: dict[str, str]) -> PythonProgram:
+    script = argv[2]
+    sys.argv = argv[2:]
+    path = (
+        script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
+    )  # not normalised: as CPython
+    if _holds_modules(path):  # a folder or an archive, with a __main__.py in it
+        sys.path.insert(0, path)
         return _module_program("__main__", alter_argv=False)
     if not sys.flags.safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-    path = os.path.abspath(script)
     try:
         with open(path, "rb") as file:
             source = file.read()
-    except OSError as error:
-        message = f"{sys.orig_argv[0]}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}"
-        return PythonProgram(run=_refuse, arguments=(message,))
-    namespace = _new_main(path).__dict__
-    try:
-        return PythonProgram(compile(source, path, "exec", dont_inherit=True), namespace)
-    except Exception as error:
-        return PythonProgram(run=_raise, arguments=(error.with_traceback(None),))
+        code = compile(source, path, "exec", dont_inherit=True)
+    except Exception:
+        os.execvpe(argv[0], argv, env)  # it cannot run: let CPython itself say why, in its own words
+    return PythonProgram(code, _new_main(path).__dict__)
 
 
 def _module_program(module: str, *, alter_argv: bool) -> PythonProgram:
@@ -195,12 +203,3 @@ def _new_main(path: str | None) -> types.ModuleType:
         main.__cached__ = None  # type: ignore[attr-defined]
     sys.modules["__main__"] = main
     return main
-
-
-def _refuse(message: str) -> None:
-    print(message, file=sys.stderr)
-    sys.exit(2)  # as CPython's
-
-
-def _raise(error: Exception) -> None:
-    raise error

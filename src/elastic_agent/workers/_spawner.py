@@ -66,7 +66,6 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
     started = time.monotonic()
     try:
         _import_all(preload, folder)
-        renew_torch = _torch_was_seeded()
         _check(folder)
         forget_files()  # imports what it needs
         _forget_the_agent()
@@ -81,7 +80,7 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
     gc.enable()
     _linux.set_process_name("elastic-spawner")
     _say(line, {"ready_s": time.monotonic() - started})
-    return _fork_on_request(line, guard_pid, renew_torch)
+    return _fork_on_request(line, guard_pid)
 
 
 def _say(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
@@ -109,18 +108,9 @@ def _import_all(names: list[str], folder: str) -> None:
 
 
 def _forget_the_agent() -> None:
-    """Let a script that imports something of this package get it fresh, wherever the spawner came from."""
-    for name in [one for one in sys.modules if one.startswith("elastic_agent.")]:
-        if not name.startswith("elastic_agent.workers"):
-            del sys.modules[name]
-
-
-def _torch_was_seeded() -> bool:
-    """Whether a preloaded module seeded torch: then it meant to do so in each process."""
-    from torch import default_generator
-
-    fresh = type(default_generator)(default_generator.device)
-    return bool(default_generator.initial_seed() != fresh.initial_seed())
+    """Let a script that imports this package get it fresh. What runs here goes on without being listed."""
+    for name in [one for one in sys.modules if one.partition(".")[0] == "elastic_agent"]:
+        del sys.modules[name]
 
 
 def _check(folder: str) -> None:
@@ -208,7 +198,7 @@ def _threads() -> list[str]:
 # --- forking --------------------------------------------------------------------------------------
 
 
-def _fork_on_request(line: socket.socket, guard_pid: int, renew_torch: bool) -> PythonProgram:
+def _fork_on_request(line: socket.socket, guard_pid: int) -> PythonProgram:
     while True:
         try:
             data = line.recv(_MESSAGE_BYTES)
@@ -219,7 +209,7 @@ def _fork_on_request(line: socket.socket, guard_pid: int, renew_torch: bool) -> 
         for _ in range(json.loads(data)["fork"]):
             standby = _fork_standby(line)
             if standby is not None:
-                return _stand_by(*standby, guard_pid, renew_torch)
+                return _stand_by(*standby, guard_pid)
 
 
 def _fork_standby(line: socket.socket) -> tuple[socket.socket, int] | None:
@@ -262,7 +252,7 @@ def _fork_again(own: socket.socket, held: int) -> bool:
     os._exit(0)
 
 
-def _stand_by(line: socket.socket, held: int, guard_pid: int, renew_torch: bool) -> PythonProgram:
+def _stand_by(line: socket.socket, held: int, guard_pid: int) -> PythonProgram:
     """Wait for the guard's word, then become the worker it names."""
     os.setsid()
     os.read(held, 1)
@@ -272,7 +262,7 @@ def _stand_by(line: socket.socket, held: int, guard_pid: int, renew_torch: bool)
     if os.getppid() != guard_pid:  # it died before the line above
         os._exit(127)
     _linux.set_process_name("elastic-standby")
-    get_ready(renew_torch)
+    get_ready()
     word, fds = _receive(line)
     doing: list[str] = ["prepare"]
     try:

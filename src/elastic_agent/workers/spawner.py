@@ -31,10 +31,13 @@ if _ADDED:
 if __name__ == "__main__":
     worker = _spawner.serve(*json.loads(sys.argv[1]))
     # A worker from here on, with this frame alone between the interpreter and the script.
+    failure = None
     try:
         exec(worker.code, worker.namespace) if worker.code else worker.run(*worker.arguments)
     except SystemExit:
         raise
-    except BaseException:
-        worker.hide_frames(sys._getframe())
-        raise
+    except BaseException as error:
+        failure = error
+    if failure is not None:  # not in the handler above, whose exception would become the context of others
+        worker.report(failure)
+        raise failure
