@@ -25,6 +25,10 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 def children_of(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -42,9 +46,7 @@ def main() -> None:
     beats = Path(os.environ["ELASTIC_AGENT_HEARTBEAT"])
     guard = os.getppid()
     agent = parent_of(guard)
-    spawner = next(
-        pid for pid in children_of(guard) if b"spawner.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    spawner = next(pid for pid in children_of(guard) if name_of(pid) == "elastic-spawner")
     line = {
         "generation": generation,
         "met_s": met_s,

@@ -28,7 +28,11 @@ def etcd() -> None:
 
 
 def spawner_of(guard: int) -> int:
-    return next(pid for pid in children(guard) if b"spawner.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return next(pid for pid in children(guard) if name_of(pid) == "elastic-spawner")
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def test_a_killed_spawner_costs_no_generation_and_the_next_restart_is_warm_again(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -15,12 +17,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from elastic_agent.workers import _linux
-from elastic_agent.workers._python_program import (
-    PythonProgram,
-    become,
-    forget_files,
-    get_ready,
-)
+from elastic_agent.workers._process_title import can_be_shown, show_as
+from elastic_agent.workers._python_program import PythonProgram, become, forget_files, get_ready
 
 __all__ = ["WorkerBornError", "serve", "serve_as_fork"]
 
@@ -47,11 +45,28 @@ class WorkerBornError(BaseException):
 def serve_as_fork(fd: int, guard_pid: int, preload: list[str], folder: str) -> NoReturn:
     """Be the spawner in a fork of the agent. Raises WorkerBornError in a forked worker."""
     os.setsid()
-    os.closerange(3, fd)
-    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+    _close_all_but(fd)
+    _restore_signals()
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of the agent's own program
     raise WorkerBornError(serve(fd, guard_pid, preload, folder))
+
+
+def _close_all_but(kept: int) -> None:
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd != kept:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(fd)
+
+
+def _restore_signals() -> None:
+    """As in a Python that was started with nothing ignored and nothing blocked, as the guard starts one."""
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonProgram:
@@ -78,7 +93,7 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
         os._exit(0)
     gc.freeze()  # or the first collection of every worker would copy all that was imported
     gc.enable()
-    _linux.set_process_name("elastic-spawner")
+    show_as(["elastic-spawner"], dict(os.environ))
     _say(line, {"ready_s": time.monotonic() - started})
     return _fork_on_request(line, guard_pid)
 
@@ -117,10 +132,12 @@ def _check(folder: str) -> None:
     """Raise UnsafeError when forked processes would not be as good as fresh ones."""
     for name in _ACCELERATORS:
         if _asked_of_torch(name, "is_initialized"):
-            raise UnsafeError(f"a preloaded module has initialised torch.{name}, which no fork survives")
+            raise UnsafeError(f"an imported module has initialised torch.{name}, which no fork survives")
     for path in _open_files():
         if path.startswith(_DEVICE_FILES):
-            raise UnsafeError(f"a preloaded module has opened {path}, which no fork survives")
+            raise UnsafeError(f"an imported module has opened {path}, which no fork survives")
+    if not can_be_shown():
+        raise UnsafeError("this kernel lets no process show another command line than its own")
     shadow = _shadowed(folder)
     if shadow:
         raise UnsafeError(shadow)
@@ -128,7 +145,7 @@ def _check(folder: str) -> None:
     left = _threads()
     if len(left) > 1:
         names = ", ".join(sorted(left[1:])) or "?"
-        raise UnsafeError(f"a preloaded module has started threads ({names}), which a fork loses")
+        raise UnsafeError(f"an imported module has started threads ({names}), which a fork loses")
 
 
 def _asked_of_torch(accelerator: str, question: str) -> bool:
@@ -154,20 +171,20 @@ def _shadowed(folder: str) -> str:
         return ""
     for name, module in list(sys.modules.items()):
         origin = getattr(getattr(module, "__spec__", None), "origin", None)
-        if (
-            "." in name
-            or name == "__main__"
-            or not origin
-            or not os.path.isabs(origin)
-            or os.path.dirname(origin) == folder
-        ):
+        if "." in name or name == "__main__" or not origin or not os.path.isabs(origin):
             continue
-        if f"{name}.py" in beside:
-            return f"{os.path.join(folder, name)}.py has the name of a module that torch imports"
-        package = os.path.join(folder, name, "__init__.py")
-        if name in beside and package != origin and os.path.exists(package):
-            return f"{package} has the name of a module that torch imports"
+        for file in (f"{name}.py", os.path.join(name, "__init__.py")):
+            path = os.path.join(folder, file)
+            if file.partition(os.sep)[0] in beside and os.path.exists(path) and not _same(path, origin):
+                return f"{path} has the name of a module that is imported already"
     return ""
+
+
+def _same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # imported from an archive, say
+        return False
 
 
 def _try_a_fork() -> None:
@@ -261,7 +278,7 @@ def _stand_by(line: socket.socket, held: int, guard_pid: int) -> PythonProgram:
     _linux.set_parent_death_signal(9)
     if os.getppid() != guard_pid:  # it died before the line above
         os._exit(127)
-    _linux.set_process_name("elastic-standby")
+    show_as(["elastic-standby"], dict(os.environ))
     get_ready()
     word, fds = _receive(line)
     doing: list[str] = ["prepare"]

@@ -1,0 +1,136 @@
+"""What is true of warm workers whoever started the agent, and how."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.support import clean_environment
+
+pytestmark = pytest.mark.timeout(120)
+
+REPORT = """
+import json, os, signal, sys
+from pathlib import Path
+facts = {
+    "handlers": {one.name: str(signal.getsignal(one)) for one in signal.Signals},
+    "fds": sorted(int(one) for one in os.listdir("/proc/self/fd")),
+    "path": sys.path[0],
+    "warm": "torch" in sys.modules,
+    "parent": Path(f"/proc/{os.getppid()}/comm").read_text().strip(),
+}
+Path(sys.argv[1]).write_text(json.dumps(facts))
+"""
+
+
+def run(folder: Path, *command: str, **how: Any) -> dict[str, Any]:
+    """Start an agent whose worker reports what it sees; its report, and what the agent said."""
+    script, report = folder / "script.py", folder / "report.json"
+    script.write_text(REPORT)
+    done = subprocess.run(
+        [*command, str(script), str(report)],
+        env={**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(folder / "state")},
+        capture_output=True,
+        text=True,
+        check=False,
+        **how,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(report.read_text())
+    return {**found, "said": done.stderr}
+
+
+AGENT = (sys.executable, "-m", "elastic_agent")
+
+
+def ignoring_signals() -> None:
+    """As `nohup` and a shell's `&` leave them."""
+    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("how", ["warm", "cold"])
+def test_what_the_agent_was_told_to_ignore_its_workers_do_not(tmp_path: Path, how: str) -> None:
+    seen = run(tmp_path, *AGENT, "--worker-start", how, preexec_fn=ignoring_signals)
+    assert seen["warm"] == (how == "warm"), seen["said"]
+    handlers = seen["handlers"]
+    assert "default_int_handler" in handlers["SIGINT"]
+    assert {handlers[one] for one in ("SIGQUIT", "SIGHUP", "SIGTERM")} == {"0"}, handlers  # SIG_DFL
+    assert {handlers[one] for one in ("SIGPIPE", "SIGXFSZ")} == {"1"}, (
+        handlers
+    )  # SIG_IGN, as Python sets them
+
+
+def test_descriptors_that_the_agent_inherited_do_not_reach_its_workers(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        seen = run(tmp_path, *AGENT, pass_fds=(read_end, write_end))
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert seen["warm"], seen["said"]
+    assert seen["fds"] == [0, 1, 2, 3]  # 3: the listing itself
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        AGENT,
+        (str(Path(sys.executable).with_name("elastic-agent")),),
+        (
+            sys.executable,
+            "-X",
+            "utf8",
+            "-m",
+            "elastic_agent",
+        ),  # other flags: the spawner is no fork of this agent
+    ],
+    ids=["module", "command", "other flags"],
+)
+def test_workers_are_warm_however_the_agent_was_started(tmp_path: Path, command: tuple[str, ...]) -> None:
+    if not os.path.exists(command[0]):
+        pytest.skip("the command is not installed beside this Python")
+    seen = run(tmp_path, *command)
+    assert seen["warm"], seen["said"]
+    assert seen["parent"] == "elastic-guard"
+    assert seen["path"] == str(tmp_path)
+
+
+def test_the_agent_says_once_why_its_workers_start_cold(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("")
+    seen = run(tmp_path, *AGENT)
+    assert not seen["warm"]
+    told = [line for line in seen["said"].splitlines() if "workers start cold" in line]
+    assert len(told) == 1, seen["said"]
+    assert str(tmp_path / "queue.py") in told[0]
+
+
+def test_a_preload_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text("raise LookupError('no weights')")
+    seen = run(tmp_path, *AGENT, "--preload", "my_model")
+    assert not seen["warm"]
+    assert "LookupError: no weights" in seen["said"]
+    assert "workers start cold" in seen["said"]
+
+
+def test_what_is_preloaded_is_there_at_once(tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text("import os\nprint('loaded by', os.getpid(), flush=True)")
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nassert 'my_model' in sys.modules\nprint('trained', flush=True)")
+    done = subprocess.run(
+        [*AGENT, "--preload", "my_model", "--nproc-per-node", "3", str(script)],
+        env={**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == 3
+    assert done.stdout.count("loaded by") == 1
