@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.identity import IdentityError, host_name, take_seat
+from elastic_agent.agent import identity
+from elastic_agent.agent.identity import IdentityError, NodeSeat, host_name, sweep_seats, take_seat
 
 HOLDER = """
 import sys
@@ -82,3 +84,59 @@ def test_of_two_agents_with_one_explicit_id_one_is_refused_in_one_line(tmp_path:
 def test_runs_do_not_share_their_seats(tmp_path: Path) -> None:
     with holders(tmp_path / "one", 1) as first, holders(tmp_path / "other", 1) as second:
         assert first == second == [f"{host_name()} None"]
+
+
+# --- seats of runs that are over ------------------------------------------------------------------
+
+
+def leave_seats(nodes: Path, count: int) -> list[NodeSeat]:
+    """Runs of one node each, the first one the oldest; their agents hold the seats."""
+    seats = []
+    for number in range(count):
+        seats.append(take_seat(nodes / f"run-{number}", "n1"))
+        os.utime(nodes / f"run-{number}" / "n1.lock", (1000.0 + number, 1000.0 + number))
+    return seats
+
+
+def test_the_seats_of_old_runs_are_forgotten_unless_somebody_holds_them(tmp_path: Path) -> None:
+    held, *others = leave_seats(tmp_path, 5)
+    for seat in others:
+        seat.release()
+    (tmp_path / "run-1" / "notes").touch()
+    sweep_seats(tmp_path, keep=2)
+    assert sorted(os.listdir(tmp_path)) == ["run-0", "run-1", "run-3", "run-4"]
+    assert os.listdir(tmp_path / "run-1") == ["notes"]
+    assert os.listdir(tmp_path / "run-0") == ["n1.lock"]
+    held.release()
+
+
+def test_one_sweep_does_not_take_long(tmp_path: Path) -> None:
+    for seat in leave_seats(tmp_path, 5):
+        seat.release()
+    sweep_seats(tmp_path, keep=1, at_most=2)
+    assert sorted(os.listdir(tmp_path)) == ["run-2", "run-3", "run-4"]
+
+
+def test_a_seat_that_is_swept_while_it_is_taken_is_taken_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_seat(tmp_path / "run", "n1").release()
+    lock = identity.fcntl.flock
+    swept = []
+
+    def sweep_first(handle: int, how: int) -> None:
+        if not swept:
+            swept.append(True)
+            (tmp_path / "run" / "n1.lock").unlink()
+            (tmp_path / "run").rmdir()
+        lock(handle, how)
+
+    monkeypatch.setattr(identity.fcntl, "flock", sweep_first)
+    seat = take_seat(tmp_path / "run", "n1")
+    with pytest.raises(IdentityError):
+        take_seat(tmp_path / "run", "n1")
+    seat.release()
+
+
+def test_there_may_be_nothing_to_sweep(tmp_path: Path) -> None:
+    sweep_seats(tmp_path / "none")

@@ -41,6 +41,10 @@ VALUES: dict[str, tuple[Kind, st.SearchStrategy[object]]] = {
         kinds.FILTERS,
         st.lists(plain_text.filter(lambda t: "," not in (t[0], t[-1])), min_size=1).map(tuple),
     ),
+    "sizes": (
+        kinds.SIZE,
+        st.just(0) | st.integers(64 * 1024, 2**50) | st.integers(1, 9).map(lambda n: n * 2**30),
+    ),
     "seconds": (kinds.seconds(0), st.floats(0, 1e7)),
     "switch": (kinds.SWITCH, st.booleans()),
     "signals": (

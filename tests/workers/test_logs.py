@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
+from elastic_agent.workers.log_folders import LogFolders, prune_runs
 from elastic_agent.workers.logs import GenerationLogs, file_safe, parse_std
 
 
@@ -200,6 +202,84 @@ def test_a_restarted_run_does_not_prune_the_later_generations_of_its_namesake(tm
     logs.reify(environments(generation=30))
     logs.reify(environments(generation=1))
     assert sorted(os.listdir(tmp_path / "run")) == ["000001", "000030", "latest"]
+
+
+# --- latest ---------------------------------------------------------------------------------------
+
+
+def test_latest_names_the_run_that_was_started_last(tmp_path: Path) -> None:
+    first, second = LogFolders(str(tmp_path), 20), LogFolders(str(tmp_path), 20)
+    first.make("first", 1, "n1")
+    second.make("second", 1, "n1")
+    first.make("first", 2, "n1")  # a restart is no start
+    assert os.readlink(tmp_path / "latest") == "second"
+    assert (tmp_path / "latest" / "latest" / "n1").is_dir()
+
+
+def test_latest_does_not_go_back_for_a_node_that_is_late(tmp_path: Path) -> None:
+    late, ahead = LogFolders(str(tmp_path), 20), LogFolders(str(tmp_path), 20)
+    ahead.make("run", 5, "n1")
+    late.make("run", 4, "n2")
+    assert os.readlink(tmp_path / "run" / "latest") == "000005"
+
+
+def test_latest_goes_back_for_a_run_that_is_begun_anew(tmp_path: Path) -> None:
+    LogFolders(str(tmp_path), 20).make("run", 30, "n1")
+    an_hour_ago = os.stat(tmp_path).st_mtime - 3600
+    os.utime(tmp_path / "run" / "000030", (an_hour_ago, an_hour_ago))
+    LogFolders(str(tmp_path), 20).make("run", 1, "n1")
+    assert os.readlink(tmp_path / "run" / "latest") == "000001"
+
+
+def test_a_run_may_be_called_latest(tmp_path: Path) -> None:
+    LogFolders(str(tmp_path), 20).make("run", 1, "n1")
+    directory = LogFolders(str(tmp_path), 20).make("latest", 1, "n1")
+    assert directory == tmp_path / "%6Catest" / "000001" / "n1"
+    assert os.readlink(tmp_path / "latest") == "%6Catest"
+
+
+# --- runs that nobody named -----------------------------------------------------------------------
+
+
+def unnamed_run(log_dir: Path, run_id: str, age_s: float) -> LogFolders:
+    """A run whose agent lives until `close`; it began so long ago."""
+    folders = LogFolders(str(log_dir), 20, keep_runs=1000)
+    folders.make(run_id, 1, "n1")
+    began = os.stat(log_dir).st_mtime - age_s
+    os.utime(log_dir / run_id / ".unnamed-run", (began, began))
+    return folders
+
+
+def test_the_newest_unnamed_runs_are_kept_and_those_with_a_living_agent(tmp_path: Path) -> None:
+    for age in (4, 3, 2, 1):
+        folders = unnamed_run(tmp_path, f"run-{age}", age)
+        if age != 3:
+            folders.close()
+    prune_runs(str(tmp_path), 2)
+    assert sorted(os.listdir(tmp_path)) == ["latest", "run-1", "run-2", "run-3"]
+
+
+def test_named_runs_and_foreign_folders_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    LogFolders(str(tmp_path), 20).make("named", 1, "n1")
+    unnamed_run(tmp_path, "named-since", 100).close()
+    LogFolders(str(tmp_path), 20).make("named-since", 2, "n1")
+    unnamed_run(tmp_path, "run-2", 2).close()
+    unnamed_run(tmp_path, "run-1", 1).close()
+    (tmp_path / "link").symlink_to("run-2")
+    prune_runs(str(tmp_path), 1)
+    assert sorted(os.listdir(tmp_path)) == ["latest", "link", "named", "named-since", "notes", "run-1"]
+
+
+def test_a_new_run_removes_old_ones(tmp_path: Path) -> None:
+    unnamed_run(tmp_path, "run-old", 10).close()
+    folders = LogFolders(str(tmp_path), 20, keep_runs=1)
+    folders.make("run-new", 1, "n1")
+    for thread in threading.enumerate():
+        if thread.name == "prune-logs":
+            thread.join(20)
+    assert sorted(os.listdir(tmp_path)) == ["latest", "run-new"]
+    folders.close()
 
 
 @pytest.mark.parametrize("name", ["job-7_a.b", "n2", "日本"])

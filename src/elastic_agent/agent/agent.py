@@ -37,7 +37,7 @@ from .agreeing import agree_on_run
 from .command import job_fingerprint
 from .environment import RunFacts, worker_environment
 from .fingerprint import fingerprint
-from .identity import NodeSeat, start_ticks, take_seat
+from .identity import NodeSeat, start_ticks, sweep_seats, take_seat
 from .interfaces import interface_of
 from .journal import Journal
 from .narrator import Narrator
@@ -314,10 +314,11 @@ class Agent(ElasticAgent):
         kill_orphans()
         self._closer.drain_closing(OUTPUT_PATIENCE_S)
         if isinstance(self._logs, GenerationLogs):
-            self._logs.remove_if_temporary()
+            self._logs.close()
         if self._seat is not None:
             self._seat.sweep(_memory_folder())
             self._seat.release()
+            sweep_seats(self._settings.state_dir / "nodes")
         self._journal.close()
 
 

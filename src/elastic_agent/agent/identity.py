@@ -23,6 +23,12 @@ from pathlib import Path
 
 MAX_AGENTS_PER_MACHINE = 256
 
+KEPT_RUNS = 200
+"""Of so many runs the seats are remembered, the newest, and of all that go on."""
+
+LOCK_ATTEMPTS = 100
+"""An agent that sweeps may take away the file that is to be locked, but hardly so often."""
+
 Process = tuple[int, int]
 """A process beyond doubt: pid and start time in clock ticks since boot."""
 
@@ -116,7 +122,6 @@ def take_seat(
         IdentityError: the explicit id is held by a living agent of this machine, or no id is free.
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     if wanted is not None:
         handle = _lock(folder / f"{wanted}.lock")
         if handle is None:
@@ -141,15 +146,65 @@ def _mark(folder: Path, node_id: str) -> str:
 
 
 def _lock(path: Path) -> int | None:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for _ in range(LOCK_ATTEMPTS):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # the folder was swept in between
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(handle, path):
+                return handle
+        except OSError as error:
+            os.close(handle)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return None
+            raise
+        os.close(handle)  # it was swept in between: nobody else would find this lock
+    raise FileNotFoundError(errno.ENOENT, "it vanishes as soon as it is made", str(path))
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def sweep_seats(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> None:
+    """Forget the seats of runs that no agent of this machine takes part in, but for the newest runs.
+
+    What is lost with them is who held a seat last, and that lease ran out long ago. Several agents may sweep at
+    once; nothing is raised.
+
+    Args:
+        nodes: where the runs' folders are.
+        keep: how many runs stay in any case.
+        at_most: how many folders to remove in one call, so that it does not take long.
+    """
+    runs: list[tuple[float, Path]] = []
+    with contextlib.suppress(OSError), os.scandir(nodes) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                locks = [lock.stat().st_mtime for lock in Path(entry.path).glob("*.lock")]
+                runs.append((max(locks, default=entry.stat().st_mtime), Path(entry.path)))
+    runs.sort(reverse=True)
+    for _, folder in runs[keep:][-at_most:]:
+        with contextlib.suppress(OSError):
+            for lock in folder.glob("*.lock"):
+                _remove_if_free(lock)
+            folder.rmdir()  # fails if a seat is held, or something else is in it
+
+
+def _remove_if_free(lock: Path) -> None:
+    handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        if _is_at(handle, lock):  # else it is a new one, and not locked by us
+            lock.unlink()
+    finally:
         os.close(handle)
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return None
-        raise
-    return handle
 
 
 def _proven_gone(handle: int, wait_s: float) -> str | None:

@@ -9,6 +9,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, Work
 from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.numa.binding import AffinityMode, NumaOptions
 
+from elastic_agent.config.directories import default_log_dir
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.values import StreamChoice
 from elastic_agent.protocol.records import Policy, World
@@ -77,7 +78,20 @@ def logs_specs(settings: Settings, slots: int) -> LogsSpecs:
     if settings.logs_specs is not None:
         kind = _logs_specs_class(settings.logs_specs)
         return kind(str(settings.log_dir), redirects, tee, shown)
-    return GenerationLogs(str(settings.log_dir), redirects, tee, shown, settings.keep_generations)
+    filtered = Std.OUT if settings.duplicate_stdout_filters else Std.NONE
+    filtered |= Std.ERR if settings.duplicate_stderr_filters else Std.NONE
+    # What the user gave a name, the user may look for.
+    named = settings.rdzv_id is not None or settings.log_dir != default_log_dir(settings.state_dir)
+    return GenerationLogs(
+        str(settings.log_dir),
+        redirects,
+        tee,
+        shown,
+        settings.keep_generations,
+        limit_bytes=settings.log_limit,
+        filtered=filtered,
+        keep_runs=None if named else settings.keep_runs,
+    )
 
 
 def _logs_specs_class(name: str) -> type[LogsSpecs]:

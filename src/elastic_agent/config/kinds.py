@@ -96,6 +96,40 @@ def seconds(least: float, *, above: bool = False, most: float = _LONGEST_TIME_S)
     return Kind("SECONDS", f"seconds, {bound}", parse, lambda value: repr(float(value)))
 
 
+_SIZE = re.compile(r"([0-9]{1,16}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_LEAST_SIZE = 64 * 1024
+_MOST_SIZE = 2**50
+
+
+def _parse_size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise BadValueError("which is not a size")
+    size = int(float(match[1]) * _UNITS[match[2].upper()])
+    if 0 < size < _LEAST_SIZE:
+        raise BadValueError(f"which is {size} bytes and too small")
+    if size > _MOST_SIZE:
+        raise BadValueError("which is more than 1024T")
+    return size
+
+
+def _show_size(size: int) -> str:
+    """In the largest unit that needs no fraction."""
+    for unit, factor in reversed(_UNITS.items()):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return "0"
+
+
+SIZE = Kind(
+    "SIZE",
+    "a size such as 500M or 2G (units K, M, G, T), 64K or more, or 0 for none",
+    _parse_size,
+    _show_size,
+)
+
+
 def _parse_switch(text: str) -> bool:
     word = text.strip().lower()
     if word in ("true", "yes", "on"):

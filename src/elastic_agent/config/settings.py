@@ -448,7 +448,20 @@ class Settings:
         factory=lambda: default_log_dir(default_state_dir(os.environ)),
     )
     keep_generations: int = _setting(
-        kinds.whole_number(1), "20", OUTPUT, "How many generations' output folders to keep."
+        kinds.whole_number(1), "20", OUTPUT, "How many generations' output folders to keep of a run."
+    )
+    keep_runs: int = _setting(
+        kinds.whole_number(1),
+        "200",
+        OUTPUT,
+        "How many output folders to keep of runs without --rdzv-id, in the default log directory. Those of "
+        "named runs, and those in a directory that was named, are never removed.",
+    )
+    log_limit: int = _setting(
+        kinds.SIZE,
+        "1G",
+        OUTPUT,
+        "How much of each worker's stdout or stderr file to keep: the first third and the last; 0: everything.",
     )
     logs_specs: str | None = _setting(
         kinds.TEXT,

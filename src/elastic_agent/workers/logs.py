@@ -3,6 +3,7 @@
     <log_dir>/<run id>/<generation>/<node id>/<slot>/{stdout.log,stderr.log,error.json}
     <log_dir>/<run id>/<generation>/<node id>/filtered_{stdout,stderr}.log
     <log_dir>/<run id>/latest -> <generation>
+    <log_dir>/latest -> <run id>
 
 torch names its folders by the restart count and erases one when a count comes again; here nothing of a
 generation that is kept is ever erased. Nodes may share the directory.
@@ -10,29 +11,24 @@ generation that is kept is ever erased. Nodes may share the directory.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import logging
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, to_map
+
+from elastic_agent.workers.log_folders import LogFolders, file_safe
+from elastic_agent.workers.log_limit import LogLimit, OutputFiles
 
 __all__ = ["GenerationLogs", "StdSetting", "file_safe", "parse_std"]
 
 StdSetting = Std | dict[int, Std]
 
-_LONGEST_NAME = 120
 _CONSOLE = ""
-_GENERATION_NAME = re.compile(r"\d{6,}")
 _VALUES = "0 (console), 1 (stdout to a file), 2 (stderr to a file) or 3 (both)"
-
-logger = logging.getLogger(__name__)
 
 
 def parse_std(text: str) -> StdSetting:
@@ -58,17 +54,6 @@ def parse_std(text: str) -> StdSetting:
     return mapping
 
 
-def file_safe(name: str) -> str:
-    """`name` as the name of one file: different names stay different, and ordinary ones stay as they are."""
-    safe = quote(name, safe="").replace("~", "%7E")
-    if not safe or safe.startswith("."):
-        safe = "%2E" + safe[1:] if safe else "%"
-    if len(safe) > _LONGEST_NAME:
-        digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:16]
-        safe = f"{safe[: _LONGEST_NAME - 17]}~{digest}"
-    return safe
-
-
 class GenerationLogs(LogsSpecs):
     """Log destinations for the workers of this node, generation after generation.
 
@@ -80,6 +65,9 @@ class GenerationLogs(LogsSpecs):
         local_ranks_filter: The local ranks whose output is shown; that of others goes to files only, or
             nowhere when it is not redirected. None or empty: all.
         keep_generations: How many generations' directories are kept for a run, this one included.
+        limit_bytes: What a file of a worker's output may take; 0: there is no limit.
+        filtered: Streams of which lines are copied to one more file.
+        keep_runs: How many runs' directories are kept that nobody named; None: all, as this one was named.
 
     Raises:
         ValueError: `log_dir` cannot be used, or `keep_generations` is below 1.
@@ -92,6 +80,10 @@ class GenerationLogs(LogsSpecs):
         tee: StdSetting = Std.NONE,
         local_ranks_filter: set[int] | None = None,
         keep_generations: int = 20,
+        *,
+        limit_bytes: int = 0,
+        filtered: Std = Std.NONE,
+        keep_runs: int | None = None,
     ) -> None:
         if keep_generations < 1:
             raise ValueError(f"keep_generations is {keep_generations}, but must be at least 1")
@@ -100,7 +92,9 @@ class GenerationLogs(LogsSpecs):
         self._redirect_setting = redirects
         self._tee_setting = tee
         self._shown = local_ranks_filter or None
-        self._keep_generations = keep_generations
+        self._filtered = filtered
+        self._folders = LogFolders(self._directory, keep_generations, keep_runs)
+        self._limit = LogLimit(limit_bytes) if limit_bytes else None
         super().__init__(self._directory, redirects, tee, local_ranks_filter)
 
     @property
@@ -130,7 +124,7 @@ class GenerationLogs(LogsSpecs):
             env["TORCHELASTIC_ERROR_FILE"] = str(node_directory / str(slot) / "error.json")
         stdouts, tee_stdouts = self._destinations(node_directory, len(envs), Std.OUT, "stdout.log")
         stderrs, tee_stderrs = self._destinations(node_directory, len(envs), Std.ERR, "stderr.log")
-        return LogsDest(
+        dest = LogsDest(
             stdouts=stdouts,
             stderrs=stderrs,
             tee_stdouts=tee_stdouts,
@@ -139,6 +133,16 @@ class GenerationLogs(LogsSpecs):
             filtered_stdout=str(node_directory / "filtered_stdout.log"),
             filtered_stderr=str(node_directory / "filtered_stderr.log"),
         )
+        if self._limit is not None:
+            self._limit.watch(self._output_files(dest))
+        return dest
+
+    def close(self) -> None:
+        """No worker writes any more."""
+        if self._limit is not None:
+            self._limit.close()
+        self._folders.close()
+        self.remove_if_temporary()
 
     def remove_if_temporary(self) -> None:
         """Remove the temporary directory, if one was made; for a run that ended well."""
@@ -167,13 +171,20 @@ class GenerationLogs(LogsSpecs):
         run_id = env.get("ELASTIC_AGENT_RUN_ID") or env.get("TORCHELASTIC_RUN_ID") or "run"
         node_id = env.get("ELASTIC_AGENT_NODE_ID") or f"node{env.get('GROUP_RANK', '0')}"
         generation = int(env.get("ELASTIC_AGENT_GENERATION") or env.get("TORCHELASTIC_RESTART_COUNT") or 0)
-        run_directory = Path(self._directory, file_safe(run_id))
-        directory = run_directory / f"{generation:06d}" / file_safe(node_id)
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        _make_anew(directory)
-        _point_latest(run_directory, f"{generation:06d}", file_safe(node_id))
-        _prune(run_directory, generation, self._keep_generations)
-        return directory
+        return self._folders.make(run_id, generation, node_id)
+
+    def _output_files(self, dest: LogsDest) -> OutputFiles:
+        """Who besides the workers uses which files: torch's readers follow what is teed or filtered."""
+        followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
+        for stream, paths, filtered in (
+            (Std.OUT, dest.stdouts, dest.filtered_stdout),
+            (Std.ERR, dest.stderrs, dest.filtered_stderr),
+        ):
+            if self._filtered & stream:
+                followed |= {filtered, *paths.values()}
+        no_files = {_CONSOLE, os.devnull}
+        written = {*dest.stdouts.values(), *dest.stderrs.values()}
+        return OutputFiles(frozenset(written - followed - no_files), frozenset(followed - no_files))
 
 
 def _usable_directory(log_dir: str | None) -> str:
@@ -188,34 +199,3 @@ def _usable_directory(log_dir: str | None) -> str:
     except OSError as error:
         raise ValueError(f"the log directory {log_dir!r} cannot be made: {error.strerror}") from error
     return os.path.abspath(log_dir)
-
-
-def _make_anew(directory: Path) -> None:
-    """Make `directory`; one of an earlier run of the same name moves aside, to `NAME~1` and so on."""
-    for number in range(1, 1000):
-        try:
-            directory.mkdir()
-            return
-        except FileExistsError:
-            aside = directory.with_name(f"{directory.name}~{number}")
-            if not aside.exists():
-                directory.rename(aside)
-    raise FileExistsError(f"{directory} exists, and so do 999 that moved aside for it")
-
-
-def _point_latest(run_directory: Path, generation_name: str, unique: str) -> None:
-    """Point `latest` at the newest generation; a convenience, so a file system without links does no harm."""
-    temporary = run_directory / f".latest-{unique}"
-    with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(generation_name)
-        temporary.replace(run_directory / "latest")
-
-
-def _prune(run_directory: Path, generation: int, keep: int) -> None:
-    """Remove the oldest generations below this one; later ones are an earlier run's of the same name."""
-    names = [name for name in os.listdir(run_directory) if _GENERATION_NAME.fullmatch(name)]
-    older = sorted((int(name), name) for name in names if int(name) < generation)
-    for _, name in older[: max(0, len(older) - (keep - 1))]:
-        # Another node may be removing the same one.
-        shutil.rmtree(run_directory / name, ignore_errors=True)

@@ -1,0 +1,178 @@
+"""The folders of workers' output: made, found by `latest` links, removed when there are too many.
+
+    <log_dir>/<run id>/<generation>/<node id>/
+    <log_dir>/<run id>/latest -> <generation>      the one that was started last
+    <log_dir>/latest -> <run id>                   the one that was started last
+
+Several nodes may share the directory on a network file system, so each step must be right whoever else takes
+it at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+__all__ = ["LogFolders", "file_safe", "prune_runs"]
+
+_LONGEST_NAME = 120
+_GENERATION_NAME = re.compile(r"\d{6,}")
+_LATEST = "latest"
+_UNNAMED = ".unnamed-run"
+"""A file in the folder of a run that nobody named. Its agents hold a shared lock on it as long as they live."""
+
+
+def file_safe(name: str) -> str:
+    """`name` as the name of one file: different names stay different, and ordinary ones stay as they are."""
+    safe = quote(name, safe="").replace("~", "%7E")
+    if not safe or safe.startswith("."):
+        safe = "%2E" + safe[1:] if safe else "%"
+    if len(safe) > _LONGEST_NAME:
+        digest = hashlib.sha256(name.encode(errors="surrogateescape")).hexdigest()[:16]
+        safe = f"{safe[: _LONGEST_NAME - 17]}~{digest}"
+    return safe
+
+
+def run_folder(log_dir: str, run_id: str) -> Path:
+    """The folder of a run; one that is called "latest" must not be taken for the link."""
+    return Path(log_dir, "%6Catest" if run_id == _LATEST else file_safe(run_id))
+
+
+class LogFolders:
+    """Makes the folders of one node's generations.
+
+    Args:
+        log_dir: Where runs' folders are; it exists.
+        keep_generations: How many generations of a run are kept, the newest included.
+        keep_runs: How many runs are kept that nobody named; this is one of them. None: this one was named, or
+            the directory was, and no run's folder is removed.
+    """
+
+    def __init__(self, log_dir: str, keep_generations: int, keep_runs: int | None = None) -> None:
+        self._log_dir = log_dir
+        self._keep_generations = keep_generations
+        self._keep_runs = keep_runs
+        self._began = _file_time(log_dir)
+        self._claimed = False
+        self._marker: int | None = None
+
+    def make(self, run_id: str, generation: int, node_id: str) -> Path:
+        """The new and empty folder of this node. Raises OSError."""
+        run_directory = run_folder(self._log_dir, run_id)
+        directory = run_directory / f"{generation:06d}" / file_safe(node_id)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        if not self._claimed:
+            self._claimed = True
+            self._claim(run_directory, directory.name)
+        _make_anew(directory)
+        self._point_to_generation(run_directory, generation, directory.name)
+        _prune_generations(run_directory, generation, self._keep_generations)
+        return directory
+
+    def close(self) -> None:
+        """Let go of the run's folder: it may be removed from now on."""
+        if self._marker is not None:
+            os.close(self._marker)
+            self._marker = None
+
+    def _claim(self, run_directory: Path, node_name: str) -> None:
+        """The first generation of this node: the run is the latest now, and not to be removed."""
+        _link(Path(self._log_dir, _LATEST), run_directory.name, f"{run_directory.name}-{node_name}")
+        marker = run_directory / _UNNAMED
+        if self._keep_runs is None:
+            with contextlib.suppress(OSError):
+                marker.unlink()
+            return
+        with contextlib.suppress(OSError):
+            self._marker = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.utime(self._marker)  # its place among the newest
+            fcntl.flock(self._marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Folders of many files take their time, and the agent's loop waits for what is done here.
+        arguments = (self._log_dir, self._keep_runs)
+        threading.Thread(target=prune_runs, args=arguments, name="prune-logs", daemon=True).start()
+
+    def _point_to_generation(self, run_directory: Path, generation: int, node_name: str) -> None:
+        """Point `latest` at the generation, but never back from one that is newer.
+
+        A higher number alone does not tell: a run that is begun anew under an old name counts from 1 again,
+        beside its namesake's folders. Those have not changed since this agent began.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            current = os.readlink(run_directory / _LATEST)
+            if int(current) > generation and os.stat(run_directory / current).st_mtime >= self._began:
+                return
+        _link(run_directory / _LATEST, f"{generation:06d}", node_name)
+
+
+def _file_time(directory: str) -> float:
+    """Now, by the clock that stamps files there: a file server's is not ours."""
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as probe:
+        probe.write(b".")
+        probe.flush()
+        return os.fstat(probe.fileno()).st_mtime
+    return time.time()
+
+
+def _make_anew(directory: Path) -> None:
+    """Make `directory`; one of an earlier run of the same name moves aside, to `NAME~1` and so on."""
+    for number in range(1, 1000):
+        try:
+            directory.mkdir()
+            return
+        except FileExistsError:
+            aside = directory.with_name(f"{directory.name}~{number}")
+            if not aside.exists():
+                directory.rename(aside)
+    raise FileExistsError(f"{directory} exists, and so do 999 that moved aside for it")
+
+
+def _link(link: Path, target: str, unique: str) -> None:
+    """Point `link` at `target` in one step; a convenience, so a file system without links does no harm."""
+    temporary = link.with_name(f".latest-{unique}")
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        temporary.replace(link)
+
+
+def _prune_generations(run_directory: Path, generation: int, keep: int) -> None:
+    """Remove the oldest generations below this one; later ones are an earlier run's of the same name."""
+    names = [name for name in os.listdir(run_directory) if _GENERATION_NAME.fullmatch(name)]
+    older = sorted((int(name), name) for name in names if int(name) < generation)
+    for _, name in older[: max(0, len(older) - (keep - 1))]:
+        # Another node may be removing the same one.
+        shutil.rmtree(run_directory / name, ignore_errors=True)
+
+
+def prune_runs(log_dir: str, keep: int) -> None:
+    """Remove the folders of all but the newest `keep` runs that nobody named and no living agent belongs to."""
+    unnamed: list[tuple[float, str]] = []
+    with contextlib.suppress(OSError), os.scandir(log_dir) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    marker = os.path.join(entry.path, _UNNAMED)
+                    unnamed.append((os.stat(marker, follow_symlinks=False).st_mtime, entry.path))
+    unnamed.sort(reverse=True)
+    for marked_at, folder in unnamed[keep:]:
+        with contextlib.suppress(OSError):
+            _remove_if_free(folder, marked_at)
+
+
+def _remove_if_free(folder: str, marked_at: float) -> None:
+    handle = os.open(os.path.join(folder, _UNNAMED), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_mtime == marked_at:  # else an agent came meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(handle)

@@ -1,0 +1,242 @@
+"""Output files stay below their limit while workers write to them, and what is kept can be found."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+import threading
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.multiprocessing import Std
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
+
+from elastic_agent.workers import log_limit
+from elastic_agent.workers.log_limit import LogLimit, OutputFiles, begin_anew, take_out_middle
+from elastic_agent.workers.logs import GenerationLogs
+
+LIMIT = 96 * 1024
+PART = LIMIT // 3
+LINE_BYTES = 64
+
+
+def lines(first: int, last: int) -> bytes:
+    """Numbered lines of one length."""
+    return b"".join(f"{number:0{LINE_BYTES - 1}d}\n".encode() for number in range(first, last))
+
+
+def numbers(content: bytes) -> list[int]:
+    return [int(line) for line in content.split(b"\n") if line.isdigit()]
+
+
+class Writer:
+    """Appends as workers do: the descriptor is opened once, O_APPEND, and kept."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.written = 0
+
+    def write(self, count: int) -> None:
+        os.write(self._fd, lines(self.written, self.written + count))
+        self.written += count
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "stdout.log"
+
+
+@pytest.fixture
+def writer(path: Path) -> Writer:
+    return Writer(path)
+
+
+# --- files that only the workers use --------------------------------------------------------------
+
+
+def test_a_small_file_is_left_alone(path: Path, writer: Writer) -> None:
+    writer.write(PART // LINE_BYTES)
+    begin_anew(str(path), LIMIT)
+    assert os.listdir(path.parent) == ["stdout.log"]
+
+
+def test_beginning_and_end_are_kept_and_nothing_in_order_is_lost(path: Path, writer: Writer) -> None:
+    per_round = PART // LINE_BYTES + 1
+    for _ in range(5):
+        writer.write(per_round)
+        begin_anew(str(path), LIMIT)
+        kept = sum(file.stat().st_size for file in path.parent.iterdir())
+        assert kept <= LIMIT + 200
+    writer.write(10)
+    assert numbers(Path(f"{path}.first").read_bytes()) == [*range(per_round)]
+    previous = Path(f"{path}.previous").read_bytes()
+    assert previous.startswith(b"[elastic-agent: output between .first and this was removed")
+    assert numbers(previous + path.read_bytes()) == [*range(4 * per_round, 5 * per_round + 10)]
+
+
+def test_a_worker_that_never_pauses_is_kept_within_the_limit(path: Path) -> None:
+    code = f"""
+import os, sys
+for number in range(60000):
+    os.write(1, b"%0{LINE_BYTES - 1}d\\n" % number)
+"""
+    limit = LogLimit(LIMIT, look_every_s=0.001)
+    limit.watch(OutputFiles(plain=frozenset({str(path)})))
+    with path.open("ab") as file:
+        subprocess.run([sys.executable, "-S", "-c", code], stdout=file, check=True)
+    limit.close()
+    limit.look()  # its thread may have been a look behind
+    first = numbers(Path(f"{path}.first").read_bytes())
+    assert first == [*range(len(first))]
+    end = numbers(Path(f"{path}.previous").read_bytes() + path.read_bytes())
+    assert end[-1] == 59999
+    assert end == sorted(end)
+
+
+def test_on_a_full_disk_space_goes_before_text(
+    path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log_limit, "_copy", full)
+    writer.write(LIMIT // LINE_BYTES)
+    begin_anew(str(path), LIMIT)
+    assert path.stat().st_size == 0
+    assert "no space to keep all of" in caplog.text
+
+
+# --- files that torch follows ---------------------------------------------------------------------
+
+
+class Console(StringIO):
+    """What torch's reader shows; awaits a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._awaited = ""
+        self._seen = threading.Event()
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        if self._awaited and text.endswith(self._awaited):
+            self._seen.set()
+        return count
+
+    def wait_for(self, number: int, timeout_s: float) -> bool:
+        self._seen.clear()
+        self._awaited = f"{number:0{LINE_BYTES - 1}d}\n"
+        return self._awaited in self.getvalue() or self._seen.wait(timeout_s)
+
+
+def test_a_followed_file_loses_its_middle_and_its_reader_nothing(path: Path, writer: Writer) -> None:
+    console = Console()
+    tail = TailLog("w", {0: str(path)}, console, interval_sec=0.01).start()
+    per_round = PART // LINE_BYTES
+    for _ in range(8):
+        writer.write(per_round)
+        assert console.wait_for(writer.written - 1, 20)
+        take_out_middle(str(path), LIMIT)
+        assert path.stat().st_blocks * 512 <= LIMIT + 2 * 4096
+    tail.stop()
+    shown = [int(line.removeprefix("[w0]:")) for line in console.getvalue().splitlines()]
+    assert shown == [*range(writer.written)]
+    content = path.read_bytes()
+    assert len(content) == writer.written * LINE_BYTES
+    assert b"output that stood here was removed" in content
+    kept = numbers(content.replace(b"\0", b""))
+    assert kept[: per_round - 1] == [*range(per_round - 1)]
+    assert kept[1 - per_round :] == [*range(writer.written - per_round + 1, writer.written)]
+
+
+def test_torchs_reader_loses_its_place_in_a_file_that_begins_anew(path: Path, writer: Writer) -> None:
+    """Why such files are not cut as others are; if torch's reader learns to cope, they may be."""
+    console = Console()
+    tail = TailLog("w", {0: str(path)}, console, interval_sec=0.01).start()
+    writer.write(PART // LINE_BYTES + 1)
+    assert console.wait_for(writer.written - 1, 20)
+    begin_anew(str(path), LIMIT)
+    writer.write(10)
+    assert not console.wait_for(writer.written - 1, 0.2)
+    tail.stop()
+
+
+def test_a_file_system_without_holes_is_told_of_once(
+    path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "its file system has no holes")
+
+    monkeypatch.setattr(log_limit, "_punch_hole", unsupported)
+    writer.write(2 * LIMIT // LINE_BYTES)
+    os.fsync(os.open(path, os.O_RDONLY))
+    limit = LogLimit(LIMIT)
+    limit._files = OutputFiles(followed=frozenset({str(path)}))
+    with caplog.at_level(logging.WARNING):
+        limit.look()
+        limit.look()
+    assert len(caplog.records) == 1
+    assert "cannot be kept below --log-limit: its file system has no holes" in caplog.text
+    assert path.read_bytes() == lines(0, writer.written)
+
+
+def test_a_file_that_is_not_there_is_no_trouble(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    limit = LogLimit(LIMIT)
+    limit._files = OutputFiles(frozenset({str(path)}), frozenset({f"{path}.followed"}))
+    limit.look()
+    assert caplog.records == []
+
+
+# --- which files ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("redirects", "tee", "filtered", "plain", "followed"),
+    [
+        (Std.ALL, Std.NONE, Std.NONE, {"stdout.log", "stderr.log"}, set()),
+        (Std.ALL, Std.ERR, Std.NONE, {"stdout.log"}, {"stderr.log"}),
+        (Std.ALL, Std.NONE, Std.OUT, {"stderr.log"}, {"stdout.log", "filtered_stdout.log"}),
+        (Std.NONE, Std.NONE, Std.NONE, set(), set()),
+    ],
+)
+def test_what_torch_follows_is_not_cut(
+    tmp_path: Path, redirects: Std, tee: Std, filtered: Std, plain: set[str], followed: set[str]
+) -> None:
+    logs = GenerationLogs(str(tmp_path), redirects, tee, limit_bytes=LIMIT, filtered=filtered)
+    logs.reify({0: {"ELASTIC_AGENT_NODE_ID": "n1"}})
+    assert logs._limit is not None
+    files = logs._limit._files
+    logs.close()
+    assert {Path(one).name for one in files.plain} == plain
+    assert {Path(one).name for one in files.followed} == followed
+
+
+WORKER = """
+import os, pathlib, sys, time
+print("the beginning")
+print("filler\\n" * 20000, flush=True)
+node = pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
+deadline = time.monotonic() + 60
+while not (node / "stdout.log.first").exists() or (node / "stdout.log").stat().st_size:
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+print("the end")
+"""
+
+
+def test_an_agent_keeps_its_workers_files_small(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, "-m", "elastic_agent", "-r", "3", "--log-limit", "96K"]
+    command += ["--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs")]
+    subprocess.run([*command, str(tmp_path / "worker.py")], check=True, timeout=100, capture_output=True)
+    (node,) = (tmp_path / "logs" / "latest" / "latest").iterdir()
+    assert (node / "0" / "stdout.log.first").read_text().startswith("the beginning\nfiller\n")
+    assert (node / "0" / "stdout.log").read_text() == "the end\n"
+    assert (node / "0" / "stderr.log").read_text() == ""
