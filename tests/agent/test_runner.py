@@ -7,16 +7,19 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
+from elastic_agent.agent import runner
 from elastic_agent.agent.journal import Journal
 from elastic_agent.agent.runner import Runner, RunnerCallbacks
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.protocol.records import FailureKind
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
+from elastic_agent.workers.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.guard_client import Guard, GuardLost, Stopped, boottime_s
 from elastic_agent.workers.logs import GenerationLogs
 from tests.processes import freeze
@@ -160,3 +163,71 @@ def test_a_frozen_guard_does_not_keep_workers_running_that_are_to_stop(guard: Gu
     ended, _, _ = select.select([worker], [], [], PATIENCE_S)
     os.close(worker)
     assert ended
+
+
+# --- what workers leave ---------------------------------------------------------------------------
+
+
+class SlowGpus(GpuMemory):
+    """A driver that answers when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+        self.answer = threading.Event()
+
+    @property
+    def there(self) -> bool:
+        return True
+
+    def prepare(self) -> None:
+        pass
+
+    def holders(self, pids: Collection[int]) -> list[GpuHolder]:
+        self.asked.set()
+        assert self.answer.wait(PATIENCE_S)
+        return []
+
+
+def test_the_next_workers_wait_until_what_the_last_ones_left_is_cleared_away(
+    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "CLEAR_LIMIT_S", PATIENCE_S)
+
+    async def scene() -> None:
+        bench = Bench(guard, tmp_path)
+        gpus = bench.runner._gpu = SlowGpus()
+        bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
+        await bench.until("started", 1)
+        bench.runner.stop(0.0)
+        assert await asyncio.to_thread(gpus.asked.wait, PATIENCE_S)
+        bench.runner.stop(0.0)  # has an answer already, which is on its way
+        assert ("stopped", ()) not in bench.reported
+        gpus.answer.set()
+        await bench.until("stopped", ())
+        assert bench.reported == [("started", 1), ("stopped", ())]
+        bench.close()
+
+    asyncio.run(scene())
+
+
+def test_the_next_workers_do_not_wait_long_for_it(
+    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "CLEAR_LIMIT_S", 0.05)
+
+    async def scene() -> None:
+        bench = Bench(guard, tmp_path)
+        gpus = bench.runner._gpu = SlowGpus()
+        bench.start(1, sys.executable, "-c", "")
+        await bench.until("succeeded", 1)
+        bench.runner._gpu = GpuMemory()
+        bench.start(2, sys.executable, "-c", "import time; time.sleep(1000)")
+        await bench.until("started", 2)
+        gpus.answer.set()  # too late, and about others
+        bench.runner.stop(0.0)
+        await bench.until("stopped", ())
+        assert bench.reported == [("started", 1), ("succeeded", 1), ("started", 2), ("stopped", ())]
+        bench.close()
+
+    asyncio.run(scene())

@@ -19,7 +19,9 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Failure, FailureKind
 from elastic_agent.workers import guard_client as guard_events
+from elastic_agent.workers.clearing import CLEAR_LIMIT_S, Cleared, Clearing
 from elastic_agent.workers.context import WorkerContext
+from elastic_agent.workers.gpu_memory import GpuMemory
 from elastic_agent.workers.guard_client import Guard
 from elastic_agent.workers.living import catches
 
@@ -51,8 +53,11 @@ class _Running:
     generation: int
     context: WorkerContext
     heartbeats: HeartbeatFile
+    clearing: Clearing
     pids: Mapping[int, int]
     exited: dict[int, int]
+    gone: bool = False
+    """No process is left; what they left is being cleared away."""
     stopping: bool = False
     succeeding: bool = False
     failed: bool = False
@@ -76,6 +81,7 @@ class Runner:
         self._journal = journal
         self._hang_timeout_s = hang_timeout_s
         self._stacks_signal = stacks_signal
+        self._gpu = GpuMemory()
         self._running: _Running | None = None
         self._timer: asyncio.TimerHandle | None = None
         """The next look at the workers' progress, or the stop that lets them write their stacks first."""
@@ -88,12 +94,13 @@ class Runner:
 
     def start(self, generation: int, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``started`` or ``failed`` follows."""
+        clearing = Clearing(self._guard.pid, self._gpu)
         try:
             context.start()
         except BaseException:
             heartbeats.close()
             raise  # nothing of this generation runs, so nothing of it is to be stopped
-        self._running = _Running(generation, context, heartbeats, {}, {})
+        self._running = _Running(generation, context, heartbeats, clearing, {}, {})
 
     def stop(self, grace_s: float, *, dump_stacks: bool = False) -> None:
         """SIGTERM, SIGKILL after ``grace_s``; ``stopped`` follows when nothing is left.
@@ -102,6 +109,9 @@ class Runner:
         """
         if self._running is not None:
             self._running.stopping = True
+            if self._running.gone:
+                return
+            self._running.clearing.look()
         if is_frozen(self._guard.pid):
             self._log.error(
                 "the guard process is frozen and stops nobody: it is killed, and the workers with it"
@@ -145,6 +155,7 @@ class Runner:
             running.context.handle(lost)
             running.context.close_later()
             running.heartbeats.close()
+            running.clearing.clear(lambda _: None)
 
     # -- what the guard says --------------------------------------------------------------------
 
@@ -186,6 +197,7 @@ class Runner:
         if running is None or running.generation != generation:
             return
         running.pids = dict(pids)
+        running.clearing.started(pids.values())
         self._journal.write("workers_started", generation=generation, pids=running.pids)
         if not running.stopping:
             self._tell.started(generation)
@@ -231,14 +243,62 @@ class Runner:
         )
 
     def _stopped(self, generation: int, unkillable: tuple[int, ...]) -> None:
-        if self._running is not None and self._running.generation != generation:
-            return  # an earlier one was told to stop when it had already: this is the second answer
-        running, self._running = self._running, None
+        running = self._running
+        if running is not None and (running.generation != generation or running.gone):
+            return  # one that had stopped already was told to: this is the second answer
         self._cancel_timer()
         self._journal.write("workers_stopped", generation=generation, unkillable=list(unkillable))
         if running is None:
             self._tell.stopped(unkillable)
             return
+        running.gone = True
+        if running.clearing.nothing_to_do:
+            running.clearing.close()
+            self._all_gone(running, unkillable)
+        else:
+            self._clear(running, unkillable)
+
+    def _clear(self, running: _Running, unkillable: tuple[int, ...]) -> None:
+        """Clear away what the workers left, but do not let the next generation wait long for it."""
+        loop = asyncio.get_running_loop()
+
+        def cleared(what: Cleared) -> None:
+            self._report(what)
+            self._all_gone(running, unkillable)
+
+        def from_thread(what: Cleared) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+                loop.call_soon_threadsafe(cleared, what)
+
+        self._timer = loop.call_later(CLEAR_LIMIT_S, self._all_gone, running, unkillable)
+        running.clearing.clear(from_thread, unkillable)
+
+    def _report(self, cleared: Cleared) -> None:
+        """Say what was found; nothing if nothing was."""
+        shared_memory = cleared.shared_memory
+        if shared_memory.removed:
+            self._log.info("removed shared memory that workers left", files=shared_memory.removed)
+        if shared_memory.unknown:
+            self._log.warning(
+                "shared memory that workers left stays: it cannot be seen whether others hold it",
+                files=shared_memory.unknown,
+            )
+        for held in shared_memory.held:
+            self._log.warning(
+                f"shared memory of the workers stays: {held.file} is held by {held.process} ({held.pid})"
+            )
+        for holder in cleared.gpu:
+            self._log.warning(
+                f"GPU {holder.gpu} is not free: process {holder.pid} ({holder.process}) of the workers that "
+                "were stopped still has memory there; the next workers may find too little"
+            )
+
+    def _all_gone(self, running: _Running, unkillable: tuple[int, ...]) -> None:
+        """Nothing is left of these workers; the next may start."""
+        if self._running is not running:
+            return  # the guard was lost meanwhile, or this was told before
+        self._running = None
+        self._cancel_timer()
         running.context.close_later()
         running.heartbeats.close()
         if running.succeeding and not running.stopping:

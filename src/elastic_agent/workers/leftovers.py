@@ -1,0 +1,214 @@
+"""Files under /dev/shm that killed workers leave behind: found, attributed with care, removed.
+
+A library removes its shared memory when its process ends in order, or has a helper process do it; when all of
+them are killed at once, as happens to workers whose lease ran out, nobody does. Such files take the machine's
+memory until it is booted anew.
+
+Nothing in a file says which run made it, and several runs, containers even, may share /dev/shm. So a file is
+removed only when all of this holds:
+
+- its name is one that the libraries in `_NAMES` give, and it is a regular file of our user;
+- it was not there when the generation began;
+- it is one of the generation's: either a process of the generation was seen to hold it (open or mapped), or
+  its name has the number of such a process. Numbers count only where those in names mean what they mean here,
+  outside containers;
+- all processes of the generation are gone, and no other process that can be seen here holds it.
+
+A file that is in nobody's hands may well be in use: shared memory can be made, closed and attached to again,
+and a tensor on its way from one process to another is held by neither. Therefore "nobody holds it" alone is no
+reason to remove anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+__all__ = ["Held", "SharedMemorySweep", "SweepReport", "process_name"]
+
+_NAMES = re.compile(
+    "|".join(
+        (
+            # torch, file_system sharing: at::NewProcessWideShmHandle (aten/src/ATen/MapAllocator.cpp)
+            r"torch_(?P<torch>\d+)_\d+_\d+",
+            # LLVM and Intel OpenMP: __kmp_reg_status_name (openmp/runtime/src/kmp_runtime.cpp)
+            r"__KMP_REGISTERED_LIB_(?P<kmp>\d+)_\d+",
+            # joblib's loky: SemLock._make_name (loky/backend/synchronize.py); glibc puts "sem." before it
+            r"sem\.loky-(?P<loky>\d+)-\w{8}",
+            # Python: SemLock._make_name (multiprocessing/synchronize.py), where processes are not forked
+            r"sem\.mp-\w{8}",
+            # Python: _make_filename (multiprocessing/shared_memory.py)
+            r"psm_[0-9a-f]{8}",
+            # NCCL: ncclShmOpen (src/misc/shmutils.cc)
+            r"nccl-[A-Za-z0-9]{6}",
+            # CUDA's driver, for memory shared between processes; its source is not public
+            r"cuda\.shm\.[0-9a-f]+(\.[0-9a-f]+)+",
+        )
+    )
+)
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+
+_File = tuple[str, int]
+"""A file's name and inode number; tmpfs gives no number twice."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A file that stays, because this process has it open or mapped."""
+
+    file: str
+    pid: int
+    process: str
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """What became of the files that a generation left."""
+
+    removed: tuple[str, ...] = ()
+    held: tuple[Held, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Files that stay, because it could not be found out in time whether somebody holds them."""
+
+
+class SharedMemorySweep:
+    """Looks after what one generation's processes leave; made before they are started.
+
+    Never raises for what vanishes or may not be read; never follows a link.
+
+    Args:
+        folder: Where POSIX shared memory is.
+        trust_pids: Whether process numbers in names are ours; None: if this is no container.
+    """
+
+    def __init__(self, folder: str = "/dev/shm", trust_pids: bool | None = None) -> None:
+        self._folder = folder
+        self._trust_pids = _outside_containers() if trust_pids is None else trust_pids
+        self._before = frozenset(self._list())
+        self._pids: set[int] = set()
+        """Never 0, which stands for no number."""
+        self._seen_held: set[_File] = set()
+
+    def belong(self, pids: Collection[int]) -> None:
+        """These processes are, or were, the generation's."""
+        self._pids |= {*pids}
+
+    def note(self, pids: Collection[int]) -> None:
+        """These processes are the generation's and live; take note of what they hold.
+
+        Reads their maps only when there is a file that has not been attributed yet.
+        """
+        self.belong(pids)
+        open_questions = {
+            file[0]: file for file in self._list() if file not in self._before | self._seen_held
+        }
+        for pid in pids if open_questions else ():
+            with contextlib.suppress(OSError):
+                self._seen_held |= {open_questions[name] for name in _held_names(pid) & {*open_questions}}
+
+    def candidates(self) -> list[str]:
+        """Names of files that the generation left, if nobody else holds them. Takes one look at the folder."""
+        return [name for name, inode in self._list() if self._is_ours((name, inode))]
+
+    def sweep(self, timeout_s: float = 1.0) -> SweepReport:
+        """Remove what the generation left; all its processes are gone."""
+        names = {name for name in self.candidates() if self._is_removable(name)}
+        if not names:
+            return SweepReport()
+        try:
+            held = list(_holders(names, time.monotonic() + timeout_s))
+        except TimeoutError:
+            return SweepReport(unknown=tuple(sorted(names)))
+        free = names - {one.file for one in held}
+        return SweepReport(tuple(name for name in sorted(free) if self._remove(name)), tuple(held))
+
+    def _list(self) -> Iterator[_File]:
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                if _NAMES.fullmatch(entry.name):
+                    yield entry.name, entry.inode()
+
+    def _is_ours(self, file: _File) -> bool:
+        if file in self._before:
+            return False
+        pid = _pid_in(file[0]) if self._trust_pids else 0
+        if pid and os.path.exists(f"/proc/{pid}"):
+            return False  # the number has been given to another process, which may have made this
+        return file in self._seen_held or pid in self._pids
+
+    def _is_removable(self, name: str) -> bool:
+        try:
+            known = os.lstat(os.path.join(self._folder, name))
+        except OSError:
+            return False
+        return stat.S_ISREG(known.st_mode) and known.st_uid == os.getuid()
+
+    def _remove(self, name: str) -> bool:
+        try:
+            os.unlink(os.path.join(self._folder, name))
+        except OSError:
+            return False
+        return True
+
+
+def _outside_containers() -> bool:
+    try:
+        return os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def _pid_in(name: str) -> int:
+    match = _NAMES.fullmatch(name)
+    number = next(filter(None, match.groupdict().values()), None) if match is not None else None
+    return int(number) if number is not None else 0
+
+
+def _holders(names: set[str], deadline_s: float) -> Iterator[Held]:
+    """Which processes of this user hold which of these, as far as they may be looked at.
+
+    Raises:
+        TimeoutError: the deadline (of the monotonic clock) passed before all were looked at.
+    """
+    for pid in _processes_of_this_user():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError
+        try:
+            found = _held_names(pid) & names
+        except OSError:
+            continue  # it ended meanwhile, or has more rights than we: no worker of anybody's
+        yield from (Held(name, pid, process_name(pid)) for name in sorted(found))
+
+
+def _processes_of_this_user() -> Iterator[int]:
+    me = os.getuid()
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit() and os.stat(f"/proc/{entry}").st_uid == me:
+                yield int(entry)
+
+
+def _held_names(pid: int) -> set[str]:
+    """The last parts of the paths of all files that a process has open or mapped.
+
+    Only their names: a process in another mount namespace may know the folder by another one. Raises OSError.
+    """
+    names = set()
+    for handle in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            names.add(os.readlink(f"/proc/{pid}/fd/{handle}").rpartition("/")[2])
+    with open(f"/proc/{pid}/maps", "rb") as maps:
+        names |= {line.rstrip(b"\n").rpartition(b"/")[2].decode(errors="replace") for line in maps}
+    return names
+
+
+def process_name(pid: int) -> str:
+    """What `ps` calls it, or nothing when it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
+    return ""
