@@ -6,8 +6,9 @@ somebody reads it on the way:
 
 * Usually its content moves away and the file begins anew (what logrotate calls copytruncate): the first time
   to `stdout.log.first`, which stays, later to `stdout.log.previous`, which the next one replaces. So the
-  beginning and the end are kept. What a worker writes between the last read and the cut is lost: the work of
-  some microseconds, after every third of the limit.
+  beginning and the end are kept. Where the file system can take blocks off the beginning of a file (ext4, XFS),
+  nothing is lost. Elsewhere the file is truncated, and what workers write between the last read and that is
+  lost: the work of some microseconds, or of milliseconds on a busy machine, after every third of the limit.
 * A file that torch follows (`tee`, filters) must keep its length: torch's reader stays at its offset, and in a
   file that begins anew it would wait for just as much to come again. There the middle is taken out and leaves
   a hole, which takes no space and reads as zeros. Few network file systems can do that; elsewhere such a file
@@ -24,6 +25,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 
 __all__ = ["PARTS", "LogLimit", "OutputFiles", "begin_anew", "take_out_middle"]
 
@@ -37,6 +39,7 @@ _CHUNK_BYTES = 8 * 1024 * 1024
 _STAT_BLOCK_BYTES = 512
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
+_FALLOC_FL_COLLAPSE_RANGE = 8
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CUT_HERE = b"\n[elastic-agent: output that stood here was removed, see --log-limit]\n"
 _CUT_BEFORE = b"[elastic-agent: output between .first and this was removed, see --log-limit]\n"
@@ -106,37 +109,74 @@ class LogLimit:
 
 
 def begin_anew(path: str, limit_bytes: int) -> None:
-    """Move the content away, once it is a third of the limit. Raises OSError."""
+    """Move the content away, once it is more than a third of the limit. Raises OSError."""
     part_bytes = limit_bytes // PARTS
     if os.stat(path).st_size <= part_bytes:
         return
-    is_beginning = not os.path.exists(f"{path}.first")
-    target = f"{path}.first" if is_beginning else f"{path}.previous"
-    had_previous = not is_beginning and os.path.exists(target)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(target)  # first, or both would take space at once
-    with open(path, "rb") as source:
+    with open(path, "r+b", buffering=0) as source:
         try:
-            with open(target, "xb", buffering=0) as copy:
-                if had_previous:
-                    copy.write(_CUT_BEFORE)
-                # A worker may write as fast as this copies.
-                _copy(source.fileno(), copy.fileno(), most_bytes=limit_bytes)
+            start = 0 if os.path.exists(f"{path}.first") else _move_beginning(source, path, part_bytes)
+            if start or os.fstat(source.fileno()).st_size > part_bytes:
+                _move_end(source, path, start, part_bytes)
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
             # On a full disk the space is needed more than the rest of this part.
-            logger.warning("no space to keep all of %s: %s", target, error.strerror)
-    os.truncate(path, 0)
+            logger.warning("no space to keep all of %s: %s", path, error.strerror)
+            source.truncate(0)
 
 
-def _copy(source: int, target: int, most_bytes: int) -> None:
-    offset = 0
-    while offset < most_bytes:
-        sent = os.sendfile(target, source, offset, min(_CHUNK_BYTES, most_bytes - offset))
+def _move_beginning(source: FileIO, path: str, part_bytes: int) -> int:
+    """Where the rest begins: at 0, or behind what was copied if that cannot be taken off."""
+    with open(f"{path}.first", "xb", buffering=0) as copy:
+        copied = _copy(source.fileno(), copy.fileno(), 0, part_bytes)
+        return 0 if _take_off(source.fileno(), copied, copy) else copied
+
+
+def _move_end(source: FileIO, path: str, start: int, part_bytes: int) -> None:
+    """Leave an empty file, or nearly so; of what follows `start` the last part is kept."""
+    target = f"{path}.previous"
+    size = os.fstat(source.fileno()).st_size
+    # A little more than a part is what came since the last look.
+    kept_from = start if size - start <= 2 * part_bytes else size - part_bytes
+    is_gap = kept_from > start or os.path.exists(target)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(target)  # first, or both would take space at once
+    with open(target, "xb", buffering=0) as copy:
+        if is_gap:
+            copy.write(_CUT_BEFORE)
+        # To the end, but a worker may write as fast as this copies.
+        copied = _copy(source.fileno(), copy.fileno(), kept_from, 2 * part_bytes)
+        if not _take_off(source.fileno(), kept_from + copied, copy):
+            source.truncate(0)
+
+
+def _copy(source: int, target: int, start: int, most_bytes: int) -> int:
+    """How many bytes it copied: all there were, or `most_bytes`."""
+    copied = 0
+    while copied < most_bytes:
+        sent = os.sendfile(target, source, start + copied, min(_CHUNK_BYTES, most_bytes - copied))
         if not sent:
-            return
-        offset += sent
+            break
+        copied += sent
+    return copied
+
+
+def _take_off(handle: int, end: int, copy: FileIO) -> bool:
+    """Take what is before `end` off the file, in whole blocks; the rest stays, and leaves the copy.
+
+    False, and nothing is done, if the file system cannot.
+    """
+    block_bytes = os.fstatvfs(handle).f_bsize
+    whole = (end - 1) // block_bytes * block_bytes  # its last block a file must keep
+    if whole <= 0 or end - whole > copy.tell():
+        return False
+    # The call does this itself, but with the file locked: workers would wait for the disk.
+    os.fdatasync(handle)
+    if not _fallocate(handle, _FALLOC_FL_COLLAPSE_RANGE, 0, whole):
+        return False
+    copy.truncate(copy.tell() - (end - whole))
+    return True
 
 
 def take_out_middle(path: str, limit_bytes: int) -> None:
@@ -161,7 +201,12 @@ def take_out_middle(path: str, limit_bytes: int) -> None:
 
 
 def _punch_hole(handle: int, start: int, length: int) -> None:
-    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
-    if _libc.fallocate(handle, mode, ctypes.c_int64(start), ctypes.c_int64(length)) != 0:
+    if not _fallocate(handle, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, length):
         code = ctypes.get_errno()
         raise OSError(code, f"its file system has no holes ({os.strerror(code)})")
+
+
+def _fallocate(handle: int, mode: int, start: int, length: int) -> bool:
+    """Whether it succeeded; errno says why not."""
+    result: int = _libc.fallocate(handle, mode, ctypes.c_int64(start), ctypes.c_int64(length))
+    return result == 0
