@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from .options import Options
 from .scene import become_subreaper
 from .stages import RECOVERY_STAGES, START_STAGES, print_stages
 
+RESULTS = Path(__file__).with_name("results")
 BENCHMARKS = {
     "start": "launch to every rank's first collective, beside torchrun",
     "recovery": "fault to the new world's first collective, by kind of fault, beside torchrun",
@@ -26,6 +29,7 @@ BENCHMARKS = {
     "rest": "what an agent costs while training runs, beside torchrun's",
     "client": "what the client module costs a training script",
 }
+STAGE_TABLES = {"start_stages": START_STAGES, "recovery_stages": RECOVERY_STAGES}
 ISOLATED = "BENCH_ISOLATED"
 UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child=TERM", "--mount-proc")
 
@@ -44,13 +48,12 @@ def main() -> int:
         result: Result = importlib.import_module(f"benchmarks.{name}").run(options)
         print_result(result)
         results.append(result)
-        if json_file is not None:  # after each, so that an interruption loses little
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            json_file.write_text(json.dumps(as_json(facts, results), indent=2, ensure_ascii=False) + "\n")
+        write_json(json_file, as_json(facts, results))  # after each, so that an interruption loses little
+    print(f"\nEvery sample: {json_file}")
     return 0
 
 
-def parse() -> tuple[Options, list[str], Path | None]:
+def parse() -> tuple[Options, list[str], Path]:
     listed = "\n".join(f"  {name:12}{what}" for name, what in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -59,10 +62,17 @@ def parse() -> tuple[Options, list[str], Path | None]:
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help="which to run")
     parser.add_argument(
-        "--quick", action="store_true", help="each thing once, leaving out what takes minutes"
+        "--quick",
+        action="store_true",
+        help="most things once, leaving out what takes minutes",
     )
     parser.add_argument("--runs", type=int, default=5, help="how often each thing is measured (default: 5)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write everything to FILE")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        type=Path,
+        help="where everything is written (default: a file named after the time in benchmarks/results)",
+    )
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
@@ -70,7 +80,11 @@ def parse() -> tuple[Options, list[str], Path | None]:
     if given.runs < 1:
         parser.error(f"--runs {given.runs}: expected at least 1")
     options = Options(given.runs, given.quick, os.environ.get(ISOLATED) == "1")
-    return options, given.names or list(BENCHMARKS), given.json
+    return options, given.names or list(BENCHMARKS), given.json or _usual_json_file()
+
+
+def _usual_json_file() -> Path:
+    return RESULTS / f"{time.strftime('%Y-%m-%d-%H%M%S')}.json"
 
 
 def can_isolate() -> bool:
@@ -102,11 +116,18 @@ def print_circumstances(facts: dict[str, Any]) -> None:
 def print_result(result: Result) -> None:
     print()
     print_figures(result.figures)
-    stages = result.tables.get("stages")
-    if stages:
-        print_stages(START_STAGES if result.benchmark == "start" else RECOVERY_STAGES, stages)
+    for table, names in STAGE_TABLES.items():
+        if result.tables.get(table):
+            print_stages(names, result.tables[table])
+    for ratio in result.ratios:
+        print(ratio)
     for note in result.notes:
         print(note)
+
+
+def write_json(file: Path, content: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def as_json(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
@@ -116,6 +137,7 @@ def as_json(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
         "benchmarks": {
             one.benchmark: {
                 "figures": [each.as_json() for each in one.figures],
+                "ratios": [asdict(ratio) for ratio in one.ratios],
                 "notes": one.notes,
                 **one.tables,
             }

@@ -10,25 +10,26 @@ import time
 import urllib.request
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
-from .figures import Figure, Result
-from .launchers import OURS, Launcher, elastic_agent_on_etcd
+from .faults import WORKER_KILLED, Recovery, measure_kills
+from .figures import Figures, Result
+from .launchers import OURS, elastic_agent_on_etcd
 from .options import Options, progress
-from .recovery import FAULTS, Fault, measure
+from .processes import processor_s
 from .rendezvous import Crowd, meet
 from .scene import HOST, Scene, boottime_s, free_port
-from .stages import Stages
+from .stages import RECOVERY_STAGES, Stages, median_stages
 
-WORKER_KILLED = next(fault for fault in FAULTS if fault.name == "worker SIGKILL")
 FORM_TARGETS_S = {256: 2.0}
 SIZES = (64, 256)
 NODES_PER_PROCESS = 64
 REST_SIZES = (8, 64)
-REST_S = 20.0
-OUTAGE_S = 20.0
+WATCH_S, QUICK_WATCH_S = 20.0, 10.0
+KILLS = 5
+ON_ETCD = "elastic-agent, etcd"
 OUTAGE_TARGET = 2.0
 LEASE_S = 5.0
 READY_S = 20.0
@@ -95,39 +96,41 @@ class Etcd:
 def run(options: Options) -> Result:
     if shutil.which("etcd") is None:
         return Result("etcd", [], ["etcd is not installed (Debian: etcd-server)"])
-    figures: dict[tuple[str, str], Figure] = {}
+    figures = Figures()
+    stages: dict[str, list[Stages]] = {}
 
     def add(what: str, who: str, unit: str, outcome: float | str, target: float | None = None) -> None:
         progress(f"{what}, {who}: {outcome}")
-        figures.setdefault((what, who), Figure(what, who, unit, target)).add(outcome)
+        figures.of(what, who, unit, target).add(outcome)
 
-    stages: dict[str, list[Stages]] = {}
+    watch_s = QUICK_WATCH_S if options.quick else WATCH_S
     for _ in range(options.times):
         with Etcd() as etcd:
             for launcher in (OURS, elastic_agent_on_etcd(etcd.endpoint)):
-                add(WORKER_KILLED.name, launcher.name, "s", _recover(launcher, WORKER_KILLED, stages))
-        for size in SIZES:
+                for outcome in measure_kills(launcher, KILLS):
+                    took = outcome if isinstance(outcome, str) else outcome.took_s
+                    add(WORKER_KILLED.name, launcher.name, "s", took)
+                    if isinstance(outcome, Recovery):
+                        stages.setdefault(launcher.name, []).append(outcome.stages)
+        for size in SIZES[:1] if options.quick else SIZES:
             with Etcd() as etcd:
                 found = meet(size, etcd.port, "--etcd", parts=size // NODES_PER_PROCESS)
-                add(
-                    f"{size} nodes, form", "elastic-agent, etcd", "s", found["form"], FORM_TARGETS_S.get(size)
-                )
-                add(f"{size} nodes, re-form", "elastic-agent, etcd", "s", found.get("re-form", "not formed"))
+                add(f"{size} nodes, form", ON_ETCD, "s", found["form"], FORM_TARGETS_S.get(size))
+                add(f"{size} nodes, re-form", ON_ETCD, "s", found.get("re-form", "not formed"))
         for size in REST_SIZES:
-            add(f"{size} nodes at rest", "requests per node", "/s", requests_at_rest(size))
-        add("etcd is down", "one agent", "% of a core", processor_without_etcd(), OUTAGE_TARGET)
+            add(f"{size} nodes at rest", "requests per node", "/s", requests_at_rest(size, watch_s))
+        if not options.quick:
+            add("etcd is down", "one agent", "% of a core", processor_without_etcd(watch_s), OUTAGE_TARGET)
     note = (
         f"Lease {LEASE_S:g} s; one member of etcd, without fsync. {NODES_PER_PROCESS} nodes share a process: gRPC's "
         "threads hinder each other in one interpreter. On real machines every node has one of its own."
     )
-    return Result("etcd", list(figures.values()), [note])
+    medians = {name: median_stages(RECOVERY_STAGES, samples) for name, samples in stages.items()}
+    tables = {"recovery_stages": medians, "all_stages": stages}
+    return Result("etcd", list(figures), [note], tables=tables)
 
 
-def _recover(launcher: Launcher, fault: Fault, stages: dict[str, list[Stages]]) -> float | str:
-    return measure(launcher, fault, stages.setdefault(launcher.name, []))
-
-
-def requests_at_rest(size: int) -> float | str:
+def requests_at_rest(size: int, watch_s: float) -> float:
     """Calls to etcd per node and second while a world of that size runs."""
     with Etcd() as etcd, tempfile.TemporaryDirectory(prefix="elastic-agent-benchmark-") as folder:
         command = [
@@ -144,21 +147,17 @@ def requests_at_rest(size: int) -> float | str:
             crowd.say("begin")
             crowd.hear("calm")
             before, began_s = etcd.requests(), time.monotonic()
-            time.sleep(REST_S)
+            time.sleep(watch_s)
             return round((etcd.requests() - before) / (time.monotonic() - began_s) / size, 2)
 
 
-def processor_without_etcd() -> float:
-    """What an agent and its guard use, in percent of a core, after etcd was killed under it and its workers fenced."""
+def processor_without_etcd(watch_s: float) -> float:
+    """What a node's processes use, in percent of a core, after etcd was killed under them and the workers fenced."""
     with Etcd() as etcd, Scene(elastic_agent_on_etcd(etcd.endpoint)) as scene:
         scene.settle_down([HOST])
         etcd.kill()
         time.sleep(2 * LEASE_S)
         processes = scene.processes(HOST)
-        before, began_s = _used_s(processes), boottime_s()
-        time.sleep(OUTAGE_S)
-        return round(100 * (_used_s(processes) - before) / (boottime_s() - began_s), 2)
-
-
-def _used_s(processes: list[Any]) -> float:
-    return sum(one.cpu_times().user + one.cpu_times().system for one in processes if one.is_running())
+        before, began_s = processor_s(processes), boottime_s()
+        time.sleep(watch_s)
+        return round(100 * (processor_s(processes) - before) / (boottime_s() - began_s), 2)

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -45,18 +45,65 @@ class Figure:
         return {**asdict(self), "median": self.median}
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """How many times one launcher's median is that of another in the same run."""
+
+    what: str
+    faster: str
+    slower: str
+    times: float
+    target: float | None = None
+    """How many times it is to be, at least."""
+
+    def __str__(self) -> str:
+        aim = "" if self.target is None else f" (target: at least {self.target:g})"
+        missed = " MISSED" if self.target is not None and self.times < self.target else ""
+        times = f"{self.times:.{1 if self.times < 10 else 0}f}"
+        return (
+            f"{self.what}: {self.faster} {times} times faster than {self.slower} in the same run{aim}{missed}"
+        )
+
+
+def ratio(ours: Figure, theirs: Figure, target: float | None = None) -> list[Ratio]:
+    """One, or none where one of the two has no median."""
+    if not ours.median or not theirs.median:
+        return []
+    return [Ratio(ours.what, ours.who, theirs.who, theirs.median / ours.median, target)]
+
+
+class Figures:
+    """Figures by what was measured and for whom, in the order in which they came, what belongs together together."""
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[str, str], Figure] = {}
+
+    def __iter__(self) -> Iterator[Figure]:
+        measured = [one for one in self._all.values() if one.samples or one.misses]
+        order = list(dict.fromkeys(one.what for one in measured))
+        return iter(sorted(measured, key=lambda one: order.index(one.what)))
+
+    def of(self, what: str, who: str, unit: str = "s", target: float | None = None) -> Figure:
+        """The figure of that name; made of the rest when it is new."""
+        return self._all.setdefault((what, who), Figure(what, who, unit, target))
+
+
 @dataclass
 class Result:
-    """What one benchmark found; ``notes`` are printed below the table."""
+    """What one benchmark found; ``ratios`` and ``notes`` are printed below the table."""
 
     benchmark: str
     figures: list[Figure]
     notes: list[str] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
     tables: dict[str, Any] = field(default_factory=dict)
     """Further details, for the JSON file."""
 
 
 def show(number: float, unit: str) -> str:
+    """In words; less than a second in milliseconds."""
+    if unit == "s" and abs(number) < 1:
+        number, unit = number * 1e3, "ms"
     digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 20 or unit == "MB" else 2
     return f"{number:.{digits}f} {unit}"
 
@@ -102,12 +149,12 @@ def circumstances(isolated: bool) -> dict[str, Any]:
         "load_average_before": os.getloadavg()[0],
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
-        "import_torch_s": round(min(_import_torch_s() for _ in range(3)), 3),
+        "import_torch_s": round(min(import_torch_s() for _ in range(3)), 3),
         "network": "own network namespace, loopback only" if isolated else "the machine's own, over loopback",
     }
 
 
-def _import_torch_s() -> float:
+def import_torch_s() -> float:
     """How long a process takes that imports torch: what every start and restart contains, so it dates the machine."""
     began_s = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)

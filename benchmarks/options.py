@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Options:
-    """``runs``: how often each thing is measured; ``quick``: once each, and only the quick things."""
+    """``runs``: how often each thing is measured; ``quick``: most things once, and only what takes seconds."""
 
     runs: int = 5
     quick: bool = False

@@ -1,115 +1,115 @@
 """From a fault to the first collective of every rank of the new world, by kind of fault.
 
-elastic-agent at its defaults (lease 5 s, margin 1 s, settle 1 s), torchrun tuned: at torchrun's defaults with
-gloo none of these recovers within 150 s but the last two.
+elastic-agent at its defaults (lease 5 s, margin 1 s, settle 1 s) and with workers that are started cold, torchrun
+tuned and (in a full run, once) at its defaults, ft_launcher where its command is installed. Workers are killed several
+times in one scene; every other fault has scenes of its own (a quick run: beside torchrun only where that takes
+seconds).
 """
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from .figures import Figure, Result
-from .launchers import OURS, TORCHRUN_TUNED, Launcher
-from .options import Options, progress
-from .scene import EVERYBODY, HOST, PEER, SLOTS, NoWorldError, Scene, SpoiltError, World, boottime_s
-from .stages import RECOVERY_STAGES, Stages, breakdown, median_stages
-
-LEASE_S, MARGIN_S, SETTLE_S = 5.0, 1.0, 1.0
-LIMIT_S = 60.0
-TRIES = 4
-
-
-@dataclass(frozen=True)
-class Fault:
-    """``strike`` does the harm and says when (CLOCK_BOOTTIME)."""
-
-    name: str
-    strike: Callable[[Scene, World], float]
-    workers_after: int
-    target_s: float | None
-    nodes: tuple[str, ...] = (HOST, PEER)
-
-
-def kill_worker(scene: Scene, world: World) -> float:
-    """One of the two workers of the larger node, so that a neighbour and another node survive."""
-    pid = next(pid for (node, rank), pid in world.pids.items() if node == HOST and rank != 0)
-    at_s = boottime_s()
-    os.kill(pid, signal.SIGKILL)
-    return at_s
-
-
-def kill_and_restart_host(scene: Scene, world: World) -> float:
-    at_s = scene.kill_node(HOST)
-    scene.start(HOST)
-    return at_s
-
-
-def terminate_agent(scene: Scene, world: World) -> float:
-    at_s = boottime_s()
-    scene.agents[PEER].send_signal(signal.SIGTERM)
-    return at_s
-
-
-FAULTS = (
-    Fault("worker SIGKILL", kill_worker, EVERYBODY, 2.0),
-    Fault(
-        "node SIGKILL",
-        lambda scene, world: scene.kill_node(PEER),
-        SLOTS[HOST],
-        LEASE_S + MARGIN_S + 2.0,
-    ),
-    Fault(
-        "node frozen",
-        lambda scene, world: scene.freeze_node(PEER),
-        SLOTS[HOST],
-        LEASE_S + MARGIN_S + 2.0,
-    ),
-    Fault("node joins", lambda scene, world: scene.start(PEER), EVERYBODY, SETTLE_S + 2.5, nodes=(HOST,)),
-    Fault("SIGTERM to one agent", terminate_agent, SLOTS[HOST], None),
-    Fault("store host SIGKILL, restarted", kill_and_restart_host, EVERYBODY, None),
+from .faults import (
+    NODE_JOINS,
+    ONCE_EACH,
+    SETTLE_S,
+    WORKER_KILLED,
+    Fault,
+    Recovery,
+    measure,
+    measure_kills,
 )
+from .figures import Figure, Figures, Ratio, Result, ratio
+from .launchers import OURS, OURS_COLD, TORCHRUN, TORCHRUN_TUNED, Launcher, ft_launcher
+from .options import Options, progress
+from .stages import RECOVERY_STAGES, Stages, median_stages
+
+KILLS, KILLS_OF_SLOW = 5, 3
+QUICK_SCENES = 2
+"""Of worker kills, which are cheap: the median of a quick run is one of ten."""
+FASTER_AT_LEAST = 30.0
+JOIN_MARGIN_S = 0.1
+INTERRUPTION_TARGET_S = 0.1
+IMPORT = "import torch beside the training"
+
+
+class Book:
+    """What was measured so far."""
+
+    def __init__(self) -> None:
+        self.figures = Figures()
+        self.stages: dict[str, list[Stages]] = {}
+
+    def figure(self, fault: Fault, launcher: Launcher) -> Figure:
+        return self.figures.of(fault.name, launcher.name, target=fault.target_s if launcher is OURS else None)
+
+    def enter(self, fault: Fault, launcher: Launcher, outcome: Recovery | str) -> None:
+        figure = self.figure(fault, launcher)
+        if isinstance(outcome, str):
+            figure.add(outcome)
+            progress(f"{fault.name}, {launcher.name}: {outcome}")
+            return
+        figure.add(outcome.took_s)
+        progress(f"{fault.name}, {launcher.name}: {outcome.took_s:.3f} s")
+        if outcome.stages:
+            self.stages.setdefault(f"{fault.name}, {launcher.name}", []).append(outcome.stages)
+        if fault.is_join:
+            target = INTERRUPTION_TARGET_S if launcher is OURS else None
+            interruption = self.figures.of(
+                f"{fault.name}: survivors' interruption", launcher.name, target=target
+            )
+            interruption.add(outcome.interruption_s)
+        if outcome.import_torch_s is not None:
+            self.figures.of(IMPORT, "python").add(outcome.import_torch_s)
+
+    def result(self) -> Result:
+        imported = self.figures.of(IMPORT, "python")
+        if imported.median is not None:
+            self.figure(NODE_JOINS, OURS).target = imported.median + SETTLE_S + JOIN_MARGIN_S
+        medians = {name: median_stages(RECOVERY_STAGES, samples) for name, samples in self.stages.items()}
+        note = f"A node that joins may take its import of torch, {SETTLE_S:g} s to settle and {JOIN_MARGIN_S:g} s."
+        tables = {"recovery_stages": medians, "all_stages": self.stages}
+        return Result("recovery", list(self.figures), [note], self._ratios(), tables)
+
+    def _ratios(self) -> list[Ratio]:
+        found = []
+        for fault in (WORKER_KILLED, *ONCE_EACH):
+            target = FASTER_AT_LEAST if fault is WORKER_KILLED else None
+            found += ratio(self.figure(fault, OURS), self.figure(fault, TORCHRUN_TUNED), target)
+        return found
 
 
 def run(options: Options) -> Result:
-    figures: dict[tuple[str, str], Figure] = {}
-    stages: dict[str, list[Stages]] = {}
+    book = Book()
+    theirs = ft_launcher()
+    slow = [OURS_COLD, TORCHRUN_TUNED, *([theirs] if theirs is not None else [])]
+    for _ in range(QUICK_SCENES if options.quick else options.runs):
+        _kill_workers(book, OURS, KILLS)
+        for launcher in slow:
+            _kill_workers(book, launcher, KILLS_OF_SLOW)
     for number in range(options.times):
-        for fault in FAULTS:
-            for launcher in (OURS, TORCHRUN_TUNED):
-                figure = figures.setdefault(
-                    (fault.name, launcher.name),
-                    Figure(fault.name, launcher.name, "s", fault.target_s if launcher is OURS else None),
-                )
-                if number >= 2 and launcher is not OURS and len(figure.misses) >= 2:
+        for fault in ONCE_EACH:
+            beside = [TORCHRUN_TUNED] if fault is NODE_JOINS or not options.quick else []
+            for launcher in (OURS, *beside):
+                known = book.figure(fault, launcher)
+                if number >= 2 and launcher is not OURS and len(known.misses) >= 2:
                     continue  # it does not recover; another minute of waiting would tell nothing new
-                outcome = measure(launcher, fault, stages.setdefault(fault.name, []))
-                progress(f"{fault.name}, {launcher.name}: {outcome}")
-                figure.add(outcome)
-    medians = {name: median_stages(RECOVERY_STAGES, samples) for name, samples in stages.items()}
-    return Result("recovery", list(figures.values()), tables={"stages": medians, "all_stages": stages})
+                book.enter(fault, launcher, measure(launcher, fault))
+    if not options.quick:
+        for launcher in (TORCHRUN, *([theirs] if theirs is not None else [])):
+            _once(book, launcher)
+    return book.result()
 
 
-def measure(launcher: Launcher, fault: Fault, stages: list[Stages]) -> float | str:
-    why = ""
-    for _ in range(TRIES):
-        try:
-            return _measure_once(launcher, fault, stages)
-        except SpoiltError as spoilt:
-            why = str(spoilt)
-    return why
+def _kill_workers(book: Book, launcher: Launcher, times: int) -> None:
+    if len(book.figure(WORKER_KILLED, launcher).misses) >= 2:
+        return
+    for outcome in measure_kills(launcher, times):
+        book.enter(WORKER_KILLED, launcher, outcome)
 
 
-def _measure_once(launcher: Launcher, fault: Fault, stages: list[Stages]) -> float | str:
-    with Scene(launcher) as scene:
-        before = scene.settle_down(fault.nodes)
-        struck_s = fault.strike(scene, before)
-        try:
-            after = scene.await_world(fault.workers_after, struck_s, LIMIT_S)
-        except NoWorldError as error:
-            return str(error)
-        if launcher is not TORCHRUN_TUNED:
-            stages.append(breakdown(RECOVERY_STAGES, scene.journal(), after, struck_s))
-        return round(after.latest_s("collective") - struck_s, 3)
+def _once(book: Book, launcher: Launcher) -> None:
+    """Each fault once: mostly a minute of waiting in vain."""
+    for fault in (WORKER_KILLED, *ONCE_EACH):
+        known = book.figure(fault, launcher)
+        if not known.samples and not known.misses:
+            book.enter(fault, launcher, measure(launcher, fault))

@@ -8,10 +8,11 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,9 +22,10 @@ import psutil
 
 from .launchers import Launcher, Place
 
-HOST, PEER = "host", "peer"
+HOST, PEER = BOTH = ("host", "peer")
 SLOTS = {HOST: 2, PEER: 1}
-EVERYBODY = sum(SLOTS.values())
+"""Workers of each node, unless a benchmark says otherwise."""
+CELL = struct.Struct("d")
 HEAD_START_S = 0.4
 LOOK_EVERY_S = 0.02
 """How often files are looked at; what is measured is what the workers wrote, so this adds nothing to it."""
@@ -66,9 +68,14 @@ class World:
     pids: dict[tuple[str, int], int] = field(default_factory=dict)
     """By node and rank."""
 
-    def latest_s(self, stage: str) -> float:
-        """When the last of its workers got there (CLOCK_BOOTTIME)."""
-        return max(stages[stage] for stages in self.workers.values())
+    def latest_s(self, stage: str, nodes: Iterable[str] | None = None) -> float:
+        """When the last of its workers (of these nodes) got there (CLOCK_BOOTTIME)."""
+        pids = self.workers if nodes is None else self.pids_of(nodes)
+        return max(self.workers[pid][stage] for pid in pids)
+
+    def pids_of(self, nodes: Iterable[str]) -> list[int]:
+        wanted = set(nodes)
+        return [pid for (node, _), pid in self.pids.items() if node in wanted]
 
 
 class Lines:
@@ -92,11 +99,14 @@ class Lines:
 class Scene:
     """Start nodes, wait for worlds, do harm. Leaves no process behind."""
 
-    def __init__(self, launcher: Launcher, pause_s: float = 0.01) -> None:
+    def __init__(self, launcher: Launcher, pause_s: float = 0.01, slots: Mapping[str, int] = SLOTS) -> None:
         self.launcher = launcher
+        self.slots = slots
         self._pause_s = pause_s
         self._own = tempfile.TemporaryDirectory(prefix="elastic-agent-benchmark-")
         self.folder = Path(self._own.name)
+        self._cells = self.folder / "cells"
+        self._cells.mkdir()
         self.port = free_port()
         self._lines = Lines(self.folder / "events.jsonl")
         self._journal = Lines(self.folder / "journal.jsonl")
@@ -120,12 +130,13 @@ class Scene:
 
     def start(self, node: str) -> float:
         """Start a node's agent; when that was (CLOCK_BOOTTIME)."""
-        place = Place(node, SLOTS[node], self.port, self.folder)
+        place = Place(node, self.slots[node], self.port, self.folder)
         environment = {
             **os.environ,
             **self.launcher.environment,
             "OMP_NUM_THREADS": "1",
             "BENCH_EVENTS": str(self.folder / "events.jsonl"),
+            "BENCH_CELLS": str(self._cells),
             "BENCH_NODE": node,
             "BENCH_PAUSE_S": str(self._pause_s),
         }
@@ -146,14 +157,17 @@ class Scene:
         for node in nodes:
             self.start(node)
             time.sleep(HEAD_START_S)
-        size = sum(SLOTS[node] for node in self.agents)
         try:
-            world = self.await_world(size, 0.0, SCENE_LIMIT_S, stage="steady")
+            world = self.await_world(self.size(self.agents), 0.0, SCENE_LIMIT_S, stage="steady")
         except NoWorldError as error:
             raise SpoiltError(f"did not get going: {error}") from None
         if self.launcher.has_host and not self._hosts(self.agents[HOST]):
             raise SpoiltError("the store was hosted by the other node")
         return world
+
+    def size(self, nodes: Iterable[str]) -> int:
+        """How many workers these nodes have."""
+        return sum(self.slots[node] for node in nodes)
 
     def _hosts(self, agent: psutil.Process) -> bool:
         listening = [one.laddr.port for one in agent.net_connections("tcp") if one.status == "LISTEN"]
@@ -182,12 +196,14 @@ class Scene:
         stages: dict[int, dict[str, float]] = {}
         worlds: dict[str, list[Event]] = {}
         for event in self._lines.update():
+            if event["boottime_s"] <= after_s:
+                continue
             stages.setdefault(event["pid"], {})[event["event"]] = event["boottime_s"]
             if event["event"] == stage and event["world_size"] == size:
                 worlds.setdefault(event["world"], []).append(event)
         for met in worlds.values():
             workers = {one["pid"]: stages[one["pid"]] for one in met}
-            new = all(one["first_line"] > after_s for one in workers.values())
+            new = all("first_line" in one for one in workers.values())
             if len(workers) == size and new:
                 pids = {(one["node"], one["rank"]): one["pid"] for one in met}
                 return World(met[0]["generation"], workers, pids)
@@ -196,6 +212,20 @@ class Scene:
     def worker_pids(self) -> set[int]:
         """Every worker that ever introduced itself."""
         return {event["pid"] for event in self._lines.update()}
+
+    def interruption_s(self, old: World, new: World, nodes: Iterable[str]) -> float:
+        """How long these nodes' workers had no collective: from the old world's last to all their first of the new.
+
+        The first worker to stop and the last to go on count, so no single worker was interrupted for longer.
+        """
+        nodes = tuple(nodes)
+        last_s = min(self._last_round_s(pid) for pid in old.pids_of(nodes))
+        return new.latest_s("collective", nodes) - last_s
+
+    def _last_round_s(self, pid: int) -> float:
+        """When this worker, which may have ended, had its last collective."""
+        (at_s,) = CELL.unpack((self._cells / str(pid)).read_bytes())
+        return float(at_s)
 
     def journal(self) -> list[Event]:
         """What our agents wrote down (none under other launchers)."""

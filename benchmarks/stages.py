@@ -5,12 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
-from .figures import print_table
+from .figures import print_table, show
 from .scene import Event, World
 
-START_STAGES = (
-    "agents up",
-    "registered",
+_FROM_THE_PLAN_ON = (
     "plan running seen",
     "workers started",
     "first line",
@@ -18,7 +16,8 @@ START_STAGES = (
     "process group",
     "first collective",
 )
-RECOVERY_STAGES = ("exit noticed", "plan forming seen", "stopped", *START_STAGES[2:])
+START_STAGES = ("agents up", "registered", "spawners ready", *_FROM_THE_PLAN_ON)
+RECOVERY_STAGES = ("exit noticed", "plan forming seen", "stopped", *_FROM_THE_PLAN_ON)
 
 Stages = dict[str, float]
 """Seconds from the launch or fault until the last process got there; a stage that did not occur is missing."""
@@ -27,7 +26,7 @@ Stages = dict[str, float]
 def breakdown(names: Iterable[str], journal: list[Event], world: World, since_s: float) -> Stages:
     """When the last one reached each stage on the way to this world."""
     found = {**_of_agents(journal, world.generation, since_s), **_of_workers(world)}
-    return {name: round(found[name] - since_s, 4) for name in names if name in found}
+    return {name: round(found[name] - since_s, 5) for name in names if name in found}
 
 
 def _of_agents(journal: list[Event], generation: int, since_s: float) -> Stages:
@@ -43,6 +42,7 @@ def _of_agents(journal: list[Event], generation: int, since_s: float) -> Stages:
     moments = {
         "agents up": named("agent_started"),
         "registered": named("registered"),
+        "spawners ready": named("spawner_ready"),
         "exit noticed": named("worker_exited")[:1],
         "plan forming seen": named("plan", phase="forming", generation=generation),
         "stopped": named("workers_stopped", generation=generation - 1),
@@ -72,9 +72,9 @@ def median_stages(names: Iterable[str], samples: list[Stages]) -> Stages:
 
 
 def print_stages(names: tuple[str, ...], rows: dict[str, Stages]) -> None:
-    """Seconds from the fault to each stage, medians, one line per fault."""
-    print("\nSeconds until the last process reached each stage (medians):")
+    """The time from the fault to each stage, medians, one line per fault."""
+    print("\nUntil the last process reached each stage (medians):")
     table = [("", "", *names)]
     for what, stages in rows.items():
-        table.append((what, "", *(f"{stages[name]:.3f}" if name in stages else "–" for name in names)))
+        table.append((what, "", *(show(stages[name], "s") if name in stages else "–" for name in names)))
     print_table(table)

@@ -1,0 +1,60 @@
+"""The processes of a node by what they are, what they use of the processor and how much memory they hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from .scene import Scene
+
+KINDS = {"elastic-spawner": "spawner", "elastic-standby": "standbys"}
+"""Of our processes, by the name that the kernel shows; the others are the guard, the agent and the workers."""
+MB = 1e6
+
+
+def by_kind(scene: Scene, node: str) -> dict[str, list[psutil.Process]]:
+    """Agent, guard, spawner, standbys and workers (under another launcher: agent, others and workers)."""
+    workers = scene.worker_pids()
+    other = "guard" if scene.launcher.keeps_journal else "others"
+    kinds: dict[str, list[psutil.Process]] = {}
+    for process in scene.processes(node):
+        if process.pid == scene.agents[node].pid:
+            kind = "agent"
+        elif process.pid in workers:
+            kind = "workers"
+        else:
+            kind = KINDS.get(_kernel_name(process), other)
+        kinds.setdefault(kind, []).append(process)
+    return kinds
+
+
+def _kernel_name(process: psutil.Process) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/comm").read_text().strip()
+    return ""
+
+
+def pss_mb(processes: Iterable[psutil.Process]) -> float:
+    """Proportional set size: what several processes share is divided among them, so sums count everything once."""
+    return float(sum(one.memory_full_info().pss for one in processes)) / MB
+
+
+def rss_mb(processes: Iterable[psutil.Process]) -> float:
+    return float(sum(one.memory_info().rss for one in processes)) / MB
+
+
+def processor_s(processes: Iterable[psutil.Process]) -> float:
+    """What the threads of these processes have used, in nanoseconds' resolution where the kernel has it."""
+    return sum(_used_s(one) for one in processes if one.is_running())
+
+
+def _used_s(process: psutil.Process) -> float:
+    try:
+        threads = Path(f"/proc/{process.pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    except OSError:  # a kernel without it: hundredths of a second must do
+        times = process.cpu_times()
+        return float(times.user + times.system)
