@@ -1,69 +1,143 @@
-"""What an agent costs while training runs undisturbed: processor time and memory, the store's host and the other."""
+"""What an agent costs while training runs undisturbed: processor time, memory, and what it asks of the store.
+
+Processor and memory: two nodes with workers, the store's host and the other. The store's traffic: many nodes without
+workers in a network namespace that nobody else uses, so that what crosses its loopback is theirs.
+"""
 
 from __future__ import annotations
 
+import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from pathlib import Path
 
-import psutil
-
-from .figures import Figure, Result
+from .figures import Figures, Result
 from .launchers import OURS, TORCHRUN_TUNED, Launcher
 from .options import Options, progress
-from .scene import HOST, PEER, Scene, SpoiltError
+from .processes import by_kind, processor_s, pss_mb, rss_mb
+from .rendezvous import Crowd
+from .scene import HOST, PEER, Scene, SpoiltError, free_port
 
 WATCH_S = 30.0
-QUICK_WATCH_S = 20.0
+QUICK_WATCH_S = 10.0
+CALM_S = 3.0
+"""After the workers' first rounds: what belongs to the start is over."""
 PAUSE_S = 0.2
 """Between two rounds of the workers, so that they do not compete with what is measured."""
 TRIES = 4
+PROCESSOR_TARGET = 0.2
+SIZES = (8, 64)
+TORCH = "torch c10d"
+COST_NOTE = (
+    "PSS counts memory shared with other processes in parts: what agent, guard, spawner, standbys and the workers "
+    "have in common is divided among them. Processor: all of a node's processes but the workers."
+)
+TRAFFIC_NOTE = (
+    "Traffic: bytes over the loopback, each counted once, acknowledgements included; torch's handlers are also asked "
+    "every 0.1 s whether nodes wait, as torchrun's agents ask them."
+)
+NO_TRAFFIC_NOTE = "Traffic is not measured: this needs a network namespace of its own (root)."
 
 
 def run(options: Options) -> Result:
-    figures: dict[tuple[str, str], Figure] = {}
+    figures = Figures()
+    watch_s = QUICK_WATCH_S if options.quick else WATCH_S
     for _ in range(options.times):
         for launcher in (OURS, TORCHRUN_TUNED):
-            for what, unit, value in measure(launcher, QUICK_WATCH_S if options.quick else WATCH_S):
-                figures.setdefault((what, launcher.name), Figure(what, launcher.name, unit)).add(value)
+            _cost(figures, launcher, watch_s)
             progress(f"at rest, {launcher.name}: measured")
-    note = (
-        "PSS counts memory shared with other processes in parts (the libraries' code, also used by the workers and "
-        "the other agent); elastic-agent's figures are agent and guard together."
-    )
-    return Result("rest", sorted(figures.values(), key=lambda one: one.what), [note])
+    if options.isolated:
+        note = TRAFFIC_NOTE
+        for _ in range(options.times):
+            for who in (OURS.name, TORCH):
+                _traffic(figures, who, watch_s)
+        _not_more_with_more_nodes(figures)
+    else:
+        note = NO_TRAFFIC_NOTE
+    return Result("rest", sorted(figures, key=lambda one: one.what), [COST_NOTE, note])
 
 
-def measure(launcher: Launcher, watch_s: float) -> list[tuple[str, str, float]]:
+# --- processor and memory -------------------------------------------------------------------------
+
+
+def _cost(figures: Figures, launcher: Launcher, watch_s: float) -> None:
     for _ in range(TRIES):
         with Scene(launcher, PAUSE_S) as scene:
             try:
                 scene.settle_down((HOST, PEER))
             except SpoiltError:
                 continue
-            return _watch(scene, watch_s)
-    return []
+            time.sleep(CALM_S)
+            _watch(figures, scene, watch_s)
+            return
 
 
-def _watch(scene: Scene, watch_s: float) -> list[tuple[str, str, float]]:
-    workers = scene.worker_pids()
-    found: list[tuple[str, str, float]] = []
-    own = {node: [one for one in scene.processes(node) if one.pid not in workers] for node in scene.agents}
-    before = {node: _total(processes, _cpu_s) for node, processes in own.items()}
+def _watch(figures: Figures, scene: Scene, watch_s: float) -> None:
+    kinds = {node: by_kind(scene, node) for node in scene.agents}
+    own = {
+        node: [one for kind, processes in found.items() if kind != "workers" for one in processes]
+        for node, found in kinds.items()
+    }
+    before = {node: processor_s(processes) for node, processes in own.items()}
     began_s = time.monotonic()
     time.sleep(watch_s)
+    elapsed_s = time.monotonic() - began_s
+    used_s = {node: processor_s(processes) - before[node] for node, processes in own.items()}
+    who = scene.launcher.name
+    target = PROCESSOR_TARGET if scene.launcher is OURS else None
     for node, processes in own.items():
-        used_s = _total(processes, _cpu_s) - before[node]
-        share = 100 * used_s / (time.monotonic() - began_s)
-        found.append((f"{node}: processor", "% of a core", share))
-        found.append((f"{node}: RSS", "MB", _total(processes, lambda one: one.memory_info().rss / 1e6)))
-        found.append((f"{node}: PSS", "MB", _total(processes, lambda one: one.memory_full_info().pss / 1e6)))
-    return found
+        share = 100 * used_s[node] / elapsed_s
+        figures.of(f"{node}: processor", who, "% of a core", target).add(share)
+        figures.of(f"{node}: RSS, all", who, "MB").add(rss_mb(processes))
+        figures.of(f"{node}: PSS, all", who, "MB").add(pss_mb(processes))
+        for kind, of_kind in kinds[node].items():
+            figures.of(f"{node}: PSS, {kind}", who, "MB").add(pss_mb(of_kind))
 
 
-def _total(processes: list[psutil.Process], measure_one: Callable[[psutil.Process], float]) -> float:
-    return sum(measure_one(one) for one in processes)
+# --- the store's traffic --------------------------------------------------------------------------
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+def _traffic(figures: Figures, who: str, watch_s: float) -> None:
+    for size in SIZES:
+        outcome = traffic_at_rest(size, who, watch_s)
+        progress(f"{size} nodes at rest, {who}: {outcome} B/s per node")
+        figures.of(_traffic_of(size), who, "B/s").add(outcome)
+
+
+def _traffic_of(size: int) -> str:
+    return f"store traffic per node, {size:2} nodes"
+
+
+def traffic_at_rest(size: int, who: str, watch_s: float) -> float | str:
+    """Bytes per second and node while so many nodes of a world have nothing to do."""
+    with tempfile.TemporaryDirectory(prefix="elastic-agent-benchmark-") as folder:
+        port = str(free_port())
+        command = ["benchmarks.many_nodes", "0", str(size), str(size), port, str(Path(folder))]
+        if who == TORCH:
+            command = ["benchmarks.many_handlers", str(size), port, "--ask"]
+        with Crowd([command]) as crowd:
+            try:
+                crowd.hear("here")
+                crowd.say("begin")
+                crowd.hear("calm")
+            except EOFError:
+                return "no world"
+            time.sleep(CALM_S)
+            before, began_s = _loopback_bytes(), time.monotonic()
+            time.sleep(watch_s)
+            return round((_loopback_bytes() - before) / (time.monotonic() - began_s) / size, 1)
+
+
+def _loopback_bytes() -> int:
+    """What has crossed this network namespace's loopback (/sys would show the namespace in which it was mounted)."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == "lo":
+            return int(counts.split()[0])
+    raise RuntimeError("/proc/self/net/dev: expected a line for lo")
+
+
+def _not_more_with_more_nodes(figures: Figures) -> None:
+    few, many = (figures.of(_traffic_of(size), OURS.name, "B/s") for size in SIZES)
+    if few.samples:
+        many.target = statistics.median(few.samples)
