@@ -12,10 +12,10 @@ READY := $(VENV)/.ready
 SEEDS ?= 2000
 SYSTEM_PACKAGES ?= yes
 PYTEST_ARGS ?=
-BENCH_ARGS ?=
+BENCH_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lint-rules lint-format lint-types format simulate bench clean distclean system-packages
+.PHONY: help demo test lint lint-rules lint-format lint-types format simulate bench bench-full clean distclean system-packages
 
 help:
 	@echo 'make demo       a real training job on two agents of this machine; a worker is killed half way'
@@ -23,7 +23,8 @@ help:
 	@echo 'make lint       ruff, its formatter and strict mypy'
 	@echo 'make format     rewrite the code as the formatter wants it'
 	@echo 'make simulate   the protocol under SEEDS=$(SEEDS) seeds of simulated faults'
-	@echo 'make bench      measure start, recovery and rendezvous beside torchrun'
+	@echo 'make bench      measure start, recovery, rendezvous and rest beside torchrun, in some minutes'
+	@echo 'make bench-full the same as often as docs/benchmarks.md says'
 	@echo 'make clean      remove caches and build results (distclean: the virtual environment too)'
 
 demo: $(READY)
@@ -52,6 +53,9 @@ simulate: $(READY)
 
 bench: $(READY)
 	$(PY) -m benchmarks $(BENCH_ARGS)
+
+bench-full: $(READY)
+	$(PY) -m benchmarks
 
 $(READY): pyproject.toml constraints.txt tools/make-venv
 	@tools/make-venv '$(PYTHON)' '$(VENV)'
