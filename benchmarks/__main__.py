@@ -30,6 +30,8 @@ BENCHMARKS = {
     "rest": "what an agent costs while training runs, beside torchrun's",
     "client": "what the client module costs a training script",
 }
+LONG = ("etcd",)
+"""Not part of a quick run unless named."""
 STAGE_TABLES = {"start_stages": START_STAGES, "recovery_stages": RECOVERY_STAGES}
 ISOLATED = "BENCH_ISOLATED"
 UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child=TERM", "--mount-proc")
@@ -81,7 +83,8 @@ def parse() -> tuple[Options, list[str], Path]:
     if given.runs < 1:
         parser.error(f"--runs {given.runs}: expected at least 1")
     options = Options(given.runs, given.quick, os.environ.get(ISOLATED) == "1")
-    return options, given.names or list(BENCHMARKS), given.json or _usual_json_file()
+    usual = [name for name in BENCHMARKS if not (given.quick and name in LONG)]
+    return options, given.names or usual, given.json or _usual_json_file()
 
 
 def _usual_json_file() -> Path:
