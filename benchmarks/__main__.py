@@ -60,7 +60,7 @@ def parse() -> tuple[Options, list[str], Path]:
     listed = "\n".join(f"  {name:12}{what}" for name, what in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"Benchmarks (all of them if none is named):\n{listed}",
+        description=f"Benchmarks (all of them if none is named; with --quick all but etcd):\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help="which to run")
