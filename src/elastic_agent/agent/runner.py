@@ -31,7 +31,9 @@ DEFAULT_STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
 """A real-time signal that neither glibc, Python, torch nor NCCL uses."""
 
 HANG_LOOKS_PER_TIMEOUT = 20
-"""Progress is looked at this often per hang time-out (but at most once a second)."""
+"""Progress is looked at this often per hang time-out."""
+
+LOOK_AT_LEAST_EVERY_S = 5.0
 
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
@@ -327,7 +329,7 @@ class Runner:
                 running.failed = True
                 self._tell.failed(running.generation, self._hang(slot, step))
                 return
-        pause_s = min(1.0, self._hang_timeout_s / HANG_LOOKS_PER_TIMEOUT)
+        pause_s = min(LOOK_AT_LEAST_EVERY_S, self._hang_timeout_s / HANG_LOOKS_PER_TIMEOUT)
         self._timer = loop.call_later(pause_s, self._watch_progress, seen)
 
     def _hang(self, slot: int, step: int) -> Failure:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from .records import Lease, Member, Policy
 
+RENEWALS_PER_LEASE = 3
+"""A lease survives two lost renewals."""
+
 RENEWALS_THAT_PROVE_LIFE = 3
 """A dead agent's last renewal may be noticed late, and one more may have been under way when it died."""
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.differences import differences
+from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.records import History, Member, Plan
 from elastic_agent.protocol.situation import Decision
 from elastic_agent.transport.base import CoordinatorLink, Snapshot, StoreLostError
@@ -23,7 +24,10 @@ from elastic_agent.transport.base import CoordinatorLink, Snapshot, StoreLostErr
 from .memory import RunMemory
 
 LEASE_READS_PER_TTL = 10
-"""How often the leases are looked at: a lost node is noticed at most a tenth of a lease late."""
+"""How often the leases are looked at, at most: a lost node is noticed at most a tenth of a lease late."""
+
+READ_AFTER_RENEWAL = 1 / 100
+"""Of a lease: how long after a renewal is due it is looked for."""
 
 PAUSE_LEASES, PAUSE_S = 1 / 3, 1.0
 """A coordinator that comes this much of a lease, or this long, too late was paused, or its whole machine was."""
@@ -33,6 +37,9 @@ KEEP_OVER_S = 60.0
 
 IDLE_S = 60.0
 """How often runs are looked at of which nobody is left, and which are not over."""
+
+RUNS_READ_EVERY_S = 2.0
+"""How often it is looked whether runs have come of which no hint told."""
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """How long a run is left alone after an internal error with it."""
@@ -132,7 +139,6 @@ class RunDriver:
         self._on_time_s = (
             min(now_s, self.wake_s) if self.needed else now_s
         )  # others are not turned by the clock
-        ttl_s = self._ttl_s
         if now_s >= self._full_read_s:
             self._read_all(now_s)
         else:
@@ -140,7 +146,7 @@ class RunDriver:
                 self.refresh(hints)
             if now_s >= self._lease_read_s:
                 self._read_leases()
-                self._lease_read_s = now_s + ttl_s / LEASE_READS_PER_TTL
+                self._lease_read_s = self._next_lease_read_s(now_s)
         decision = self._act()
         self.wake_s = min(decision.wake_s, self._full_read_s, self._lease_read_s)
         self.over = decision.done
@@ -160,7 +166,14 @@ class RunDriver:
     def _read_all(self, now_s: float) -> None:
         self.refresh(None)
         self._full_read_s = now_s + self._ttl_s
-        self._lease_read_s = now_s + self._ttl_s / LEASE_READS_PER_TTL
+        self._lease_read_s = self._next_lease_read_s(now_s)
+
+    def _next_lease_read_s(self, now_s: float) -> float:
+        """When the next renewal should be there to be seen; a while from now if one is overdue."""
+        ttl_s = self._ttl_s
+        interval_s = ttl_s * (1 / RENEWALS_PER_LEASE + READ_AFTER_RENEWAL)
+        due = [one.renewed_s + interval_s for one in self._coordinator.ledger.sightings.values() if one.alive]
+        return max(now_s + ttl_s / LEASE_READS_PER_TTL, min(due, default=now_s + ttl_s))
 
     def _excuse_own_pause(self) -> None:
         """If this thread stood still: judge nobody by that time, nor by what was read before."""
@@ -267,6 +280,8 @@ class CoordinatorThread(threading.Thread):
         """
         super().__init__(name="elastic-coordinator", daemon=True)
         self._inbox = inbox
+        self._runs: Collection[str] = ()
+        self._runs_read_s = -math.inf
         self._open_link = open_link
         self._memory = memory
         self._on_change = on_change
@@ -311,7 +326,11 @@ class CoordinatorThread(threading.Thread):
             hints = self._inbox.wait(max(0.001, min([*moments, now_s + IDLE_S]) - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
-        known = {*self._inbox.runs(), *self._drivers, *self._resting}
+        now_s = time.monotonic()
+        if hints or now_s >= self._runs_read_s:  # who registers leaves a hint, which may be lost
+            self._runs = self._inbox.runs()
+            self._runs_read_s = now_s + RUNS_READ_EVERY_S
+        known = {*self._runs, *self._drivers, *self._resting}
         by_run: dict[str, set[str]] = {run_id: set() for run_id in known}
         for run_id, incarnation in hints:
             by_run.setdefault(run_id, set()).add(incarnation)

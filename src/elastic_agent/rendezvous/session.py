@@ -19,7 +19,7 @@ import msgspec
 import tenacity
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.leases import FirstSent, HeldLease
+from elastic_agent.protocol.leases import RENEWALS_PER_LEASE, FirstSent, HeldLease
 from elastic_agent.protocol.node import Announce
 from elastic_agent.protocol.records import (
     Address,
@@ -48,9 +48,6 @@ from .connector import BootstrapOffer, Connector
 from .threads import aside, call
 
 T = TypeVar("T")
-
-RENEWALS_PER_LEASE = 3
-"""A lease survives two lost renewals."""
 
 ATTEMPTS_PER_LEASE = 2
 """An answer that takes longer than this part of a lease is not waited for: a fresh connection may save the lease."""
