@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -18,16 +19,20 @@ from elastic_agent.transport.lane import Lane
 from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, world
 
 
-def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """The results of calls made as nearly together as threads allow."""
+def at_once(*calls: Callable[[], Any], head_starts_s: Sequence[float] = ()) -> list[Any]:
+    """The results of calls made as nearly together as threads allow, or each so much earlier than the last of them."""
     gate = threading.Barrier(len(calls))
+    leads = [*head_starts_s, *[0.0] * len(calls)]
+    longest_s = max(leads)
 
-    def call(work: Callable[[], Any]) -> Any:
+    def call(work: Callable[[], Any], lead_s: float) -> Any:
         gate.wait()
+        if lead_s < longest_s:
+            time.sleep(longest_s - lead_s)
         return work()
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(call, calls))
+        return list(pool.map(call, calls, leads))
 
 
 # -- members and leases ---------------------------------------------------------------------------
@@ -86,10 +91,13 @@ def test_renewal_and_condemnation_race_and_exactly_one_wins(scene: Scene) -> Non
     current = lease("a")
     names = iter(f"a{i}" for i in range(300))
     outcomes = set()
-    for _ in range(300):
+    for turn in range(300):
+        # One side's way to the store is shorter than the other's; which one wins at what head start, machines decide.
+        lead_s = (turn % 30 - 15) * 50e-6
         renewed, condemned = at_once(
             lambda held=current: node.renew(held, held.renewed()),
             lambda held=current: coordinator.condemn(held),
+            head_starts_s=(max(lead_s, 0.0), max(-lead_s, 0.0)),
         )
         assert renewed is not condemned
         outcomes.add(renewed)
