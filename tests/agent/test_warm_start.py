@@ -134,3 +134,48 @@ def test_what_is_preloaded_is_there_at_once(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained") == 3
     assert done.stdout.count("loaded by") == 1
+
+
+def test_what_a_preload_prints_comes_out_once_though_nobody_flushed_it(tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text("print('loaded')")
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')")
+    done = subprocess.run(
+        [*AGENT, "--preload", "my_model", "--nproc-per-node", "2", str(script)],
+        env={**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout.count("loaded"), done.stdout.count("trained")) == (1, 2), done.stdout
+
+
+def test_a_thread_of_the_interpreters_own_customisation_is_noticed(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    )
+    (tmp_path / "script.py").write_text("")
+    done = subprocess.run(
+        [*AGENT, str(tmp_path / "script.py")],
+        env={
+            **clean_environment(),
+            "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state"),
+            "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "workers start cold" in done.stderr
+    assert "threads" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+def test_an_agent_that_was_started_with_a_closed_stream_trains(tmp_path: Path, closed: int) -> None:
+    seen = run(tmp_path, "sh", "-c", f'exec "$@" {"<" if closed == 0 else ">"}&-', "sh", *AGENT)
+    assert seen["warm"], seen["said"]
+    assert seen["fds"] == [0, 1, 2, 3]

@@ -25,6 +25,7 @@ from elastic_agent.workers.guard_client import (
     WarmLate,
     boottime_s,
 )
+from tests.processes import freeze
 from tests.workers.support import Driver, News, StandIn, watching
 
 REPORT = """
@@ -242,6 +243,77 @@ def test_what_cannot_be_prepared_is_told_as_of_cold_ones(warm: Driver, tmp_path:
     assert "cannot open" in failed.error
     assert "No such file or directory" in failed.error
     warm.until(Stopped)
+
+
+def test_a_stop_before_standbys_have_read_what_they_are_to_become_is_obeyed(
+    warm: Driver, tmp_path: Path, news: News
+) -> None:
+    warm.until(Warm)
+    warm.guard.spawn(1, [script(tmp_path, news, STAY)])
+    warm.until(Spawned)
+    news.line()
+    stop(warm)
+    frozen = standbys_of(warm.guard.pid)
+    for pid in frozen:
+        freeze(pid)
+    warm.guard.spawn(2, [script(tmp_path, news, STAY, slot=slot) for slot in range(len(frozen))])
+    assert frozen
+    stop(warm)
+    warm.guard.spawn(3, [script(tmp_path, news, STAY)])
+    assert len(warm.until(Spawned).pids) == 1
+    assert news.line().split()[0] == "warm"
+    stop(warm)
+
+
+def test_a_spawner_that_does_not_answer_is_replaced(warm: Driver, tmp_path: Path, news: News) -> None:
+    warm.until(Warm)
+    freeze(spawner_of(warm.guard.pid))
+    launches = [script(tmp_path, news, STAY, slot=slot) for slot in range(5)]
+    warm.guard.spawn(1, launches, warm_patience_s=0.3)
+    assert not warm.until(WarmLate).importing
+    assert len(warm.until(Spawned).pids) == 5
+    assert {news.line().split()[0] for _ in range(5)} <= {"warm", "cold"}
+    stop(warm)
+    warm.until(Warm)
+    warm.guard.spawn(2, launches)
+    warm.until(Spawned)
+    assert {news.line().split()[0] for _ in range(5)} == {"warm"}
+    stop(warm)
+
+
+def test_workers_of_a_replaced_spawner_inherit_no_descriptor(
+    warm: Driver, tmp_path: Path, news: News
+) -> None:
+    listing = (
+        "fd = os.open(sys.argv[1], os.O_WRONLY)\n"
+        "os.write(fd, f'{sorted(set(map(int, os.listdir(\"/proc/self/fd\"))) - {fd})}\\n'.encode())\n" + STAY
+    )
+    warm.until(Warm)
+    warm.guard.spawn(1, [script(tmp_path, news, STAY)])
+    warm.until(Spawned)
+    news.line()
+    stop(warm)
+    os.kill(spawner_of(warm.guard.pid), signal.SIGKILL)
+    warm.until(Warm)
+    warm.guard.spawn(2, [script(tmp_path, news, listing, slot=slot) for slot in range(5)])
+    warm.until(Spawned)
+    told = [news.line() for _ in range(10)]
+    lists = [one for one in told if one.startswith("[")]
+    assert lists == ["[0, 1, 2, 4]"] * 5, told  # 4: the listing itself
+    stop(warm)
+
+
+def test_what_a_preload_sets_in_the_environment_holds_in_the_workers(
+    driver: Driver, tmp_path: Path, news: News
+) -> None:
+    (tmp_path / "mymodel.py").write_text("import os\nos.environ['SET_BY_MODEL'] = 'yes'\n")
+    keep_warm(driver.guard, tmp_path, "mymodel")
+    body = "fd = os.open(sys.argv[1], os.O_WRONLY)\nos.write(fd, (os.environ['SET_BY_MODEL'] + '\\n').encode())\n"
+    driver.guard.spawn(1, [script(tmp_path, news, body + STAY)])
+    driver.until(Spawned)
+    assert news.line().split()[0] == "warm"
+    assert news.line() == "yes"
+    stop(driver)
 
 
 def test_nothing_of_the_spawner_outlives_a_killed_guard(warm: Driver, tmp_path: Path, news: News) -> None:

@@ -187,10 +187,9 @@ class Runner:
             case guard_events.SpawnerDied(how=how):
                 self._journal.write("spawner_died", how=how)
                 self._log.warning(f"the spawner died ({how}); another one is started, running workers go on")
-            case guard_events.WarmLate(generation=generation):
-                self._log.warning(
-                    f"the spawner is still importing: the workers of generation {generation} start cold"
-                )
+            case guard_events.WarmLate(generation=generation, importing=importing):
+                why = "is still importing" if importing else "does not answer and is replaced"
+                self._log.warning(f"the spawner {why}: the workers of generation {generation} start cold")
             case _:
                 pass
 

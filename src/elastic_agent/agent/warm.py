@@ -55,8 +55,10 @@ def start_guard(settings: Settings, *, owns_process: bool) -> Guard:
         return Guard.start()
     config = spawner_config(settings, slots)
     if owns_process and _started_plainly():
+        processors = os.sched_getaffinity(0)
         _import_torch(config.environment)
-        return Guard.start_with_spawner(config)
+        if _forks_well():
+            return Guard.start_with_spawner(config, processors)
     guard = Guard.start()
     guard.keep_warm(config)
     return guard
@@ -86,6 +88,17 @@ def _started_plainly() -> bool:
     return len(sys.orig_argv) > 1 and (sys.orig_argv[1] == "-m" or not sys.orig_argv[1].startswith("-"))
 
 
+def _forks_well() -> bool:
+    """Whether nothing that was imported here minds a fork; otherwise a spawner of its own finds out, and says why."""
+    from elastic_agent.workers.forks import UnsafeError, check_forks
+
+    try:
+        check_forks()
+    except UnsafeError:
+        return False
+    return True
+
+
 def _import_torch(environment: dict[str, str]) -> None:
     """Import it as the workers would, without the collections that are a tenth of the time."""
     before = dict(os.environ)
@@ -105,7 +118,10 @@ def _import_torch(environment: dict[str, str]) -> None:
 def _first_on_path(settings: Settings) -> str:
     """What ``sys.path[0]`` is in the workers."""
     if settings.module and not settings.run_path:
-        return os.getcwd()
+        try:
+            return os.getcwd()
+        except OSError:  # it was removed
+            return os.sep
     if os.path.isdir(settings.script):
         return os.path.abspath(settings.script)
     return os.path.dirname(os.path.realpath(settings.script))

@@ -30,8 +30,9 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
 def _launch(resolved: Resolved, owns_process: bool) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.warm import start_guard
-    from elastic_agent.workers.guard_client import become_subreaper
+    from elastic_agent.workers.guard_client import become_subreaper, open_missing_standard_streams
 
+    open_missing_standard_streams()
     become_subreaper()
     guard = start_guard(
         resolved.settings, owns_process=owns_process

@@ -27,6 +27,7 @@ def derive_meeting(draft: Draft) -> None:
     Raises:
         UsageError: more than one node and no endpoint, or an endpoint that does not fit the node count.
     """
+    _put_person_before_site(draft)
     _endpoint_from_master(draft)
     if draft.values["rdzv_backend"] != ETCD:
         for name in ETCD_ONLY:
@@ -45,6 +46,18 @@ def derive_meeting(draft: Draft) -> None:
     if draft.texts.get("rdzv_backend", "").strip().lower() == "static" and draft.values["rdzv_endpoint"]:
         endpoint = draft.values["rdzv_endpoint"]
         draft.note(f"static rendezvous is done by c10d at {endpoint}, with the same meaning of --node-rank")
+
+
+def _put_person_before_site(draft: Draft) -> None:
+    """The site's place to meet is for those who named none, in whatever way."""
+    alone = draft.values["standalone"]
+    elsewhere = draft.values["rdzv_backend"] == ETCD or any(
+        draft.is_given(name) for name in ("master_addr", "master_port")
+    )
+    if draft.is_sites("rdzv_endpoint") and (alone or elsewhere):
+        draft.forget("rdzv_endpoint")
+    if draft.is_sites("nnodes") and alone:
+        draft.forget("nnodes")
 
 
 def _meet_in_etcd(draft: Draft) -> None:

@@ -47,6 +47,15 @@ class Draft:
         """Whether somebody set it (the site included), and not to nothing."""
         return self.sources[name].layer is not Layer.DEFAULT and self.values[name] is not None
 
+    def is_sites(self, name: str) -> bool:
+        """Whether only the machine's manager says so: what a person says goes before, in other words too."""
+        return self.sources[name].layer is Layer.SITE
+
+    def forget(self, name: str) -> None:
+        """Back to the default."""
+        self.put(name, default_of(name), Source(Layer.DEFAULT, "default"))
+        self.texts.pop(name, None)
+
     def note(self, text: str) -> None:
         """Keep something to tell the user at the start."""
         self.notes.append(Note("info", text))

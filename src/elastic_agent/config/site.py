@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from elastic_agent.config.slurm import slurm
 from elastic_agent.config.source import Given, Layer, Source
 
 SiteSource = Callable[[Mapping[str, str]], Mapping[str, Given]]
@@ -23,4 +24,4 @@ def systemd(environ: Mapping[str, str]) -> dict[str, Given]:
     return given
 
 
-SITE_SOURCES: tuple[SiteSource, ...] = (systemd,)
+SITE_SOURCES: tuple[SiteSource, ...] = (slurm, systemd)

@@ -26,8 +26,9 @@ from .memory import RunMemory
 LEASE_READS_PER_TTL = 10
 """How often the leases are looked at, at most: a lost node is noticed at most a tenth of a lease late."""
 
-READ_AFTER_RENEWAL = 1 / 100
-"""Of a lease: how long after a renewal is due it is looked for."""
+READ_EARLY = 1 / 100
+"""Of a lease: how much sooner than the last one a renewal is looked for, so that it is noticed less and less late. When
+it is not there yet, it is looked for again like one that is overdue."""
 
 PAUSE_LEASES, PAUSE_S = 1 / 3, 1.0
 """A coordinator that comes this much of a lease, or this long, too late was paused, or its whole machine was."""
@@ -171,7 +172,7 @@ class RunDriver:
     def _next_lease_read_s(self, now_s: float) -> float:
         """When the next renewal should be there to be seen; a while from now if one is overdue."""
         ttl_s = self._ttl_s
-        interval_s = ttl_s * (1 / RENEWALS_PER_LEASE + READ_AFTER_RENEWAL)
+        interval_s = ttl_s * (1 / RENEWALS_PER_LEASE - READ_EARLY)
         due = [one.renewed_s + interval_s for one in self._coordinator.ledger.sightings.values() if one.alive]
         return max(now_s + ttl_s / LEASE_READS_PER_TTL, min(due, default=now_s + ttl_s))
 
@@ -388,6 +389,7 @@ class CoordinatorThread(threading.Thread):
             return
         if driven.link.remove_run():
             self._inbox.strike(run_id)
+            self._runs = [one for one in self._runs if one != run_id]
             del self._drivers[run_id]
             self._log.debug("removed the records of a run that is over", run=run_id)
         else:  # who came has left a hint

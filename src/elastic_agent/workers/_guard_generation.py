@@ -102,7 +102,7 @@ class Generation:
 
     def start_more(self) -> None:
         """Start what can be started now. Call again when the pool of standbys has changed."""
-        while self._to_start and self._starting:
+        while self._to_start and self._starting and self.phase == RUNNING:
             launch = self._to_start[0]
             try:
                 if not self._start(launch):
@@ -121,8 +121,13 @@ class Generation:
         while (standby := pool.take(len(self._to_start))) is not None:
             try:
                 self._hand_over(launch, standby)
-            except OSError:  # it has just died, and is reaped soon
+            except (BrokenPipeError, ConnectionResetError):  # it has just died, and is reaped soon
+                pool.discard(standby)
                 continue
+            except BaseException:
+                pool.discard(standby)
+                raise
+            pool.used()
             return True
         return False
 
@@ -215,7 +220,10 @@ class Generation:
         """Collect and report a worker that has ended."""
         worker = self._workers[pid]
         self._start_known(worker)  # before the number may belong to somebody else
-        reaped, status = os.waitpid(pid, os.WNOHANG)
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # a standby that died while it was still being adopted: its turn comes
+            return
         if not reaped:
             return
         at_boottime_s = _linux.boottime_s()
@@ -342,7 +350,8 @@ class Generation:
             self._kill_descendants()
         elif self._to_start and self._cold_at is not None and now >= self._cold_at:
             self._cold_at = None
-            self._report_now({"event": "warm_late", "generation": self.number})
+            importing = self._pool is not None and self._pool.overdue()
+            self._report_now({"event": "warm_late", "generation": self.number, "importing": importing})
             self.start_more()
 
     def _lose_patience(self) -> None:
@@ -360,9 +369,10 @@ class Generation:
     def _finish(self, unkillable: tuple[int, ...]) -> None:
         self.phase = DONE
         for worker in self._workers.values():  # only unkillable ones
-            if worker.pidfd is not None:
-                self._loop.remove(worker.pidfd)
-                os.close(worker.pidfd)
+            for fd in (worker.pidfd, worker.start_fd):
+                if fd is not None:
+                    self._loop.remove(fd)
+                    os.close(fd)
         self._relays.close_all()
         self._report({"event": "stopped", "generation": self.number, "unkillable": unkillable})
 

@@ -98,6 +98,8 @@ def read_start_error(fd: int) -> str | None:
         return os.read(fd, _ERROR_BYTES).decode(errors="replace")
     except BlockingIOError:
         return None
+    except OSError:  # a standby's line, when it died before it had read what it was to become
+        return ""
 
 
 def _become_worker(launch: LaunchSpec, stderr_fd: int | None, guard_pid: int, error_fd: int) -> NoReturn:

@@ -29,8 +29,10 @@ _SPAWNER_PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawne
 _MESSAGE_BYTES = 64 * 1024
 _REFILL_PAUSE_S = 0.5
 """How long workers that have just started have the processors to themselves."""
+_LONGEST_PAUSE_S = 30.0
+_FAILURES_IN_A_ROW = 12
 _DEATHS_IN_A_ROW = 2
-"""Spawners that die while they import: after so many no other is tried."""
+"""Spawners that die, and standbys that could not be had, with none used between: after so many no other is tried."""
 
 
 class Standby:
@@ -61,6 +63,7 @@ class WarmPool:
         self._idle: dict[int, Standby] = {}
         self._requested = 0
         self._deaths = 0
+        self._failures = 0
         self._refill_at: float | None = None
 
     def start(self, config: dict[str, Any]) -> None:
@@ -96,10 +99,27 @@ class WarmPool:
         self._request(wanted)
         return None
 
+    def used(self) -> None:
+        """A standby has become a worker."""
+        self._deaths = self._failures = 0
+
+    def discard(self, standby: Standby) -> None:
+        """A standby that was taken is of no use."""
+        _linux.send_signal(standby.pid, 9)  # not reaped yet, so the number is its own
+        self._forget(standby)
+
+    def overdue(self) -> bool:
+        """The standbys that were asked for do not come. Whether that is because the spawner still imports; if not, it
+        is ended, and replaced."""
+        if self._state == READY and self._spawner_pid:
+            _linux.send_signal(self._spawner_pid, 9)
+        return self._state == LOADING
+
     def refill_later(self) -> None:
         """The workers have started: get standbys for the next ones, in a moment."""
         if self._state == READY:
-            self._refill_at = time.monotonic() + _REFILL_PAUSE_S
+            pause_s = min(_REFILL_PAUSE_S * 2**self._failures, _LONGEST_PAUSE_S)
+            self._refill_at = time.monotonic() + pause_s
 
     # --- for the guard ----------------------------------------------------------------------------
 
@@ -130,10 +150,11 @@ class WarmPool:
 
     def reaped(self, pid: int, status: int) -> None:
         """A child that was no worker has ended and was collected."""
+        self._listen()  # what it said, or was said of it, before
         standby = self._idle.pop(pid, None)
         if standby is not None:
             self._forget(standby)
-            self.refill_later()
+            self._failed("they end before they are used")
         elif pid == self._spawner_pid:
             self._spawner_died(os.waitstatus_to_exitcode(status))
 
@@ -162,7 +183,7 @@ class WarmPool:
             self._spawner_pid = _guard_spawn.fork_helper(argv, env, theirs.fileno())
         except OSError as error:
             ours.close()
-            self._give_up(f"cannot create a process: {error.strerror}", "")
+            self._give_up(f"the spawner cannot be started: {error.strerror}", "")
             return
         finally:
             theirs.close()
@@ -182,7 +203,9 @@ class WarmPool:
         """Take one message of the spawner's, if there is one."""
         assert self._line is not None
         try:
-            data, ancillary, _, _ = self._line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4))
+            data, ancillary, _, _ = self._line.recvmsg(
+                _MESSAGE_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return False
         except OSError:
@@ -193,7 +216,10 @@ class WarmPool:
         fds = array.array("i")
         for _, _, content in ancillary:
             fds.frombytes(content)
-        self._heard(json.loads(data), list(fds))
+        message = json.loads(data)
+        if "standby" in message and not fds:  # no descriptor was free to receive it with
+            message = {"fork_failed": "this process has too many open files"}
+        self._heard(message, list(fds))
         return True
 
     def _heard(self, message: Message, fds: list[int]) -> None:
@@ -201,13 +227,21 @@ class WarmPool:
             self._arrived(message["standby"], fds[0])
         elif "ready_s" in message:
             self._state = READY
-            self._deaths = 0
             self._report({"event": "warm", "ready_s": message["ready_s"]})
             self._request(self._config["standbys"])
         elif "fork_failed" in message:
-            self._give_up(f"it cannot fork: {message['fork_failed']}", "")
-        else:
+            self._requested = max(0, self._requested - 1)
+            self._failed(f"the spawner cannot fork: {message['fork_failed']}")
+        elif "unusable" in message:
             self._give_up(message["unusable"], message["detail"])
+
+    def _failed(self, why: str) -> None:
+        """A standby could not be had, or kept: try again after a pause, which grows."""
+        self._failures += 1
+        if self._failures > _FAILURES_IN_A_ROW and self._state == READY:
+            self._give_up(f"no process could be kept ready for them: {why}", "")
+        else:
+            self.refill_later()
 
     def _arrived(self, pid: int, fd: int) -> None:
         self._requested = max(0, self._requested - 1)
@@ -237,7 +271,7 @@ class WarmPool:
             return
         self._deaths += 1
         if self._deaths > _DEATHS_IN_A_ROW:
-            self._give_up(f"it died again and again while importing ({_ending(returncode)})", "")
+            self._give_up(f"the spawner died again and again ({_ending(returncode)})", "")
             return
         self._report({"event": "spawner_died", "how": _ending(returncode)})
         self._start_spawner()

@@ -187,6 +187,28 @@ def dead_children(of_pid: int) -> list[int]:
     return [process.pid for process in _all_processes() if process.dead and process.parent == of_pid]
 
 
+def close_all_but(kept: set[int]) -> None:
+    """Close every descriptor above 2 but these. Only for a process that forgets all that it had."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd not in kept:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(fd)
+
+
+def flush_c_streams() -> None:
+    """Write what C code of this process has printed and not written yet."""
+    _libc.fflush(None)
+
+
+def open_missing_standard_streams() -> None:
+    """Have descriptors 0 to 2 open, on /dev/null if on nothing else, so that nothing else takes their numbers."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+
+
 def children(of_pid: int) -> list[int]:
     """The direct children of a process, the dead that wait to be reaped included.
 

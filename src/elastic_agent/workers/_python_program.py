@@ -24,6 +24,9 @@ from elastic_agent.workers import _process_title
 
 _STACKS_SIGNAL = "ELASTIC_AGENT_STACKS_SIGNAL"
 
+Imported = dict[str, tuple[str | None, str]]
+"""Variables that imports have set, as they would have in the worker: what they were before, and what they became."""
+
 
 class PythonProgram:
     """What is left to do: execute `code` in `namespace`, or, without code, call `run` with `arguments`.
@@ -83,12 +86,15 @@ def get_ready() -> None:
     forget_files()  # again later, when this process has its own copies of the pages it touches
 
 
-def become(argv: list[str], env: dict[str, str]) -> PythonProgram:
+def become(argv: list[str], env: dict[str, str], imported: Imported) -> PythonProgram:
     """Make this process what `argv` started in `env` would be; its descriptors 0 to 2 are right already.
 
     `argv` is `PYTHON -u SCRIPT ...` or `PYTHON -u -m MODULE ...`.
     """
-    _take_environment(env)
+    set_by_imports = {
+        name: after for name, (before, after) in imported.items() if env.get(name, before) == before
+    }
+    _take_environment({**env, **set_by_imports})
     _process_title.show_as(argv, env)
     _renew_streams()
     forget_files()
@@ -118,12 +124,12 @@ def _take_environment(env: dict[str, str]) -> None:
 def _renew_streams() -> None:
     """Standard output and error for what descriptors 1 and 2 are now, unbuffered (`-u`)."""
     # What becomes of undecodable characters is the same for input and output; the agent changed that of its own output.
-    errors_by_name = (sys.stdin or sys.stdout).errors
+    errors_by_name = getattr(sys.stdin or sys.stdout, "errors", "strict")
     for name, fd, errors in (("stdout", 1, errors_by_name), ("stderr", 2, "backslashreplace")):
         # As create_stdio in Python/pylifecycle.c.
         raw = io.open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115, UP020 - stays open
         raw.name = f"<{name}>"
-        encoding = getattr(sys, name).encoding
+        encoding = getattr(getattr(sys, name), "encoding", "utf-8")
         stream = io.TextIOWrapper(raw, encoding, errors, newline="\n", write_through=True)
         stream.mode = "w"  # type: ignore[misc] # so does C
         setattr(sys, name, stream)
@@ -146,7 +152,11 @@ def forget_files() -> None:
     if "linecache" in sys.modules:
         sys.modules["linecache"].clearcache()
     if "multiprocessing.process" in sys.modules:
-        sys.modules["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
+        try:
+            folder: str | None = os.getcwd()
+        except OSError:  # it was removed
+            folder = None
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = folder  # type: ignore[attr-defined]
 
 
 # --- the program ----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import gc
 import importlib
 import json
@@ -18,20 +17,20 @@ from typing import Any, NoReturn
 
 from elastic_agent.workers import _linux
 from elastic_agent.workers._process_title import can_be_shown, show_as
-from elastic_agent.workers._python_program import PythonProgram, become, forget_files, get_ready
+from elastic_agent.workers._python_program import (
+    Imported,
+    PythonProgram,
+    become,
+    forget_files,
+    get_ready,
+)
+from elastic_agent.workers.forks import UnsafeError, check_forks
 
 __all__ = ["WorkerBornError", "serve", "serve_as_fork"]
 
 _MESSAGE_BYTES = 64 * 1024
 _DETAIL_BYTES = 16 * 1024
-_THREADS_END_S = 0.5
-_ADOPTION_S = 5.0
-_ACCELERATORS = ("cuda", "xpu", "mtia")
-_DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel")
-
-
-class UnsafeError(Exception):
-    """Processes forked from this one would not be like fresh ones."""
+_FORK_S = 5.0
 
 
 class WorkerBornError(BaseException):
@@ -45,27 +44,18 @@ class WorkerBornError(BaseException):
 def serve_as_fork(fd: int, guard_pid: int, preload: list[str], folder: str) -> NoReturn:
     """Be the spawner in a fork of the agent. Raises WorkerBornError in a forked worker."""
     os.setsid()
-    _close_all_but(fd)
+    _linux.close_all_but({fd})
     _restore_signals()
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of the agent's own program
     raise WorkerBornError(serve(fd, guard_pid, preload, folder))
 
 
-def _close_all_but(kept: int) -> None:
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd > 2 and fd != kept:
-            with contextlib.suppress(OSError):  # the one that listed them
-                os.close(fd)
-
-
 def _restore_signals() -> None:
     """As in a Python that was started with nothing ignored and nothing blocked, as the guard starts one."""
-    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for signum in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(signum, signal.SIG_IGN)
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
@@ -79,8 +69,11 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
     line = socket.socket(fileno=fd)
     line.set_inheritable(False)
     started = time.monotonic()
+    before = dict(os.environ)
+    doing = "an import failed in the spawner"
     try:
         _import_all(preload, folder)
+        doing = "the spawner could not be checked"
         _check(folder)
         forget_files()  # imports what it needs
         _forget_the_agent()
@@ -88,14 +81,17 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
         _say(line, {"unusable": str(error), "detail": ""})
         os._exit(0)
     except BaseException:
-        detail = traceback.format_exc()[-_DETAIL_BYTES:]
-        _say(line, {"unusable": "an import failed in it", "detail": detail})
+        detail = traceback.format_exc().encode("ascii", "backslashreplace")[-_DETAIL_BYTES:].decode()
+        _say(line, {"unusable": doing, "detail": detail})
         os._exit(0)
+    imported = {
+        name: (before.get(name), value) for name, value in os.environ.items() if before.get(name) != value
+    }
     gc.freeze()  # or the first collection of every worker would copy all that was imported
     gc.enable()
     show_as(["elastic-spawner"], dict(os.environ))
     _say(line, {"ready_s": time.monotonic() - started})
-    return _fork_on_request(line, guard_pid)
+    return _fork_on_request(line, guard_pid, imported)
 
 
 def _say(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
@@ -120,6 +116,10 @@ def _import_all(names: list[str], folder: str) -> None:
                 importlib.import_module(name)
         finally:
             sys.path.remove(folder)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # or each worker would, when it gets streams of its own
+    _linux.flush_c_streams()
 
 
 def _forget_the_agent() -> None:
@@ -130,37 +130,12 @@ def _forget_the_agent() -> None:
 
 def _check(folder: str) -> None:
     """Raise UnsafeError when forked processes would not be as good as fresh ones."""
-    for name in _ACCELERATORS:
-        if _asked_of_torch(name, "is_initialized"):
-            raise UnsafeError(f"an imported module has initialised torch.{name}, which no fork survives")
-    for path in _open_files():
-        if path.startswith(_DEVICE_FILES):
-            raise UnsafeError(f"an imported module has opened {path}, which no fork survives")
     if not can_be_shown():
         raise UnsafeError("this kernel lets no process show another command line than its own")
     shadow = _shadowed(folder)
     if shadow:
         raise UnsafeError(shadow)
-    _try_a_fork()
-    left = _threads()
-    if len(left) > 1:
-        names = ", ".join(sorted(left[1:])) or "?"
-        raise UnsafeError(f"an imported module has started threads ({names}), which a fork loses")
-
-
-def _asked_of_torch(accelerator: str, question: str) -> bool:
-    ask = getattr(getattr(sys.modules["torch"], accelerator, None), question, None)
-    return bool(ask()) if ask is not None else False
-
-
-def _open_files() -> list[str]:
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:  # the one that listed them
-            continue
-    return found
+    check_forks()
 
 
 def _shadowed(folder: str) -> str:
@@ -187,35 +162,10 @@ def _same(path: str, other: str) -> bool:
         return False
 
 
-def _try_a_fork() -> None:
-    """Libraries that mind forks (OpenBLAS) end their threads before one, and some devices forbid it."""
-    pid = os.fork()
-    if pid == 0:
-        forbidden = any(_asked_of_torch(name, "_is_in_bad_fork") for name in _ACCELERATORS)
-        os._exit(1 if forbidden else 0)
-    if os.waitpid(pid, 0)[1] != 0:
-        raise UnsafeError("an accelerator is in use already, and torch forbids it to forked processes")
-
-
-def _threads() -> list[str]:
-    """The names of this process's threads, the first one first; those that are ending get a moment."""
-    ends = time.monotonic() + _THREADS_END_S
-    while len(numbers := os.listdir("/proc/self/task")) > 1 and time.monotonic() < ends:
-        time.sleep(0.002)
-    names = []
-    for number in sorted(numbers, key=int):
-        try:
-            with open(f"/proc/self/task/{number}/comm") as file:
-                names.append(file.read().strip())
-        except OSError:
-            continue
-    return names
-
-
 # --- forking --------------------------------------------------------------------------------------
 
 
-def _fork_on_request(line: socket.socket, guard_pid: int) -> PythonProgram:
+def _fork_on_request(line: socket.socket, guard_pid: int, imported: Imported) -> PythonProgram:
     while True:
         try:
             data = line.recv(_MESSAGE_BYTES)
@@ -224,36 +174,55 @@ def _fork_on_request(line: socket.socket, guard_pid: int) -> PythonProgram:
         if not data:
             os._exit(0)
         for _ in range(json.loads(data)["fork"]):
-            standby = _fork_standby(line)
+            try:
+                standby = _fork_standby(line)
+            except OSError as error:
+                _say(line, {"fork_failed": error.strerror or str(error)})
+                continue
             if standby is not None:
-                return _stand_by(*standby, guard_pid)
+                return _stand_by(*standby, guard_pid, imported)
 
 
 def _fork_standby(line: socket.socket) -> tuple[socket.socket, int] | None:
     """Fork a grandchild; returns its line to the guard and a descriptor that ends when it may go on, in it only.
 
     It is announced before the process between ends, which makes it the guard's child: the guard never has a child
-    that it was not told of.
+    that it was not told of. Raises OSError when it cannot fork.
     """
     theirs, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     held, release = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        _close(theirs, own, held, release)
+        raise
     if pid == 0:
-        line.close()
-        theirs.close()
-        os.close(release)
+        _close(line, theirs, release)
         return (own, held) if _fork_again(own, held) else None
-    own.close()
-    os.close(held)
-    answer = theirs.recv(64)
+    _close(own, held)
+    _announce(line, theirs)
+    _close(theirs, release)
+    os.waitpid(pid, 0)
+    return None
+
+
+def _announce(line: socket.socket, theirs: socket.socket) -> None:
+    """Tell the guard what the process between says of its child."""
+    theirs.settimeout(_FORK_S)
+    try:
+        answer = theirs.recv(64)
+    except TimeoutError:  # it was killed, and its child holds the line
+        answer = b""
     if answer.isdigit():
+        theirs.setblocking(True)
         _say(line, {"standby": int(answer)}, theirs.fileno())
     else:
         _say(line, {"fork_failed": answer.decode(errors="replace") or "the process between died"})
-    os.close(release)
-    theirs.close()
-    os.waitpid(pid, 0)
-    return None
+
+
+def _close(*those: socket.socket | int) -> None:
+    for one in those:
+        os.close(one) if isinstance(one, int) else one.close()
 
 
 def _fork_again(own: socket.socket, held: int) -> bool:
@@ -269,21 +238,26 @@ def _fork_again(own: socket.socket, held: int) -> bool:
     os._exit(0)
 
 
-def _stand_by(line: socket.socket, held: int, guard_pid: int) -> PythonProgram:
+def _stand_by(line: socket.socket, held: int, guard_pid: int, imported: Imported) -> PythonProgram:
     """Wait for the guard's word, then become the worker it names."""
+    between_pid = os.getppid()
     os.setsid()
     os.read(held, 1)
     os.close(held)
-    _await_adoption(guard_pid)
+    _await_adoption(between_pid)
     _linux.set_parent_death_signal(9)
     if os.getppid() != guard_pid:  # it died before the line above
         os._exit(127)
-    show_as(["elastic-standby"], dict(os.environ))
-    get_ready()
+    try:
+        show_as(["elastic-standby"], dict(os.environ))
+        get_ready()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(127)
     word, fds = _receive(line)
     doing: list[str] = ["prepare"]
     try:
-        program = _prepare(json.loads(word), fds, doing.append)
+        program = _prepare(json.loads(word), fds, imported, doing.append)
     except BaseException as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         line.send(f"cannot {doing[-1]}: {reason}".encode(errors="replace")[:4096])
@@ -292,15 +266,15 @@ def _stand_by(line: socket.socket, held: int, guard_pid: int) -> PythonProgram:
     return program
 
 
-def _await_adoption(guard_pid: int) -> None:
+def _await_adoption(between_pid: int) -> None:
     """The process between is ending; nothing tells when it has, but it takes no millisecond."""
-    ends = time.monotonic() + _ADOPTION_S
-    while os.getppid() != guard_pid and time.monotonic() < ends:
+    ends = time.monotonic() + _FORK_S
+    while os.getppid() == between_pid and time.monotonic() < ends:
         time.sleep(0.0002)
 
 
 def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
-    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4))
+    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
     if not data:
         os._exit(0)
     fds = array.array("i")
@@ -309,7 +283,9 @@ def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(fds)
 
 
-def _prepare(word: dict[str, Any], fds: list[int], doing: Callable[[str], None]) -> PythonProgram:
+def _prepare(
+    word: dict[str, Any], fds: list[int], imported: Imported, doing: Callable[[str], None]
+) -> PythonProgram:
     with open(fds[0], "rb") as file:
         launch = json.loads(file.read())
     if word["stderr"]:
@@ -326,4 +302,4 @@ def _prepare(word: dict[str, Any], fds: list[int], doing: Callable[[str], None])
         doing(f"enter the directory {launch['cwd']!r}")
         os.chdir(launch["cwd"])
     doing(f"start {launch['argv'][0]!r}")
-    return become(launch["argv"], launch["env"])
+    return become(launch["argv"], launch["env"], imported)

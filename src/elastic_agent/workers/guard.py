@@ -290,17 +290,9 @@ class GuardProcess:
             self._channel.send({"event": "stopped", "generation": number, "unkillable": ()})
 
 
-def _open_missing_standard_streams() -> None:
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-
-
 def main(arguments: list[str]) -> None:
     socket_fd, memory_fd, agent_pid = map(int, arguments[:3])
-    _open_missing_standard_streams()
+    _linux.open_missing_standard_streams()
     for fd in (socket_fd, memory_fd):
         os.set_inheritable(fd, False)
     for signum in _IGNORED_SIGNALS:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias
 
 from elastic_agent.workers import _linux
 from elastic_agent.workers._child import ForkedChild
-from elastic_agent.workers._linux import become_subreaper, boottime_s
+from elastic_agent.workers._linux import become_subreaper, boottime_s, open_missing_standard_streams
 from elastic_agent.workers._wire import (
     DEADLINE_BYTES,
     MAILBOX_OFFSET,
@@ -56,6 +56,7 @@ __all__ = [
     "become_subreaper",
     "boottime_s",
     "kill_orphans",
+    "open_missing_standard_streams",
 ]
 
 # Isolated and without site-packages: a third of the start time, and nothing there can break it.
@@ -188,9 +189,13 @@ class SpawnerDied:
 
 @dataclass(frozen=True)
 class WarmLate:
-    """The spawner still imports, and `generation` has waited long enough: its workers start cold."""
+    """`generation` has waited long enough for its standbys: its workers start cold.
+
+    `importing`: the spawner is still at it; otherwise it does not answer, and is replaced.
+    """
 
     generation: int
+    importing: bool
 
 
 GuardEvent: TypeAlias = (
@@ -265,11 +270,14 @@ class Guard:
             return cls(process, *means.ours())
 
     @classmethod
-    def start_with_spawner(cls, config: SpawnerConfig, kill_patience_s: float = 5.0) -> Guard:
+    def start_with_spawner(
+        cls, config: SpawnerConfig, processors: Collection[int], kill_patience_s: float = 5.0
+    ) -> Guard:
         """Start a guard whose spawner is a fork of this very process, which has imported torch: one import for
         both. Answered by `Ready`, and `Warm` or `Cold`.
 
-        To be called by the only thread, before anything that a worker should not inherit.
+        To be called by the only thread, before anything that a worker should not inherit. `processors`: where the
+        guard may run; torch's OpenMP may have bound this thread to one place when it was loaded.
 
         Raises:
             OSError: no process can be created.
@@ -282,7 +290,7 @@ class Guard:
                 arguments = means.arguments(kill_patience_s)
                 pid = os.fork()
                 if pid == 0:
-                    _become_guard(arguments, means, spawner_line, guards_end, config)
+                    _become_guard(arguments, means, spawner_line, guards_end, config, processors)
             finally:
                 spawner_line.close()
                 guards_end.close()
@@ -503,6 +511,7 @@ def _become_guard(
     spawner_line: socket.socket,
     guards_end: socket.socket,
     config: SpawnerConfig,
+    processors: Collection[int],
 ) -> NoReturn:
     """In a fork of the agent: fork the spawner, then become the guard, which is its parent thereby."""
     try:
@@ -515,8 +524,11 @@ def _become_guard(
             means.forget()
             guards_end.detach()
             serve_as_fork(spawner_line.detach(), guard_pid, list(config.preload), config.folder)
-        for fd in (*means.theirs, guards_end.fileno()):
+        needed = {*means.theirs, guards_end.fileno()}
+        _linux.close_all_but(needed)
+        for fd in needed:
             os.set_inheritable(fd, True)
+        os.sched_setaffinity(0, processors)
         spawner = json.dumps({"pid": pid, "fd": guards_end.fileno(), "config": asdict(config)})
         os.execv(sys.executable, [sys.executable, *_GUARD_OPTIONS, *arguments, spawner])
     except Exception:

@@ -1,0 +1,118 @@
+"""What Slurm says of a job step: `srun elastic-agent train.py` needs no option of its own.
+
+Everything is read from the environment that `srun` gives its tasks (srun(1), "OUTPUT ENVIRONMENT VARIABLES"), so it
+works on nodes where Slurm's commands are not installed. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.source import Given, Layer, Source
+
+FIRST_PORT, PORTS = 20000, 10000
+"""Where ports of endpoints come from: below those that systems give to outgoing connections (32768 and up on Linux),
+and above most services."""
+
+
+def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
+    """The settings of an agent that is a task of a job step; nothing elsewhere.
+
+    A batch script is no job step: it runs on the first node only, whatever the job has.
+
+    Raises:
+        UsageError: more than one agent was started on this node.
+    """
+    job_id = environ.get("SLURM_JOB_ID_HET_GROUP_0") or environ.get("SLURM_JOB_ID", "")
+    if "SLURM_JOB_ID" not in environ or not job_id.isdigit() or "SLURM_STEP_ID" not in environ:
+        return {}
+    _one_agent_per_node(environ)
+    hosts = step_hosts(environ)
+    if not hosts:
+        return {}
+    texts = {
+        "rdzv_id": (run_id(environ, job_id), "the job's id"),
+        "rdzv_endpoint": (f"{hosts[0]}:{endpoint_port(int(job_id))}", "the step's first host"),
+        "nnodes": (str(len(hosts)), "the step's hosts"),
+        "node_id": (environ.get("SLURMD_NODENAME", ""), "SLURMD_NODENAME"),
+        "node_rank": (environ.get("SLURM_NODEID", ""), "SLURM_NODEID"),
+        "nproc_per_node": (environ.get("SLURM_GPUS_ON_NODE", ""), "SLURM_GPUS_ON_NODE"),
+    }
+    if len(hosts) == 1:
+        del texts["rdzv_endpoint"]  # nobody to meet
+    return {
+        name: Given(text, Source(Layer.SITE, f"Slurm ({origin})"))
+        for name, (text, origin) in texts.items()
+        if text
+    }
+
+
+def _one_agent_per_node(environ: Mapping[str, str]) -> None:
+    local = environ.get("SLURM_LOCALID", "0")
+    if local.isdigit() and int(local) > 0:
+        raise UsageError(
+            f"srun started agent number {int(local) + 1} on this node; expected one for each node, which starts the "
+            "workers: srun --ntasks-per-node=1 elastic-agent ..."
+        )
+
+
+def run_id(environ: Mapping[str, str], job_id: str) -> str:
+    """The same after a requeue, and another one for every task of a job array."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"slurm-{array}_{task}" if array and task else f"slurm-{job_id}"
+
+
+def endpoint_port(job_id: int) -> int:
+    """The port where the agents of a job meet; jobs that share a node have different ones, as good as always."""
+    return FIRST_PORT + job_id % PORTS
+
+
+def step_hosts(environ: Mapping[str, str]) -> list[str]:
+    """The hosts of this step, in Slurm's order; of a heterogeneous job, those of all its components.
+
+    A step is taken to run on all components, as with `srun --het-group=0,1,...`.
+    """
+    components = environ.get("SLURM_HET_SIZE", "")
+    if components.isdigit() and int(components) > 1:
+        lists = [
+            environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", "") for number in range(int(components))
+        ]
+    else:
+        lists = [environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")]
+    return list(dict.fromkeys(host for text in lists for host in expand_hosts(text)))
+
+
+_PART = re.compile(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*")
+_RANGES = re.compile(r"\[([^\]]*)\]")
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of a list such as `n[001-003,7],login`, as `scontrol show hostnames` would print them.
+
+    >>> expand_hosts("n[08-10],gpu1")
+    ['n08', 'n09', 'n10', 'gpu1']
+    """
+    parts = [match.group() for match in _PART.finditer(text)]
+    return [host for part in parts if part for host in _expand_part(part)]
+
+
+def _expand_part(part: str) -> Iterator[str]:
+    match = _RANGES.search(part)
+    if match is None:
+        yield part
+        return
+    for number in _expand_ranges(match.group(1)):
+        for rest in _expand_part(part[match.end() :]) if match.end() < len(part) else ("",):
+            yield part[: match.start()] + number + rest
+
+
+def _expand_ranges(text: str) -> Iterator[str]:
+    for item in text.split(","):
+        first, dash, last = item.strip().partition("-")
+        if dash and first.isdigit() and last.isdigit():
+            for number in range(int(first), int(last) + 1):
+                yield str(number).zfill(len(first))
+        else:
+            yield item.strip()

@@ -1,0 +1,75 @@
+"""Whether processes forked from this one are as good as fresh ones, after all that was imported here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+__all__ = ["UnsafeError", "check_forks"]
+
+_THREADS_END_S = 0.5
+_ACCELERATORS = ("cuda", "xpu", "mtia")
+_DEVICE_FILES = (
+    *("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/kfd", "/dev/dri/", "/dev/dxg"),
+    *("/dev/accel", "/dev/hl", "/dev/davinci"),
+)
+
+
+class UnsafeError(Exception):
+    """Processes forked from this one would not be like fresh ones."""
+
+
+def check_forks() -> None:
+    """Raise UnsafeError when something has been imported here that does not survive a fork. Forks once."""
+    for name in _ACCELERATORS:
+        if _asked_of_torch(name, "is_initialized"):
+            raise UnsafeError(f"an imported module has initialised torch.{name}, which no fork survives")
+    for path in _open_files():
+        if path.startswith(_DEVICE_FILES):
+            raise UnsafeError(f"an imported module has opened {path}, which no fork survives")
+    _try_a_fork()
+    left = _threads()
+    if len(left) > 1:
+        names = ", ".join(sorted(left[1:])) or "?"
+        raise UnsafeError(f"an imported module has started threads ({names}), which a fork loses")
+
+
+def _asked_of_torch(accelerator: str, question: str) -> bool:
+    ask = getattr(getattr(sys.modules["torch"], accelerator, None), question, None)
+    return bool(ask()) if ask is not None else False
+
+
+def _open_files() -> list[str]:
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:  # the one that listed them
+            continue
+    return found
+
+
+def _try_a_fork() -> None:
+    """Libraries that mind forks (OpenBLAS) end their threads before one, and some devices forbid it."""
+    pid = os.fork()
+    if pid == 0:
+        forbidden = any(_asked_of_torch(name, "_is_in_bad_fork") for name in _ACCELERATORS)
+        os._exit(1 if forbidden else 0)
+    if os.waitpid(pid, 0)[1] != 0:
+        raise UnsafeError("an accelerator is in use already, and torch forbids it to forked processes")
+
+
+def _threads() -> list[str]:
+    """The names of this process's threads, the first one first; those that are ending get a moment."""
+    ends = time.monotonic() + _THREADS_END_S
+    while len(numbers := os.listdir("/proc/self/task")) > 1 and time.monotonic() < ends:
+        time.sleep(0.002)
+    names = []
+    for number in sorted(numbers, key=int):
+        try:
+            with open(f"/proc/self/task/{number}/comm") as file:
+                names.append(file.read().strip())
+        except OSError:
+            continue
+    return names

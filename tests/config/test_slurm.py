@@ -1,0 +1,125 @@
+"""Settings that follow from what Slurm tells the tasks of a job step."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_agent.config import Endpoint, Layer, NodeRange, UsageError
+from elastic_agent.config.slurm import expand_hosts
+from tests.config.support import Shell
+
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_NODELIST": "n[1-4]",
+    "SLURM_STEP_NODELIST": "n[2-4]",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURMD_NODENAME": "n3",
+    "SLURM_GPUS_ON_NODE": "2",
+}
+
+
+def test_a_step_needs_no_option(shell: Shell) -> None:
+    resolved = shell.load(variables=STEP)
+    settings = resolved.settings
+    assert settings.nnodes == NodeRange(3, 3)
+    assert settings.rdzv_endpoint == Endpoint("n2", 24711)
+    assert settings.rdzv_id == "slurm-4711"
+    assert (settings.node_id, settings.node_rank, settings.nproc_per_node) == ("n3", 1, "2")
+    assert resolved.sources["rdzv_endpoint"].layer is Layer.SITE
+    assert str(resolved.sources["nproc_per_node"]) == "Slurm (SLURM_GPUS_ON_NODE)"
+
+
+def test_a_step_of_one_node_meets_nobody_and_has_its_name_all_the_same(shell: Shell) -> None:
+    settings = shell.load(variables={**STEP, "SLURM_STEP_NODELIST": "n3"}).settings
+    assert settings.standalone
+    assert settings.rdzv_id == "slurm-4711"
+
+
+def test_without_gpus_the_usual_default_holds(shell: Shell) -> None:
+    without = {name: value for name, value in STEP.items() if name != "SLURM_GPUS_ON_NODE"}
+    assert shell.load(variables=without).settings.nproc_per_node == "gpu-or-1"
+
+
+def test_every_task_of_an_array_is_a_run_of_its_own_also_after_a_requeue(shell: Shell) -> None:
+    array = {**STEP, "SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "2"}
+    first = shell.load(variables=array).settings
+    again = shell.load(variables={**array, "SLURM_RESTART_COUNT": "1"}).settings
+    assert first.rdzv_id == again.rdzv_id == "slurm-4711_2"
+    assert first.rdzv_endpoint == Endpoint("n2", 24713)  # tasks of an array may share a node
+
+
+def test_a_heterogeneous_job_is_one_world_over_all_its_components(shell: Shell) -> None:
+    component = {
+        **STEP,
+        "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_NODELIST_HET_GROUP_0": "big1",
+        "SLURM_JOB_NODELIST_HET_GROUP_1": "small[1-2]",
+        "SLURM_STEP_NODELIST": "small[1-2]",
+        "SLURM_JOB_ID": "4712",
+        "SLURM_JOB_ID_HET_GROUP_0": "4711",
+    }
+    settings = shell.load(variables=component).settings
+    assert settings.nnodes == NodeRange(3, 3)
+    assert settings.rdzv_endpoint == Endpoint("big1", 24711)
+    assert settings.rdzv_id == "slurm-4711"
+
+
+@pytest.mark.parametrize("layer", ["flag", "variable"])
+def test_whatever_somebody_says_goes_before_slurm(shell: Shell, layer: str) -> None:
+    said = {
+        "nnodes": "1:3",
+        "rdzv_endpoint": "head:1234",
+        "rdzv_id": "mine",
+        "nproc_per_node": "5",
+        "node_id": "x",
+    }
+    if layer == "flag":
+        argv = [word for name, value in said.items() for word in (f"--{name.replace('_', '-')}", value)]
+        settings = shell.load(argv, STEP).settings
+    else:
+        names = {name: f"ELASTIC_AGENT_{name.upper()}" for name in said} | {
+            "node_id": "ELASTIC_AGENT_SET_NODE_ID"
+        }
+        settings = shell.load((), STEP | {names[name]: value for name, value in said.items()}).settings
+    assert settings.nnodes == NodeRange(1, 3)
+    assert settings.rdzv_endpoint == Endpoint("head", 1234)
+    assert (settings.rdzv_id, settings.nproc_per_node, settings.node_id) == ("mine", "5", "x")
+
+
+def test_another_way_to_meet_goes_before_slurms_endpoint(shell: Shell) -> None:
+    assert shell.load(["--master-addr", "head"], STEP).settings.rdzv_endpoint == Endpoint("head", 29500)
+    alone = shell.load(["--standalone"], STEP).settings
+    assert (alone.rdzv_endpoint, alone.nnodes) == (None, NodeRange(1, 1))
+    with pytest.raises(UsageError, match="members are not named"):
+        shell.load(["--rdzv-backend", "etcd"], STEP)
+
+
+def test_a_second_agent_on_a_node_is_told_what_to_change(shell: Shell) -> None:
+    with pytest.raises(UsageError, match=r"agent number 2 on this node; .* srun --ntasks-per-node=1"):
+        shell.load(variables={**STEP, "SLURM_LOCALID": "1"})
+
+
+@pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_STEP_ID"])
+def test_outside_a_step_slurm_says_nothing(shell: Shell, missing: str) -> None:
+    settings = shell.load(variables={name: value for name, value in STEP.items() if name != missing}).settings
+    assert settings.standalone
+    assert settings.rdzv_id is None
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", "n1"),
+        ("n[1-3]", "n1 n2 n3"),
+        ("n[001-003,7],login", "n001 n002 n003 n7 login"),
+        ("n[9-11]", "n9 n10 n11"),
+        ("r[1-2]n[1-2]-ib", "r1n1-ib r1n2-ib r2n1-ib r2n2-ib"),
+        ("a,b[2],c", "a b2 c"),
+        ("", ""),
+    ],
+)
+def test_lists_of_hosts_are_read_as_slurm_writes_them(text: str, hosts: str) -> None:
+    assert expand_hosts(text) == hosts.split()
