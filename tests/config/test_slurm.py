@@ -51,15 +51,18 @@ def test_every_task_of_an_array_is_a_run_of_its_own_also_after_a_requeue(shell: 
     assert first.rdzv_endpoint == Endpoint("n2", 24713)  # tasks of an array may share a node
 
 
-def test_a_heterogeneous_job_is_one_world_over_all_its_components(shell: Shell) -> None:
+def test_a_heterogeneous_job_is_one_world_over_all_components_of_the_step(shell: Shell) -> None:
+    """As `srun --het-group=0,1` in Slurm 22.05: the second of three nodes, in the second component."""
     component = {
         **STEP,
         "SLURM_HET_SIZE": "2",
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_ID_HET_GROUP_1": "4712",
         "SLURM_JOB_NODELIST_HET_GROUP_0": "big1",
         "SLURM_JOB_NODELIST_HET_GROUP_1": "small[1-2]",
-        "SLURM_STEP_NODELIST": "small[1-2]",
-        "SLURM_JOB_ID": "4712",
-        "SLURM_JOB_ID_HET_GROUP_0": "4711",
+        "SLURM_STEP_NODELIST": "big1,small[1-2]",
+        "SLURM_STEP_NUM_NODES": "3",
+        "SLURMD_NODENAME": "small1",
     }
     settings = shell.load(variables=component).settings
     assert settings.nnodes == NodeRange(3, 3)

@@ -40,7 +40,10 @@ The first of these that gives a setting wins:
        script = "train.py"
        script_args = ["--epochs", "10"]
 
-4. The machine's manager: systemd's `STATE_DIRECTORY` and `LOGS_DIRECTORY`.
+4. The machine's manager. In a step of a Slurm job (`srun elastic-agent train.py`, one task for each node):
+   the step's nodes, the first of them and a port made from the job's id as the endpoint, the job's id (of
+   an array, with the task's) as the run's name, the node's name and number, and the GPUs that Slurm gave
+   this node. Under systemd: `STATE_DIRECTORY` and `LOGS_DIRECTORY`.
 5. The default.
 
 Times are seconds. A switch is true with the option alone; a variable or the file sets it with 1, true,

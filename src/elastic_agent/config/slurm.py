@@ -25,15 +25,15 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
     Raises:
         UsageError: more than one agent was started on this node.
     """
-    job_id = environ.get("SLURM_JOB_ID_HET_GROUP_0") or environ.get("SLURM_JOB_ID", "")
-    if "SLURM_JOB_ID" not in environ or not job_id.isdigit() or "SLURM_STEP_ID" not in environ:
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not job_id.isdigit() or "SLURM_STEP_ID" not in environ:
         return {}
     _one_agent_per_node(environ)
     hosts = step_hosts(environ)
     if not hosts:
         return {}
     texts = {
-        "rdzv_id": (run_id(environ, job_id), "the job's id"),
+        "rdzv_id": (run_id(environ), "the job's id"),
         "rdzv_endpoint": (f"{hosts[0]}:{endpoint_port(int(job_id))}", "the step's first host"),
         "nnodes": (str(len(hosts)), "the step's hosts"),
         "node_id": (environ.get("SLURMD_NODENAME", ""), "SLURMD_NODENAME"),
@@ -58,10 +58,10 @@ def _one_agent_per_node(environ: Mapping[str, str]) -> None:
         )
 
 
-def run_id(environ: Mapping[str, str], job_id: str) -> str:
+def run_id(environ: Mapping[str, str]) -> str:
     """The same after a requeue, and another one for every task of a job array."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
-    return f"slurm-{array}_{task}" if array and task else f"slurm-{job_id}"
+    return f"slurm-{array}_{task}" if array and task else f"slurm-{environ['SLURM_JOB_ID']}"
 
 
 def endpoint_port(job_id: int) -> int:
@@ -70,18 +70,11 @@ def endpoint_port(job_id: int) -> int:
 
 
 def step_hosts(environ: Mapping[str, str]) -> list[str]:
-    """The hosts of this step, in Slurm's order; of a heterogeneous job, those of all its components.
+    """The hosts of this step, in Slurm's order.
 
-    A step is taken to run on all components, as with `srun --het-group=0,1,...`.
+    Of a heterogeneous job these are the hosts of all components that the step runs on (`srun --het-group=0,1`).
     """
-    components = environ.get("SLURM_HET_SIZE", "")
-    if components.isdigit() and int(components) > 1:
-        lists = [
-            environ.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", "") for number in range(int(components))
-        ]
-    else:
-        lists = [environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")]
-    return list(dict.fromkeys(host for text in lists for host in expand_hosts(text)))
+    return expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))
 
 
 _PART = re.compile(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*")
