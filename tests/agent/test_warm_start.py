@@ -179,3 +179,27 @@ def test_an_agent_that_was_started_with_a_closed_stream_trains(tmp_path: Path, c
     seen = run(tmp_path, "sh", "-c", f'exec "$@" {"<" if closed == 0 else ">"}&-', "sh", *AGENT)
     assert seen["warm"], seen["said"]
     assert seen["fds"] == [0, 1, 2, 3]
+
+
+def test_a_script_that_knows_nothing_of_us_writes_its_stacks_on_demand(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\ndef wait_here():\n    print('ready')\n    time.sleep(1000)\nwait_here()")
+    with subprocess.Popen(
+        [*AGENT, "--rdzv-id", f"stacks-{os.getpid()}", str(script)],
+        env={**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stderr is not None
+        try:
+            assert agent.stdout.readline() == "ready\n"
+            told = subprocess.run(
+                [*AGENT, "stacks", f"stacks-{os.getpid()}"], capture_output=True, text=True, check=True
+            )
+            assert "asked, see" in told.stdout
+            assert any("in wait_here" in line for line in agent.stderr)  # until it comes
+        finally:
+            agent.terminate()
+            agent.communicate()
