@@ -47,14 +47,17 @@ def main() -> None:
     guard = os.getppid()
     agent = parent_of(guard)
     spawner = next(pid for pid in children_of(guard) if name_of(pid) == "elastic-spawner")
+    # How many standbys wait at this moment is chance; the guard holds two descriptors for each.
+    idle = sum(name_of(pid) == "elastic-standby" for pid in children_of(guard))
+    fds, threads = held_by(guard)
     line = {
         "generation": generation,
         "met_s": met_s,
         "agent": held_by(agent),
-        "guard": held_by(guard),
+        "guard": (fds - 2 * idle, threads),
         "spawner": (*held_by(spawner), spawner),
         "worker": held_by(os.getpid()),
-        "children": len(children_of(guard)) + len(children_of(agent)),
+        "children": len(children_of(guard)) + len(children_of(agent)) - idle,
         "shared_memory": len(list(beats.parent.glob(f"{beats.name.rpartition('-')[0]}-*"))),
     }
     with (folder / "restarts.jsonl").open("a") as file:

@@ -58,9 +58,9 @@ def test_a_killed_agent_leaves_no_process_after_a_second(make_cluster: MakeClust
     a = cluster.start("a", 2)
     cluster.wait_training("a")
     cluster.order("a/0", "daemon")
-    cluster.wait_note("daemon")
-    family = [pid for pid in cluster.marked_processes() if pid != a.pid]
-    assert len(family) >= 5, cluster.story()  # guard, spawner, two workers, the daemon
+    daemon = cluster.wait_daemon()
+    family = {daemon, a.guard, spawner_of(a.guard), cluster.pid_of("a/0"), cluster.pid_of("a/1")}
+    family |= {*cluster.marked_processes()} - {a.pid}
     a.kill_agent()
     assert cluster.wait_gone(family, 1.0) == []
     check_nothing_left(cluster)

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
@@ -229,10 +228,13 @@ def test_having_nothing_to_do_takes_no_time() -> None:
 
 
 def test_python_names_shared_memory_so() -> None:
-    memory = SharedMemory(create=True, size=8)
-    memory.close()
-    memory.unlink()
-    assert _NAMES.fullmatch(memory.name)
+    # In a process of its own: the helper process that Python starts for it would be ended by other tests.
+    code = (
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "memory = SharedMemory(create=True, size=8)\nmemory.close()\nmemory.unlink()\nprint(memory.name)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert _NAMES.fullmatch(told.stdout.strip())
 
 
 def test_python_and_joblib_name_semaphores_so() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from elastic_agent.workers.guard_client import (
     boottime_s,
 )
 from tests.processes import freeze
-from tests.workers.support import Driver, News, StandIn, watching
+from tests.workers.support import PATIENCE_S, Driver, News, StandIn, watching
 
 REPORT = """
 import os, sys
@@ -253,11 +254,10 @@ def test_a_stop_before_standbys_have_read_what_they_are_to_become_is_obeyed(
     warm.until(Spawned)
     news.line()
     stop(warm)
-    frozen = standbys_of(warm.guard.pid)
+    frozen = await_standbys(warm.guard.pid)
     for pid in frozen:
         freeze(pid)
     warm.guard.spawn(2, [script(tmp_path, news, STAY, slot=slot) for slot in range(len(frozen))])
-    assert frozen
     stop(warm)
     warm.guard.spawn(3, [script(tmp_path, news, STAY)])
     assert len(warm.until(Spawned).pids) == 1
@@ -344,6 +344,15 @@ def spawner_of(guard_pid: int) -> int:
 
 def standbys_of(guard_pid: int) -> set[int]:
     return _children_named(guard_pid, "elastic-standby")
+
+
+def await_standbys(guard_pid: int) -> set[int]:
+    """Some standbys. The guard tells nobody of them, so there is nothing to wait for but them."""
+    ends = time.monotonic() + PATIENCE_S
+    while not (found := standbys_of(guard_pid)):
+        assert time.monotonic() < ends, "no standby came"
+        time.sleep(0.01)
+    return found
 
 
 def _children_named(guard_pid: int, name: str) -> set[int]:

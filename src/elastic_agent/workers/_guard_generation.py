@@ -37,9 +37,19 @@ _SCANS_AT_ONCE = 20
 class Worker:
     """A worker process that has not been reaped."""
 
-    __slots__ = ("pid", "pidfd", "relay", "slot", "start_fd")
+    __slots__ = ("pid", "pidfd", "relay", "slot", "standby_for", "start_fd")
 
-    def __init__(self, slot: int, pid: int, pidfd: int | None, start_fd: int, relay: Relay | None) -> None:
+    def __init__(
+        self,
+        slot: int,
+        pid: int,
+        pidfd: int | None,
+        start_fd: int,
+        relay: Relay | None,
+        standby_for: LaunchSpec | None = None,
+    ) -> None:
+        """`standby_for`: what a standby was told to become."""
+        self.standby_for = standby_for
         self.slot = slot
         self.pid = pid
         self.pidfd = pidfd
@@ -140,7 +150,7 @@ class Generation:
         finally:
             if relay is not None:
                 relay.started()
-        self._add_worker(Worker(launch.slot, standby.pid, standby.pidfd, start_fd, relay))
+        self._add_worker(Worker(launch.slot, standby.pid, standby.pidfd, start_fd, relay, launch))
 
     def _fork(self, launch: LaunchSpec) -> None:
         relay = self._relays.open(launch.stderr)
@@ -162,13 +172,24 @@ class Generation:
     def _start_known(self, worker: Worker) -> None:
         if worker.start_fd is None:
             return
-        error = _guard_spawn.read_start_error(worker.start_fd)
-        if error is None:
-            return
+        launch, error = None, None
+        try:
+            if worker.standby_for is not None:
+                error = _guard_spawn.read_standbys_answer(worker.start_fd)
+            else:
+                error = _guard_spawn.read_start_error(worker.start_fd)
+            if error is None:
+                return
+        except _guard_spawn.DeadStandbyError:
+            launch = worker.standby_for
         self._loop.remove(worker.start_fd)
         os.close(worker.start_fd)
         worker.start_fd = None
-        if error:
+        if launch is not None:
+            del self._pids[worker.slot]  # another one becomes it
+            self._to_start.append(launch)
+            self.start_more()
+        elif error:
             del self._pids[worker.slot]  # it never became a worker, so its end is not reported
             self._start_failed(worker.slot, error)
         elif self._starting and not self._to_start and not self._any_unknown():
@@ -233,7 +254,7 @@ class Generation:
             os.close(worker.pidfd)
         if worker.relay is not None:
             worker.relay.drain()
-        if worker.slot not in self._pids:
+        if self._pids.get(worker.slot) != pid:  # it never became a worker
             return
         returncode = os.waitstatus_to_exitcode(status)
         self._report(

@@ -11,6 +11,7 @@ import os
 import signal
 
 from elastic_agent.workers import _linux
+from elastic_agent.workers._wire import STARTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 _ALL_SIGNALS = signal.valid_signals()
 _RESETTABLE = tuple(int(s) for s in _ALL_SIGNALS if s not in (signal.SIGKILL, signal.SIGSTOP))
 _ERROR_BYTES = 4096
+
+
+class DeadStandbyError(Exception):
+    """A standby died before it had become the worker it was told to become: another one can."""
 
 
 class LaunchSpec:
@@ -98,8 +103,19 @@ def read_start_error(fd: int) -> str | None:
         return os.read(fd, _ERROR_BYTES).decode(errors="replace")
     except BlockingIOError:
         return None
-    except OSError:  # a standby's line, when it died before it had read what it was to become
-        return ""
+
+
+def read_standbys_answer(fd: int) -> str | None:
+    """As `read_start_error`, of a standby's line. Raises DeadStandbyError when it died before it became a worker."""
+    try:
+        answer = os.read(fd, _ERROR_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError:  # it had not even read what it was to become
+        answer = b""
+    if not answer:
+        raise DeadStandbyError
+    return "" if answer == STARTED else answer.decode(errors="replace")
 
 
 def _become_worker(launch: LaunchSpec, stderr_fd: int | None, guard_pid: int, error_fd: int) -> NoReturn:

@@ -86,10 +86,13 @@ def get_ready() -> None:
     forget_files()  # again later, when this process has its own copies of the pages it touches
 
 
-def become(argv: list[str], env: dict[str, str], imported: Imported) -> PythonProgram:
+def become(
+    argv: list[str], env: dict[str, str], imported: Imported, started: Callable[[], object]
+) -> PythonProgram:
     """Make this process what `argv` started in `env` would be; its descriptors 0 to 2 are right already.
 
-    `argv` is `PYTHON -u SCRIPT ...` or `PYTHON -u -m MODULE ...`.
+    `argv` is `PYTHON -u SCRIPT ...` or `PYTHON -u -m MODULE ...`. `started` is called when nothing of ours can go wrong
+    any more.
     """
     set_by_imports = {
         name: after for name, (before, after) in imported.items() if env.get(name, before) == before
@@ -101,6 +104,7 @@ def become(argv: list[str], env: dict[str, str], imported: Imported) -> PythonPr
     sys.orig_argv[:] = argv
     if _STACKS_SIGNAL in env:
         faulthandler.register(int(env[_STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
+    started()
     if argv[2] == "-m":
         sys.argv = ["-m", *argv[4:]]
         if not sys.flags.safe_path:

@@ -24,6 +24,7 @@ from elastic_agent.workers._python_program import (
     forget_files,
     get_ready,
 )
+from elastic_agent.workers._wire import STARTED
 from elastic_agent.workers.forks import UnsafeError, check_forks
 
 __all__ = ["WorkerBornError", "serve", "serve_as_fork"]
@@ -183,8 +184,9 @@ def _fork_on_request(line: socket.socket, guard_pid: int, imported: Imported) ->
                 return _stand_by(*standby, guard_pid, imported)
 
 
-def _fork_standby(line: socket.socket) -> tuple[socket.socket, int] | None:
-    """Fork a grandchild; returns its line to the guard and a descriptor that ends when it may go on, in it only.
+def _fork_standby(line: socket.socket) -> tuple[socket.socket, int, int] | None:
+    """Fork a grandchild. Returns in it only: its line to the guard, a descriptor that ends when it may go on, and the
+    process between.
 
     It is announced before the process between ends, which makes it the guard's child: the guard never has a child
     that it was not told of. Raises OSError when it cannot fork.
@@ -198,7 +200,7 @@ def _fork_standby(line: socket.socket) -> tuple[socket.socket, int] | None:
         raise
     if pid == 0:
         _close(line, theirs, release)
-        return (own, held) if _fork_again(own, held) else None
+        return own, held, _fork_again(own, held)
     _close(own, held)
     _announce(line, theirs)
     _close(theirs, release)
@@ -225,12 +227,15 @@ def _close(*those: socket.socket | int) -> None:
         os.close(one) if isinstance(one, int) else one.close()
 
 
-def _fork_again(own: socket.socket, held: int) -> bool:
-    """In the process between: True in its child; it ends itself when it may."""
+def _fork_again(own: socket.socket, held: int) -> int:
+    """In the process between: returns its number, in its child only; it ends itself when it may."""
+    between_pid = (
+        os.getpid()
+    )  # asked later, its child might get the guard's, which may have adopted it by then
     try:
         pid = os.fork()
         if pid == 0:
-            return True
+            return between_pid
         own.send(b"%d" % pid)
         os.read(held, 1)
     except BaseException as error:
@@ -238,9 +243,10 @@ def _fork_again(own: socket.socket, held: int) -> bool:
     os._exit(0)
 
 
-def _stand_by(line: socket.socket, held: int, guard_pid: int, imported: Imported) -> PythonProgram:
+def _stand_by(
+    line: socket.socket, held: int, between_pid: int, guard_pid: int, imported: Imported
+) -> PythonProgram:
     """Wait for the guard's word, then become the worker it names."""
-    between_pid = os.getppid()
     os.setsid()
     os.read(held, 1)
     os.close(held)
@@ -257,12 +263,12 @@ def _stand_by(line: socket.socket, held: int, guard_pid: int, imported: Imported
     word, fds = _receive(line)
     doing: list[str] = ["prepare"]
     try:
-        program = _prepare(json.loads(word), fds, imported, doing.append)
+        program = _prepare(line, json.loads(word), fds, imported, doing.append)
     except BaseException as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         line.send(f"cannot {doing[-1]}: {reason}".encode(errors="replace")[:4096])
         os._exit(127)
-    line.close()  # tells the guard that the program runs
+    line.close()
     return program
 
 
@@ -284,7 +290,11 @@ def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _prepare(
-    word: dict[str, Any], fds: list[int], imported: Imported, doing: Callable[[str], None]
+    line: socket.socket,
+    word: dict[str, Any],
+    fds: list[int],
+    imported: Imported,
+    doing: Callable[[str], None],
 ) -> PythonProgram:
     with open(fds[0], "rb") as file:
         launch = json.loads(file.read())
@@ -302,4 +312,4 @@ def _prepare(
         doing(f"enter the directory {launch['cwd']!r}")
         os.chdir(launch["cwd"])
     doing(f"start {launch['argv'][0]!r}")
-    return become(launch["argv"], launch["env"], imported)
+    return become(launch["argv"], launch["env"], imported, lambda: line.send(STARTED))

@@ -24,6 +24,9 @@ MAILBOX_OFFSET = 4096
 TAIL_BYTES = 8 * 1024
 """How much of a worker's last stderr output is kept."""
 
+STARTED = b"\x00"
+"""What a standby says when it has become the worker it was told to become; anything else is why it could not."""
+
 NO_SLOT = -1
 """Slot of a `SpawnFailed` that concerns the whole generation."""
 
