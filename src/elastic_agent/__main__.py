@@ -18,6 +18,7 @@ def begin() -> None:
     worker = _command()
     if worker is None:
         return
+    # As in workers/spawner.py; a function for both would be one more frame below the script's.
     failure = None
     try:
         exec(worker.code, worker.namespace) if worker.code else worker.run(*worker.arguments)

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -30,19 +32,25 @@ Path(sys.argv[1]).write_text(json.dumps(facts))
 """
 
 
+def environment(folder: Path) -> dict[str, str]:
+    return {**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(folder / "state")}
+
+
+def finish(
+    folder: Path, *command: str, variables: Mapping[str, str] = MappingProxyType({}), **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run an agent to its end, which must be a good one."""
+    env = {**environment(folder), **variables}
+    done = subprocess.run([*command], env=env, capture_output=True, text=True, check=False, **how)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def run(folder: Path, *command: str, **how: Any) -> dict[str, Any]:
     """Start an agent whose worker reports what it sees; its report, and what the agent said."""
     script, report = folder / "script.py", folder / "report.json"
     script.write_text(REPORT)
-    done = subprocess.run(
-        [*command, str(script), str(report)],
-        env={**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(folder / "state")},
-        capture_output=True,
-        text=True,
-        check=False,
-        **how,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finish(folder, *command, str(script), str(report), **how)
     found: dict[str, Any] = json.loads(report.read_text())
     return {**found, "said": done.stderr}
 
@@ -124,14 +132,7 @@ def test_what_is_preloaded_is_there_at_once(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("import os\nprint('loaded by', os.getpid(), flush=True)")
     script = tmp_path / "train.py"
     script.write_text("import sys\nassert 'my_model' in sys.modules\nprint('trained', flush=True)")
-    done = subprocess.run(
-        [*AGENT, "--preload", "my_model", "--nproc-per-node", "3", str(script)],
-        env={**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finish(tmp_path, *AGENT, "--preload", "my_model", "--nproc-per-node", "3", str(script))
     assert done.stdout.count("trained") == 3
     assert done.stdout.count("loaded by") == 1
 
@@ -140,14 +141,7 @@ def test_what_a_preload_prints_comes_out_once_though_nobody_flushed_it(tmp_path:
     (tmp_path / "my_model.py").write_text("print('loaded')")
     script = tmp_path / "train.py"
     script.write_text("print('trained')")
-    done = subprocess.run(
-        [*AGENT, "--preload", "my_model", "--nproc-per-node", "2", str(script)],
-        env={**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = finish(tmp_path, *AGENT, "--preload", "my_model", "--nproc-per-node", "2", str(script))
     assert (done.stdout.count("loaded"), done.stdout.count("trained")) == (1, 2), done.stdout
 
 
@@ -158,18 +152,8 @@ def test_a_thread_of_the_interpreters_own_customisation_is_noticed(tmp_path: Pat
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
     )
     (tmp_path / "script.py").write_text("")
-    done = subprocess.run(
-        [*AGENT, str(tmp_path / "script.py")],
-        env={
-            **clean_environment(),
-            "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state"),
-            "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    done = finish(tmp_path, *AGENT, str(tmp_path / "script.py"), variables={"PYTHONPATH": path})
     assert "workers start cold" in done.stderr
     assert "threads" in done.stderr
 
@@ -186,7 +170,7 @@ def test_a_script_that_knows_nothing_of_us_writes_its_stacks_on_demand(tmp_path:
     script.write_text("import time\ndef wait_here():\n    print('ready')\n    time.sleep(1000)\nwait_here()")
     with subprocess.Popen(
         [*AGENT, "--rdzv-id", f"stacks-{os.getpid()}", str(script)],
-        env={**clean_environment(), "ELASTIC_AGENT_STATE_DIR": str(tmp_path / "state")},
+        env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

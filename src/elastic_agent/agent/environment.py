@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastic_agent.protocol.records import Seat, World
 
-from .warm import libraries_environment
+from .libraries import libraries_environment
 
 
 @dataclass(frozen=True)

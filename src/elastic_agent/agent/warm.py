@@ -6,10 +6,11 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Mapping
 
 from elastic_agent.config.settings import Settings
 from elastic_agent.workers.guard_client import Guard, SpawnerConfig
+
+from .libraries import libraries_environment
 
 PATIENCE_SHARE = 1 / 3
 """Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
@@ -31,14 +32,6 @@ def why_cold(settings: Settings) -> str | None:
 def is_warm(settings: Settings) -> bool:
     """Whether workers are to be forked from a spawner."""
     return settings.worker_start == "warm" and why_cold(settings) is None
-
-
-def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str, str]:
-    """What libraries read when they are loaded; the same for every worker of a node with ``slots`` workers."""
-    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")}
-    if "OMP_NUM_THREADS" not in inherited and slots > 1:
-        env["OMP_NUM_THREADS"] = "1"  # as torchrun: many workers on one machine, one pool each
-    return env
 
 
 def start_guard(settings: Settings, *, owns_process: bool) -> Guard:
