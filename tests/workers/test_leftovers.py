@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import secrets
 import subprocess
@@ -238,13 +237,19 @@ def test_python_names_shared_memory_so() -> None:
 
 
 def test_python_and_joblib_name_semaphores_so() -> None:
-    from multiprocessing.synchronize import SemLock
-
-    from joblib.externals.loky.backend.synchronize import SemLock as LokySemLock
-
-    assert multiprocessing.get_context("spawn").Lock()
-    for kind in (SemLock, LokySemLock):
-        assert _NAMES.fullmatch(f"sem.{kind._make_name().removeprefix('/')}"), kind
+    code = """
+import multiprocessing
+from multiprocessing.synchronize import SemLock
+from joblib.externals.loky.backend.synchronize import SemLock as LokySemLock
+assert multiprocessing.get_context("spawn").Lock()
+for kind in (SemLock, LokySemLock):
+    print("sem." + kind._make_name().removeprefix("/"))
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    names = said.split()
+    assert len(names) == 2, said
+    for name in names:
+        assert _NAMES.fullmatch(name), name
 
 
 def test_torch_names_shared_tensors_so() -> None:
