@@ -14,6 +14,7 @@ import msgspec
 
 from .forming import decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
+from .notices import hear
 from .records import NODE_ID_HELD, RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
 from .running import decide_running
 from .situation import FAR_S, Decision, PhaseClock, Situation, names
@@ -36,6 +37,8 @@ class Coordinator:
         self.plan = plan
         self.ledger = LeaseLedger(born_s=now_s)
         self.clock = PhaseClock(since_s=now_s)
+        if plan is not None:
+            self.clock = PhaseClock.of(plan, self.clock, now_s, new_phase=True)
         self._remembered = remembered
 
     # -- what the driver tells ------------------------------------------------------------------
@@ -60,8 +63,9 @@ class Coordinator:
     def adopt_plan(self, plan: Plan, now_s: float) -> None:
         """Take the store's newest plan, whoever wrote it."""
         if self.plan is None or plan.version > self.plan.version:
-            if self.plan is None or (plan.phase, plan.generation) != (self.plan.phase, self.plan.generation):
-                self.clock = PhaseClock(since_s=now_s)
+            before = (self.plan.phase, self.plan.generation) if self.plan is not None else None
+            new_phase = before != (plan.phase, plan.generation)
+            self.clock = PhaseClock.of(plan, self.clock, now_s, new_phase=new_phase)
             self.plan = plan
 
     def stood_still(self, now_s: float, lasted_s: float) -> None:
@@ -93,6 +97,8 @@ class Coordinator:
             decision = self._wind_up(now)
         elif higher is not None:
             decision = self._above(higher)
+        elif (heard := hear(now)) is not None:
+            decision = heard
         elif self.plan.phase is Phase.FORMING:
             decision = decide_forming(now)
         else:
@@ -113,7 +119,11 @@ class Coordinator:
         fresh = Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", policy)
         if history is None:
             return Decision(fresh.reason, fresh)
-        if history.settled:  # another run under the same name
+        if history.settled and history.verdict is Phase.STOPPED:  # the same run, taken up again
+            again = _next_life(fresh, history.generation, history.order, history.charged)
+            return Decision(again.reason, again)
+        once = policy.finishes_once and history.verdict is Phase.FINISHED
+        if history.settled and not once:  # another run under the same name
             again = msgspec.structs.replace(fresh, generation=history.generation + 1, order=history.order)
             return Decision(again.reason, again)
         known = msgspec.structs.replace(
@@ -123,8 +133,11 @@ class Coordinator:
             order=history.order,
             world=history.world,
         )
+        if once:
+            reason = "the run has finished before; it is not run again"
+            return Decision(reason, msgspec.structs.replace(known, phase=Phase.FINISHED, reason=reason))
         verdict = self._remembered.verdict if self._remembered is not None else None
-        if verdict is not None and history is self._remembered:
+        if verdict not in (None, Phase.STOPPED) and history is self._remembered:
             reason = f"the run {verdict} before the store was lost"
             return Decision(reason, msgspec.structs.replace(known, phase=verdict, reason=reason))
         if history.world is None:
@@ -243,12 +256,31 @@ class Coordinator:
 
     def _wind_up(self, now: Situation) -> Decision:
         """Keep the verdict readable until everybody alive has acknowledged it."""
-        alive = list(now.by_node.values())
         until_s = now.clock.since_s + ACK_PATIENCE_LEASES * now.policy.lease_ttl_s
+        newcomers = self._newcomers_after_stop(now, until_s)
+        alive = [one for one in now.by_node.values() if one not in newcomers]
         if alive and now.now_s < until_s:
             who = names(one.member.node_id for one in alive)
             return Decision(f"the run is over; {who} still to acknowledge", wake_s=until_s)
+        if newcomers:
+            plan = now.plan
+            fresh = Plan(RECORD_VERSION, plan.version + 1, Phase.FORMING, 1, "", newcomers[0].member.policy)
+            fresh = msgspec.structs.replace(fresh, heard=plan.heard)
+            again = _next_life(fresh, plan.generation, plan.order, plan.charged)
+            return Decision(again.reason, again)
         return Decision("the run is over", done=True)
+
+    @staticmethod
+    def _newcomers_after_stop(now: Situation, until_s: float) -> list[Sighting]:
+        """Nodes that came after the run was stopped: they want to go on with it."""
+        if now.plan.phase is not Phase.STOPPED:
+            return []
+        return [
+            one
+            for one in now.by_node.values()
+            if (one.member.state, one.member.generation) == (State.READY, 0)
+            and (one.first_seen_s > now.clock.since_s or now.now_s >= until_s)
+        ]
 
     def _with_housekeeping(self, decision: Decision, now_s: float) -> Decision:
         """Add what is due in any phase: the next lease to end, records nobody needs any more."""
@@ -275,3 +307,11 @@ class Coordinator:
             min(decision.wake_s, max(next_end_s, now_s)),
             decision.done,
         )
+
+
+def _next_life(fresh: Plan, generation: int, order: tuple[str, ...], charged: int) -> Plan:
+    """A stopped run goes on: above its generation, with the restarts that it has used."""
+    reason = f"the run goes on after generation {generation}, in which it was stopped"
+    return msgspec.structs.replace(
+        fresh, generation=generation + 1, order=order, charged=charged, reason=reason
+    )

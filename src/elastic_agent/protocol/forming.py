@@ -12,7 +12,7 @@ import msgspec
 from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
 from .records import Failure, FailureKind, Phase, Plan, State, World
-from .situation import FAR_S, Decision, Situation, count, names, uncleared
+from .situation import FAR_S, Decision, Situation, count, names, stopped_plan, uncleared
 
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is condemned."""
@@ -25,9 +25,13 @@ def decide_forming(now: Situation) -> Decision:
         return _await_clearing(now, waits)
     if now.plan.awaiting and _charge(now) and now.plan.charged >= now.policy.max_restarts:
         return _budget_spent(now)
+    if now.plan.notice is not None and now.notice_left_s <= 0:
+        plan = stopped_plan(now.plan, now.plan.notice.words)
+        return Decision(plan.reason, msgspec.structs.replace(plan, version=plan.version + 1))
     ready = now.ready()
     chosen = _choose(now, ready)
-    if len(chosen) < now.policy.min_nodes:
+    fitting = now.policy.fit(len(chosen))
+    if not fitting:
         return _await_more(now, chosen)
     if now.clock.enough_since_s is None:
         now.clock.enough_since_s = now.now_s
@@ -36,7 +40,7 @@ def decide_forming(now: Situation) -> Decision:
         return Decision(
             f"{len(chosen)} of {_range(now)} nodes are ready; waiting a moment for others", wake_s=until_s
         )
-    return _seal(now, chosen)
+    return _seal(now, chosen[:fitting])
 
 
 def _await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
@@ -122,17 +126,16 @@ def _await_more(now: Situation, chosen: list[Sighting]) -> Decision:
     """Below min: wait, with a limit."""
     now.clock.enough_since_s = None
     came = names(f"{one.member.node_id} ({count(one.member.slots, 'worker')})" for one in chosen) or "nobody"
-    missing = now.policy.min_nodes - len(chosen)
+    least = now.policy.least_fit(len(chosen))
+    missing = least - len(chosen)
     until_s = now.clock.since_s + now.policy.join_timeout_s
     if now.now_s >= until_s:
         reason = (
-            f"only {len(chosen)} of at least {now.policy.min_nodes} nodes came within "
+            f"only {len(chosen)} of at least {least} nodes came within "
             f"{now.policy.join_timeout_s:g} s ({came}); {missing} more needed"
         )
         return _fail(now, reason, Failure(FailureKind.TOO_FEW, reason[:512]))
-    return Decision(
-        f"waiting for {missing} more of at least {now.policy.min_nodes} nodes; here: {came}", wake_s=until_s
-    )
+    return Decision(f"waiting for {missing} more of at least {least} nodes; here: {came}", wake_s=until_s)
 
 
 def _await_others_until(now: Situation, chosen: list[Sighting]) -> float:
@@ -143,6 +146,7 @@ def _await_others_until(now: Situation, chosen: list[Sighting]) -> float:
         for one in now.by_node.values()
         if one.member.node_id not in here
         and one.member.state is not State.LEAVING
+        and one.member.incarnation not in now.plan.leaving
         and not (one.member.state is State.READY and one.member.generation == now.plan.generation)
         and not now.held_back(one)
     ]
@@ -189,6 +193,7 @@ def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
             joining=(),
             losses=_losses(now, len(seats)),
             order=remember(plan.order, seats),
+            leaving=tuple(key for key in plan.leaving if not _departed(now, key)),
         ),
     )
 
@@ -221,5 +226,5 @@ def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
         reason=reason[:512],
         awaiting=tuple(seats.values()),
         succeeded=(),
-        **changes,
+        **{"notice": None, **changes},
     )

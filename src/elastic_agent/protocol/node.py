@@ -10,6 +10,9 @@ the handler for stock torchrun) only carries out the actions and reports what ca
 Rules kept here: a node says ``ready(g)`` only when no worker of it runs; it starts generation g only from
 ``ready(g)``, with a seat of its own incarnation, after a fresh renewal and a fresh look at the plan
 (``Prepare``); whatever overtakes a start stops it; a lost lease stops everything without grace.
+
+To be stopped in good order a node does not stop its workers: it asks (``Request``), the coordinator gives every
+worker of the world a notice (``Notify``), and what follows comes as the next plan.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .records import Failure, FailureKind, Phase, Plan, State, World
+from .records import Ask, Failure, FailureKind, Notice, Phase, Plan, State, World
 
 
 class Outcome(enum.StrEnum):
@@ -27,6 +30,8 @@ class Outcome(enum.StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     DRAINED = "drained"
+    STOPPED = "stopped"
+    """The run was ended early, as asked."""
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
     """The store could not be reached, or is none."""
@@ -49,6 +54,21 @@ class Announce:
     state: State
     generation: int
     failure: Failure | None = None
+    heeds: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """Write this into the node's member record, for the coordinator to hear; None: it need not stand there any more."""
+
+    ask: Ask | None
+
+
+@dataclass(frozen=True)
+class Notify:
+    """Tell the workers that run now."""
+
+    notice: Notice
 
 
 @dataclass(frozen=True)
@@ -89,7 +109,7 @@ class Depart:
     reason: str
 
 
-Action: TypeAlias = Announce | Prepare | StartWorkers | StopWorkers | Rejoin | Depart
+Action: TypeAlias = Announce | Request | Notify | Prepare | StartWorkers | StopWorkers | Rejoin | Depart
 
 
 class Activity(enum.StrEnum):
@@ -114,6 +134,13 @@ class Node:
         self.announced = Announce(State.READY, 0)
         self.plan: Plan | None = None
         self._draining: str | None = None
+        self._asked: tuple[Ask, int] | None = None
+        """What stands in the member record, and the generation then."""
+        self._told = 0
+        """Serial of the newest notice that the present workers were given."""
+        self._heeds = False
+        self._met = False
+        """This node has seen the run going on."""
         self._lease_lost: str | None = None
         self._ending: Depart | None = None
 
@@ -128,13 +155,36 @@ class Node:
             return []  # it speaks of an incarnation that is over; only the stop counts now
         if self.incarnation in plan.refused:
             return self._end(Depart(Outcome.REFUSED, plan.refused[self.incarnation]), Grace.NONE)
+        if plan.is_terminal:
+            return self._over(plan)
+        self._met = True
+        if plan.phase is Phase.FORMING:
+            return self._heard(plan) + self._forming(plan)
+        return self._heard(plan) + self._sealed(plan)
+
+    def _over(self, plan: Plan) -> list[Action]:
+        """The run has come to its end, whatever that is."""
         if plan.phase is Phase.FINISHED:
             return self._end(Depart(Outcome.FINISHED, plan.reason), Grace.NONE)
         if plan.phase is Phase.FAILED:
             return self._end(Depart(Outcome.FAILED, plan.reason), Grace.NONE)
-        if plan.phase is Phase.FORMING:
-            return self._forming(plan)
-        return self._sealed(plan)
+        if not self._met:
+            return []  # it was stopped before this node came, which wants to go on with it
+        return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.DRAIN)
+
+    def _heard(self, plan: Plan) -> list[Action]:
+        """What was asked for need not be said any longer than it takes to come true.
+
+        That the run is to end is said to the end: should the store be lost meanwhile, the next one has to know.
+        """
+        if self._asked is None:
+            return []
+        ask, generation = self._asked
+        heard = plan.heard.get(self.incarnation, 0) >= ask.serial
+        if ask.leaver is None or not heard or plan.generation <= generation:
+            return []
+        self._asked = None
+        return [Request(None)]
 
     def store_replaced(self) -> list[Action]:
         """The store was lost and a new one found: its plan versions start anew; say again where we stand."""
@@ -144,6 +194,8 @@ class Node:
     def _forming(self, plan: Plan) -> list[Action]:
         if self._ending is not None:
             return []
+        if self.incarnation in plan.leaving:
+            return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
         if self.activity in (Activity.STARTING, Activity.RUNNING):
             hang = plan.failure is not None and plan.failure.kind is FailureKind.HANG
             return self._stop(Grace.RESTART, plan.reason, dump_stacks=hang)
@@ -158,13 +210,25 @@ class Node:
         if world is None or seat is None:
             if self.activity in (Activity.STARTING, Activity.RUNNING):
                 return self._stop(Grace.NONE, f"generation {plan.generation} runs without this node")
+            if self.incarnation in plan.leaving and self._ending is None:
+                return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
             return []
         waiting = self.announced == Announce(State.READY, plan.generation)
         if self.activity is Activity.IDLE and waiting and self._ending is None:
             self.activity = Activity.PREPARING
             self.generation = plan.generation
             return [Prepare(world)]
-        return []
+        return self._notify()
+
+    def _notify(self) -> list[Action]:
+        """Give the workers that run the notice of the plan, unless they have it."""
+        plan = self.plan
+        if self.activity not in (Activity.STARTING, Activity.RUNNING) or plan is None or plan.notice is None:
+            return []
+        if plan.generation != self.generation or plan.notice.serial == self._told:
+            return []
+        self._told = plan.notice.serial
+        return [Notify(plan.notice)]
 
     # -- the workers ----------------------------------------------------------------------------
 
@@ -176,7 +240,8 @@ class Node:
         if self.plan is None or self.plan.generation != generation or self.plan.phase is not Phase.RUNNING:
             return []
         self.activity = Activity.STARTING
-        return [StartWorkers(world)]
+        self._told, self._heeds = 0, False
+        return [StartWorkers(world), *self._notify()]
 
     def prepare_failed(self, generation: int, failure: Failure) -> list[Action]:
         """The bootstrap store could not be reached."""
@@ -205,6 +270,20 @@ class Node:
             return []
         self.activity = Activity.IDLE
         return self._announce(State.SUCCEEDED, generation)
+
+    def yielded(self, generation: int) -> list[Action]:
+        """Every worker has saved and left, and nothing of theirs is left."""
+        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+            return []
+        self.activity = Activity.IDLE
+        return self._announce(State.YIELDED, generation)
+
+    def heeds(self, generation: int) -> list[Action]:
+        """Workers of this generation were seen to look at notices."""
+        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+            return []
+        self._heeds = True
+        return self._announce(State.RUNNING, generation) if self.activity is Activity.RUNNING else []
 
     def stopped(self, unkillable: tuple[int, ...] = ()) -> list[Action]:
         """Every worker is gone, or only ``unkillable`` processes in uninterruptible sleep are left."""
@@ -244,11 +323,37 @@ class Node:
         self._lease_lost = None
         return []
 
-    def drain(self, reason: str) -> list[Action]:
-        """This node is to leave; the others go on without it."""
+    def ask(self, ask: Ask) -> list[Action]:
+        """Somebody at this node wants a node to leave, or the whole run to end."""
+        if self.activity is Activity.GONE or self._ending is not None:
+            return []
+        self._asked = ask, self.generation
+        return [Request(ask)]
+
+    def drain(self, reason: str, ask: Ask | None = None) -> list[Action]:
+        """This node is to leave; the others go on without it.
+
+        Args:
+            reason: in words.
+            ask: with what to ask for it, so that workers may save first; None: leave at once.
+        """
         if self._draining is not None or self._ending is not None or self.activity is Activity.GONE:
             return []
         self._draining = reason
+        working = self.activity in (Activity.STARTING, Activity.RUNNING)
+        if (
+            ask is not None
+            and self._lease_lost is None
+            and (working or self.announced.state is State.YIELDED)
+        ):
+            return self.ask(ask)
+        return self.leave_now()
+
+    def leave_now(self) -> list[Action]:
+        """What was to be left in good order is left at once: nobody answered, or nothing runs."""
+        reason = self._draining
+        if reason is None or self._ending is not None or self.activity is Activity.GONE:
+            return []
         ending = Depart(Outcome.DRAINED, reason)
         if self.announced.state is State.SUCCEEDED and self.activity is Activity.IDLE:
             self.activity = Activity.GONE
@@ -265,7 +370,8 @@ class Node:
         return self._announce(State.READY, self.plan.generation)
 
     def _announce(self, state: State, generation: int, failure: Failure | None = None) -> list[Action]:
-        said = Announce(state, generation, failure)
+        heeds = self._heeds and state in (State.RUNNING, State.YIELDED)
+        said = Announce(state, generation, failure, heeds)
         if said == self.announced:
             return []
         self.announced = said
@@ -289,6 +395,8 @@ class Node:
         return [*self._announce(State.LEFT, generation), ending]
 
     def _rejoin(self) -> list[Action]:
+        if self._draining is not None:
+            return self._depart(Depart(Outcome.DRAINED, self._draining))
         reason = self._lease_lost or "the lease was lost"
         self.announced = Announce(State.READY, 0)
         self.activity = Activity.IDLE

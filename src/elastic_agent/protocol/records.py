@@ -45,6 +45,8 @@ class State(enum.StrEnum):
     RUNNING = "running"
     FAILED = "failed"
     SUCCEEDED = "succeeded"
+    YIELDED = "yielded"
+    """After a notice my workers saved and left; none of this generation runs any more."""
     LEAVING = "leaving"
     """My workers are being stopped and I shall not come back."""
     LEFT = "left"
@@ -73,6 +75,29 @@ class Phase(enum.StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
+    STOPPED = "stopped"
+    """It was ended early, as asked; whoever starts it again goes on above its generation."""
+
+
+class Cause(enum.StrEnum):
+    """Why workers are told that they will be stopped."""
+
+    PREEMPTED = "preempted"
+    WALLTIME = "walltime"
+    DRAIN = "drain"
+    GROW = "grow"
+    OPERATOR = "operator"
+
+
+class Growth(enum.StrEnum):
+    """When nodes that come late are let into a running world."""
+
+    NEVER = "never"
+    """Only when it re-forms for another reason."""
+    AT_NOTICE = "at-notice"
+    """When its training heeds notices, and so loses no step."""
+    AFTER = "after"
+    """Also by a plain restart, some time after the last one came."""
 
 
 class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -98,6 +123,33 @@ class Address(Struct, frozen=True, array_like=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a node asks of the coordinator: that a node leaves, or that the whole run ends."""
+
+    serial: Annotated[int, Meta(ge=1, le=2**31)]
+    """Grows with every ask of this incarnation."""
+    cause: Cause
+    left_s: Seconds
+    """How long workers have until they are stopped."""
+    words: Text
+    """Who wants it, for people."""
+    leaver: Name | None = None
+    """The node that is to leave; None: the run is to end everywhere."""
+
+
+class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What every worker of the running world is told: save, and leave by then."""
+
+    serial: Annotated[int, Meta(ge=1)]
+    """The version of the plan that it came with."""
+    cause: Cause
+    left_s: Seconds
+    """How long workers had when it was published."""
+    words: Text
+    ends: bool = False
+    """The run ends when everybody has left, or else the next generation is formed."""
+
+
 class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The run's rules. The first member's are taken for the run; times are seconds."""
 
@@ -109,6 +161,32 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     settle_s: Seconds = 1.0
     join_timeout_s: Seconds = 600.0
     start_timeout_s: Seconds = 30.0
+    grow: Growth = Growth.AFTER
+    grow_delay_s: Seconds = 1.0
+    """How long after the last one came a running world is restarted for newcomers, without a notice."""
+    notice_s: Seconds = 60.0
+    """How long workers have to save before a world that grows is formed anew."""
+    node_counts: Annotated[tuple[Annotated[int, Meta(ge=1, le=65536)], ...], Meta(max_length=1024)] = ()
+    """How many nodes a world may have: multiples of the one number given, or one of several. Empty: any number."""
+    finishes_once: bool = False
+    """A run that has finished is not begun anew under its name."""
+
+    def fit(self, nodes: int) -> int:
+        """The largest world allowed of so many nodes; 0 if there is none."""
+        most = min(nodes, self.max_nodes)
+        match self.node_counts:
+            case ():
+                fitting = most
+            case (unit,):
+                fitting = most - most % unit
+            case counts:
+                fitting = max((one for one in counts if one <= most), default=0)
+        return fitting if fitting >= self.min_nodes else 0
+
+    def least_fit(self, above: int) -> int:
+        """The smallest world allowed of more nodes than these."""
+        sizes = range(max(above + 1, self.min_nodes), self.max_nodes + 1)
+        return next((size for size in sizes if self.fit(size) == size), self.max_nodes)
 
 
 class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -202,6 +280,10 @@ class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     role: Text = "default"
     fingerprint: Fingerprint = Fingerprint()
     history: History | None = None
+    heeds: bool = False
+    """Workers of this node look at notices."""
+    ask: Ask | None = None
+    """Until the coordinator has heard it."""
 
 
 class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -261,11 +343,17 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How often in a row each node failed before user code ran."""
     avoid_bootstrap: tuple[Name, ...] = ()
     """Nodes whose bootstrap store could not be reached from everywhere."""
+    notice: Notice | None = None
+    """What the workers of the running world were told; while the next one forms, what they are going to be told."""
+    leaving: tuple[Name, ...] = ()
+    """Incarnations that were asked to leave, and have not yet."""
+    heard: dict[Name, Count] = {}
+    """The newest ask of each incarnation that was heard."""
 
     @property
     def is_terminal(self) -> bool:
         """Whether the run is over."""
-        return self.phase in (Phase.FINISHED, Phase.FAILED)
+        return self.phase in (Phase.FINISHED, Phase.FAILED, Phase.STOPPED)
 
     def history(self, *, settled: bool = False) -> History:
         """What has to be kept on disk of this plan, by the coordinator before anybody can read it."""
@@ -323,6 +411,10 @@ def _check(record: object) -> None:
     policy = record.policy if isinstance(record, (Member, Plan)) else None
     if policy is not None and policy.min_nodes > policy.max_nodes:
         raise RecordError(f"policy with min_nodes {policy.min_nodes} > max_nodes {policy.max_nodes}")
+    if policy is not None and not policy.fit(policy.max_nodes):
+        raise RecordError(
+            f"policy of {policy.min_nodes} to {policy.max_nodes} nodes that allows none of these numbers"
+        )
     for world in _worlds(record):
         _check_world(world)
 

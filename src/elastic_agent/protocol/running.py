@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from .forming import forming_plan
 from .leases import Sighting
-from .records import Failure, FailureKind, Phase, Seat, State, World
+from .notices import announce_growth, anybody_heeds, carried, decide_under_notice, has_yielded
+from .records import Failure, FailureKind, Growth, Phase, Seat, State, World
 from .situation import FAR_S, Decision, Situation, count, names
 
 STABLE_S = 60.0
@@ -22,7 +21,10 @@ def decide_running(now: Situation) -> Decision:
     waiting = [seat for seat in world.seats if not _succeeded(now, seat)]
     if not waiting:
         return _finish(now, world)
-    lost = [seat for seat in waiting if _is_lost(now, seat)]
+    busy = [seat for seat in waiting if not has_yielded(now, seat)]
+    ending = now.plan.notice is not None and now.plan.notice.ends
+    # Who has left for the run's end has done its part: to lose it now is no loss.
+    lost = [seat for seat in (busy if ending else waiting) if _is_lost(now, seat)]
     failed = _first_failure(now, waiting)
     leaving = [seat for seat in waiting if _says(now, seat, State.LEAVING, State.LEFT)]
     dropped = [seat for seat in waiting if _dropped_out(now, seat)]
@@ -32,7 +34,19 @@ def decide_running(now: Situation) -> Decision:
     if slow:
         who = names(seat.node_id for seat in slow)
         return Decision(f"{who} did not start in time", condemn=tuple(seat.incarnation for seat in slow))
-    return _keep_successes(now, world) or _admit(now, world)
+    kept = _keep_successes(now, world)
+    if kept is not None:
+        return kept
+    if now.plan.notice is not None:
+        return decide_under_notice(
+            now, world, busy, tuple(one.member.node_id for one in _waiting_to_join(now, world))
+        )
+    if len(busy) < len(waiting):  # workers left although no notice is given (any more)
+        who = names(seat.node_id for seat in waiting if seat not in busy)
+        return Decision(
+            f"the workers of {who} left", forming_plan(now.plan, f"the workers of {who} left", free=True)
+        )
+    return _admit(now, world)
 
 
 def _succeeded(now: Situation, seat: Seat) -> bool:
@@ -110,6 +124,7 @@ def _reform(
             losses=losses,
             start_failures=_start_failures(now),
             avoid_bootstrap=_avoid_bootstrap(now),
+            notice=carried(now),
         ),
     )
 
@@ -125,7 +140,7 @@ def _start_failures(now: Situation) -> dict[str, int]:
         before_user_code = failure is not None and failure.kind in (FailureKind.START, FailureKind.BOOTSTRAP)
         if known.member.state is State.FAILED and before_user_code:
             counts[seat.node_id] = counts.get(seat.node_id, 0) + 1
-        elif known.member.state in (State.RUNNING, State.SUCCEEDED, State.FAILED):
+        elif known.member.state in (State.RUNNING, State.SUCCEEDED, State.YIELDED, State.FAILED):
             counts.pop(seat.node_id, None)
     return counts
 
@@ -168,7 +183,7 @@ def _keep_successes(now: Situation, world: World) -> Decision | None:
 
 
 def _admit(now: Situation, world: World) -> Decision:
-    """Let waiting nodes in, in batches: when the newest has waited for ``settle``."""
+    """Let waiting nodes in, in batches: when the newest has waited for long enough."""
     start_by_s = now.clock.since_s + now.policy.start_timeout_s
     starting = [seat for seat in world.seats if _says(now, seat, State.READY)]
     wake_s = start_by_s if starting else FAR_S
@@ -177,16 +192,46 @@ def _admit(now: Situation, world: World) -> Decision:
     )
     if starting or any(_succeeded(now, seat) for seat in world.seats):
         return steady  # not yet running everywhere, or already ending
-    candidates = _newcomers(now, world, lambda one: one.member.state is State.READY)
+    heeds = anybody_heeds(now, world)
+    candidates = _candidates(now, world, heeds)
     if not candidates:
         return steady
-    open_s = [max(one.first_seen_s + now.policy.settle_s, now.penalty_until_s(one)) for one in candidates]
+    open_s = [_open_s(now, one, heeds) for one in candidates]
     allowed = [one for one, at_s in zip(candidates, open_s, strict=True) if at_s <= now.now_s]
-    if not allowed or any(now.now_s < at_s <= now.now_s + now.policy.settle_s for at_s in open_s):
+    batch_s = _batch_s(now, heeds)
+    if not allowed or any(now.now_s < at_s <= now.now_s + batch_s for at_s in open_s):
         later = min((at_s for at_s in open_s if at_s > now.now_s), default=FAR_S)
         return Decision(
             f"{names(one.member.node_id for one in candidates)} about to join", wake_s=min(wake_s, later)
         )
+    if now.policy.fit(len(world.seats) + len(allowed)) <= len(world.seats):
+        return steady  # one more would be left over
+    return announce_growth(now, [one.member.node_id for one in allowed]) if heeds else _let_in(now, allowed)
+
+
+def _candidates(now: Situation, world: World, heeds: bool) -> list[Sighting]:
+    """Who may come in now: by the policy of growth, unless it only comes back to a seat that it had."""
+    grow = now.policy.grow
+    grows = grow is Growth.AFTER or (grow is Growth.AT_NOTICE and heeds)
+    return [one for one in _waiting_to_join(now, world) if grows or _comes_back(now, one)]
+
+
+def _comes_back(now: Situation, one: Sighting) -> bool:
+    return one.member.node_id in now.plan.order
+
+
+def _open_s(now: Situation, one: Sighting, heeds: bool) -> float:
+    """When a waiting node may be let in."""
+    delay_s = now.policy.settle_s if _comes_back(now, one) else _batch_s(now, heeds)
+    return max(one.first_seen_s + delay_s, now.penalty_until_s(one))
+
+
+def _batch_s(now: Situation, heeds: bool) -> float:
+    """How long after the last arrival the world grows: training that heeds notices loses nothing by it."""
+    return now.policy.settle_s if heeds else max(now.policy.settle_s, now.policy.grow_delay_s)
+
+
+def _let_in(now: Situation, allowed: list[Sighting]) -> Decision:
     who = names(one.member.node_id for one in allowed)
     reason = f"{who} joined" if len(allowed) == 1 else f"{who} join"
     return Decision(
@@ -201,7 +246,7 @@ def _admit(now: Situation, world: World) -> Decision:
     )
 
 
-def _newcomers(now: Situation, world: World, test: Callable[[Sighting], bool]) -> list[Sighting]:
+def _waiting_to_join(now: Situation, world: World) -> list[Sighting]:
     """Nodes that wait outside the world, while it has room for them."""
     if len(world.seats) >= now.policy.max_nodes:
         return []
@@ -210,6 +255,7 @@ def _newcomers(now: Situation, world: World, test: Callable[[Sighting], bool]) -
         one
         for one in now.by_node.values()
         if one.member.node_id not in seated
-        and test(one)
+        and one.member.state is State.READY
+        and one.member.incarnation not in now.plan.leaving
         and now.plan.start_failures.get(one.member.node_id, 0) < 2
     ]

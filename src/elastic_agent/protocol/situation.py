@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from .leases import LeaseLedger, Sighting
-from .records import Member, Plan, Policy, Seat, State
+from .records import Member, Phase, Plan, Policy, Seat, State
 
 FAR_S = float("inf")
 
@@ -36,9 +38,25 @@ class PhaseClock:
 
     since_s: float
     enough_since_s: float | None = None
+    notice: int = 0
+    """Serial of the notice whose end is kept here."""
+    notice_ends_s: float = FAR_S
+
+    @classmethod
+    def of(cls, plan: Plan, before: PhaseClock, now_s: float, *, new_phase: bool) -> PhaseClock:
+        """The clock for a plan that is seen now, after the one that ``before`` was for."""
+        clock = cls(now_s) if new_phase else before
+        notice = plan.notice
+        if notice is None:
+            clock.notice, clock.notice_ends_s = 0, FAR_S
+        elif notice.serial == before.notice:
+            clock.notice, clock.notice_ends_s = before.notice, before.notice_ends_s
+        else:
+            clock.notice, clock.notice_ends_s = notice.serial, now_s + notice.left_s
+        return clock
 
     def skip(self, lasted_s: float) -> None:
-        """Do not count that long."""
+        """Do not count that long. (A notice's end is somebody else's, and comes all the same.)"""
         self.since_s += lasted_s
         if self.enough_since_s is not None:
             self.enough_since_s += lasted_s
@@ -68,17 +86,24 @@ class Situation:
         """The run's rules."""
         return self.plan.policy
 
+    @property
+    def notice_left_s(self) -> float:
+        """How long workers still have that were given a notice."""
+        return max(0.0, self.clock.notice_ends_s - self.now_s)
+
     def sighting(self, seat: Seat) -> Sighting | None:
         """What is known of the incarnation that holds this seat."""
         return self.ledger.sightings.get(seat.incarnation)
 
     def ready(self) -> list[Sighting]:
         """Nodes whose newest word is that they can run the generation being formed."""
-        generation = self.plan.generation
+        generation, leaving = self.plan.generation, self.plan.leaving
         return [
             one
             for one in self.by_node.values()
-            if one.member.state is State.READY and one.member.generation == generation
+            if one.member.state is State.READY
+            and one.member.generation == generation
+            and one.member.incarnation not in leaving
         ]
 
     def penalty_until_s(self, sighting: Sighting) -> float:
@@ -156,6 +181,17 @@ def uncleared(situation: Situation) -> dict[str, float]:
         elif fenced_s > situation.now_s:
             waits[seat.incarnation] = fenced_s
     return waits
+
+
+def stopped_plan(plan: Plan, words: str) -> Plan:
+    """The plan's end by request, under the same version."""
+    return msgspec.structs.replace(
+        plan,
+        phase=Phase.STOPPED,
+        reason=words[:512],
+        awaiting=(),
+        failure=None,
+    )
 
 
 def count(number: int, noun: str) -> str:

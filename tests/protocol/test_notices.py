@@ -1,0 +1,460 @@
+"""Being stopped in good order: who is told, who waits for whom, and what follows."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from elastic_agent.protocol.node import (
+    Activity,
+    Announce,
+    Depart,
+    Grace,
+    Notify,
+    Outcome,
+    Request,
+    StopWorkers,
+)
+from elastic_agent.protocol.records import (
+    Ask,
+    Cause,
+    Growth,
+    History,
+    Notice,
+    Phase,
+    Policy,
+    RecordError,
+    State,
+    decode,
+    encode,
+)
+from tests.protocol.support import CRASH, SETTLE_S, STEP_S, TTL_S, Table, policy, running
+from tests.protocol.test_node import forming, sealed
+from tests.protocol.test_node import running as running_node
+from tests.protocol.test_node import starting as starting_node
+
+FORMING, RUNNING, STOPPED = Phase.FORMING, Phase.RUNNING, Phase.STOPPED
+TIME_S = 30.0
+
+
+def leave(node: str, serial: int = 1, left_s: float = TIME_S) -> Ask:
+    return Ask(serial, Cause.DRAIN, left_s, f"{node} leaves", leaver=node)
+
+
+def stop(serial: int = 1, cause: Cause = Cause.PREEMPTED, left_s: float = TIME_S) -> Ask:
+    return Ask(serial, cause, left_s, "SIGUSR1 at a")
+
+
+def heeding(*nodes: str, rules: Policy | None = None) -> Table:
+    """A table at which these nodes run, with workers that look at notices."""
+    table = running(*nodes, rules=rules or policy())
+    for node in nodes:
+        table.says(node, State.RUNNING, heeds=True)
+    return table
+
+
+def asks(table: Table, node: str, ask: Ask) -> None:
+    """The node goes on as it was, with this ask in its record."""
+    known = table.members[table.newest[node]]
+    table.says(node, known.state, known.generation, ask=ask)
+
+
+def notice(table: Table) -> Notice:
+    assert table.plan.notice is not None, "no notice was given"
+    return table.plan.notice
+
+
+# -- a node leaves ------------------------------------------------------------------------------
+
+
+def test_all_are_told_and_the_next_world_forms_when_all_have_left() -> None:
+    table = heeding("a", "b", "c")
+    asks(table, "b", leave("b"))
+    assert table.stand == (RUNNING, 1)
+    assert (notice(table).cause, notice(table).left_s, notice(table).ends) == (Cause.DRAIN, TIME_S, False)
+    table.wait(TIME_S / 2)
+    table.says("a", State.YIELDED)
+    table.says("b", State.YIELDED)
+    assert table.stand == (RUNNING, 1), "c still saves"
+    table.says("c", State.YIELDED)
+    assert table.stand == (FORMING, 2)
+    assert table.plan.reason == "b leaves"
+
+
+def test_the_others_go_on_without_it_and_nothing_is_charged() -> None:
+    table = heeding("a", "b", "c")
+    asks(table, "b", leave("b"))
+    table.all_say(State.YIELDED, "a", "b", "c")
+    table.says("a", State.READY)
+    table.says("c", State.READY)
+    assert table.stand == (FORMING, 2), "b is not gone yet"
+    table.says("b", State.LEFT)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "c"], 0)
+    assert table.plan.notice is None
+
+
+def test_it_is_never_seated_while_it_was_asked_to_leave_even_if_it_says_ready() -> None:
+    table = heeding("a", "b", "c")
+    asks(table, "b", leave("b"))
+    table.all_say(State.YIELDED, "a", "b", "c")
+    table.all_say(State.READY, "a", "b", "c")
+    assert (table.stand, table.world) == ((RUNNING, 2), ["a", "c"])
+
+
+def test_one_node_can_ask_for_another_and_a_new_life_of_that_is_welcome() -> None:
+    table = heeding("a", "b", "c")
+    asks(table, "a", leave("c"))
+    table.all_say(State.YIELDED, "a", "b", "c")
+    table.all_say(State.READY, "a", "b")
+    table.says("c", State.LEFT)
+    table.all_say(State.RUNNING, "a", "b")
+    table.comes("c", life=2, replaces=("c-1",))
+    table.wait(SETTLE_S)
+    assert table.plan.leaving == (), "the ask that was heard once is not heard again"
+    assert (table.stand, notice(table).cause) == ((RUNNING, 2), Cause.GROW)
+    table.all_say(State.YIELDED, "a", "b")
+    table.all_say(State.READY, "a", "b", "c")
+    assert table.world == ["a", "b", "c"]
+
+
+def test_at_the_deadline_the_next_world_forms_whoever_still_saves() -> None:
+    table = heeding("a", "b", "c")
+    asks(table, "b", leave("b"))
+    table.says("a", State.YIELDED)
+    table.wait(TIME_S - STEP_S)
+    assert table.stand == (RUNNING, 1)
+    table.wait(STEP_S)
+    assert table.stand == (FORMING, 2)
+
+
+def test_workers_that_do_not_look_at_notices_are_not_waited_for() -> None:
+    table = running("a", "b", "c")
+    asks(table, "b", leave("b"))
+    assert table.stand == (FORMING, 2)
+
+
+def test_a_node_that_fails_while_others_save_is_a_failure_and_the_leaver_leaves_all_the_same() -> None:
+    table = heeding("a", "b", "c")
+    asks(table, "b", leave("b"))
+    table.says("c", State.FAILED, failure=CRASH)
+    assert table.stand == (FORMING, 2)
+    assert table.plan.leaving == ("b-1",)
+    table.all_say(State.READY, "a", "c")
+    table.says("b", State.LEFT)
+    assert (table.stand, table.world, table.plan.notice) == ((RUNNING, 2), ["a", "c"], None)
+
+
+def test_an_unknown_node_is_asked_to_leave_in_vain() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", leave("nobody"))
+    assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ())
+
+
+def test_a_node_that_stands_by_leaves_without_a_notice() -> None:
+    table = heeding("a", "b", "c", "d")
+    table.comes("e")
+    asks(table, "e", leave("e"))
+    assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ("e-1",))
+    table.says("e", State.LEFT, 0)
+    assert table.stand == (RUNNING, 1)
+
+
+def test_workers_that_leave_without_a_notice_do_not_leave_the_others_hanging() -> None:
+    table = heeding("a", "b")
+    table.says("a", State.YIELDED)
+    assert table.stand == (FORMING, 2)
+    assert table.plan.charged == 0
+
+
+# -- the run ends -------------------------------------------------------------------------------
+
+
+def test_the_run_is_stopped_when_all_have_left() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", stop())
+    assert notice(table).ends
+    table.says("b", State.YIELDED)
+    assert table.stand == (RUNNING, 1)
+    table.says("a", State.YIELDED)
+    assert table.stand == (STOPPED, 1)
+    assert table.plan.reason == "SIGUSR1 at a"
+
+
+@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.WALLTIME])
+def test_training_that_does_not_look_goes_on_until_the_deadline(cause: Cause) -> None:
+    table = running("a", "b")
+    asks(table, "a", stop(cause=cause))
+    table.wait(TIME_S - STEP_S)
+    assert table.stand == (RUNNING, 1)
+    table.wait(STEP_S)
+    assert table.stand == (STOPPED, 1)
+
+
+def test_an_operator_does_not_wait_for_training_that_does_not_look() -> None:
+    table = running("a", "b")
+    asks(table, "a", stop(cause=Cause.OPERATOR))
+    assert table.stand == (STOPPED, 1)
+
+
+def test_asked_by_several_nodes_at_once_it_is_one_notice_with_the_earliest_end() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", stop(left_s=60.0))
+    table.wait(10.0)
+    asks(table, "b", stop(left_s=20.0))
+    assert notice(table).left_s == 20.0
+    asks(table, "b", stop(serial=2, left_s=60.0))
+    assert notice(table).left_s == 20.0, "an end that was told does not move away"
+
+
+def test_a_node_that_is_to_leave_does_not_make_the_end_milder() -> None:
+    table = heeding("a", "b", "c")
+    asks(table, "a", stop())
+    asks(table, "b", leave("b", left_s=10.0))
+    assert (notice(table).ends, notice(table).cause, notice(table).left_s) == (True, Cause.PREEMPTED, 10.0)
+
+
+def test_a_run_that_forms_is_stopped_at_once() -> None:
+    table = Table(policy())
+    table.comes("a")
+    asks(table, "a", stop())
+    assert table.stand == (STOPPED, 1)
+
+
+def test_a_node_lost_while_saving_does_not_take_the_notice_with_it() -> None:
+    table = heeding("a", "b", "c")
+    asks(table, "a", stop())
+    table.falls_silent("c")
+    table.wait(TTL_S)
+    assert table.stand == (FORMING, 2)
+    table.all_say(State.READY, "a", "b")
+    table.wait(2.0)
+    assert (table.stand, notice(table).ends) == ((RUNNING, 2), True), "the workers of the next world are told"
+    table.all_say(State.RUNNING, "a", "b")
+    table.wait(TIME_S)
+    assert table.stand == (STOPPED, 2)
+
+
+def test_a_node_lost_after_it_has_saved_is_no_loss() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", stop())
+    table.says("b", State.YIELDED)
+    table.falls_silent("b")
+    table.wait(2 * TTL_S)
+    assert table.stand == (RUNNING, 1)
+    table.says("a", State.YIELDED)
+    assert table.stand == (STOPPED, 1)
+
+
+def test_success_everywhere_is_success_notice_or_not() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", stop())
+    table.all_say(State.SUCCEEDED, "a", "b")
+    assert table.stand == (Phase.FINISHED, 1)
+
+
+def test_some_finish_and_some_leave_is_a_stop() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", stop())
+    table.says("a", State.SUCCEEDED)
+    table.says("b", State.YIELDED)
+    assert table.stand == (STOPPED, 1)
+
+
+# -- and goes on later --------------------------------------------------------------------------
+
+
+def test_a_stopped_run_goes_on_above_its_generation_with_its_budget() -> None:
+    table = Table(remembered=History(7, None, 2, ("a", "b"), STOPPED, settled=True))
+    table.comes("a")
+    assert (table.stand, table.plan.charged, table.plan.order) == ((FORMING, 8), 2, ("a", "b"))
+
+
+def test_who_comes_to_the_same_store_after_the_stop_goes_on_with_the_run() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", stop())
+    table.all_say(State.YIELDED, "a", "b")
+    table.wait(STEP_S)
+    table.comes("a", life=2)
+    assert table.stand == (STOPPED, 1), "not everybody has acknowledged it"
+    table.life_says("a-1", State.LEFT)
+    table.says("b", State.LEFT)
+    assert table.stand == (FORMING, 2)
+
+
+def test_a_finished_run_begins_anew_unless_it_finishes_once() -> None:
+    over = History(7, None, 0, ("a",), Phase.FINISHED, settled=True)
+    table = Table(remembered=over)
+    table.comes("a")
+    assert table.stand == (FORMING, 8)
+    once = Table(policy(finishes_once=True), remembered=over)
+    once.comes("a")
+    assert once.stand == (Phase.FINISHED, 7)
+
+
+# -- growth -------------------------------------------------------------------------------------
+
+
+def test_workers_that_look_save_before_a_node_comes_in() -> None:
+    table = heeding("a", "b")
+    table.comes("c")
+    table.wait(SETTLE_S)
+    assert (table.stand, notice(table).cause) == ((RUNNING, 1), Cause.GROW)
+    table.comes("d")
+    table.all_say(State.YIELDED, "a", "b")
+    assert (table.stand, table.plan.joining) == ((FORMING, 2), ("c", "d")), "one restart lets both in"
+    table.all_say(State.READY, "a", "b", "c", "d")
+    assert table.world == ["a", "b", "c", "d"]
+
+
+def test_workers_that_do_not_look_are_restarted_after_the_delay() -> None:
+    table = running("a", "b", rules=policy(grow_delay_s=10.0))
+    table.comes("c")
+    table.wait(8.0)
+    table.comes("d")
+    table.wait(10.0 - STEP_S)
+    assert table.stand == (RUNNING, 1), "joins that come close together cost one restart"
+    table.wait(STEP_S)
+    assert (table.stand, table.plan.joining) == ((FORMING, 2), ("c", "d"))
+
+
+def test_at_notice_a_world_grows_only_if_its_workers_look() -> None:
+    rules = policy(grow=Growth.AT_NOTICE)
+    table = running("a", "b", rules=rules)
+    table.comes("c")
+    table.wait(60.0)
+    assert table.stand == (RUNNING, 1)
+    table.says("a", State.RUNNING, heeds=True)
+    assert notice(table).cause is Cause.GROW
+
+
+def test_never_is_never_but_a_seat_that_was_had_is_taken_again() -> None:
+    table = running("a", "b", "c", rules=policy(grow=Growth.NEVER))
+    table.falls_silent("c")
+    table.wait(TTL_S)
+    table.all_say(State.READY, "a", "b")
+    table.wait(2.0)
+    table.all_say(State.RUNNING, "a", "b")
+    table.comes("d")
+    table.wait(60.0)
+    assert (table.stand, table.world) == ((RUNNING, 2), ["a", "b"]), table.plan.reason
+    table.comes("c", life=2)
+    table.wait(SETTLE_S)
+    assert (table.stand, table.plan.joining) == ((FORMING, 3), ("c",))
+
+
+@pytest.mark.parametrize(
+    ("counts", "sizes"), [((2,), {2: 2, 3: 2, 4: 4, 5: 4}), ((1, 2, 4), {3: 2, 4: 4, 5: 4})]
+)
+def test_only_worlds_of_allowed_sizes_are_sealed(counts: tuple[int, ...], sizes: dict[int, int]) -> None:
+    for nodes, size in sizes.items():
+        table = Table(policy(min_nodes=2, max_nodes=6, node_counts=counts))
+        for number in range(nodes):
+            table.comes(f"n{number}")
+        table.wait(3 * SETTLE_S)
+        assert (table.stand, len(table.world)) == ((RUNNING, 1), size)
+
+
+def test_a_world_does_not_grow_by_a_node_that_would_be_left_over() -> None:
+    table = running("a", "b", rules=policy(max_nodes=6, node_counts=(2,)))
+    table.comes("c")
+    table.wait(60.0)
+    assert table.stand == (RUNNING, 1)
+    table.comes("d")
+    table.wait(SETTLE_S)
+    assert table.stand == (FORMING, 2)
+
+
+def test_too_few_for_any_allowed_size_waits_for_the_next_one() -> None:
+    table = Table(policy(min_nodes=2, max_nodes=8, node_counts=(4,)))
+    for node in ("a", "b", "c"):
+        table.comes(node)
+    table.wait(10.0)
+    assert "waiting for 1 more of at least 4 nodes" in table.last.reason
+
+
+def test_a_policy_without_any_allowed_size_is_no_record() -> None:
+    rules = Policy(min_nodes=5, max_nodes=7, node_counts=(4,))
+    table = running("a", "b")
+    with pytest.raises(RecordError, match="allows none of these numbers"):
+        decode(type(table.plan), encode(msgspec.structs.replace(table.plan, policy=rules)))
+
+
+# -- one node's side ----------------------------------------------------------------------------
+
+
+def test_a_notice_is_handed_to_running_workers_once() -> None:
+    node = running_node()
+    told = Notice(3, Cause.GROW, 60.0, "c wants to join")
+    plan = msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told)
+    assert node.plan_changed(plan) == [Notify(told)]
+    assert node.plan_changed(msgspec.structs.replace(plan, version=4)) == []
+    newer = msgspec.structs.replace(told, serial=5, ends=True)
+    assert node.plan_changed(msgspec.structs.replace(plan, version=5, notice=newer)) == [Notify(newer)]
+
+
+def test_workers_that_are_only_being_started_are_told_too() -> None:
+    node = starting_node()
+    told = Notice(3, Cause.GROW, 60.0, "c wants to join")
+    assert node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told)) == [
+        Notify(told)
+    ]
+
+
+def test_a_drain_asks_first_and_leaves_when_the_next_world_forms() -> None:
+    node = running_node()
+    ask = leave("a")
+    assert node.drain("SIGTERM received", ask) == [Request(ask)]
+    assert node.yielded(1) == [Announce(State.YIELDED, 1)]
+    plan = forming(2, 4, leaving=("a-1",), heard={"a-1": 1})
+    assert node.plan_changed(plan) == [
+        Request(None),
+        Announce(State.LEFT, 2),
+        Depart(Outcome.DRAINED, "SIGTERM received"),
+    ]
+
+
+def test_a_drain_that_nobody_answers_is_carried_out_at_once() -> None:
+    node = running_node()
+    node.drain("SIGTERM received", leave("a"))
+    assert node.leave_now() == [Announce(State.LEAVING, 1), StopWorkers(Grace.DRAIN, "SIGTERM received")]
+    assert node.leave_now() == []
+
+
+def test_a_node_that_does_not_run_leaves_without_asking() -> None:
+    node = running_node()
+    node.plan_changed(forming(2, 3))
+    node.stopped()
+    assert node.drain("SIGTERM received", leave("a"))[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
+
+
+def test_workers_still_there_at_the_deadline_get_the_time_of_a_drain() -> None:
+    node = running_node()
+    assert node.plan_changed(forming(2, 3, leaving=("a-1",), reason="a leaves")) == [
+        StopWorkers(Grace.DRAIN, "a leaves")
+    ]
+    assert node.stopped()[-1] == Depart(Outcome.DRAINED, "a leaves")
+
+
+def test_a_stopped_run_ends_a_node_that_was_in_it_but_not_one_that_comes_later() -> None:
+    over = msgspec.structs.replace(sealed(1, 9, "a-1", "b-1"), phase=STOPPED, reason="SIGUSR1 at b")
+    node = running_node()
+    assert node.plan_changed(over) == [StopWorkers(Grace.DRAIN, "SIGUSR1 at b")]
+    assert node.stopped()[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
+    newcomer = type(node)("c-1")
+    assert newcomer.plan_changed(over) == []
+    assert newcomer.plan_changed(forming(2, 10)) == [Announce(State.READY, 2)]
+
+
+def test_what_was_asked_stands_until_it_came_true() -> None:
+    node = running_node()
+    node.ask(leave("b"))
+    heard = msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), heard={"a-1": 1})
+    assert node.plan_changed(heard) == []
+    assert node.plan_changed(forming(2, 4, heard={"a-1": 1}))[0] == Request(None)
+
+
+def test_that_workers_look_at_notices_is_said_once() -> None:
+    node = running_node()
+    assert node.heeds(1) == [Announce(State.RUNNING, 1, heeds=True)]
+    assert node.heeds(1) == []
+    assert node.activity is Activity.RUNNING
