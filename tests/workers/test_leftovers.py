@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -263,8 +262,3 @@ print(storage._share_filename_cpu_()[1].decode())
     match = _NAMES.fullmatch(name)
     assert match is not None, name
     assert int(match["torch"]) > 0
-
-
-def teardown_module() -> None:
-    """Ends the helper that the semaphores started."""
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
