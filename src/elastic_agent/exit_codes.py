@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     DRAINED = 6
     NOT_STOPPED = 7
     INTERNAL = 70
+    STOPPED = 75
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -31,6 +32,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.REFUSED: "the run refused this node: its node id is taken, or it asks for a longer lease than the run has",
     ExitCode.DRAINED: "drained: this node left as asked, the run goes on without it",
     ExitCode.NOT_STOPPED: "workers could not be stopped and may still hold their devices",
+    ExitCode.STOPPED: "the run was stopped early, as asked; started again it goes on from what its workers saved",
     ExitCode.INTERNAL: "internal error of elastic-agent: please report it with its log",
     ExitCode.INTERRUPTED: "ended at once by a second SIGINT",
     ExitCode.TERMINATED: "ended at once by a second SIGTERM",

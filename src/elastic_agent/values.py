@@ -62,3 +62,25 @@ class EtcdAccess:
     def tls(self) -> bool:
         """Whether connections are encrypted."""
         return any((self.ca, self.cert, self.key))
+
+
+def largest_world(nodes: int, least: int, most: int, counts: tuple[int, ...]) -> int:
+    """How many of so many nodes a world may have; 0 if it may have none.
+
+    Args:
+        nodes: how many there are.
+        least: how many a world has at least.
+        most: how many at most.
+        counts: which numbers are allowed: none given, any; one, its multiples; several, these.
+
+    >>> largest_world(7, 1, 8, (2,)), largest_world(7, 1, 8, (1, 2, 4, 8)), largest_world(1, 1, 8, (2,))
+    (6, 4, 0)
+    """
+    bound = min(nodes, most)
+    if not counts:
+        fitting = bound
+    elif len(counts) == 1:
+        fitting = bound - bound % counts[0]
+    else:
+        fitting = max((one for one in counts if one <= bound), default=0)
+    return fitting if fitting >= least else 0

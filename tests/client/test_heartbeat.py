@@ -212,7 +212,7 @@ def test_training_goes_on_without_heartbeats_where_the_file_is_of_no_use(
     done = run_script(script, {**under_agent(cells), **changes})
     assert done.stdout == "trained\n"
     [line] = done.stderr.splitlines()
-    assert line.startswith("elastic_agent.client: heartbeats are off (ELASTIC_AGENT_HEARTBEAT=")
+    assert line.startswith("elastic_agent.client: heartbeats and notices are off (ELASTIC_AGENT_HEARTBEAT=")
     assert told in line
 
 

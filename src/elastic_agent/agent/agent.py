@@ -19,10 +19,11 @@ from torch.distributed.elastic.agent.server.api import (
 
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.errors import UsageError
+from elastic_agent.config.kinds import NO_SIGNAL
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol.node import Outcome
-from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Member, State, World
+from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Cause, Member, State, World
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.place import MeetingPlace
@@ -78,6 +79,8 @@ class Agent(ElasticAgent):
         self._session: Session | None = None
         self._seat: NodeSeat | None = None
         self._signals: list[int] = []
+        self._notice_words = ""
+        """Who wants the run to end, once somebody does."""
         self._hosting_on = False
         self._main_task: asyncio.Task[Ending] | None = None
         self.ending: Ending | None = None
@@ -131,7 +134,7 @@ class Agent(ElasticAgent):
             bind_context(run=agreed)
             self._journal.bind(run=agreed)
             ending = await self._until_over(agreed, narrator)
-            if ending.outcome in (Outcome.FINISHED, Outcome.FAILED):
+            if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await aside(self._meeting.release, RELEASE_S)
             await self._host_on(narrator)
@@ -209,6 +212,8 @@ class Agent(ElasticAgent):
         self._journal.write("agent_started", incarnation=incarnation, pid=os.getpid(), slots=self._slots)
         if self._signals:  # it came while another id was being looked for
             self._supervisor.drain(f"{signal.Signals(self._signals[0]).name} received")
+        elif self._notice_words:
+            self._give_notice(self._supervisor)
         ending = await self._supervisor.run()
         self._journal.write("agent_ended", outcome=ending.outcome.value, reason=ending.reason)
         return ending
@@ -288,9 +293,22 @@ class Agent(ElasticAgent):
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for name in self._settings.signals_to_handle:
+        wanted = [(name, self._signalled) for name in self._settings.signals_to_handle]
+        if self._settings.notice_signal != NO_SIGNAL:
+            wanted.append((self._settings.notice_signal, self._notice_signalled))
+        for name, act in wanted:
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller's business
-                loop.add_signal_handler(signal.Signals[name], self._signalled, signal.Signals[name])
+                loop.add_signal_handler(signal.Signals[name], act, signal.Signals[name])
+
+    def _notice_signalled(self, signum: signal.Signals) -> None:
+        """The whole run is to save and end."""
+        self._log.info(f"{signum.name} received: the run saves and ends")
+        self._notice_words = f"{signum.name} at {self._seat.node_id if self._seat is not None else 'a node'}"
+        if self._supervisor is not None:
+            self._give_notice(self._supervisor)
+
+    def _give_notice(self, supervisor: Supervisor) -> None:
+        supervisor.stop(Cause.PREEMPTED, self._settings.notice_time, self._notice_words)
 
     def _signalled(self, signum: signal.Signals) -> None:
         self._signals.append(int(signum))

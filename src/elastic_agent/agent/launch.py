@@ -116,6 +116,8 @@ def _exit_code(agent: object) -> int:
         case Outcome.DRAINED:
             log.info(f"this node has left the run: {ending.reason}")
             return ExitCode.DRAINED
+        case Outcome.STOPPED:
+            return ExitCode.STOPPED
         case Outcome.REFUSED:
             log.error(f"refused by the run: {ending.reason}")
             return ExitCode.REFUSED

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from elastic_agent.logs import bind_context, get_logger, waiting_reporter
-from elastic_agent.protocol.records import Failure, Phase, Plan, World
+from elastic_agent.protocol.records import Failure, Notice, Phase, Plan, World
 from elastic_agent.protocol.situation import count
 
 JOIN_CAUSES = (
@@ -93,9 +93,18 @@ class Narrator:
             self._running(plan, plan.world, incarnation)
         else:
             self._rest()
-            say = self._log.info if plan.phase is Phase.FINISHED else self._log.error
+            say = self._log.error if plan.phase is Phase.FAILED else self._log.info
             tail = {"tail": plan.failure.tail} if plan.failure is not None and plan.failure.tail else {}
-            say(f"the run {plan.phase.value}: {plan.reason}", **tail)
+            verb = "is stopped" if plan.phase is Phase.STOPPED else plan.phase.value
+            say(f"the run {verb}: {plan.reason}", **tail)
+
+    def notice(self, notice: Notice) -> None:
+        """The workers here are told that they will be stopped."""
+        after = "then the run ends" if notice.ends else "then the next world forms"
+        self._log.info(
+            f"{notice.words}: all workers have {notice.left_s:g} s to save and leave, {after}",
+            cause=notice.cause.value,
+        )
 
     def _running(self, plan: Plan, world: World, incarnation: str) -> None:
         seat = world.seat_of(incarnation)
@@ -108,7 +117,8 @@ class Narrator:
             self._await_soon(False)
             return
         if self._told_of == (plan.generation, incarnation):  # the world is the same, only the plan is newer
-            self._log.info(f"generation {plan.generation} goes on: {plan.reason}")
+            if plan.notice is None:  # of that the workers' notice tells
+                self._log.info(f"generation {plan.generation} goes on: {plan.reason}")
             return
         self._told_of = plan.generation, incarnation
         last = seat.first_rank + seat.slots - 1

@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Failure, FailureKind
+from elastic_agent.protocol.records import Failure, FailureKind, Notice
 from elastic_agent.workers import guard_client as guard_events
 from elastic_agent.workers.clearing import CLEAR_LIMIT_S, Cleared, Clearing
 from elastic_agent.workers.context import WorkerContext
@@ -35,6 +36,8 @@ HANG_LOOKS_PER_TIMEOUT = 20
 
 LOOK_AT_LEAST_EVERY_S = 5.0
 
+HEED_LOOKS_EVERY_S = 1.0
+
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
 
@@ -46,6 +49,8 @@ class RunnerCallbacks:
     started: Callable[[int], None]
     failed: Callable[[int, Failure], None]
     succeeded: Callable[[int], None]
+    yielded: Callable[[int], None]
+    heeds: Callable[[int], None]
     stopped: Callable[[tuple[int, ...]], None]
     fenced: Callable[[str], None]
 
@@ -63,6 +68,13 @@ class _Running:
     stopping: bool = False
     succeeding: bool = False
     failed: bool = False
+    heeds: bool = False
+    """A worker was seen to look at notices."""
+
+    @property
+    def left(self) -> list[int]:
+        """Slots whose workers said that they saved and leave."""
+        return [slot for slot in self.exited if self.heartbeats.left(slot)]
 
 
 class Runner:
@@ -87,6 +99,8 @@ class Runner:
         self._running: _Running | None = None
         self._timer: asyncio.TimerHandle | None = None
         """The next look at the workers' progress, or the stop that lets them write their stacks first."""
+        self._heed_timer: asyncio.TimerHandle | None = None
+        """The next look whether workers look at notices."""
         self._log = get_logger()
 
     @property
@@ -126,10 +140,45 @@ class Runner:
         else:
             self._guard.stop(grace_s)
 
+    def notify(self, notice: Notice) -> None:
+        """Tell the workers that run; nothing they do not look at disturbs them."""
+        running = self._running
+        if running is None or running.gone:
+            return
+        deadline_s = time.time() + notice.left_s
+        running.heartbeats.tell(notice.serial, notice.cause.value, int(deadline_s * 1e9))
+        self._journal.write(
+            "notice",
+            generation=running.generation,
+            serial=notice.serial,
+            cause=notice.cause.value,
+            left_s=notice.left_s,
+            ends=notice.ends,
+        )
+
+    @property
+    def heeded(self) -> bool:
+        """Whether a worker that runs now looks at notices."""
+        running = self._running
+        return running is not None and any(running.heartbeats.looks(slot) for slot in running.pids)
+
+    def last_step(self) -> int | None:
+        """The newest step that a worker of this node named, or None."""
+        running = self._running
+        if running is None or running.gone:
+            return None
+        told = [running.heartbeats.read(slot) for slot in running.pids]
+        return max((step for beats, step in told if beats), default=None)
+
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _cancel_heed_timer(self) -> None:
+        if self._heed_timer is not None:
+            self._heed_timer.cancel()
+            self._heed_timer = None
 
     def _stacks(self) -> bool:
         """Ask the workers that know how for the stacks of all their threads; they go to their stderr."""
@@ -153,6 +202,7 @@ class Runner:
         """The guard is gone, and the workers with it: drop what belonged to them."""
         running, self._running = self._running, None
         self._cancel_timer()
+        self._cancel_heed_timer()
         if running is not None:
             running.context.handle(lost)
             running.context.close_later()
@@ -203,6 +253,7 @@ class Runner:
         if not running.stopping:
             self._tell.started(generation)
             self._watch_progress({})
+            self._watch_heed()
 
     def _spawn_failed(self, generation: int, slot: int, error: str) -> None:
         running = self._running
@@ -226,10 +277,16 @@ class Runner:
         )
         if running.stopping or running.failed or event.stopping:
             return
-        if event.returncode != 0:
+        if event.returncode != 0 and not running.heartbeats.left(event.slot):
             running.failed = True
             self._tell.failed(event.generation, self._failure(running, event))
-        elif len(running.exited) == len(running.pids):
+            return
+        if event.returncode != 0:
+            self._log.warning(
+                f"worker {self._node_id}/{event.slot} saved and left, and then ended with {event.returncode}; "
+                "that is taken for a clean end"
+            )
+        if len(running.exited) == len(running.pids):
             running.succeeding = True
             self._guard.stop(0.0)  # end what the workers left behind
 
@@ -300,12 +357,14 @@ class Runner:
             return  # the guard was lost meanwhile, or this was told before
         self._running = None
         self._cancel_timer()
+        self._cancel_heed_timer()
+        left = running.left
         running.context.close_later()
         running.heartbeats.close()
         if running.succeeding and not running.stopping:
             if unkillable:  # they outlived workers that are done: no reason to take the success back
                 self._log.warning("processes that the workers left are stuck in the kernel", pids=unkillable)
-            self._tell.succeeded(running.generation)
+            (self._tell.yielded if left else self._tell.succeeded)(running.generation)
         else:
             self._tell.stopped(unkillable)
 
@@ -330,6 +389,16 @@ class Runner:
                 return
         pause_s = min(LOOK_AT_LEAST_EVERY_S, self._hang_timeout_s / HANG_LOOKS_PER_TIMEOUT)
         self._timer = loop.call_later(pause_s, self._watch_progress, seen)
+
+    def _watch_heed(self) -> None:
+        """Look now and then whether a worker has begun to look at notices: then growth need not cost a step."""
+        running = self._running
+        if running is None or running.gone or running.stopping:
+            return
+        if self.heeded:
+            self._tell.heeds(running.generation)
+            return
+        self._heed_timer = asyncio.get_running_loop().call_later(HEED_LOOKS_EVERY_S, self._watch_heed)
 
     def _hang(self, slot: int, step: int) -> Failure:
         summary = (

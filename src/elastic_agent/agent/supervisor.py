@@ -15,7 +15,7 @@ from typing import Any
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Grace, Node, Outcome
-from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, World
+from elastic_agent.protocol.records import Ask, Cause, Failure, FailureKind, Phase, Plan, World
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.session import Session
@@ -25,6 +25,9 @@ from elastic_agent.workers.guard_client import Guard
 from .journal import Journal
 from .narrator import Narrator
 from .runner import Runner, RunnerCallbacks
+
+ANSWER_PATIENCE_S = 2.0
+"""How much longer than the workers' time this node waits for the coordinator's word before it leaves without."""
 
 LAST_WORD_S = 5.0
 """How long a departing agent tries to tell the store that it left."""
@@ -37,6 +40,8 @@ class Ending:
     outcome: Outcome
     reason: str
     failure: Failure | None = None
+    plan: Plan | None = None
+    """The newest plan that this node knew."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class Supervisor:
             started=self._workers_started,
             failed=self._workers_failed,
             succeeded=self._workers_succeeded,
+            yielded=lambda generation: self._perform(self.node.yielded(generation)),
+            heeds=lambda generation: self._perform(self.node.heeds(generation)),
             stopped=self._workers_stopped,
             fenced=parts.session.fenced,
         )
@@ -92,6 +99,7 @@ class Supervisor:
         self._log = get_logger()
         self._give_up: asyncio.TimerHandle | None = None
         self._met = False
+        self._asks = 0
         parts.session.listen(self.session_event)
         self._last_failure: Failure | None = None
         self._runner = self._attach_guard(parts.guard)
@@ -205,10 +213,35 @@ class Supervisor:
         if not self._ending.done():
             self._ending.set_result(ending)
 
+    # -- leaving in good order ------------------------------------------------------------------
+
     def drain(self, reason: str) -> None:
-        """The operator wants this node to leave."""
+        """This node is to leave, its workers and all others having saved."""
         self._journal("drain", reason=reason)
-        self._perform(self.node.drain(reason))
+        left_s = self._parts.graces.drain_s
+        ask = self._new_ask(Cause.DRAIN, left_s, f"{self._node_id} leaves ({reason})", self._node_id)
+        self._perform(self.node.drain(reason, ask))
+        patience_s = left_s + ANSWER_PATIENCE_S if self._runner.heeded else ANSWER_PATIENCE_S
+        self._in_the_end(patience_s, lambda: self.node.leave_now())
+
+    def drain_other(self, node_id: str, left_s: float, words: str) -> None:
+        """Another node is to leave."""
+        self._journal("drain", node=node_id, reason=words)
+        self._perform(self.node.ask(self._new_ask(Cause.DRAIN, left_s, words, node_id)))
+
+    def stop(self, cause: Cause, left_s: float, words: str) -> None:
+        """The whole run is to end, everybody having saved."""
+        self._journal("stop", cause=cause.value, left_s=left_s, reason=words)
+        self._perform(self.node.ask(self._new_ask(cause, left_s, words, None)))
+        self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self.node.drain(words))
+
+    def _new_ask(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> Ask:
+        self._asks += 1
+        return Ask(self._asks, cause, left_s, words[:512], leaver)
+
+    def _in_the_end(self, after_s: float, act: Callable[[], Iterable[machine.Action]]) -> None:
+        """Should the coordinator not answer, leave all the same; what has been done by then is not done again."""
+        asyncio.get_running_loop().call_later(after_s, lambda: self._perform(act()))
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -272,6 +305,11 @@ class Supervisor:
             case machine.Announce():
                 self._journal("state", state=action.state.value, generation=action.generation)
                 self._parts.session.announce(action)
+            case machine.Request(ask=ask):
+                self._parts.session.ask(ask)
+            case machine.Notify(notice=notice):
+                self._parts.narrator.notice(notice)
+                self._runner.notify(notice)
             case machine.Prepare(world=world):
                 self._parts.session.prepare(world)
             case machine.StartWorkers(world=world):
@@ -283,7 +321,7 @@ class Supervisor:
                 self._rejoin(reason)
             case machine.Depart(outcome=outcome, reason=reason):
                 self._journal("depart", outcome=outcome.value, reason=reason)
-                self._end(Ending(outcome, reason, self._last_failure))
+                self._end(Ending(outcome, reason, self._last_failure, self.node.plan))
 
     def _start(self, world: World) -> None:
         self.world = world

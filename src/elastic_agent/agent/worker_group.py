@@ -12,7 +12,7 @@ from torch.numa.binding import AffinityMode, NumaOptions
 from elastic_agent.config.directories import default_log_dir
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.values import StreamChoice
-from elastic_agent.protocol.records import Policy, World
+from elastic_agent.protocol.records import Growth, Policy, World
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard_client import Guard
 from elastic_agent.workers.logs import GenerationLogs
@@ -32,6 +32,11 @@ def policy_of(settings: Settings) -> Policy:
         settle_s=settings.settle,
         join_timeout_s=settings.join_timeout,
         start_timeout_s=settings.start_timeout,
+        grow=Growth(settings.grow),
+        grow_delay_s=settings.grow_delay,
+        notice_s=settings.notice_time,
+        node_counts=settings.node_unit,
+        finishes_once=settings.finish_once,
     )
 
 

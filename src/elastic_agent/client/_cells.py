@@ -1,4 +1,4 @@
-"""The file through which workers tell their agent that they make progress: its layout, and both sides.
+"""The file through which a worker and its agent tell each other things: its layout, and both sides.
 
 One file per node and generation, one cell per slot. Slot *s* has the 64 bytes (a cache line, so that
 workers do not slow each other down) from byte ``64 * s``, as eight 64-bit words in the machine's own byte
@@ -6,10 +6,16 @@ order:
 
     word 0   beats: how often the worker reported; 0 = never; any change means progress
     word 1   step: the last step it named; 0 until it names one
-    2 to 7   zero, kept for later
+    word 2   notice: the serial number of the newest notice; 0 = none. The agent writes this and the next two
+    word 3   its cause, as a number: 1 and up in the order of ``CAUSES``
+    word 4   when workers are stopped, in nanoseconds of Unix time
+    word 5   looks: 1 once the worker has asked for notices
+    word 6   left: the serial number of the notice after which the worker has saved and left
+    word 7   zero, kept for later
 
-The worker stores the step before the beats, each as one aligned word: no half-written number is ever
-read. The two together are no snapshot: beside a given count of beats a later step may already stand.
+The worker stores the step before the beats, the agent a notice's serial number last, each as one aligned word: no
+half-written number is ever read. Several together are no snapshot: beside a given count of beats a later step may
+already stand.
 
 A cell has at most one writer: the first process that claims it, until that process ends. The claim is a
 POSIX record lock on the cell's bytes, as that is not inherited by fork and vanishes with its holder.
@@ -30,6 +36,14 @@ WORD_BYTES = 8
 CELL_WORDS = CELL_BYTES // WORD_BYTES
 BEATS = 0
 STEP = 1
+NOTICE = 2
+CAUSE = 3
+DEADLINE_NS = 4
+LOOKS = 5
+LEFT = 6
+
+CAUSES = ("preempted", "walltime", "drain", "grow", "operator")
+"""Why workers are told that they will be stopped; word 3 counts from 1."""
 
 
 class HeartbeatFile:
@@ -74,6 +88,26 @@ class HeartbeatFile:
             raise
         finally:
             os.close(fd)
+
+    def tell(self, serial: int, cause: str, deadline_ns: int) -> None:
+        """Give every worker this notice.
+
+        Raises:
+            ValueError: there is no such cause, or the file was closed.
+        """
+        for slot in range(self.slots):
+            first = slot * CELL_WORDS
+            self._words[first + CAUSE] = CAUSES.index(cause) + 1
+            self._words[first + DEADLINE_NS] = deadline_ns
+            self._words[first + NOTICE] = serial
+
+    def looks(self, slot: int) -> bool:
+        """Whether the worker has asked for notices."""
+        return self._words[slot * CELL_WORDS + LOOKS] != 0
+
+    def left(self, slot: int) -> bool:
+        """Whether the worker said that it saved and leaves after a notice."""
+        return self._words[slot * CELL_WORDS + LEFT] != 0
 
     def read(self, slot: int) -> tuple[int, int]:
         """``(beats, step)`` of ``slot`` as of now; (0, 0) while its worker has never reported.

@@ -34,9 +34,7 @@ class Pulse:
 
     def beat(self, step: int | None) -> None:
         """Count one beat, naming ``step`` if given. TypeError or ValueError: it is no 64-bit integer."""
-        words = self._words
-        if words is None:
-            words = self._connect_or_warn()
+        words = self.words
         if step is not None:
             try:
                 words[1] = step
@@ -44,6 +42,12 @@ class Pulse:
                 raise type(error)(f"heartbeat: step={step!r}; expected an integer of 64 bits") from None
         # A counter of our own, not words[0] + 1: one atomic step, also with several threads.
         words[0] = next(self._beats)
+
+    @property
+    def words(self) -> memoryview:
+        """This process's cell, see :mod:`elastic_agent.client._cells`; or a scratch of the same size."""
+        words = self._words
+        return words if words is not None else self._connect_or_warn()
 
     def forked(self) -> None:
         """In the child of a fork: what it does is no progress of the worker, so let go of the cell.
@@ -60,7 +64,7 @@ class Pulse:
             # Training is worth more than hang detection: say it once, and go on without.
             seen = ", ".join(f"{name}={os.environ.get(name)!r}" for name in (HEARTBEAT_FILE, SLOT))
             print(
-                f"elastic_agent.client: heartbeats are off ({seen}): {error}; "
+                f"elastic_agent.client: heartbeats and notices are off ({seen}): {error}; "
                 "expected the file that the agent made for this generation, with a cell for the slot",
                 file=sys.stderr,
             )
@@ -85,4 +89,4 @@ class Pulse:
 
 def _scratch() -> memoryview:
     """Words like a cell's, which refuse the same wrong steps, so that mistakes show without an agent."""
-    return memoryview(bytearray(16)).cast("q")
+    return memoryview(bytearray(64)).cast("q")

@@ -17,7 +17,7 @@ else:
 
 # To type checkers these are frozen dataclasses: typed when made, and not assignable afterwards.
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-class _Record:
+class Record:
     """An immutable, comparable, picklable value whose fields are its class's ``__slots__``, in order."""
 
     # Each subclass maps field to its documentation, so that help() shows it beside the field.
@@ -56,11 +56,11 @@ class _Record:
         return (_rebuild, (type(self), self._fields()))
 
 
-def _rebuild(kind: type[_Record], fields: dict[str, object]) -> _Record:
+def _rebuild(kind: type[Record], fields: dict[str, object]) -> Record:
     return kind(**fields)
 
 
-class Placement(_Record):
+class Placement(Record):
     """Where this worker stands in the world of *this generation*. UNSTABLE, all of it.
 
     The next generation may give every one of these numbers to another worker. They are for setting up
@@ -97,7 +97,7 @@ class Placement(_Record):
         return f"Placement(UNSTABLE, this generation only: {self._shown()})"
 
 
-class Worker(_Record):
+class Worker(Record):
     """Who this worker is, for good, and in :attr:`placement` where it stands for now.
 
     The fields directly on this object are *stable*: they may name things that outlive a generation.

@@ -12,6 +12,7 @@ from pathlib import Path
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
 from elastic_agent.config.draft import Draft
 from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.values import largest_world
 
 
 def check_paths(draft: Draft) -> None:
@@ -24,6 +25,24 @@ def check_paths(draft: Draft) -> None:
         problem = problem_with_file(draft.values["event_journal"])
         if problem:
             raise draft.wrong("event_journal", problem, "a file that can be written")
+
+
+def check_notices(draft: Draft) -> None:
+    """Each signal has one meaning, and some number of nodes is allowed; raises ``UsageError``."""
+    name = draft.values["notice_signal"]
+    if name in draft.values["signals_to_handle"]:
+        raise draft.wrong(
+            "notice_signal",
+            "which makes this node leave already (--signals-to-handle)",
+            "another signal, or none",
+        )
+    counts, nodes = draft.values["node_unit"], draft.values["nnodes"]
+    if not largest_world(nodes.most, nodes.least, nodes.most, counts):
+        raise draft.wrong(
+            "node_unit",
+            f"which allows no number of nodes from {nodes.least} to {nodes.most}",
+            "one that fits --nnodes, or another --nnodes",
+        )
 
 
 def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:

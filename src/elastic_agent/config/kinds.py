@@ -418,16 +418,46 @@ CONF = Kind("KEY=VALUE,...", "KEY=VALUE pairs separated by commas", _parse_conf,
 
 
 def _parse_signals(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_read_signal(name.strip()) for name in text.split(",")))
+
+
+def _read_signal(name: str) -> str:
     known = signal.Signals.__members__
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name in ("SIGKILL", "SIGSTOP"):
-            raise BadValueError(f"where {name} cannot be handled by any process")
-        if name not in known:
-            raise BadValueError(
-                f"where {quoted(name)} is not a signal of this system", did_you_mean(name, known)
-            )
-    return tuple(dict.fromkeys(names))
+    if name in ("SIGKILL", "SIGSTOP"):
+        raise BadValueError(f"where {name} cannot be handled by any process")
+    if name not in known:
+        raise BadValueError(f"where {quoted(name)} is not a signal of this system", did_you_mean(name, known))
+    return name
 
 
 SIGNALS = Kind("NAMES", "signal names separated by commas, e.g. SIGTERM,SIGINT", _parse_signals, ",".join)
+
+NO_SIGNAL = "none"
+
+
+def _parse_signal(text: str) -> str:
+    return NO_SIGNAL if text.strip().lower() == NO_SIGNAL else _read_signal(text.strip())
+
+
+SIGNAL = Kind("NAME", "a signal's name, e.g. SIGUSR1, or none", _parse_signal)
+
+
+def _parse_node_counts(text: str) -> tuple[int, ...]:
+    counts = []
+    for item in text.split(","):
+        count = _read_whole(item)
+        if count < 1:
+            raise BadValueError(f"where {count} is no number of nodes")
+        if count > _MOST_NODES:
+            raise BadValueError(f"where {count} is more than {_MOST_NODES} nodes")
+        counts.append(count)
+    return tuple(sorted(set(counts)))
+
+
+NODE_COUNTS = Kind(
+    "N[,N...]",
+    "a whole number, or several separated by commas, e.g. 2 or 1,2,4,8",
+    _parse_node_counts,
+    lambda counts: ",".join(map(str, counts)),
+    empty_is_unset=True,
+)

@@ -24,10 +24,11 @@ from elastic_agent.values import Endpoint, PortRange
 WORLD = "World: who takes part"
 MEETING = "Rendezvous: where the agents meet and how long they wait"
 TROUBLE = "Failures: leases, restarts, stopping"
+NOTICES = "Notices: being stopped in good order, and growth"
 WORKERS = "Workers: how the script is started"
 OUTPUT = "Output of the workers"
 AGENT = "The agent itself"
-GROUPS = (WORLD, MEETING, TROUBLE, WORKERS, OUTPUT, AGENT)
+GROUPS = (WORLD, MEETING, TROUBLE, NOTICES, WORKERS, OUTPUT, AGENT)
 
 
 @dataclass(frozen=True)
@@ -322,6 +323,53 @@ class Settings:
         "torchrun's pause between two looks at its workers.",
         torchrun=True,
         no_effect="the agent is woken by a worker's exit and does not poll",
+    )
+
+    notice_signal: str = _setting(
+        kinds.SIGNAL,
+        "SIGUSR1",
+        NOTICES,
+        "The signal, to any one agent, that makes the whole run save and end: its workers are given a notice and "
+        "--notice-time. (The signals of --signals-to-handle make one node leave.)",
+    )
+    notice_time: float = _setting(
+        kinds.seconds(0),
+        "60",
+        NOTICES,
+        "After the notice signal, and before a running world grows: how long workers have to save and leave before "
+        "they are stopped.",
+        shown_default="60; in a Slurm job at most until its time limit",
+    )
+    grow: str = _setting(
+        kinds.choice(("never", "at-notice", "after"), metavar="WHEN"),
+        "after",
+        NOTICES,
+        "When nodes that come late are let into a running world: never (only when it re-forms for another reason), "
+        "at-notice (when its training looks at client.notice, so that it loses no step), after (then too, and "
+        "otherwise by a restart after --grow-delay). A node that had a seat before may always come back.",
+    )
+    grow_delay: float = _setting(
+        kinds.seconds(0),
+        "1.0",
+        NOTICES,
+        "How long after the last arrival a world grows whose training does not look at notices; never less than "
+        "--settle.",
+    )
+    node_unit: tuple[int, ...] = _setting(
+        kinds.NODE_COUNTS,
+        None,
+        NOTICES,
+        "How many nodes a world may have: a number of which it is a multiple, or a list of allowed numbers. Nodes "
+        "that are left over stand by.",
+        shown_default="any number within --nnodes",
+        value=(),
+    )
+    finish_once: bool = _setting(
+        kinds.SWITCH,
+        "false",
+        NOTICES,
+        "A run that has finished is not run again under the same id: its agents end at once with success.",
+        shown_default="true in a Slurm job, else false",
     )
 
     module: bool = _setting(

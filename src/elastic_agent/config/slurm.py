@@ -39,6 +39,7 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
         "node_id": (environ.get("SLURMD_NODENAME", ""), "SLURMD_NODENAME"),
         "node_rank": (environ.get("SLURM_NODEID", ""), "SLURM_NODEID"),
         "nproc_per_node": (environ.get("SLURM_GPUS_ON_NODE", ""), "SLURM_GPUS_ON_NODE"),
+        "finish_once": ("true", "a job that is requeued has the same id"),
     }
     if len(hosts) == 1:
         del texts["rdzv_endpoint"]  # nobody to meet

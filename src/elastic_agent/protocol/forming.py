@@ -12,7 +12,7 @@ import msgspec
 from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
 from .records import Failure, FailureKind, Phase, Plan, State, World
-from .situation import FAR_S, Decision, Situation, count, names, stopped_plan, uncleared
+from .situation import FAR_S, Decision, Situation, count, names, stopped, uncleared
 
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is condemned."""
@@ -26,8 +26,7 @@ def decide_forming(now: Situation) -> Decision:
     if now.plan.awaiting and _charge(now) and now.plan.charged >= now.policy.max_restarts:
         return _budget_spent(now)
     if now.plan.notice is not None and now.notice_left_s <= 0:
-        plan = stopped_plan(now.plan, now.plan.notice.words)
-        return Decision(plan.reason, msgspec.structs.replace(plan, version=plan.version + 1))
+        return Decision(now.plan.notice.words, stopped(now, now.plan, now.plan.notice))
     ready = now.ready()
     chosen = _choose(now, ready)
     fitting = now.policy.fit(len(chosen))

@@ -12,7 +12,7 @@ import msgspec
 from .forming import forming_plan
 from .leases import Sighting
 from .records import Ask, Cause, Notice, Phase, Plan, Seat, State, World
-from .situation import Decision, Situation, names, stopped_plan
+from .situation import Decision, Situation, names, stopped
 
 PROMPT = frozenset({Cause.DRAIN, Cause.GROW, Cause.OPERATOR})
 """Causes for which workers that do not look at notices are stopped at once. The others leave them their time."""
@@ -42,7 +42,7 @@ def _follow(now: Situation, plan: Plan, ask: Ask) -> Plan:
         return plan
     if ask.leaver is None:
         if plan.phase is Phase.FORMING:  # nobody runs, or what runs is being stopped already
-            return stopped_plan(plan, ask.words)
+            return stopped(now, plan, Notice(now.plan.version + 1, ask.cause, 0.0, ask.words, ends=True))
         return _tell(now, plan, ask)
     leaver = now.by_node.get(ask.leaver)
     if leaver is None or leaver.member.incarnation in plan.leaving:
@@ -119,8 +119,7 @@ def decide_under_notice(now: Situation, world: World, busy: list[Seat], joining:
 def after_notice(now: Situation, notice: Notice, joining: tuple[str, ...] = ()) -> Decision:
     """The notice is over: everybody left, or the deadline has come."""
     if notice.ends:
-        plan = stopped_plan(now.plan, notice.words)
-        return Decision(plan.reason, msgspec.structs.replace(plan, version=now.plan.version + 1))
+        return Decision(notice.words, stopped(now, now.plan, notice))
     plan = forming_plan(now.plan, notice.words, free=True, notice=None, joining=joining)
     return Decision(notice.words, plan)
 

@@ -14,6 +14,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from elastic_agent.values import largest_world
+
 RECORD_VERSION = 1
 """Version of the record formats; a record of another version is rejected by name."""
 
@@ -173,15 +175,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
     def fit(self, nodes: int) -> int:
         """The largest world allowed of so many nodes; 0 if there is none."""
-        most = min(nodes, self.max_nodes)
-        match self.node_counts:
-            case ():
-                fitting = most
-            case (unit,):
-                fitting = most - most % unit
-            case counts:
-                fitting = max((one for one in counts if one <= most), default=0)
-        return fitting if fitting >= self.min_nodes else 0
+        return largest_world(nodes, self.min_nodes, self.max_nodes, self.node_counts)
 
     def least_fit(self, above: int) -> int:
         """The smallest world allowed of more nodes than these."""
@@ -349,6 +343,8 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Incarnations that were asked to leave, and have not yet."""
     heard: dict[Name, Count] = {}
     """The newest ask of each incarnation that was heard."""
+    delegate: Name | None = None
+    """Stopped: the incarnation that speaks for the run outside of it (has the job queued again, say)."""
 
     @property
     def is_terminal(self) -> bool:

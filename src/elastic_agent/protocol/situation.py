@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from .leases import LeaseLedger, Sighting
-from .records import Member, Phase, Plan, Policy, Seat, State
+from .records import Member, Notice, Phase, Plan, Policy, Seat, State
 
 FAR_S = float("inf")
 
@@ -183,14 +183,21 @@ def uncleared(situation: Situation) -> dict[str, float]:
     return waits
 
 
-def stopped_plan(plan: Plan, words: str) -> Plan:
-    """The plan's end by request, under the same version."""
+def stopped(now: Situation, plan: Plan, notice: Notice) -> Plan:
+    """The run's end by request, as the plan after the present one."""
+    alive = {one.member.incarnation for one in now.by_node.values()}
+    seated = (
+        [seat.incarnation for seat in plan.world.seats if seat.incarnation in alive] if plan.world else []
+    )
     return msgspec.structs.replace(
         plan,
+        version=now.plan.version + 1,
         phase=Phase.STOPPED,
-        reason=words[:512],
+        reason=notice.words[:512],
+        notice=notice,
         awaiting=(),
         failure=None,
+        delegate=next(iter([*seated, *sorted(alive)]), None),
     )
 
 

@@ -23,6 +23,7 @@ from elastic_agent.protocol.leases import RENEWALS_PER_LEASE, FirstSent, HeldLea
 from elastic_agent.protocol.node import Announce
 from elastic_agent.protocol.records import (
     Address,
+    Ask,
     Failure,
     FailureKind,
     History,
@@ -142,8 +143,18 @@ class Session:
     def announce(self, said: Announce) -> None:
         """Have this written into the member record as soon as the store answers."""
         self.member = msgspec.structs.replace(
-            self.member, state=said.state, generation=said.generation, failure=said.failure, bootstrap=None
+            self.member,
+            state=said.state,
+            generation=said.generation,
+            failure=said.failure,
+            heeds=said.heeds,
+            bootstrap=None,
         )
+        self._wake.set()
+
+    def ask(self, ask: Ask | None) -> None:
+        """Have this stand in the member record, for the coordinator to hear."""
+        self.member = msgspec.structs.replace(self.member, ask=ask)
         self._wake.set()
 
     def prepare(self, world: World) -> None:
@@ -358,9 +369,8 @@ class Session:
         self._retell = False
 
     def _same_word(self, member: Member) -> bool:
-        said = (member.incarnation, member.state, member.generation, member.failure)
-        mine = self.member
-        if said != (mine.incarnation, mine.state, mine.generation, mine.failure):
+        mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap)
+        if mine != member:
             return False
         self.member = member
         return True

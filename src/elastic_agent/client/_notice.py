@@ -1,0 +1,77 @@
+"""What stands behind :func:`elastic_agent.client.notice` and :func:`elastic_agent.client.leave`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from elastic_agent.client._heartbeat import Pulse
+from elastic_agent.client._worker import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+# The words of a cell (elastic_agent.client._cells, which is not imported for them: it loads mmap).
+_NOTICE, _CAUSE, _DEADLINE_NS, _LOOKS, _LEFT = 2, 3, 4, 5, 6
+CAUSES = ("preempted", "walltime", "drain", "grow", "operator")
+
+
+class Notice(Record):
+    """All workers of this world will be stopped: why, and by when."""
+
+    __slots__ = {  # noqa: RUF023 - this order is the repr's
+        "reason": "'preempted' or 'walltime': the whole run ends, to go on later; 'drain': a node leaves, the others "
+        "go on without it; 'grow': a node joins; 'operator': somebody ends the run.",
+        "deadline": "When workers that are still there are stopped, in seconds of Unix time (time.time()). "
+        "0.0 if that is not known.",
+    }
+    reason: str
+    deadline: float
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline; never less than 0."""
+        return max(0.0, self.deadline - time.time())
+
+
+class NoticeBoard:
+    """This process's view of its agent's notices."""
+
+    __slots__ = ("_agreed", "_newest", "_pulse", "_serial")
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        self._serial = 0
+        self._newest: Notice | None = None
+        self._agreed = 0
+
+    def look(self) -> Notice | None:
+        """The newest notice."""
+        words = self._pulse.words
+        serial = words[_NOTICE]
+        if serial != self._serial:
+            self._newest = _read(words)
+            self._serial = serial
+        elif not words[_LOOKS]:
+            words[_LOOKS] = 1
+        return self._newest
+
+    def numbered(self) -> tuple[int, Notice | None]:
+        """The newest notice with its serial number, 0 for none."""
+        newest = self.look()
+        return self._serial, newest
+
+    def agreed(self, serial: int) -> None:
+        """All workers know of this notice, whether it has been seen here or not."""
+        self._agreed = max(self._agreed, serial)
+
+    def leave(self) -> NoReturn:
+        """Say that this worker saved, and end it."""
+        words = self._pulse.words
+        words[_LEFT] = max(words[_NOTICE], self._agreed)
+        sys.exit(0)
+
+
+def _read(words: memoryview) -> Notice:
+    return Notice(reason=CAUSES[words[_CAUSE] - 1], deadline=words[_DEADLINE_NS] / 1e9)
