@@ -32,8 +32,8 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.REFUSED: "the run refused this node: its node id is taken, or it asks for a longer lease than the run has",
     ExitCode.DRAINED: "drained: this node left as asked, the run goes on without it",
     ExitCode.NOT_STOPPED: "workers could not be stopped and may still hold their devices",
-    ExitCode.STOPPED: "the run was stopped early, as asked; started again it goes on from what its workers saved",
     ExitCode.INTERNAL: "internal error of elastic-agent: please report it with its log",
+    ExitCode.STOPPED: "the run was stopped early, as asked: started again it goes on from what its workers saved",
     ExitCode.INTERRUPTED: "ended at once by a second SIGINT",
     ExitCode.TERMINATED: "ended at once by a second SIGTERM",
 }

@@ -47,6 +47,8 @@ class Bench:
             started=lambda generation: note("started", generation),
             failed=lambda generation, failure: note("failed", (generation, failure.kind)),
             succeeded=lambda generation: note("succeeded", generation),
+            yielded=lambda generation: note("yielded", generation),
+            heeds=lambda generation: note("heeds", generation),
             stopped=lambda unkillable: note("stopped", unkillable),
             fenced=lambda why: note("fenced", why),
         )

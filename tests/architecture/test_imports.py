@@ -34,6 +34,9 @@ FRONT_DOORS = {"__main__": "cli"}
 READ_SETTINGS = {"cli", "agent", "rendezvous/plugin.py"}
 """Where settings are known: the command, the agent, and torchrun's way in, which reads torchrun's options."""
 
+TORCH_WHEN_USED = "client/_agreement.py"
+"""Agrees over a process group of torch's: it imports torch when it is called, by somebody who has it."""
+
 STANDARD_LIBRARY_ONLY = {"client", "config", "values", "exit_codes"}
 
 GUARD = {
@@ -74,6 +77,7 @@ class Import:
     module: str
     line: int
     for_types_only: bool
+    inside_a_function: bool = False
 
 
 @cache
@@ -83,17 +87,22 @@ def imports(file: Path) -> tuple[Import, ...]:
     return tuple(_imports(tree, [NAME, *file.parent.relative_to(PACKAGE).parts], False))
 
 
-def _imports(node: ast.AST, package: list[str], for_types_only: bool) -> Iterator[Import]:
+def _imports(
+    node: ast.AST, package: list[str], for_types_only: bool, inside: bool = False
+) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
-            yield from (Import(alias.name, child.lineno, for_types_only) for alias in child.names)
+            names = [alias.name for alias in child.names]
+            yield from (Import(name, child.lineno, for_types_only, inside) for name in names)
         elif isinstance(child, ast.ImportFrom):
             base = package[: len(package) + 1 - child.level] if child.level else []
             start = ".".join([*base, *([child.module] if child.module else [])])
-            yield from (Import(f"{start}.{one.name}", child.lineno, for_types_only) for one in child.names)
+            names = [f"{start}.{one.name}" for one in child.names]
+            yield from (Import(name, child.lineno, for_types_only, inside) for name in names)
         else:
             checking = isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING")
-            yield from _imports(child, package, for_types_only or checking)
+            function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            yield from _imports(child, package, for_types_only or checking, inside or function)
 
 
 def files(rooms: Collection[str]) -> list[Path]:
@@ -163,7 +172,9 @@ def test_the_protocol_is_pure() -> None:
 def test_client_and_settings_need_the_standard_library_only() -> None:
     known = {*sys.stdlib_module_names, NAME}
 
-    def foreign(_: Path, one: Import) -> bool:
+    def foreign(file: Path, one: Import) -> bool:
+        if place(file) == TORCH_WHEN_USED and one.inside_a_function:
+            return one.module.split(".")[0] not in {*known, "torch"}
         return one.module.split(".")[0] not in known
 
     assert complaints(files(STANDARD_LIBRARY_ONLY), foreign) == []

@@ -51,6 +51,7 @@ def test_exit_codes_stay_what_they_are() -> None:
         "DRAINED": 6,
         "NOT_STOPPED": 7,
         "INTERNAL": 70,
+        "STOPPED": 75,
         "INTERRUPTED": 130,
         "TERMINATED": 143,
     }

@@ -1,4 +1,4 @@
-"""A worker that heeds notices: trains step by step over gloo, saves only when it is told to, and writes down what it does.
+"""A worker that heeds notices: trains over gloo, saves only when it is told to, and writes down what it does.
 
 What is trained does not depend on the number of ranks: each sample's gradient is computed by one of them, all are
 gathered and added in the order of the samples. So the weights after so many steps are the same, bit for bit, whatever
@@ -56,13 +56,17 @@ def save(folder: Path, state: dict[str, Any]) -> None:
     draft.replace(folder / "checkpoint.pt")
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--pause", type=float, default=0.02, help="what a step takes, in seconds")
     parser.add_argument("--blind", action="store_true", help="never look at notices")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = read_options()
     folder = options.folder
     me = client.current()
     dist.init_process_group("gloo")
@@ -71,7 +75,9 @@ def main() -> None:
         state = torch.load(folder / "checkpoint.pt")
     step, weights = state["step"], state["weights"]
     who = {"worker": me.worker_id, "generation": me.placement.generation, "rank": me.placement.rank}
-    note(folder, kind="begin", step=step, restarts=me.placement.restarts, run=me.run_id, pid=os.getpid(), **who)
+    note(
+        folder, kind="begin", step=step, restarts=me.placement.restarts, run=me.run_id, pid=os.getpid(), **who
+    )
     agreement = client.Agreement()
     told = False
     while step < options.steps:
@@ -85,9 +91,10 @@ def main() -> None:
             note(folder, kind="step", step=step, **who)
         if options.blind:
             continue
-        if not told and client.notice() is not None:
+        seen = client.notice()
+        if not told and seen is not None:
             told = True
-            note(folder, kind="told", step=step, reason=client.notice().reason, **who)
+            note(folder, kind="told", step=step, reason=seen.reason, **who)
         notice = agreement.notice()
         if notice is not None:
             if me.placement.rank == 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
 from elastic_agent.config.draft import Draft
 from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.kinds import NO_SIGNAL
 from elastic_agent.values import largest_world
 
 
@@ -29,8 +30,10 @@ def check_paths(draft: Draft) -> None:
 
 def check_notices(draft: Draft) -> None:
     """Each signal has one meaning, and some number of nodes is allowed; raises ``UsageError``."""
-    name = draft.values["notice_signal"]
-    if name in draft.values["signals_to_handle"]:
+    taken = draft.values["notice_signal"] in draft.values["signals_to_handle"]
+    if taken and not draft.is_given("notice_signal"):
+        draft.put("notice_signal", NO_SIGNAL, draft.sources["signals_to_handle"])
+    elif taken:
         raise draft.wrong(
             "notice_signal",
             "which makes this node leave already (--signals-to-handle)",
