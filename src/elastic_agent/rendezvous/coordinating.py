@@ -23,8 +23,11 @@ from elastic_agent.transport.base import CoordinatorLink, Snapshot, StoreLostErr
 
 from .memory import RunMemory
 
-LEASE_READS_PER_TTL = 10
-"""How often the leases are looked at, at most: a lost node is noticed at most a tenth of a lease late."""
+LEASE_READS_PER_TTL, LEASE_READS_OF_MANY = 50, 10
+"""How often the leases are looked at, at most, of a node or two and of many: a renewal, and so the loss of a node, is
+noticed that part of a lease late at most."""
+
+MANY_NODES = 50
 
 READ_EARLY = 1 / 100
 """Of a lease: how much sooner than the last one a renewal is looked for, so that it is noticed less and less late. When
@@ -174,7 +177,8 @@ class RunDriver:
         ttl_s = self._ttl_s
         interval_s = ttl_s * (1 / RENEWALS_PER_LEASE - READ_EARLY)
         due = [one.renewed_s + interval_s for one in self._coordinator.ledger.sightings.values() if one.alive]
-        return max(now_s + ttl_s / LEASE_READS_PER_TTL, min(due, default=now_s + ttl_s))
+        share = min(len(due) / MANY_NODES, 1.0) / LEASE_READS_OF_MANY
+        return max(now_s + ttl_s * max(share, 1 / LEASE_READS_PER_TTL), min(due, default=now_s + ttl_s))
 
     def _excuse_own_pause(self) -> None:
         """If this thread stood still: judge nobody by that time, nor by what was read before."""
