@@ -36,6 +36,8 @@ from elastic_agent.workers.logs import GenerationLogs
 
 from .agreeing import agree_on_run
 from .command import job_fingerprint
+from .commands import Commands
+from .control import ControlSocket
 from .environment import RunFacts, worker_environment
 from .fingerprint import fingerprint
 from .identity import NodeSeat, start_ticks, sweep_seats, take_seat
@@ -214,9 +216,24 @@ class Agent(ElasticAgent):
             self._supervisor.drain(f"{signal.Signals(self._signals[0]).name} received")
         elif self._notice_words:
             self._give_notice(self._supervisor)
-        ending = await self._supervisor.run()
+        commands = Commands(
+            self._supervisor, run_id, seat.node_id, settings.shutdown_timeout, settings.notice_time
+        )
+        control = await self._listen(commands)
+        try:
+            ending = await self._supervisor.run()
+        finally:
+            if control is not None:
+                control.close()
         self._journal.write("agent_ended", outcome=ending.outcome.value, reason=ending.reason)
         return ending
+
+    async def _listen(self, commands: Commands) -> ControlSocket | None:
+        try:
+            return await ControlSocket.open(commands.act)
+        except OSError as error:
+            self._log.warning("the commands drain and stop do not reach this agent", reason=str(error))
+            return None
 
     async def _host_on(self, narrator: Narrator) -> None:
         """A host keeps serving until nobody needs its store any more."""

@@ -100,6 +100,8 @@ class Supervisor:
         self._give_up: asyncio.TimerHandle | None = None
         self._met = False
         self._asks = 0
+        self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
+        """Who waits for a plan, and for what kind of plan."""
         parts.session.listen(self.session_event)
         self._last_failure: Failure | None = None
         self._runner = self._attach_guard(parts.guard)
@@ -192,6 +194,9 @@ class Supervisor:
             else None,
         )
         self._parts.remember(plan)
+        for test, waiting in self._waiters:
+            if not waiting.done() and test(plan):
+                waiting.set_result(plan)
         if plan.failure is not None:
             self._last_failure = plan.failure
         self._parts.narrator.plan(plan, self.node.incarnation)
@@ -215,10 +220,10 @@ class Supervisor:
 
     # -- leaving in good order ------------------------------------------------------------------
 
-    def drain(self, reason: str) -> None:
-        """This node is to leave, its workers and all others having saved."""
+    def drain(self, reason: str, left_s: float | None = None) -> None:
+        """This node is to leave, its workers and all others having saved, for which they get so much time."""
         self._journal("drain", reason=reason)
-        left_s = self._parts.graces.drain_s
+        left_s = self._parts.graces.drain_s if left_s is None else left_s
         ask = self._new_ask(Cause.DRAIN, left_s, f"{self._node_id} leaves ({reason})", self._node_id)
         self._perform(self.node.drain(reason, ask))
         patience_s = left_s + ANSWER_PATIENCE_S if self._runner.heeded else ANSWER_PATIENCE_S
@@ -234,6 +239,18 @@ class Supervisor:
         self._journal("stop", cause=cause.value, left_s=left_s, reason=words)
         self._perform(self.node.ask(self._new_ask(cause, left_s, words, None)))
         self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self.node.drain(words))
+
+    async def plan_with(self, test: Callable[[Plan], bool]) -> Plan | None:
+        """The next plan that passes the test; None if this node's part ends before."""
+        waiting: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
+        waiter = test, waiting
+        self._waiters.append(waiter)
+        try:
+            both: list[asyncio.Future[Any]] = [waiting, self._ending]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        finally:
+            self._waiters.remove(waiter)
 
     def _new_ask(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> Ask:
         self._asks += 1

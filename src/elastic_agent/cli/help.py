@@ -16,6 +16,8 @@ _HEAD = """\
 Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
        elastic-agent serve [OPTIONS]               host the store on a machine that does not train
        elastic-agent settings [OPTIONS] [--json]   print the settings in force and where each came from
+       elastic-agent drain [NODE]                  have a node leave its run, all workers having saved
+       elastic-agent stop                          end a run everywhere, all workers having saved
        elastic-agent stacks [RUN]                  have this machine's workers write their stacks, and go on
        elastic-agent version
 

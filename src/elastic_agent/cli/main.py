@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from elastic_agent.cli import run, serve, settings, stacks, version
+from elastic_agent.cli import asking, run, serve, settings, stacks, version
 from elastic_agent.cli.help import help_page
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.flags import HelpRequested, VersionRequested
@@ -19,10 +19,12 @@ from elastic_agent.exit_codes import ExitCode
 Command = Callable[[Sequence[str]], int]
 
 COMMANDS: dict[str, Command] = {
+    "drain": asking.drain,
     "run": run.run,
     "serve": serve.serve,
     "settings": settings.settings,
     "stacks": stacks.stacks,
+    "stop": asking.stop,
     "version": version.version,
 }
 

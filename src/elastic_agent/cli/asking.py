@@ -1,0 +1,159 @@
+"""``elastic-agent drain`` and ``elastic-agent stop``: ask an agent of this machine to have workers save and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import getpass
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_agent.agent.control import Answer, Command, agents_here, answer_of, command
+from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.exit_codes import ExitCode
+
+DRAIN_PAGE = """\
+Usage: elastic-agent drain [NODE] [--run RUN] [--deadline WHEN]
+
+Has a node leave its run in good order: all workers of the run are told (client.notice), save and leave; then the
+others go on without that node. Without NODE it is this machine's. Returns when the others go on; the node's agent ends
+with exit code 6. To be run on any machine of the run, by the user who runs the agents, or root.
+"""
+
+STOP_PAGE = """\
+Usage: elastic-agent stop [--run RUN] [--deadline WHEN]
+
+Ends a run everywhere: all workers are told (client.notice), save and leave; the agents end with exit code 75. Started
+again under the same run id, the run goes on from what was saved. To be run on any machine of the run, by the user
+who runs the agents, or root.
+"""
+
+OPTIONS_PAGE = """\
+
+  --run RUN         which run, where several have agents on this machine
+  --deadline WHEN   when workers that are still there are stopped: seconds from now, or a time such as 17:30 or
+                    2026-11-21T17:30 [default: the agent's settings]
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line."""
+
+    node: str | None
+    run_id: str | None
+    left_s: float | None
+
+
+def drain(argv: Sequence[str]) -> int:
+    """Have a node leave; raises ``UsageError``."""
+    return _ask("drain", argv, DRAIN_PAGE)
+
+
+def stop(argv: Sequence[str]) -> int:
+    """Have a run end; raises ``UsageError``."""
+    return _ask("stop", argv, STOP_PAGE)
+
+
+def _ask(do: str, argv: Sequence[str], page: str) -> int:
+    if any(word in ("-h", "--help") for word in argv):
+        print(page + OPTIONS_PAGE, end="", flush=True)
+        return ExitCode.FINISHED
+    wanted = _parse(do, argv)
+    return asyncio.run(_carry_out(do, wanted))
+
+
+def _parse(do: str, argv: Sequence[str]) -> Request:
+    words, given = list(argv), {"--run": "", "--deadline": ""}
+    rest: list[str] = []
+    while words:
+        word, equals, value = words.pop(0).partition("=")
+        if word in given:
+            if not equals and not words:
+                raise UsageError(f"{do}: {word} has no value")
+            given[word] = value if equals else words.pop(0)
+        elif word.startswith("-"):
+            raise UsageError(f"{do}: unknown option {quoted(word)}; expected --run or --deadline")
+        else:
+            rest.append(word)
+    if len(rest) > (1 if do == "drain" else 0):
+        expected = "one node" if do == "drain" else "options only"
+        raise UsageError(f"{do}: got {quoted(' '.join(rest))}; expected {expected}")
+    left_s = _seconds_until(do, given["--deadline"], time.time()) if given["--deadline"] else None
+    return Request(rest[0] if rest else None, given["--run"] or None, left_s)
+
+
+def _seconds_until(do: str, text: str, now_s: float) -> float:
+    """How long until a deadline, in seconds.
+
+    Raises:
+        UsageError: it is no time, or has passed.
+    """
+    complaint = f"{do}: --deadline: got {quoted(text)}, "
+    expected = "; expected seconds from now, or a time to come such as 17:30 or 2026-11-21T17:30"
+    if re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", text):
+        left_s = float(text)
+    else:
+        left_s = _moment(text, complaint, expected).timestamp() - now_s
+    if left_s < 0:
+        raise UsageError(f"{complaint}which is {-left_s:.0f} s ago{expected}")
+    return min(left_s, 1e7)
+
+
+def _moment(text: str, complaint: str, expected: str) -> datetime.datetime:
+    try:
+        if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}", text):
+            hour, minute = (int(part) for part in text.split(":"))
+            return (
+                datetime.datetime.now()
+                .astimezone()
+                .replace(hour=hour, minute=minute, second=0, microsecond=0)
+            )
+        return datetime.datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise UsageError(f"{complaint}which is no time{expected}") from None
+
+
+async def _carry_out(do: str, wanted: Request) -> int:
+    found = {name: answer for name in agents_here() if (answer := await answer_of(name, Command("describe")))}
+    name = _choose(do, wanted, found)
+    words = f"elastic-agent {do} by {_who()}"
+    last: Answer | None = None
+    try:
+        async for last in command(name, Command(do, wanted.node, wanted.left_s, words)):
+            print(last.text, file=sys.stderr if last.failed else sys.stdout, flush=True)
+    except OSError:
+        pass  # its agent ended, as asked
+    if last is None:
+        raise UsageError(f"{do}: the agent ended before it answered")
+    return ExitCode.USAGE if last.failed else ExitCode.FINISHED
+
+
+def _choose(do: str, wanted: Request, found: dict[str, Answer]) -> str:
+    """Which agent to ask: the node's own if it is here, else any of the run."""
+    of_run = {name: one for name, one in found.items() if wanted.run_id in (None, one.run_id)}
+    if not of_run:
+        whose = f"of run {wanted.run_id} " if wanted.run_id else ""
+        raise UsageError(
+            f"{do}: no agent {whose}on this machine listens to this user; expected to be run on a machine of the run, "
+            "by the user who runs its agents, or root"
+        )
+    runs = sorted({one.run_id for one in of_run.values()})
+    if len(runs) > 1:
+        raise UsageError(f"{do}: this machine has agents of the runs {', '.join(runs)}; name one by --run")
+    if do == "drain" and wanted.node is None and len(of_run) > 1:
+        nodes = ", ".join(sorted(one.node for one in of_run.values()))
+        raise UsageError(f"drain: this machine has the nodes {nodes}; name one")
+    own = [name for name, one in of_run.items() if one.node == wanted.node]
+    return (own or list(of_run))[0]
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
