@@ -24,6 +24,7 @@ T = TypeVar("T")
 Line = dict[str, Any]
 
 TRAIN = Path(__file__).parent / "train.py"
+HEEDING = Path(__file__).parent / "heeding.py"
 LEASE_S, MARGIN_S, SETTLE_S = 2.0, 0.5, 0.4
 PATIENCE_S = 90.0
 """How long anything may take before a test fails; on a busy machine importing torch takes much of it."""
@@ -93,6 +94,9 @@ class AgentProcess:
 
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
+
+    def signal(self, signum: signal.Signals) -> None:
+        os.kill(self.pid, signum)
 
 
 def _send(pid: int, signum: signal.Signals) -> None:
@@ -206,7 +210,7 @@ class Cluster:
             node_id: an explicit node id, or None for one that the agent derives.
             state: name of its state directory.
             script: what the workers run.
-            arguments: its arguments, before ``--folder`` and the cluster's folder where it is train.py.
+            arguments: its arguments, before ``--folder`` and the cluster's folder where it is one of these tests'.
             within: a command that starts the agent somewhere (in a network namespace).
             env: more of its environment.
         """
@@ -224,7 +228,7 @@ class Cluster:
             *self.options,
             *options,
             *(str(script), *arguments),
-            *(("--folder", str(self.folder)) if script is TRAIN else ()),
+            *(("--folder", str(self.folder)) if script in (TRAIN, HEEDING) else ()),
         ]
         agent = self.agents[name] = self._launch(name, command, {MARK: self.mark, **env})
         return agent
@@ -379,6 +383,10 @@ class Cluster:
             f"a worker's {kind}",
             lambda: next((one for one in self._steps.all() if one["kind"] == kind), None),
         )
+
+    def notes(self, kind: str) -> list[Line]:
+        """What workers wrote down of this kind (see heeding.py), in order of time."""
+        return [line for line in self._steps.all() if line["kind"] == kind]
 
     def wait_daemon(self) -> int:
         """Until a worker left a daemon behind; its pid."""

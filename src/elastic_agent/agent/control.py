@@ -65,7 +65,12 @@ class ControlSocket:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 await _serve(reader, writer, act)
-            except (OSError, EOFError, ValueError):  # gone, or no message of ours: nobody else is disturbed
+            except (
+                OSError,
+                EOFError,
+                ValueError,
+                asyncio.LimitOverrunError,
+            ):  # gone, or no message of ours: nobody else is disturbed
                 pass
             finally:
                 writer.close()

@@ -36,7 +36,8 @@ HANG_LOOKS_PER_TIMEOUT = 20
 
 LOOK_AT_LEAST_EVERY_S = 5.0
 
-HEED_LOOKS_EVERY_S = 1.0
+HEED_LOOKS_EVERY_S = (0.05, 1.0)
+"""The first pause between two looks whether workers look at notices, and the longest; it grows."""
 
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
@@ -253,7 +254,7 @@ class Runner:
         if not running.stopping:
             self._tell.started(generation)
             self._watch_progress({})
-            self._watch_heed()
+            self._watch_heed(HEED_LOOKS_EVERY_S[0])
 
     def _spawn_failed(self, generation: int, slot: int, error: str) -> None:
         running = self._running
@@ -390,7 +391,7 @@ class Runner:
         pause_s = min(LOOK_AT_LEAST_EVERY_S, self._hang_timeout_s / HANG_LOOKS_PER_TIMEOUT)
         self._timer = loop.call_later(pause_s, self._watch_progress, seen)
 
-    def _watch_heed(self) -> None:
+    def _watch_heed(self, pause_s: float) -> None:
         """Look now and then whether a worker has begun to look at notices: then growth need not cost a step."""
         running = self._running
         if running is None or running.gone or running.stopping:
@@ -398,7 +399,8 @@ class Runner:
         if self.heeded:
             self._tell.heeds(running.generation)
             return
-        self._heed_timer = asyncio.get_running_loop().call_later(HEED_LOOKS_EVERY_S, self._watch_heed)
+        longer_s = min(1.2 * pause_s, HEED_LOOKS_EVERY_S[1])
+        self._heed_timer = asyncio.get_running_loop().call_later(pause_s, self._watch_heed, longer_s)
 
     def _hang(self, slot: int, step: int) -> Failure:
         summary = (

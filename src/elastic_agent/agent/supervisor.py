@@ -253,6 +253,8 @@ class Supervisor:
             self._waiters.remove(waiter)
 
     def _new_ask(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> Ask:
+        if self._runner.heeded:  # it may have begun since the last look; the coordinator has to know it now
+            self._perform(self.node.heeds(self.node.generation))
         self._asks += 1
         return Ask(self._asks, cause, left_s, words[:512], leaver)
 
@@ -320,7 +322,8 @@ class Supervisor:
     def _carry_out(self, action: machine.Action) -> None:
         match action:
             case machine.Announce():
-                self._journal("state", state=action.state.value, generation=action.generation)
+                heeds = {"heeds": True} if action.heeds else {}
+                self._journal("state", state=action.state.value, generation=action.generation, **heeds)
                 self._parts.session.announce(action)
             case machine.Request(ask=ask):
                 self._parts.session.ask(ask)

@@ -50,6 +50,13 @@ def train(weights: torch.Tensor, step: int) -> torch.Tensor:
     return weights - 0.01 * total
 
 
+def agreed_to_finish(folder: Path) -> bool:
+    """Whether a rank has seen that training may end: the same on all of them."""
+    seen = torch.tensor([int((folder / "finish").exists())])
+    dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+    return bool(seen)
+
+
 def save(folder: Path, state: dict[str, Any]) -> None:
     draft = folder / f".checkpoint.{os.getpid()}"
     torch.save(state, draft)
@@ -58,10 +65,11 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--pause", type=float, default=0.02, help="what a step takes, in seconds")
     parser.add_argument("--blind", action="store_true", help="never look at notices")
+    parser.add_argument("--stubborn", action="store_true", help="look at notices, but do not leave")
     return parser.parse_args()
 
 
@@ -74,21 +82,25 @@ def main() -> None:
     if (folder / "checkpoint.pt").exists():
         state = torch.load(folder / "checkpoint.pt")
     step, weights = state["step"], state["weights"]
-    who = {"worker": me.worker_id, "generation": me.placement.generation, "rank": me.placement.rank}
-    note(
-        folder, kind="begin", step=step, restarts=me.placement.restarts, run=me.run_id, pid=os.getpid(), **who
-    )
+    place = me.placement
+    who = {
+        "node_id": me.node_id,
+        "worker_id": me.worker_id,
+        "generation": place.generation,
+        "rank": place.rank,
+        "pid": os.getpid(),
+    }
+    note(folder, kind="born", step=step, restarts=place.restarts, run_id=me.run_id, **who)
     agreement = client.Agreement()
     told = False
     while step < options.steps:
-        if (folder / "finish").exists() and options.steps == 10**9:
-            options.steps = step + 5  # not at once: the ranks see it at different steps
+        if agreed_to_finish(folder):
+            break
         time.sleep(options.pause)
         weights = train(weights, step)
         step += 1
         client.heartbeat(step)
-        if me.placement.rank == 0:
-            note(folder, kind="step", step=step, **who)
+        note(folder, kind="step", step=step, **who)
         if options.blind:
             continue
         seen = client.notice()
@@ -96,13 +108,13 @@ def main() -> None:
             told = True
             note(folder, kind="told", step=step, reason=seen.reason, **who)
         notice = agreement.notice()
-        if notice is not None:
-            if me.placement.rank == 0:
+        if notice is not None and not options.stubborn:
+            if place.rank == 0:
                 save(folder, {"step": step, "weights": weights})
             dist.barrier()
             note(folder, kind="left", step=step, reason=notice.reason, left_s=notice.seconds_left, **who)
             client.leave()
-    if me.placement.rank == 0:
+    if place.rank == 0:
         torch.save(weights, folder / "weights.pt")
     note(folder, kind="done", step=step, **who)
     dist.barrier()

@@ -1,0 +1,255 @@
+"""Stopped in good order: workers are told, save at one step and leave, and no step is lost or done twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastic_agent.exit_codes import ExitCode
+
+from .cluster import HEEDING, Cluster
+from .conftest import MakeCluster
+from .rules import check_nothing_left
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+def train(cluster: Cluster, *nodes: str, after: int = 0, arguments: tuple[str, ...] = (), **how: Any) -> int:
+    """Start these nodes, the first as the store's host, one worker each; the generation in which all train."""
+    cluster.start_host(nodes[0], script=HEEDING, arguments=arguments, **how)
+    for node in nodes[1:]:
+        cluster.start(node, script=HEEDING, arguments=arguments, **how)
+    return cluster.wait_training(*nodes, after=after)
+
+
+def ask(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command typed on this machine."""
+    assert cluster.run_id is not None
+    return subprocess.run(
+        [sys.executable, "-m", "elastic_agent", *words, "--run", cluster.run_id],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def check_every_step_once(cluster: Cluster) -> None:
+    """Rank 0 took every step exactly once, whichever generation it was in."""
+    taken = [one["step"] for one in cluster.steps() if one["rank"] == 0]
+    assert taken == list(range(1, len(taken) + 1)), cluster.story()
+
+
+def check_all_told_and_left(cluster: Cluster, generation: int, reason: str) -> None:
+    """Every worker of the generation was told why, and all left after the same step."""
+    workers = {one["worker_id"] for one in cluster.born() if one["generation"] == generation}
+    left = [one for one in cluster.notes("left") if one["generation"] == generation]
+    assert {one["worker_id"] for one in left} == workers, cluster.story()
+    assert {one["reason"] for one in left} == {reason}
+    assert len({one["step"] for one in left}) == 1, cluster.story()
+
+
+def check_restarts(cluster: Cluster, restarts: int = 0) -> None:
+    assert {one["restarts"] for one in cluster.born()} == {restarts}
+
+
+# -- the run ends -------------------------------------------------------------------------------
+
+
+@on_both
+def test_a_signal_to_one_of_three_agents_saves_on_all_and_the_next_life_goes_on(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster("3")
+    first = train(cluster, "a", "b", "c")
+    cluster.agents["b"].signal(signal.SIGUSR1)
+    assert cluster.wait_end() == dict.fromkeys("abc", ExitCode.STOPPED)
+    check_all_told_and_left(cluster, first, "preempted")
+    assert check_nothing_left(cluster) is None
+
+    again = train(cluster, "a", "b", "c", after=first)
+    assert again > first
+    saved = max(one["step"] for one in cluster.notes("left"))
+    begun = [one for one in cluster.born() if one["generation"] >= again]
+    assert {one["step"] for one in begun} == {saved}
+    assert {one["run_id"] for one in cluster.born()} == {cluster.run_id}
+    cluster.let_finish()
+    assert set(cluster.wait_end().values()) == {ExitCode.FINISHED}
+    check_every_step_once(cluster)
+    check_restarts(cluster)
+
+
+def test_stop_ends_the_run_everywhere_with_everything_saved(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:3", run_id="stopped-by-command")
+    first = train(cluster, "a", "b")
+    said = ask(cluster, "stop", "--deadline", "40")
+    assert said.returncode == 0, said.stderr
+    assert "run stopped-by-command ends; workers have 40 s to save" in said.stdout
+    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
+    check_all_told_and_left(cluster, first, "operator")
+    left = [one for one in cluster.notes("left") if one["generation"] == first]
+    assert all(30 < one["left_s"] <= 40 for one in left), left
+
+
+@pytest.mark.parametrize("arguments", [("--blind",), ("--stubborn",)], ids=["blind", "stubborn"])
+def test_workers_that_do_not_leave_get_the_plain_signal_at_the_deadline(
+    make_cluster: MakeCluster, arguments: tuple[str, ...]
+) -> None:
+    cluster = make_cluster("1:2", "--notice-time", "1.5")
+    train(cluster, "a", "b", arguments=arguments)
+    cluster.agents["a"].signal(signal.SIGUSR1)
+    told = cluster.wait_event("notice", "b")
+    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
+    stopping = cluster.wait_event("stopping", "b")
+    assert stopping["boottime_s"] - told["boottime_s"] > 1.4, "they could go on until then"
+    check_nothing_left(cluster)
+
+
+# -- a node leaves, or comes --------------------------------------------------------------------
+
+
+def test_sigterm_lets_all_save_one_leave_and_the_others_go_on(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:3")
+    first = train(cluster, "a", "b", "c")
+    cluster.agents["b"].terminate()
+    second = cluster.wait_training("a", "c", after=first)
+    assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
+    check_all_told_and_left(cluster, first, "drain")
+    cluster.agents["a"].signal(signal.SIGUSR1)
+    assert cluster.wait_end("a", "c") == dict.fromkeys("ac", ExitCode.STOPPED)
+    assert second == first + 1
+    check_every_step_once(cluster)
+    check_restarts(cluster)
+
+
+@on_both
+def test_drain_of_another_node_and_growth_when_it_comes_back(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:2", run_id="drained-by-command")
+    first = train(cluster, "a", "b")
+    said = ask(cluster, "drain", "b")
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "run drained-by-command: b leaves; workers have 30 s to save" in said.stdout
+    assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
+    second = cluster.wait_training("a", after=first)
+    check_all_told_and_left(cluster, first, "drain")
+
+    cluster.wait("workers to be seen to heed", lambda: heeded(cluster, second))
+    cluster.start("b", script=HEEDING)
+    cluster.wait_training("a", "b", after=second)
+    check_all_told_and_left(cluster, second, "grow")
+    cluster.agents["b"].signal(signal.SIGUSR1)
+    cluster.wait_end()
+    check_every_step_once(cluster)
+    check_restarts(cluster)
+
+
+def heeded(cluster: Cluster, generation: int) -> bool:
+    """Whether an agent said that workers of this generation look at notices (its second word that they run)."""
+    said = [one for one in cluster.journal("state") if one["generation"] == generation]
+    return any(one.get("heeds") for one in said)
+
+
+def test_a_drain_of_training_that_does_not_look_takes_no_time(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:2")
+    first = train(cluster, "a", "b", arguments=("--blind",))
+    cluster.agents["b"].terminate()
+    assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
+    stopping = cluster.wait_event("stopping", "b")
+    asked = cluster.wait_event("drain", "b")
+    assert stopping["boottime_s"] - asked["boottime_s"] < 2.0, "nobody is waited for"
+    assert cluster.world(first).keys() == {"a", "b"}
+
+
+def test_what_was_trained_is_the_same_bit_for_bit_however_often_it_was_stopped(
+    make_cluster: MakeCluster,
+) -> None:
+    """A drain, a growth and two stops, beside a run that nothing happened to."""
+    cluster = make_cluster("1:2")
+    steps = ("--steps", "400")
+    first = train(cluster, "a", "b", arguments=steps)
+    cluster.agents["b"].terminate()
+    second = cluster.wait_training("a", after=first)
+    cluster.wait("workers to be seen to heed", lambda: heeded(cluster, second))
+    cluster.start("b", script=HEEDING, arguments=steps)
+    newest = cluster.wait_training("a", "b", after=second)
+    for name in ("b", "a"):
+        cluster.agents[name].signal(signal.SIGUSR1)
+        cluster.wait_end()
+        newest = train(cluster, "a", "b", after=newest, arguments=steps)
+    assert set(cluster.wait_end().values()) == {ExitCode.FINISHED}
+    assert newest >= first + 4
+    check_every_step_once(cluster)
+
+    undisturbed = make_cluster("1", run_id="undisturbed")
+    undisturbed.start("a", 2, script=HEEDING, arguments=(*steps, "--pause", "0"))
+    undisturbed.wait_end()
+    weights = [torch.load(one.folder / "weights.pt") for one in (cluster, undisturbed)]
+    assert torch.equal(*weights)
+
+
+# -- what is typed wrongly ----------------------------------------------------------------------
+
+
+def typed(*words: str) -> tuple[int, str]:
+    """Exit code and what stands on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "elastic_agent", *words], capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stderr.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("drain", "a", "b"), "drain: got 'a b'; expected one node"),
+        (("stop", "a"), "stop: got 'a'; expected options only"),
+        (("stop", "--deadline", "-5"), "--deadline: got '-5', which is 5 s ago"),
+        (("stop", "--deadline", "2020-01-01T00:00"), "s ago; expected seconds from now, or a time to come"),
+        (("stop", "--deadline", "soon"), "--deadline: got 'soon', which is no time"),
+        (("drain", "--deadline"), "drain: --deadline has no value"),
+        (("drain", "--now"), "drain: unknown option '--now'"),
+        (
+            ("stop", "--run", "no-such-run"),
+            "no agent of run no-such-run on this machine listens to this user",
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(words: tuple[str, ...], complaint: str) -> None:
+    code, said = typed(*words)
+    assert code == ExitCode.USAGE
+    assert complaint.replace("'", '"') in said, said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_node_that_does_not_exist_is_named_with_those_that_do(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1", run_id="lonely")
+    train(cluster, "a")
+    said = ask(cluster, "drain", "z")
+    assert said.returncode == ExitCode.USAGE
+    assert "run lonely has no node z; expected one of a" in said.stderr
+    cluster.let_finish()
+    assert cluster.wait_end() == {"a": ExitCode.FINISHED}
+
+
+def test_nonsense_on_the_socket_disturbs_nobody(make_cluster: MakeCluster) -> None:
+    import socket
+
+    cluster = make_cluster("1", run_id="bothered")
+    train(cluster, "a")
+    name = f"\0elastic-agent/{os.geteuid()}/{cluster.agents['a'].pid}"
+    for junk in (b"", b"\n", b"{}\n", b'{"do":"dance"}\n', b"\xff" * 100_000, b'{"do":"drain","node":7}\n'):
+        with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(ConnectionError):
+            sock.connect(name)
+            sock.sendall(junk)
+            sock.shutdown(socket.SHUT_WR)
+            sock.recv(1000)
+    cluster.let_finish()
+    assert cluster.wait_end() == {"a": ExitCode.FINISHED}
+    assert not cluster.agents["a"].lines("Traceback"), Path(cluster.agents["a"].log).read_text()
