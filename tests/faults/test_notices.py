@@ -22,6 +22,15 @@ from .rules import check_nothing_left
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
+@pytest.fixture(params=["c10d"])
+def etcd(request: pytest.FixtureRequest) -> str | None:
+    """A c10d store for most tests, whose coordinator is the same one; some name etcd too."""
+    return str(request.getfixturevalue("shared_etcd")) if request.param == "etcd" else None
+
+
+on_both = pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
+
+
 def train(cluster: Cluster, *nodes: str, after: int = 0, arguments: tuple[str, ...] = (), **how: Any) -> int:
     """Start these nodes, the first as the store's host, one worker each; the generation in which all train."""
     cluster.start_host(nodes[0], script=HEEDING, arguments=arguments, **how)
