@@ -1,0 +1,360 @@
+"""A real Slurm of three nodes, in namespaces of its own: munged, slurmctld and three slurmd on this machine.
+
+Everything runs in one PID namespace, whose end is the end of all of it, whatever a test left running; in one
+network namespace, so that its ports are its own; and in one mount namespace, where /etc/hosts knows the nodes.
+Slurm was built for this ("multiple slurmd"): a node is a slurmd with a name and a port of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import pytest
+
+from tests.faults.cluster import children, descendants
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "ip", "unshare", "nsenter")
+PATIENCE_S = 40.0
+LOOK_EVERY_S = 0.1  # Slurm's commands have no way to wait for a job's state
+MARK = "ELASTIC_TEST_MARK"
+
+NODES = {"n0": "CPUs=2 Gres=gpu:2", "n1": "CPUs=2 Gres=gpu:1", "n2": "CPUs=2 Gres=gpu:1"}
+"""Unequal on purpose. The GPUs are empty files: Slurm counts them and looks no further."""
+
+CONF = """\
+ClusterName=lab
+SlurmctldHost=head
+SlurmctldPort=6817
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=bf_interval=1,sched_min_interval=0,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+ReturnToService=2
+KillWait=3
+SlurmdTimeout=5
+"""
+
+ADDRESS = "10.213.78.1"
+"""Of everything: Slurm finds no address at all (AI_ADDRCONFIG) where there is only the loopback's own."""
+
+NAMESPACES = ("--mount", "--pid", "--net", "--uts")
+
+
+def need_slurm() -> None:
+    """Skip where Slurm cannot be had."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        pytest.skip(
+            f"no {', '.join(missing)} here (Debian: slurmctld, slurmd, slurm-client, munge, iproute2, util-linux)"
+        )
+    if os.geteuid() != 0:
+        pytest.skip("a Slurm of our own needs root, for its namespaces")
+
+
+class Slurm:
+    """The cluster: n0, n1 and n2, in the partitions ``main`` and ``urgent``, which preempts ``main``."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder``: for everything it writes."""
+        self.folder = folder
+        self.mark = secrets.token_hex(8)
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._init: subprocess.Popen[bytes] | None = None
+
+    # -- begin and end --------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self._write_files()
+            self._begin_namespaces()
+            self._start_daemons()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _write_files(self) -> None:
+        (self.folder / "home").mkdir()
+        (self.folder / "state").mkdir()
+        names = " ".join(NODES)
+        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{ADDRESS} head {names}\n")
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o600)
+        lines = [
+            f"NodeName={name} NodeHostname=head Port={17001 + number} {what} RealMemory=1000"
+            for number, (name, what) in enumerate(NODES.items())
+        ]
+        lines += [
+            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=20",
+            "PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF",
+        ]
+        (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder) + "\n".join(lines) + "\n")
+        with (self.folder / "gres.conf").open("w") as gres:
+            for name, what in NODES.items():
+                for gpu in range(int(what.partition("gpu:")[2])):
+                    device = self.folder / f"{name}-gpu{gpu}"
+                    device.touch()
+                    gres.write(f"NodeName={name} Name=gpu File={device}\n")
+
+    def _begin_namespaces(self) -> None:
+        """The first process of the PID namespace waits for orphans; bash reaps them."""
+        begin = (
+            f"mount --bind hosts /etc/hosts && ip link set lo up && ip addr add {ADDRESS} dev lo && hostname head"
+            " && touch begun && { sleep infinity & wait; }"
+        )
+        with (self.folder / "namespaces.log").open("wb") as log:
+            self._init = subprocess.Popen(
+                [
+                    *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
+                    *("--propagation", "private", "bash", "-c", begin),
+                ],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self._environment(),
+            )
+        ends_s = time.monotonic() + PATIENCE_S
+        while not (self.folder / "begun").exists():
+            if self._init.poll() is not None:
+                why = (self.folder / "namespaces.log").read_text().strip()
+                pytest.skip(f"no namespaces for a Slurm of our own here: {why}")
+            assert time.monotonic() < ends_s, "unshare does not come to an end"
+            time.sleep(0.01)
+
+    def _start_daemons(self) -> None:
+        self._daemon("munged", "munged", "--foreground", "--force", *self._munge_files())
+        self.wait("munged to listen", lambda: (self.folder / "munge.socket").exists())
+        self._daemon("slurmctld", "slurmctld", "-D", "-c", "-f", str(self.folder / "slurm.conf"))
+        for name in NODES:
+            self.start_node(name)
+        idle = [f"{name} idle" for name in sorted(NODES)]
+        self.wait("all nodes to be idle", lambda: self._node_states() == idle)
+
+    def _munge_files(self) -> list[str]:
+        names = {"key": "key", "socket": "socket", "pid": "pid", "log": "log", "seed": "seed"}
+        options = {name: f"--{name}-file={self.folder}/munge.{end}" for name, end in names.items()}
+        options["socket"] = f"--socket={self.folder}/munge.socket"
+        return list(options.values())
+
+    def _daemon(self, name: str, *command: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                self._inside(*command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self._environment(),
+            )
+
+    def _inside(self, *command: str) -> list[str]:
+        """The command, in the namespaces."""
+        assert self._init is not None
+        first = children(self._init.pid)[0]
+        return ["nsenter", "--target", str(first), *NAMESPACES, *command]
+
+    def _environment(self) -> dict[str, str]:
+        """What daemons, commands and jobs see: little of ours, so that a test says the same everywhere."""
+        return {
+            "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(self.folder / "home"),
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "OMP_NUM_THREADS": "1",
+            MARK: self.mark,
+        }
+
+    def _end(self) -> None:
+        """The end of the first process of a PID namespace is the end of all processes in it."""
+        if self._init is not None:
+            for pid in children(self._init.pid):
+                _kill(pid)
+            self._init.wait()
+        for daemon in self._daemons.values():
+            daemon.wait()
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def start_node(self, name: str) -> None:
+        self._daemon(name, "slurmd", "-D", "-c", "-N", name, "-f", str(self.folder / "slurm.conf"))
+
+    def lose_node(self, name: str) -> None:
+        """As a power cut: SIGKILL to slurmd and to all that runs on the node."""
+        for pid in [*self.processes(SLURMD_NODENAME=name), *descendants(self._daemons[name].pid)]:
+            _kill(pid)
+        self._daemons[name].wait()
+
+    def recover(self, name: str) -> None:
+        """Start the node's slurmd again, and wait until jobs can run there."""
+        self.start_node(name)
+        self.wait(f"{name} to be back", lambda: self.node_state(name) == "idle")
+
+    def _node_states(self) -> list[str]:
+        listing = self.command("sinfo", "-h", "-p", "main", "-N", "-o", "%N %T").stdout  # fails at first
+        return sorted(line.strip() for line in listing.splitlines())
+
+    def node_state(self, name: str) -> str:
+        return self.ask("sinfo", "-h", "-n", name, "-p", "main", "-o", "%T")
+
+    # -- commands and jobs ----------------------------------------------------------------------
+
+    def command(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's commands."""
+        return subprocess.run(
+            self._inside(*words),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            cwd=self.folder,
+            env={**self._environment(), **variables},
+        )
+
+    def ask(self, *words: str) -> str:
+        """What a command prints; it must succeed."""
+        result = self.command(*words)
+        assert result.returncode == 0, f"{' '.join(words)}: {result.stdout}{result.stderr}\n{self.story()}"
+        return result.stdout.strip()
+
+    def submit(self, script: Path, *options: str, folder: Path, **variables: str) -> Job:
+        """``sbatch`` a script that runs in ``folder`` and writes its output there."""
+        output = ["--output", str(folder / "%x-%j.out"), "--open-mode", "append", "--chdir", str(folder)]
+        words = ["sbatch", "--parsable", *output, *options, str(script)]
+        result = self.command(*words, **variables)
+        assert result.returncode == 0, f"{' '.join(words)}: {result.stderr}"
+        return Job(self, result.stdout.strip(), folder)
+
+    def processes(self, **variables: str) -> list[int]:
+        """Processes that have all of these in the environment they were started with, and this cluster's mark."""
+        wanted = [f"{name}={value}".encode() for name, value in {MARK: self.mark, **variables}.items()]
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError):
+                    environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+                    if all(one in environment for one in wanted):
+                        found.append(int(entry))
+        return found
+
+    # -- waiting and telling --------------------------------------------------------------------
+
+    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
+        """Wait until ``look`` finds something; the failure tells the story."""
+        ends_s = time.monotonic() + timeout_s
+        while not (found := look()):
+            assert time.monotonic() < ends_s, f"waited {timeout_s:g} s for {what}\n{self.story()}"
+            time.sleep(LOOK_EVERY_S)
+        return found
+
+    def story(self) -> str:
+        """What Slurm says of its jobs and nodes, and the end of the daemons' logs."""
+        parts = [self.command(*words).stdout for words in (("squeue", "-a"), ("sinfo", "-N", "-l"))]
+        for log in sorted(self.folder.glob("*.log")):
+            parts.append(f"--- {log.name}\n{log.read_text(errors='replace')[-2500:]}")
+        return "\n".join(parts)
+
+
+@dataclass
+class Job:
+    """A submitted job."""
+
+    slurm: Slurm
+    id: str
+    folder: Path
+
+    def facts(self) -> dict[str, str]:
+        """``scontrol show job`` by key; of an array or a heterogeneous job, its first."""
+        text = self.slurm.ask("scontrol", "show", "job", "-o", self.id).split("\n")[0]
+        return {key: value for key, _, value in (word.partition("=") for word in text.split(" "))}
+
+    @property
+    def state(self) -> str:
+        return self.facts()["JobState"]
+
+    @property
+    def output(self) -> str:
+        """What the job wrote so far, in all its lives."""
+        return "".join(
+            f"--- {file.name}\n{file.read_text(errors='replace')}"
+            for file in sorted(self.folder.glob("*.out"))
+        )
+
+    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
+        """Wait until ``look`` finds something; the failure shows the job's output too."""
+        try:
+            return self.slurm.wait(what, look, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.output[-8000:]}") from None
+
+    def wait_state(self, *states: str) -> str:
+        """Until the job is in one of these states; in which."""
+        return self.wait(f"job {self.id} to be {' or '.join(states)}", lambda: self._in(states))
+
+    def _in(self, states: Iterable[str]) -> str | None:
+        state = self.state
+        return state if state in states else None
+
+    def wait_said(self, *words: str) -> str:
+        """Until a line of its output has all of these words; that line."""
+
+        def look() -> str | None:
+            lines = self.output.splitlines()
+            return next((line for line in lines if all(word in line for word in words)), None)
+
+        return self.wait(f"the job to say {' … '.join(words)}", look)
+
+    def start_now(self) -> None:
+        """Do not wait out the pause that Slurm makes before it starts a requeued job again."""
+        self.slurm.ask("scontrol", "update", f"JobId={self.id}", "StartTime=now")
+
+    def cancel(self) -> None:
+        self.slurm.command("scancel", self.id)
+        self.wait(f"the processes of job {self.id} to end", lambda: not self.processes())
+
+    def processes(self) -> list[int]:
+        """Those that its steps started, wherever they hang now."""
+        return self.slurm.processes(SLURM_JOB_ID=self.id)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
