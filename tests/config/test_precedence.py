@@ -85,6 +85,7 @@ def test_every_setting_can_come_from_our_variable_and_from_the_file(shell: Shell
         "master_addr": "n2",
         "etcd_prefix": "/seven",
         "log_limit": "7M",
+        "requeue": "never",
     }
     for spec in specs():
         if spec.name == "config":

@@ -100,6 +100,57 @@ def test_another_way_to_meet_goes_before_slurms_endpoint(shell: Shell) -> None:
         shell.load(["--rdzv-backend", "etcd"], STEP)
 
 
+def test_more_nodes_than_slurm_gave_is_a_mistake_said_at_once(shell: Shell) -> None:
+    with pytest.raises(UsageError) as error:
+        shell.load(["--nnodes", "4:8"], STEP)
+    assert str(error.value).startswith(
+        '--nnodes: got "4:8", but Slurm gave this step 3 (n[2-4]); expected 3 at'
+    )
+    with pytest.raises(UsageError, match=r"Slurm gave this step 1 \(n3\)"):
+        shell.load(["--nnodes", "2"], {**STEP, "SLURM_STEP_NODELIST": "n3"})
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        ["--rdzv-endpoint", "head:29400"],
+        ["--master-addr", "head"],
+        ["--rdzv-backend", "etcd", "--rdzv-endpoint", "head"],
+    ],
+)
+def test_several_jobs_may_meet_at_an_endpoint_of_ones_own(shell: Shell, elsewhere: list[str]) -> None:
+    assert shell.load(
+        ["--nnodes", "4:8", "--rdzv-id", "mine", *elsewhere], STEP
+    ).settings.nnodes == NodeRange(4, 8)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        ("head:29400", "names head, which is no node of this step (n[2-4])"),
+        (
+            "localhost:29400",
+            "another machine on each of this step's nodes (n[2-4]); without it they meet at n2",
+        ),
+        ("n3.example.org:29400", ""),
+        ("10.0.0.7:29400", ""),
+    ],
+)
+def test_an_endpoint_outside_the_job_gets_one_line(shell: Shell, endpoint: str, told: str) -> None:
+    resolved = shell.load(["--rdzv-endpoint", endpoint], STEP)
+    lines = [note.text for note in resolved.notes if "step" in note.text]
+    assert len(lines) == (1 if told else 0)
+    assert not told or told in lines[0]
+    assert str(resolved.settings.rdzv_endpoint) == endpoint
+
+
+def test_a_command_for_requeueing_that_is_never_run_gets_one_line(shell: Shell) -> None:
+    resolved = shell.load(["--requeue", "never", "--requeue-command", "resubmit"])
+    assert "--requeue-command has no effect here: --requeue says never" in [
+        note.text for note in resolved.notes
+    ]
+
+
 def test_a_second_agent_on_a_node_is_told_what_to_change(shell: Shell) -> None:
     with pytest.raises(UsageError, match=r"agent number 2 on this node; .* srun --ntasks-per-node=1"):
         shell.load(variables={**STEP, "SLURM_LOCALID": "1"})

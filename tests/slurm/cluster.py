@@ -23,7 +23,7 @@ from typing import Self, TypeVar
 
 import pytest
 
-from tests.faults.cluster import children, descendants
+from tests.faults.cluster import children
 
 T = TypeVar("T")
 
@@ -175,7 +175,7 @@ class Slurm:
         options["socket"] = f"--socket={self.folder}/munge.socket"
         return list(options.values())
 
-    def _daemon(self, name: str, *command: str) -> None:
+    def _daemon(self, name: str, *command: str, **variables: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
                 self._inside(*command),
@@ -183,7 +183,7 @@ class Slurm:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=self._environment(),
+                env={**self._environment(), **variables},
             )
 
     def _inside(self, *command: str) -> list[str]:
@@ -207,7 +207,7 @@ class Slurm:
         """The end of the first process of a PID namespace is the end of all processes in it."""
         if self._init is not None:
             for pid in children(self._init.pid):
-                _kill(pid)
+                _send(pid, signal.SIGKILL)
             self._init.wait()
         for daemon in self._daemons.values():
             daemon.wait()
@@ -215,12 +215,15 @@ class Slurm:
     # -- nodes ----------------------------------------------------------------------------------
 
     def start_node(self, name: str) -> None:
-        self._daemon(name, "slurmd", "-D", "-c", "-N", name, "-f", str(self.folder / "slurm.conf"))
+        conf = str(self.folder / "slurm.conf")
+        self._daemon(name, "slurmd", "-D", "-c", "-N", name, "-f", conf, SLURMD_NODENAME=name)
 
     def lose_node(self, name: str) -> None:
-        """As a power cut: SIGKILL to slurmd and to all that runs on the node."""
-        for pid in [*self.processes(SLURMD_NODENAME=name), *descendants(self._daemons[name].pid)]:
-            _kill(pid)
+        """As a power cut: SIGKILL to slurmd and to all that runs on the node, before anybody can tell."""
+        pids = self.processes(SLURMD_NODENAME=name)  # Slurm's own inherit it from slurmd
+        for signum in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                _send(pid, signum)
         self._daemons[name].wait()
 
     def recover(self, name: str) -> None:
@@ -355,6 +358,6 @@ class Job:
         return self.slurm.processes(SLURM_JOB_ID=self.id)
 
 
-def _kill(pid: int) -> None:
+def _send(pid: int, signum: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, signum)

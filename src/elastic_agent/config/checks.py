@@ -48,6 +48,14 @@ def check_notices(draft: Draft) -> None:
         )
 
 
+def check_requeue(draft: Draft) -> None:
+    """A command that will never be run deserves a word."""
+    if draft.values["requeue"] == "never" and draft.is_given("requeue_command"):
+        draft.warn(
+            f"{draft.sources['requeue_command']} has no effect here: {draft.sources['requeue']} says never"
+        )
+
+
 def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
     """The script can be started as the settings say; raises ``UsageError``."""
     values = draft.values

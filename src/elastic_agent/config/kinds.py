@@ -23,6 +23,7 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*)(\.[A-Za-z0-9_-]+)*\.?")
 _NAME_CHARACTERS = re.compile(r"[A-Za-z0-9._:@+-]")
 _LONGEST_NAME = 128
+_LONGEST_COMMAND = 4000
 
 SLOT_WORDS = ("gpu-or-1", "auto", "cpu", "gpu", "xpu")
 
@@ -303,6 +304,17 @@ def _parse_text(text: str) -> str:
 
 
 TEXT = Kind("TEXT", f"1 to {_LONGEST_NAME} printable characters", _parse_text)
+
+
+def _parse_command(text: str) -> str:
+    if not text.strip():
+        raise BadValueError("which is empty")
+    if not text.isprintable() or len(text) > _LONGEST_COMMAND:
+        raise BadValueError("which is no single line of text, or a very long one")
+    return text.strip()
+
+
+COMMAND = Kind("COMMAND", f"one line of at most {_LONGEST_COMMAND} characters, for a shell", _parse_command)
 
 
 def _parse_path(text: str) -> Path:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from elastic_agent.config.checks import check_notices, check_paths, check_script
+from elastic_agent.config.allocation import check_allocation
+from elastic_agent.config.checks import check_notices, check_paths, check_requeue, check_script
 from elastic_agent.config.derive import derive_directories, derive_meeting
 from elastic_agent.config.draft import Draft, Note, complaint, default_of
 from elastic_agent.config.environment import doubtful_variables, read_environment
@@ -88,10 +89,12 @@ def resolve(
     for warning in doubtful_variables(environ):
         draft.warn(warning)
     _note_options_without_effect(draft)
+    check_allocation(draft, environ)
     derive_meeting(draft)
     derive_directories(draft, environ)
     check_paths(draft)
     check_notices(draft)
+    check_requeue(draft)
     script, script_args = _script(draft, line, file)
     if script:
         check_script(draft, script, environ)

@@ -316,6 +316,28 @@ class Settings:
         "The signals that make the agent stop its workers and leave.",
         torchrun=True,
     )
+    requeue: str = _setting(
+        kinds.choice(("auto", "never"), metavar="WHEN"),
+        "auto",
+        TROUBLE,
+        "What becomes of the job when it was stopped with its state saved, because its time runs out or another "
+        "job takes its place. auto: one agent puts it back into the queue, in a Slurm job or with "
+        "--requeue-command. never: somebody else does.",
+    )
+    requeue_command: str | None = _setting(
+        kinds.COMMAND,
+        None,
+        TROUBLE,
+        "What to run for that, on one node, in a shell with the agent's environment; it fails if its exit code is not "
+        "0. Works outside Slurm too.",
+        shown_default="in a Slurm job: scontrol requeue and the job's id",
+    )
+    max_requeues: int = _setting(
+        kinds.whole_number(0),
+        "100",
+        TROUBLE,
+        "How often a Slurm job may be requeued in all, by whomever (Slurm counts in SLURM_RESTART_COUNT).",
+    )
     monitor_interval: float = _setting(
         kinds.seconds(0),
         "0.1",

@@ -25,9 +25,9 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
     Raises:
         UsageError: more than one agent was started on this node.
     """
-    job_id = environ.get("SLURM_JOB_ID", "")
-    if not job_id.isdigit() or "SLURM_STEP_ID" not in environ:
+    if not is_step(environ):
         return {}
+    job_id = environ["SLURM_JOB_ID"]
     _one_agent_per_node(environ)
     hosts = step_hosts(environ)
     if not hosts:
@@ -48,6 +48,11 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
         for name, (text, origin) in texts.items()
         if text
     }
+
+
+def is_step(environ: Mapping[str, str]) -> bool:
+    """Whether this process is a task of a job step."""
+    return environ.get("SLURM_JOB_ID", "").isdigit() and "SLURM_STEP_ID" in environ
 
 
 def _one_agent_per_node(environ: Mapping[str, str]) -> None:

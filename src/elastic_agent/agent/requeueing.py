@@ -1,0 +1,99 @@
+"""After the end: whether the job goes back into the queue, and who puts it there.
+
+The decision is pure; ``requeue`` carries it out. The job is requeued when it was stopped because its time ran out
+or because another job takes its place, with the training state saved; never when the run finished, failed or was
+stopped by a person.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .slurm_job import SlurmError, SlurmJob, run_requeue_command
+
+REASONS = frozenset({"preempted", "walltime"})
+"""Why a job is stopped that would go on if it could."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the settings say: ``--requeue``, ``--requeue-command``, ``--max-requeues``."""
+
+    when: str
+    command: str
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How the run ended for this node."""
+
+    saved: bool
+    """Every rank saved and the run was stopped; False: it finished, failed, or this node alone left it."""
+
+    reason: str
+    """Why it was stopped: preempted, walltime, drain, grow, operator."""
+
+    chosen: bool
+    """The others agreed that this node's agent requeues the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, and the sentence for the log; an empty one: there is nothing to say."""
+
+    act: bool
+    why: str = ""
+
+
+def decide(policy: Policy, job: SlurmJob | None, stop: Stop) -> Decision:
+    """Whether this agent requeues the job, and why (not)."""
+    if not stop.saved or stop.reason not in REASONS:
+        return Decision(False)
+    if policy.when == "never":
+        return _not("--requeue is never; start the job again to go on")
+    if job is None and not policy.command:
+        return _not(
+            "this is no step of a Slurm job; start the run again to go on (or name a --requeue-command)"
+        )
+    if not stop.chosen:
+        return Decision(False, "another node's agent requeues the job")
+    requeues = job.requeues if job is not None else 0
+    if requeues >= policy.most:
+        return _not(
+            f"it was requeued {requeues} times before, and --max-requeues is {policy.most}; "
+            "submit it again to go on"
+        )
+    return Decision(
+        True, f"requeueing the job ({stop.reason}, requeue {requeues + 1} of at most {policy.most})"
+    )
+
+
+def _not(why: str) -> Decision:
+    return Decision(False, f"the job is not requeued: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of it, for the log."""
+
+    level: Literal["info", "error"]
+    text: str
+
+
+async def requeue(policy: Policy, job: SlurmJob | None) -> Done:
+    """Put the job back into the queue. Slurm may end this process before this returns."""
+    try:
+        if policy.command:
+            did = await run_requeue_command(policy.command)
+        else:
+            assert job is not None  # decided so
+            did = await job.requeue()
+    except SlurmError as error:
+        name = f"job {job.id}" if job is not None else "the job"
+        return Done(
+            "error",
+            f"{name} could not be requeued: {error}; its state is saved: requeue or submit it to go on",
+        )
+    return Done("info", f"the job is requeued: {did}")

@@ -1,0 +1,171 @@
+"""The Slurm job that this agent is a task of: when it ends, and how it is put back into the queue.
+
+What Slurm tells in the environment is read by ``config/slurm.py``. Here are the two things that only its controller
+knows or does; ``scontrol`` asks it. Every call has a time limit: a busy controller takes long to answer, and the
+agent has more to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic_agent.config.slurm import is_step
+
+ASK_TIMEOUT_S = 10.0
+REQUEUE_TIMEOUT_S = 60.0
+"""Nothing else can be done any more; the hook of a site may well take a while."""
+
+
+class SlurmError(Exception):
+    """A command did not do what it was asked for. ``str()`` is one line: what was seen, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """What the controller says of the job's end."""
+
+    left_s: float | None
+    """Seconds until Slurm kills the job; None: there is no limit, or nobody knows."""
+
+    preempted: bool
+    """Another job takes its place. Its end is then the end of the time of grace that the site gives."""
+
+    unknown_because: str = ""
+    """Why the controller's answer is missing; empty if it answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One job, in one of its lives."""
+
+    id: str
+    """As ``scontrol`` wants it."""
+
+    requeues: int
+    """How often it was put back into the queue before this life, by whomever."""
+
+    end_s: float | None = None
+    """Its end as seconds since 1970, as the environment has it (from Slurm 23.02 on)."""
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str]) -> SlurmJob | None:
+        """The job whose step this process belongs to, if it belongs to one."""
+        if not is_step(environ):
+            return None
+        restarts, end = environ.get("SLURM_RESTART_COUNT", ""), environ.get("SLURM_JOB_END_TIME", "")
+        return SlurmJob(
+            _id_for_scontrol(environ),
+            int(restarts) if restarts.isdigit() else 0,
+            float(end) if end.isdigit() else None,
+        )
+
+    async def end(self) -> JobEnd:
+        """How long the job has, as its controller says now. Never raises: a notice is good without it."""
+        try:
+            facts = await self._facts()
+        except SlurmError as error:
+            left_s = None if self.end_s is None else max(0.0, self.end_s - time.time())
+            return JobEnd(left_s, preempted=False, unknown_because=str(error))
+        ends_s = facts.get("EndTime", "")
+        left_s = max(0.0, int(ends_s) - time.time()) if ends_s.isdigit() else None
+        return JobEnd(left_s, preempted=facts.get("PreemptTime", "").isdigit())
+
+    async def requeue(self) -> str:
+        """Put the job back into the queue, which ends this life of it; what was done, for the log.
+
+        It is no error if Slurm did so itself meanwhile, as it does when a node fails or a preempted job does not
+        end in time.
+
+        Raises:
+            SlurmError: scontrol is missing, refuses, or takes too long.
+        """
+        words = ("scontrol", "requeue", self.id)
+        try:
+            await _run(words, REQUEUE_TIMEOUT_S)
+        except SlurmError:
+            if await self._was_requeued():
+                return f"Slurm has put job {self.id} back into the queue itself"
+            raise
+        return " ".join(words)
+
+    async def _was_requeued(self) -> bool:
+        with contextlib.suppress(SlurmError):
+            restarts = (await self._facts()).get("Restarts", "")
+            return restarts.isdigit() and int(restarts) > self.requeues
+        return False
+
+    async def _facts(self) -> dict[str, str]:
+        """What the controller knows, with times as seconds since 1970. Of several components: the first."""
+        text = await _run(("scontrol", "show", "job", "-o", self.id), ASK_TIMEOUT_S, SLURM_TIME_FORMAT="%s")
+        return parse_facts(text)
+
+
+def _id_for_scontrol(environ: Mapping[str, str]) -> str:
+    """Which is not always the job's id."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    if array and task:
+        return (
+            f"{array}_{task}"  # the job id of one of the tasks is the array's too, and would mean all of them
+        )
+    leader = environ.get("SLURM_JOB_ID_HET_GROUP_0", "")  # stands for all components
+    return leader or environ["SLURM_JOB_ID"]
+
+
+async def run_requeue_command(command: str) -> str:
+    """Have a shell run the site's own command; what was done, for the log. Raises ``SlurmError``."""
+    await _run(("/bin/sh", "-c", command), REQUEUE_TIMEOUT_S, shown=command)
+    return command
+
+
+def parse_facts(text: str) -> dict[str, str]:
+    """What we ask for in the first line of ``scontrol show job -o``.
+
+    The first of each name counts: a comment or a path, which may hold anything, comes later in the line.
+    """
+    line = text.lstrip().split("\n")[0]
+    pairs = re.findall(r" (Restarts|EndTime|PreemptTime)=(\S*)", line)
+    return dict(reversed(pairs))
+
+
+async def _run(words: Sequence[str], timeout_s: float, *, shown: str = "", **variables: str) -> str:
+    """The output of a command, in a session of its own: signals to the job's step are not meant for it."""
+    shown = shown or " ".join(words)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, **variables},
+        )
+    except OSError as error:
+        raise SlurmError(
+            f"{words[0]} cannot be started on this node: {error.strerror}; expected it on the PATH"
+        ) from None
+    try:
+        output, complaint = await asyncio.wait_for(process.communicate(), timeout_s)
+    except TimeoutError:
+        raise SlurmError(f"{shown!r} did not end within {timeout_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if process.returncode != 0:
+        said = _one_line(complaint) or _one_line(output) or "nothing said"
+        raise SlurmError(f"{shown!r} failed with exit code {process.returncode}: {said}")
+    return output.decode(errors="replace")
+
+
+def _one_line(output: bytes) -> str:
+    """The last line that says something, without control characters."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return "".join(character for character in lines[-1] if character.isprintable())[:200] if lines else ""

@@ -1,0 +1,52 @@
+"""Whether what somebody asks for can be had in the Slurm step that the agent is a task of.
+
+What a person says goes before what Slurm says. Some of it can only be a mistake: then it is an error now, and not a
+wait of ten minutes for nodes that cannot come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from elastic_agent.config.draft import Draft
+from elastic_agent.config.kinds import ETCD
+from elastic_agent.config.slurm import is_step, step_hosts
+
+
+def check_allocation(draft: Draft, environ: Mapping[str, str]) -> None:
+    """Compare node count and endpoint with the step's; nothing to compare outside Slurm.
+
+    Raises:
+        UsageError: more nodes are needed than Slurm gave, and no place is named where others could join.
+    """
+    hosts = step_hosts(environ) if is_step(environ) else []
+    if not hosts or draft.values["standalone"]:
+        return
+    shown = environ["SLURM_STEP_NODELIST"]
+    endpoint = draft.values["rdzv_endpoint"]
+    own = draft.is_given("rdzv_endpoint") and not draft.is_sites("rdzv_endpoint")
+    own = own or draft.is_given("master_addr") or draft.values["rdzv_backend"] == ETCD
+    if not own and draft.values["nnodes"].least > len(hosts):
+        raise draft.wrong(
+            "nnodes",
+            f"but Slurm gave this step {len(hosts)} ({shown})",
+            f"{len(hosts)} at most, or more nodes from sbatch --nodes and srun --nodes",
+        )
+    if own and endpoint is not None and draft.values["rdzv_backend"] != ETCD:
+        _note_foreign_host(draft, endpoint.host, hosts, shown)
+
+
+def _note_foreign_host(draft: Draft, host: str, hosts: list[str], shown: str) -> None:
+    """Right for a server outside the job, and for a run of several jobs; a surprise where a name was left over."""
+    known = {name.split(".")[0] for name in hosts}
+    is_address = host.replace(".", "").isdigit() or ":" in host
+    if host in ("localhost", "127.0.0.1", "::1") and len(hosts) > 1:
+        draft.warn(
+            f"{draft.sources['rdzv_endpoint']} is {host}, which is another machine on each of this step's nodes "
+            f"({shown}); without it they meet at {hosts[0]}"
+        )
+    elif not is_address and host.split(".")[0] not in known:
+        draft.note(
+            f"{draft.sources['rdzv_endpoint']} names {host}, which is no node of this step ({shown}): somebody else "
+            "must hold the store there, e.g. elastic-agent serve"
+        )
