@@ -316,28 +316,6 @@ class Settings:
         "The signals that make the agent stop its workers and leave.",
         torchrun=True,
     )
-    requeue: str = _setting(
-        kinds.choice(("auto", "never"), metavar="WHEN"),
-        "auto",
-        TROUBLE,
-        "What becomes of the job when it was stopped with its state saved, because its time runs out or another "
-        "job takes its place. auto: one agent puts it back into the queue, in a Slurm job or with "
-        "--requeue-command. never: somebody else does.",
-    )
-    requeue_command: str | None = _setting(
-        kinds.COMMAND,
-        None,
-        TROUBLE,
-        "What to run for that, on one node, in a shell with the agent's environment; it fails if its exit code is not "
-        "0. Works outside Slurm too.",
-        shown_default="in a Slurm job: scontrol requeue and the job's id",
-    )
-    max_requeues: int = _setting(
-        kinds.whole_number(0),
-        "100",
-        TROUBLE,
-        "How often a Slurm job may be requeued in all, by whomever (Slurm counts in SLURM_RESTART_COUNT).",
-    )
     monitor_interval: float = _setting(
         kinds.seconds(0),
         "0.1",
@@ -392,6 +370,28 @@ class Settings:
         NOTICES,
         "A run that has finished is not run again under the same id: its agents end at once with success.",
         shown_default="true in a Slurm job, else false",
+    )
+    requeue: str = _setting(
+        kinds.choice(("auto", "never"), metavar="WHEN"),
+        "auto",
+        NOTICES,
+        "What becomes of the job when it was stopped with its state saved, because its time runs out or another "
+        "job takes its place. auto: one agent puts it back into the queue, in a Slurm job or with "
+        "--requeue-command. never: somebody else does.",
+    )
+    requeue_command: str | None = _setting(
+        kinds.COMMAND,
+        None,
+        NOTICES,
+        "What to run for that, on one node, in a shell with the agent's environment; it fails if its exit code is not "
+        "0. Works outside Slurm too.",
+        shown_default="in a Slurm job: scontrol requeue and the job's id",
+    )
+    max_requeues: int = _setting(
+        kinds.whole_number(0),
+        "100",
+        NOTICES,
+        "How often a Slurm job may be requeued in all, by whomever (Slurm counts in SLURM_RESTART_COUNT).",
     )
 
     module: bool = _setting(

@@ -1,0 +1,124 @@
+"""What agents make of a real Slurm's jobs: nodes, names and workers without an option; nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .cluster import NODES, ROOT, Job, Slurm
+
+DEPLOY = ROOT / "deploy" / "slurm"
+SMALL = ("--cpus-per-task=1", "--time=10")
+"""The job scripts are written for larger nodes."""
+
+
+def notes(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """What the workers noted down so far (see tests/notices/train.py)."""
+    file = folder / "steps.jsonl"
+    if not file.exists():
+        return []
+    lines = [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def wait_steps(job: Job, folder: Path, count: int = 5, after: int = 0) -> list[dict[str, Any]]:
+    """Until so many steps were taken in a generation above ``after``; those steps."""
+
+    def look() -> list[dict[str, Any]] | None:
+        steps = [one for one in notes(folder, "step") if one["generation"] > after]
+        return steps if len(steps) >= count else None
+
+    return job.wait(f"{count} steps in a generation above {after}", look)
+
+
+def nodes_of(begun: list[dict[str, Any]], generation: int) -> dict[str, int]:
+    """How many workers each node had in a generation."""
+    workers = [one["worker"].rpartition("/")[0] for one in begun if one["generation"] == generation]
+    return {node: workers.count(node) for node in sorted(set(workers))}
+
+
+def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path) -> None:
+    """n0 has two GPUs, the others one: Slurm says so to each agent."""
+    script = folder / "unequal.sbatch"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=3 --ntasks-per-node=1 --gpus=4\nexec srun elastic-agent train.py\n"
+    )
+    job = slurm.submit(script, folder=folder)
+    wait_steps(job, folder)
+    begun = notes(folder, "begin")
+    assert nodes_of(begun, 1) == {"n0": 2, "n1": 1, "n2": 1}
+    assert {one["run"] for one in begun} == {f"slurm-{job.id}"}
+    assert [one["worker"] for one in sorted(begun, key=lambda one: one["rank"])] == [
+        "n0/0",
+        "n0/1",
+        "n1/0",
+        "n2/0",
+    ]
+    (folder / "finish").touch()
+    assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output
+    assert not job.processes()
+
+
+def test_the_plain_script_runs_as_it_stands(slurm: Slurm, folder: Path) -> None:
+    job = slurm.submit(DEPLOY / "plain.sbatch", "--nodes=3", "--gpus-per-node=1", *SMALL, folder=folder)
+    (folder / "finish").touch()
+    assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output
+    assert nodes_of(notes(folder, "begin"), 1) == dict.fromkeys(NODES, 1)
+
+
+def test_a_heterogeneous_job_is_one_run(slurm: Slurm, folder: Path) -> None:
+    script = folder / "heterogeneous.sbatch"
+    text = (DEPLOY / script.name).read_text()
+    script.write_text(
+        text.replace("--gpus-per-node=8", "--gpus-per-node=2").replace(
+            "--gpus-per-node=4", "--gpus-per-node=1"
+        )
+    )
+    job = slurm.submit(script, folder=folder)
+    (folder / "finish").touch()
+    assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output
+    begun = notes(folder, "begin")
+    assert nodes_of(begun, 1) == {"n0": 2, "n1": 1, "n2": 1}
+    assert {one["run"] for one in begun} == {f"slurm-{job.id}"}
+
+
+def test_tasks_of_an_array_are_runs_of_their_own_on_the_same_nodes(slurm: Slurm, folder: Path) -> None:
+    options = ("--array=3,5", "--nodes=2", "--gpus-per-node=0", "--nodelist=n0,n1", *SMALL)
+    job = slurm.submit(DEPLOY / "array.sbatch", *options, folder=folder)
+    for task in ("3", "5"):
+        place = folder / "checkpoints" / task
+        place.mkdir(parents=True)
+        (place / "finish").touch()
+    job.wait("both tasks to end", lambda: not slurm.ask("squeue", "-h", "-t", "PD,R,CG", "-j", job.id))
+    for task in ("3", "5"):
+        begun = notes(folder / "checkpoints" / task, "begin")
+        assert nodes_of(begun, 1) == {"n0": 1, "n1": 1}, job.output
+        assert {one["run"] for one in begun} == {f"slurm-{job.id}_{task}"}
+
+
+def test_scancel_leaves_nothing(slurm: Slurm, folder: Path) -> None:
+    options = ("--nodes=3", "--gpus-per-node=1", *SMALL)
+    job = slurm.submit(DEPLOY / "elastic.sbatch", *options, folder=folder)
+    wait_steps(job, folder)
+    assert len(job.processes()) > 9  # agents, guards, workers
+    job.cancel()
+    assert job.facts()["Restarts"] == "0"
+
+
+def test_a_node_that_fails_does_not_end_an_elastic_job(slurm: Slurm, folder: Path) -> None:
+    options = ("--nodes=3", "--gpus-per-node=1", *SMALL)
+    job = slurm.submit(DEPLOY / "elastic.sbatch", *options, folder=folder)
+    wait_steps(job, folder)
+    slurm.lose_node("n2")
+    wait_steps(job, folder, after=1)
+    slurm.give_up("n2")
+    job.wait("Slurm to take the node off the job", lambda: job.facts()["NodeList"] == "n[0-1]")
+    newest = notes(folder, "step")[-1]["generation"]
+    assert nodes_of(notes(folder, "begin"), newest) == {"n0": 1, "n1": 1}
+    seen = len(notes(folder, "step"))
+    job.wait("training to go on after that", lambda: len(notes(folder, "step")) > seen + 20)
+    (folder / "finish").touch()
+    job.wait_said("the run finished")
+    assert job.wait_state("COMPLETED", "FAILED", "COMPLETING") != "PENDING"
+    assert job.facts()["Restarts"] == "0"

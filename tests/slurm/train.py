@@ -1,0 +1,28 @@
+"""What the job scripts of ``deploy/slurm`` run in the tests: training that heeds notices (``tests/notices/train.py``).
+
+It saves and notes what it does in the job's folder, or in the one that ``--checkpoints`` names, until the file
+``finish`` is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+TRAINING = Path(__file__).resolve().parents[1] / "notices" / "train.py"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoints", type=Path, default=Path())
+    options = parser.parse_args()
+    options.checkpoints.mkdir(parents=True, exist_ok=True)
+    sys.argv = [str(TRAINING), str(options.checkpoints)]
+    runpy.run_path(str(TRAINING), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
