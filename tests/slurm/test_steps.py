@@ -122,3 +122,17 @@ def test_a_node_that_fails_does_not_end_an_elastic_job(slurm: Slurm, folder: Pat
     job.wait_said("the run finished")
     assert job.wait_state("COMPLETED", "FAILED", "COMPLETING") != "PENDING"
     assert job.facts()["Restarts"] == "0"
+
+
+def test_a_requeued_job_is_the_same_run(slurm: Slurm, folder: Path) -> None:
+    options = ("--nodes=2", "--gpus-per-node=1", *SMALL)
+    job = slurm.submit(DEPLOY / "elastic.sbatch", *options, folder=folder)
+    wait_steps(job, folder)
+    slurm.ask("scontrol", "requeue", job.id)
+    job.wait_state("PENDING")
+    job.start_now()
+    wait_steps(job, folder, after=1)
+    begun = notes(folder, "begin")
+    assert {one["run"] for one in begun} == {f"slurm-{job.id}"}
+    assert nodes_of(begun, begun[-1]["generation"]) == {"n0": 1, "n1": 1}
+    assert job.facts()["Restarts"] == "1"
