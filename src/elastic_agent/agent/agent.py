@@ -7,7 +7,9 @@ import contextlib
 import os
 import signal
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
     ElasticAgent,
@@ -44,7 +46,9 @@ from .identity import NodeSeat, start_ticks, sweep_seats, take_seat
 from .interfaces import interface_of
 from .journal import Journal
 from .narrator import Narrator
+from .requeueing import Policy, Stop, decide, requeue
 from .runner import DEFAULT_STACKS_SIGNAL, Runner
+from .slurm_job import SlurmJob
 from .supervisor import Ending, Graces, Parts, Supervisor
 from .warm import is_warm, spawner_config
 from .worker_group import logs_specs, make_context, policy_of, worker_group
@@ -83,6 +87,8 @@ class Agent(ElasticAgent):
         self._signals: list[int] = []
         self._notice_words = ""
         """Who wants the run to end, once somebody does."""
+        self._job = SlurmJob.from_environment(os.environ)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._hosting_on = False
         self._main_task: asyncio.Task[Ending] | None = None
         self.ending: Ending | None = None
@@ -141,6 +147,7 @@ class Agent(ElasticAgent):
                     await aside(self._meeting.release, RELEASE_S)
             await self._host_on(narrator)
             self._meeting.run_ended()
+            await self._requeue(ending)
             return ending
         finally:
             narrator.close()
@@ -242,6 +249,19 @@ class Agent(ElasticAgent):
             narrator.hosting_on(self._meeting.busy_with)
             await self._meeting.changed()
 
+    async def _requeue(self, ending: Ending) -> None:
+        """Put the job back into the queue, if that is what to do and nobody else does."""
+        if self._supervisor is None:
+            return
+        policy = Policy.of(self._settings)
+        decision = decide(policy, self._job, Stop.of(ending, self._supervisor.node.incarnation))
+        if decision.why:
+            self._log.info(decision.why)
+        if decision.act:
+            done = await requeue(policy, self._job)
+            self._journal.write("requeued", failed=done.level == "error", words=done.text)
+            (self._log.error if done.level == "error" else self._log.info)(done.text)
+
     async def _status(self) -> str:
         return await self._session.status() if self._session is not None else ""
 
@@ -325,7 +345,32 @@ class Agent(ElasticAgent):
             self._give_notice(self._supervisor)
 
     def _give_notice(self, supervisor: Supervisor) -> None:
-        supervisor.stop(Cause.PREEMPTED, self._settings.notice_time, self._notice_words)
+        if self._job is None:
+            supervisor.stop(Cause.PREEMPTED, self._settings.notice_time, self._notice_words)
+        else:
+            self._in_background(self._give_slurms_notice(supervisor, self._job))
+
+    async def _give_slurms_notice(self, supervisor: Supervisor, job: SlurmJob) -> None:
+        """With the reason and the deadline that Slurm's controller names."""
+        end = await job.end()
+        if end.unknown_because:
+            self._log.warning("when the job ends is not known", reason=end.unknown_because)
+        cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
+        supervisor.stop(cause, end.time_to_save_s(self._settings.notice_time), self._notice_words)
+
+    async def _leave_or_give_notice(
+        self, supervisor: Supervisor, job: SlurmJob, signum: signal.Signals
+    ) -> None:
+        """SIGTERM: from scancel, or because another job takes this one's place (where no signal was asked for)."""
+        if (await job.end()).preempted:
+            self._notice_signalled(signum)
+        else:
+            self._leave(supervisor, signum)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _signalled(self, signum: signal.Signals) -> None:
         self._signals.append(int(signum))
@@ -339,8 +384,14 @@ class Agent(ElasticAgent):
                 f"{signum.name} received while others need the store; a second signal ends it at once"
             )
             return
+        if self._job is not None and signum == signal.SIGTERM:
+            self._in_background(self._leave_or_give_notice(self._supervisor, self._job, signum))
+        else:
+            self._leave(self._supervisor, signum)
+
+    def _leave(self, supervisor: Supervisor, signum: signal.Signals) -> None:
         self._log.info(f"{signum.name} received: this node leaves the run; a second signal ends it at once")
-        self._supervisor.drain(f"{signum.name} received")
+        supervisor.drain(f"{signum.name} received")
 
     def _tidy(self) -> None:
         """Nothing of this agent's is left afterwards; the last output has come out."""

@@ -10,7 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from elastic_agent.config.settings import Settings
+from elastic_agent.protocol.node import Outcome
+
 from .slurm_job import SlurmError, SlurmJob, run_requeue_command
+from .supervisor import Ending
 
 REASONS = frozenset({"preempted", "walltime"})
 """Why a job is stopped that would go on if it could."""
@@ -24,6 +28,11 @@ class Policy:
     command: str
     most: int
 
+    @staticmethod
+    def of(settings: Settings) -> Policy:
+        """What these settings say."""
+        return Policy(settings.requeue, settings.requeue_command or "", settings.max_requeues)
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -36,7 +45,16 @@ class Stop:
     """Why it was stopped: preempted, walltime, drain, grow, operator."""
 
     chosen: bool
-    """The others agreed that this node's agent requeues the job."""
+    """This node's agent is the one that speaks for the run (the plan's delegate)."""
+
+    @staticmethod
+    def of(ending: Ending, incarnation: str) -> Stop:
+        """How the run ended for the node in this incarnation."""
+        plan = ending.plan
+        if ending.outcome is not Outcome.STOPPED or plan is None:
+            return Stop(saved=False, reason="", chosen=False)
+        reason = plan.notice.cause.value if plan.notice is not None else ""
+        return Stop(saved=True, reason=reason, chosen=plan.delegate == incarnation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,13 @@ REQUEUE_TIMEOUT_S = 60.0
 """Nothing else can be done any more; the hook of a site may well take a while."""
 
 
+RESERVE_S = 10.0
+"""What is kept of a job's last seconds, for stopping workers that have not left and for requeueing."""
+
+NEAR_S = 3600.0
+"""A signal that comes earlier before the job's end is a person's, and says nothing of that end."""
+
+
 class SlurmError(Exception):
     """A command did not do what it was asked for. ``str()`` is one line: what was seen, and what to do."""
 
@@ -39,6 +46,12 @@ class JobEnd:
 
     unknown_because: str = ""
     """Why the controller's answer is missing; empty if it answered."""
+
+    def time_to_save_s(self, default_s: float) -> float:
+        """How long workers that get a notice now have: until shortly before the end, if it is known and near."""
+        if self.left_s is None or self.left_s > NEAR_S:
+            return default_s
+        return self.left_s - min(RESERVE_S, self.left_s / 2)
 
 
 @dataclass(frozen=True, slots=True)
