@@ -354,9 +354,13 @@ class Job:
 
         return self.wait(f"the job to say {' … '.join(words)}", look)
 
-    def start_now(self) -> None:
-        """Do not wait out the pause that Slurm makes before it starts a requeued job again."""
-        self.slurm.ask("scontrol", "update", f"JobId={self.id}", "StartTime=now")
+    def start_soon(self) -> None:
+        """Do not wait out the pause of 6 s or more that Slurm makes before it starts a requeued job again.
+
+        Some of it must be: nodes reject credentials that are not newer, by their clock of seconds, than the end of
+        the life before.
+        """
+        self.slurm.ask("scontrol", "update", f"JobId={self.id}", "StartTime=now+2")
 
     def cancel(self) -> None:
         self.slurm.command("scancel", self.id)

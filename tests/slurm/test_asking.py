@@ -49,7 +49,7 @@ def test_a_job_is_requeued_once_whoever_asks(slurm: Slurm, folder: Path) -> None
     job.wait_said(f"the job is requeued: scontrol requeue {job.id}")
     job.wait_said(f"the job is requeued: Slurm has put job {job.id} back into the queue itself")
     job.wait("the job to wait in the queue", lambda: job.state == "PENDING")
-    job.start_now()
+    job.start_soon()
     job.wait_said("in life 1")
     assert job.facts()["Restarts"] == "1"
 

@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from .cluster import NODES, ROOT, Job, Slurm
-
-DEPLOY = ROOT / "deploy" / "slurm"
-SMALL = ("--cpus-per-task=1", "--time=10")
-"""The job scripts are written for larger nodes."""
-
-
-def notes(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """What the workers noted down so far (see tests/notices/train.py)."""
-    file = folder / "steps.jsonl"
-    if not file.exists():
-        return []
-    lines = [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [line for line in lines if line["kind"] == kind]
-
-
-def wait_steps(job: Job, folder: Path, count: int = 5, after: int = 0) -> list[dict[str, Any]]:
-    """Until so many steps were taken in a generation above ``after``; those steps."""
-
-    def look() -> list[dict[str, Any]] | None:
-        steps = [one for one in notes(folder, "step") if one["generation"] > after]
-        return steps if len(steps) >= count else None
-
-    return job.wait(f"{count} steps in a generation above {after}", look)
-
-
-def nodes_of(begun: list[dict[str, Any]], generation: int) -> dict[str, int]:
-    """How many workers each node had in a generation."""
-    workers = [one["worker"].rpartition("/")[0] for one in begun if one["generation"] == generation]
-    return {node: workers.count(node) for node in sorted(set(workers))}
+from .cluster import NODES, Slurm
+from .support import DEPLOY, SMALL, finish, nodes_of, notes, wait_steps
 
 
 def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path) -> None:
@@ -45,7 +15,7 @@ def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path)
         "#!/bin/bash\n#SBATCH --nodes=3 --ntasks-per-node=1 --gpus=4\nexec srun elastic-agent train.py\n"
     )
     job = slurm.submit(script, folder=folder)
-    wait_steps(job, folder)
+    wait_steps(job)
     begun = notes(folder, "begin")
     assert nodes_of(begun, 1) == {"n0": 2, "n1": 1, "n2": 1}
     assert {one["run"] for one in begun} == {f"slurm-{job.id}"}
@@ -55,15 +25,13 @@ def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path)
         "n1/0",
         "n2/0",
     ]
-    (folder / "finish").touch()
-    assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output
+    finish(job)
     assert not job.processes()
 
 
 def test_the_plain_script_runs_as_it_stands(slurm: Slurm, folder: Path) -> None:
-    job = slurm.submit(DEPLOY / "plain.sbatch", "--nodes=3", "--gpus-per-node=1", *SMALL, folder=folder)
-    (folder / "finish").touch()
-    assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output
+    job = slurm.submit(DEPLOY / "plain.sbatch", "--nodes=3", *SMALL, folder=folder)
+    finish(job)
     assert nodes_of(notes(folder, "begin"), 1) == dict.fromkeys(NODES, 1)
 
 
@@ -76,15 +44,14 @@ def test_a_heterogeneous_job_is_one_run(slurm: Slurm, folder: Path) -> None:
         )
     )
     job = slurm.submit(script, folder=folder)
-    (folder / "finish").touch()
-    assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output
+    finish(job)
     begun = notes(folder, "begin")
     assert nodes_of(begun, 1) == {"n0": 2, "n1": 1, "n2": 1}
     assert {one["run"] for one in begun} == {f"slurm-{job.id}"}
 
 
 def test_tasks_of_an_array_are_runs_of_their_own_on_the_same_nodes(slurm: Slurm, folder: Path) -> None:
-    options = ("--array=3,5", "--nodes=2", "--gpus-per-node=0", "--nodelist=n0,n1", *SMALL)
+    options = ("--array=3,5", "--nodes=2", "--nodelist=n0,n1", *SMALL, "--gpus-per-node=0")
     job = slurm.submit(DEPLOY / "array.sbatch", *options, folder=folder)
     for task in ("3", "5"):
         place = folder / "checkpoints" / task
@@ -98,20 +65,20 @@ def test_tasks_of_an_array_are_runs_of_their_own_on_the_same_nodes(slurm: Slurm,
 
 
 def test_scancel_leaves_nothing(slurm: Slurm, folder: Path) -> None:
-    options = ("--nodes=3", "--gpus-per-node=1", *SMALL)
+    options = ("--nodes=3", *SMALL)
     job = slurm.submit(DEPLOY / "elastic.sbatch", *options, folder=folder)
-    wait_steps(job, folder)
+    wait_steps(job)
     assert len(job.processes()) > 9  # agents, guards, workers
     job.cancel()
     assert job.facts()["Restarts"] == "0"
 
 
 def test_a_node_that_fails_does_not_end_an_elastic_job(slurm: Slurm, folder: Path) -> None:
-    options = ("--nodes=3", "--gpus-per-node=1", *SMALL)
+    options = ("--nodes=3", *SMALL)
     job = slurm.submit(DEPLOY / "elastic.sbatch", *options, folder=folder)
-    wait_steps(job, folder)
+    wait_steps(job)
     slurm.lose_node("n2")
-    wait_steps(job, folder, after=1)
+    wait_steps(job, after=1)
     slurm.give_up("n2")
     job.wait("Slurm to take the node off the job", lambda: job.facts()["NodeList"] == "n[0-1]")
     newest = notes(folder, "step")[-1]["generation"]
@@ -125,13 +92,13 @@ def test_a_node_that_fails_does_not_end_an_elastic_job(slurm: Slurm, folder: Pat
 
 
 def test_a_requeued_job_is_the_same_run(slurm: Slurm, folder: Path) -> None:
-    options = ("--nodes=2", "--gpus-per-node=1", *SMALL)
+    options = ("--nodes=2", *SMALL)
     job = slurm.submit(DEPLOY / "elastic.sbatch", *options, folder=folder)
-    wait_steps(job, folder)
+    wait_steps(job)
     slurm.ask("scontrol", "requeue", job.id)
     job.wait_state("PENDING")
-    job.start_now()
-    wait_steps(job, folder, after=1)
+    job.start_soon()
+    wait_steps(job, after=1)
     begun = notes(folder, "begin")
     assert {one["run"] for one in begun} == {f"slurm-{job.id}"}
     assert nodes_of(begun, begun[-1]["generation"]) == {"n0": 1, "n1": 1}

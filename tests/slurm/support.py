@@ -1,0 +1,46 @@
+"""What the tests of whole jobs share: the job scripts of ``deploy/slurm``, and what the workers noted down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .cluster import ROOT, Job
+
+DEPLOY = ROOT / "deploy" / "slurm"
+SMALL = ("--gpus-per-node=1", "--cpus-per-task=1", "--time=10")
+"""The job scripts are written for larger nodes."""
+
+Note = dict[str, Any]
+
+
+def notes(folder: Path, kind: str) -> list[Note]:
+    """What the workers noted down so far (see tests/notices/train.py)."""
+    file = folder / "steps.jsonl"
+    if not file.exists():
+        return []
+    lines = [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def wait_steps(job: Job, count: int = 5, after: int = 0) -> list[Note]:
+    """Until so many steps were taken in generations above ``after``; those steps."""
+
+    def look() -> list[Note] | None:
+        steps = [one for one in notes(job.folder, "step") if one["generation"] > after]
+        return steps if len(steps) >= count else None
+
+    return job.wait(f"{count} steps in a generation above {after}", look)
+
+
+def nodes_of(begun: list[Note], generation: int) -> dict[str, int]:
+    """How many workers each node had in a generation."""
+    workers = [one["worker"].rpartition("/")[0] for one in begun if one["generation"] == generation]
+    return {node: workers.count(node) for node in sorted(set(workers))}
+
+
+def finish(job: Job) -> None:
+    """Let the training end, and the job with it, in good order."""
+    (job.folder / "finish").touch()
+    assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output

@@ -1,0 +1,73 @@
+"""A job whose time runs out, or whose place another one takes, saves, goes back into the queue, and goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .cluster import Job, Slurm
+from .support import DEPLOY, SMALL, finish, nodes_of, notes, wait_steps
+
+
+def started(slurm: Slurm, folder: Path, *options: str, **variables: str) -> Job:
+    """The elastic job, training on three nodes."""
+    job = slurm.submit(DEPLOY / "elastic.sbatch", "--nodes=3", *SMALL, *options, folder=folder, **variables)
+    wait_steps(job)
+    return job
+
+
+def check_next_life(job: Job, reason: str) -> None:
+    """It went on where all had saved, as the same run, and no step was taken twice."""
+    folder = job.folder
+    left = notes(folder, "left")
+    saved, before = left[0]["step"], left[0]["generation"]
+    assert {(one["step"], one["reason"], one["generation"]) for one in left} == {(saved, reason, before)}
+    assert len(left) == 3
+    steps = wait_steps(job, after=before)
+    assert [one["step"] for one in notes(folder, "step")] == list(range(1, steps[-1]["step"] + 1))
+    begun = [one for one in notes(folder, "begin") if one["generation"] > before]
+    assert {one["step"] for one in begun} == {saved}
+    assert {(one["run"], one["restarts"]) for one in begun} == {(f"slurm-{job.id}", 0)}
+    assert nodes_of(begun, begun[0]["generation"]) == {"n0": 1, "n1": 1, "n2": 1}
+    assert job.facts()["Restarts"] == "1"
+    assert job.output.count("the job is requeued") == 1
+
+
+@pytest.mark.parametrize("batch", [(), ("--batch",)], ids=["steps", "batch-shell"])
+def test_a_job_whose_time_runs_out_goes_on_where_it_saved(
+    slurm: Slurm, folder: Path, batch: tuple[str, ...]
+) -> None:
+    """The signal comes from scancel here: Slurm's own clock for it goes by half minutes."""
+    job = started(slurm, folder)
+    slurm.ask("scancel", *batch, "--signal=USR1", job.id)
+    job.wait_state("PENDING")
+    job.start_soon()
+    check_next_life(job, "walltime")
+    finish(job)
+    ended = len(notes(folder, "begin"))
+    slurm.ask("scontrol", "requeue", job.id)
+    job.start_soon()
+    job.wait("the third life of the job to end", lambda: "COMPLETED" in job.facts()["JobState"])
+    assert len(notes(folder, "begin")) == ended, "a run that had finished was run again"
+
+
+def test_a_job_that_gives_way_to_another_one_comes_back(slurm: Slurm, folder: Path) -> None:
+    job = started(slurm, folder, "--exclusive")
+    other = folder / "urgent.sbatch"
+    other.write_text("#!/bin/bash\nsleep 0.1\n")
+    urgent = slurm.submit(other, "--nodes=3", "--exclusive", "--partition=urgent", folder=folder)
+    job.wait("the job to leave its nodes", lambda: job.state in ("PENDING", "COMPLETING"))
+    urgent.wait_state("COMPLETED")
+    job.wait_state("PENDING", "RUNNING")
+    if job.state == "PENDING":
+        job.start_soon()
+    check_next_life(job, "preempted")
+
+
+def test_a_job_at_its_limit_of_requeues_stays_out_of_the_queue(slurm: Slurm, folder: Path) -> None:
+    job = started(slurm, folder, ELASTIC_AGENT_MAX_REQUEUES="0")
+    slurm.ask("scancel", "--signal=USR1", job.id)
+    assert job.wait_state("FAILED", "PENDING", "COMPLETED") == "FAILED"
+    assert job.facts()["ExitCode"] == "75:0"
+    job.wait_said("the job is not requeued: it was requeued 0 times before, and --max-requeues is 0")
