@@ -9,10 +9,12 @@ import pytest
 from .cluster import Job, Slurm
 from .support import DEPLOY, SMALL, finish, nodes_of, notes, wait_steps
 
+ELASTIC = DEPLOY / "elastic.sbatch"
 
-def started(slurm: Slurm, folder: Path, *options: str, **variables: str) -> Job:
+
+def started(slurm: Slurm, folder: Path, *options: str, script: Path = ELASTIC, **variables: str) -> Job:
     """The elastic job, training on three nodes."""
-    job = slurm.submit(DEPLOY / "elastic.sbatch", "--nodes=3", *SMALL, *options, folder=folder, **variables)
+    job = slurm.submit(script, "--nodes=3", *SMALL, *options, folder=folder, **variables)
     wait_steps(job)
     return job
 
@@ -52,16 +54,18 @@ def test_a_job_whose_time_runs_out_goes_on_where_it_saved(
     assert len(notes(folder, "begin")) == ended, "a run that had finished was run again"
 
 
-def test_a_job_that_gives_way_to_another_one_comes_back(slurm: Slurm, folder: Path) -> None:
-    job = started(slurm, folder, "--exclusive")
+@pytest.mark.parametrize("asked", [True, False], ids=["signal", "no-signal"])
+def test_a_job_that_gives_way_to_another_one_comes_back(slurm: Slurm, folder: Path, asked: bool) -> None:
+    """Without ``--signal`` Slurm sends SIGTERM, as scancel does; then the agents ask what it means."""
+    script = folder / "elastic.sbatch"
+    text = ELASTIC.read_text()
+    script.write_text(text if asked else text.replace("#SBATCH --signal", "# "))
+    job = started(slurm, folder, "--exclusive", script=script)
     other = folder / "urgent.sbatch"
     other.write_text("#!/bin/bash\nsleep 0.1\n")
     urgent = slurm.submit(other, "--nodes=3", "--exclusive", "--partition=urgent", folder=folder)
-    job.wait("the job to leave its nodes", lambda: job.state in ("PENDING", "COMPLETING"))
     urgent.wait_state("COMPLETED")
-    job.wait_state("PENDING", "RUNNING")
-    if job.state == "PENDING":
-        job.start_soon()
+    job.wait("the job to be in the queue again", lambda: job.facts()["Restarts"] == "1")
     check_next_life(job, "preempted")
 
 
