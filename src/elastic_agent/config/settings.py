@@ -338,7 +338,7 @@ class Settings:
         NOTICES,
         "After the notice signal, and before a running world grows: how long workers have to save and leave before "
         "they are stopped.",
-        shown_default="60; in a Slurm job at most until its time limit",
+        shown_default="60; in a Slurm job that ends within an hour, until shortly before its end",
     )
     grow: str = _setting(
         kinds.choice(("never", "at-notice", "after"), metavar="WHEN"),
