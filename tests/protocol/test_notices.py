@@ -281,6 +281,20 @@ def test_who_comes_to_the_same_store_after_the_stop_goes_on_with_the_run() -> No
     assert table.stand == (FORMING, 2)
 
 
+def test_a_stopped_run_is_not_over_and_not_taken_up_again_while_workers_of_it_may_run() -> None:
+    table = running("a", "b", rules=policy(min_nodes=1))
+    for node in ("a", "b"):
+        table.says(node, State.RUNNING, stop_s=4 * TTL_S)
+    asks(table, "a", stop(cause=Cause.OPERATOR))
+    table.says("b", State.LEFT)
+    table.comes("b", life=2, replaces=("b-1",))
+    table.wait(3 * TTL_S)
+    assert table.stand == (STOPPED, 1), "a takes longer to stop its workers than the verdict is kept"
+    assert not table.last.done
+    table.says("a", State.LEFT)
+    assert table.stand == (FORMING, 2)
+
+
 def test_a_finished_run_begins_anew_unless_it_finishes_once() -> None:
     over = History(7, None, 0, ("a",), Phase.FINISHED, settled=True)
     table = Table(remembered=over)

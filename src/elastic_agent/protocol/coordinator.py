@@ -10,14 +10,16 @@ calls :meth:`adopt_plan`. Time is an argument everywhere: seconds of the coordin
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
-from .forming import decide_forming, forming_plan
+from .forming import await_clearing, decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
 from .notices import hear
 from .records import NODE_ID_HELD, RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
 from .running import decide_running
-from .situation import FAR_S, Decision, PhaseClock, Situation, names
+from .situation import FAR_S, Decision, PhaseClock, Situation, names, uncleared
 
 ACK_PATIENCE_LEASES = 2.0
 """How many lease times the verdict is kept for live members that do not acknowledge it."""
@@ -262,6 +264,9 @@ class Coordinator:
         if alive and now.now_s < until_s:
             who = names(one.member.node_id for one in alive)
             return Decision(f"the run is over; {who} still to acknowledge", wake_s=until_s)
+        waits = self._still_stopping(now)
+        if waits:
+            return await_clearing(now, waits)
         if newcomers:
             plan = now.plan
             fresh = Plan(RECORD_VERSION, plan.version + 1, Phase.FORMING, 1, "", newcomers[0].member.policy)
@@ -269,6 +274,17 @@ class Coordinator:
             again = _next_life(fresh, plan.generation, plan.order, plan.charged)
             return Decision(again.reason, again)
         return Decision("the run is over", done=True)
+
+    @staticmethod
+    def _still_stopping(now: Situation) -> dict[str, float]:
+        """Whose workers may still run although the run is over: until then no other life of it may begin.
+
+        Only a stop finds workers running, and these may take longer to end than the verdict is kept.
+        """
+        if now.plan.phase is not Phase.STOPPED:
+            return {}
+        after = msgspec.structs.replace(now.plan, generation=now.plan.generation + 1)
+        return uncleared(replace(now, plan=after))
 
     @staticmethod
     def _newcomers_after_stop(now: Situation, until_s: float) -> list[Sighting]:

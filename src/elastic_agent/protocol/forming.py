@@ -12,7 +12,7 @@ import msgspec
 from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
 from .records import Failure, FailureKind, Phase, Plan, State, World
-from .situation import FAR_S, Decision, Situation, count, names, stopped, uncleared
+from .situation import FAR_S, Decision, Situation, count, names, stopped, uncleared, unproven
 
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is condemned."""
@@ -22,7 +22,7 @@ def decide_forming(now: Situation) -> Decision:
     """Seal the generation, fail the run, or say what is awaited."""
     waits = uncleared(now)
     if waits:
-        return _await_clearing(now, waits)
+        return await_clearing(now, waits)
     if now.plan.awaiting and _charge(now) and now.plan.charged >= now.policy.max_restarts:
         return _budget_spent(now)
     if now.plan.notice is not None and now.notice_left_s <= 0:
@@ -42,8 +42,13 @@ def decide_forming(now: Situation) -> Decision:
     return _seal(now, chosen[:fitting])
 
 
-def _await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
-    """Nothing is sealed while workers of an older generation may run."""
+def await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
+    """Nothing is sealed while workers of an older generation may run.
+
+    Args:
+        now: the situation.
+        waits: who is waited for, as :func:`~.situation.uncleared` says.
+    """
     nodes = {seat.incarnation: seat.node_id for seat in now.plan.awaiting}
     condemn: list[str] = []
     wake_s = FAR_S
@@ -214,16 +219,13 @@ def _range(now: Situation) -> str:
 
 def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
     """The plan that forms the generation after ``plan``'s; its world's seats are to be cleared first."""
-    world = plan.world
-    seats = {seat.incarnation: seat for seat in plan.awaiting}
-    seats.update({seat.incarnation: seat for seat in world.seats} if world is not None else {})
     return msgspec.structs.replace(
         plan,
         version=plan.version + 1,
         phase=Phase.FORMING,
         generation=plan.generation + 1,
         reason=reason[:512],
-        awaiting=tuple(seats.values()),
+        awaiting=unproven(plan),
         succeeded=(),
         **{"notice": None, **changes},
     )

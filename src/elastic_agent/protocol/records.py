@@ -313,7 +313,7 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     world: World | None = None
     """Running, finished: this generation's. Forming: the previous one's. None before the first."""
     awaiting: tuple[Seat, ...] = ()
-    """Forming: seats of earlier generations whose workers may still run until they are cleared."""
+    """Forming, stopped: seats of earlier generations whose workers may still run until they are cleared."""
     charged: Count = 0
     """Restarts charged to the budget so far."""
     failure: Failure | None = None

@@ -183,6 +183,13 @@ def uncleared(situation: Situation) -> dict[str, float]:
     return waits
 
 
+def unproven(plan: Plan) -> tuple[Seat, ...]:
+    """Every seat whose workers may run: those of the plan's world, and those awaited before."""
+    seats = {seat.incarnation: seat for seat in plan.awaiting}
+    seats.update({seat.incarnation: seat for seat in plan.world.seats} if plan.world is not None else {})
+    return tuple(seats.values())
+
+
 def stopped(now: Situation, plan: Plan, notice: Notice) -> Plan:
     """The run's end by request, as the plan after the present one."""
     alive = {one.member.incarnation for one in now.by_node.values()}
@@ -195,7 +202,7 @@ def stopped(now: Situation, plan: Plan, notice: Notice) -> Plan:
         phase=Phase.STOPPED,
         reason=notice.words[:512],
         notice=notice,
-        awaiting=(),
+        awaiting=unproven(plan),
         failure=None,
         delegate=next(iter([*seated, *sorted(alive)]), None),
     )
