@@ -40,13 +40,14 @@ def measure_calls(rounds: int) -> list[Figure]:
         "heartbeat(step)": lambda: client.heartbeat(step),
         "heartbeat()": lambda: client.heartbeat(),
         "nothing, called the same way": lambda: None,
+        "notice()": lambda: client.notice(),
         "current()": lambda: client.current(),
     }
     figures = []
     for what, call in calls.items():
         timer = timeit.Timer(call)
         samples = [timer.timeit(CALLS_PER_ROUND) / CALLS_PER_ROUND * 1e9 for _ in range(rounds)]
-        target = BEAT_TARGET_NS if what.startswith("heartbeat") else None
+        target = BEAT_TARGET_NS if what.startswith(("heartbeat", "notice")) else None
         figures.append(Figure(what, WHO, "ns", target, samples))
     return figures
 

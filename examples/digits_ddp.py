@@ -11,6 +11,8 @@ What makes it fit for an elastic world, where the number of workers changes from
 - The checkpoint is named after the run, not after a rank; it replaces the previous one in a single step; at
   the start all workers take up the newest that any of them can see.
 - It tells the agent about each step, so that a worker that hangs is noticed.
+- When it is to be stopped (a node leaves or joins, a time limit, `elastic-agent stop`), all ranks learn of it at the
+  same step; then it saves and leaves, and no step is lost.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import quote
 
 import torch
@@ -89,6 +92,7 @@ def train(
     if leader:
         say(f"{'resumed' if done else 'new'} step={done}/{last} checkpoint={checkpoint}")
     ddp = DistributedDataParallel(network)
+    agreement = client.Agreement()
     for step in range(done + 1, last + 1):
         loss = train_step(ddp, optimizer, digits, step, options.seed)
         client.heartbeat(step)
@@ -96,7 +100,20 @@ def train(
             say(f"step={step}/{last} loss={loss:.4f}")
         if leader and (step % options.checkpoint_every == 0 or step == last):
             save(checkpoint, step, network, optimizer)
+        notice = agreement.notice()
+        if notice is not None:
+            leave(notice, checkpoint, step, network, optimizer)
         time.sleep(options.step_time)
+
+
+def leave(
+    notice: client.Notice, checkpoint: Path, step: int, network: nn.Module, optimizer: torch.optim.Optimizer
+) -> NoReturn:
+    """Save, and make room: for another node, for another job, for the next life of this one."""
+    if dist.get_rank() == 0:
+        save(checkpoint, step, network, optimizer)
+        say(f"saved step={step} reason={notice.reason}")
+    client.leave()
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -11,10 +11,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from elastic_agent.agent.control import Answer, Command, agents_here, answer_of, command
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from elastic_agent.agent.control import Answer
 
 DRAIN_PAGE = """\
 Usage: elastic-agent drain [NODE] [--run RUN] [--deadline WHEN]
@@ -119,6 +122,9 @@ def _moment(text: str, complaint: str, expected: str) -> datetime.datetime:
 
 
 async def _carry_out(do: str, wanted: Request) -> int:
+    # Here and not above: the other commands answer with the standard library alone.
+    from elastic_agent.agent.control import Command, agents_here, answer_of, command
+
     found = {name: answer for name in agents_here() if (answer := await answer_of(name, Command("describe")))}
     name = _choose(do, wanted, found)
     words = f"elastic-agent {do} by {_who()}"

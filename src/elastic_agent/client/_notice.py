@@ -29,6 +29,9 @@ class Notice(Record):
     reason: str
     deadline: float
 
+    def __repr__(self) -> str:
+        return f"Notice({self._shown()})"
+
     @property
     def seconds_left(self) -> float:
         """Until the deadline; never less than 0."""

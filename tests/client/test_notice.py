@@ -1,0 +1,175 @@
+"""client.notice(), client.leave() and client.Agreement: what a worker is told, and how all ranks stop at one step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.client._cells import CAUSES, HeartbeatFile
+from elastic_agent.client._notice import CAUSES as CLIENTS_CAUSES
+from elastic_agent.protocol.records import Cause
+from tests.client.support import AGENT_ENVIRONMENT, launched, run_script, running
+
+SLOT = int(AGENT_ENVIRONMENT["ELASTIC_AGENT_SLOT"])
+
+LOOK_ON_REQUEST = """
+import sys
+from elastic_agent import client
+
+for line in sys.stdin:
+    if line.strip() == "leave":
+        client.leave()
+    notice = client.notice()
+    print(notice and (notice.reason, notice.deadline, notice.seconds_left > 0))
+"""
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> Iterator[HeartbeatFile]:
+    """The file of a node with three slots."""
+    with HeartbeatFile.create(tmp_path / "cells", 3) as file:
+        yield file
+
+
+def under_agent(cells: HeartbeatFile, slot: int = SLOT) -> dict[str, str]:
+    return {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_HEARTBEAT": cells.path, "ELASTIC_AGENT_SLOT": str(slot)}
+
+
+def test_the_agent_and_its_client_number_the_causes_alike() -> None:
+    assert CAUSES == CLIENTS_CAUSES == tuple(cause.value for cause in Cause)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_notice_is_seen_at_once_with_reason_and_deadline(cells: HeartbeatFile, cause: str) -> None:
+    deadline_s = time.time() + 60
+    with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
+        assert worker.ask() == "None"
+        cells.tell(7, cause, int(deadline_s * 1e9))
+        reason, seen_s, is_ahead = eval(worker.ask())
+    assert (reason, is_ahead) == (cause, True)
+    assert abs(seen_s - deadline_s) < 1e-3
+
+
+def test_a_newer_notice_takes_the_place_of_the_first(cells: HeartbeatFile) -> None:
+    with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
+        cells.tell(7, "grow", 10**18)
+        assert "grow" in worker.ask()
+        cells.tell(9, "preempted", 10**18)
+        assert "preempted" in worker.ask()
+
+
+def test_the_agent_sees_who_looks_and_who_left(cells: HeartbeatFile) -> None:
+    with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
+        worker.ask()
+        worker.ask()
+        assert [cells.looks(slot) for slot in range(3)] == [slot == SLOT for slot in range(3)]
+        cells.tell(7, "drain", 10**18)
+        worker.ask()
+        assert not cells.left(SLOT)
+        assert worker.process.stdin is not None
+        worker.process.stdin.write("leave\n")
+        assert worker.finish()[0] == 0
+    assert [cells.left(slot) for slot in range(3)] == [slot == SLOT for slot in range(3)]
+
+
+def test_leaving_without_a_notice_is_an_ordinary_end(cells: HeartbeatFile) -> None:
+    run_script("from elastic_agent import client; client.leave()", under_agent(cells))
+    assert not cells.left(SLOT)
+
+
+def test_without_an_agent_there_are_no_notices() -> None:
+    done = run_script("from elastic_agent import client; print(client.notice()); client.leave()", {})
+    assert done.stdout == "None\n"
+
+
+def test_a_child_of_the_worker_is_told_nothing(cells: HeartbeatFile) -> None:
+    script = """
+    import os
+    from elastic_agent import client
+    client.heartbeat()
+    if os.fork() == 0:
+        print(client.notice(), flush=True)
+        os._exit(0)
+    os.wait()
+    print(client.notice().reason)
+    """
+    cells.tell(1, "drain", 10**18)
+    assert run_script(script, under_agent(cells)).stdout == "None\ndrain\n"
+
+
+def test_a_notice_is_a_value() -> None:
+    script = """
+    import pickle
+    from elastic_agent.client import Notice
+    one = Notice(reason="drain", deadline=5.0)
+    assert pickle.loads(pickle.dumps(one)) == one and one.seconds_left == 0.0
+    print(one)
+    """
+    assert run_script(script, {}).stdout == "Notice(reason='drain', deadline=5.0)\n"
+
+
+# -- all ranks at one step ----------------------------------------------------------------------
+
+AGREE = """
+import sys, time
+import torch.distributed as dist
+from elastic_agent import client
+
+rank, every = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=3)
+agreement = client.Agreement(every=every)
+for step in range(100_000):
+    notice = agreement.notice()
+    if notice is not None:
+        print(step, notice.reason, round(notice.seconds_left))
+        client.leave()
+    if step == 20 and rank == 0:
+        print("training", flush=True)
+    time.sleep(0.001 * (rank + 1))
+"""
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_all_ranks_stop_at_the_same_step_even_if_one_alone_was_told(tmp_path: Path, every: int) -> None:
+    """Only rank 2's agent is quick enough to tell its worker."""
+    files = [HeartbeatFile.create(tmp_path / f"cells-{rank}", 1) for rank in range(3)]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", AGREE, str(rank), str(every), str(tmp_path / "meet")],
+            env=launched(under_agent(file, slot=0)),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, file in enumerate(files)
+    ]
+    try:
+        assert workers[0].stdout is not None
+        assert workers[0].stdout.readline() == "training\n"
+        files[2].tell(5, "walltime", int((time.time() + 40) * 1e9))
+        said = [worker.communicate(timeout=60)[0].split() for worker in workers]
+        assert len({step for step, _, _ in said}) == 1, said
+        assert {reason for _, reason, _ in said} == {"walltime"}
+        assert all(30 < int(left) <= 40 for _, _, left in said)
+        assert all(file.left(0) for file in files), "the agents of those who were not told know why they left"
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        for file in files:
+            file.close()
+
+
+def test_alone_it_agrees_with_itself(cells: HeartbeatFile) -> None:
+    cells.tell(1, "drain", 10**18)
+    script = "from elastic_agent import client; print(client.Agreement().notice().reason)"
+    assert run_script(script, under_agent(cells)).stdout == "drain\n"
+
+
+def test_every_must_be_a_number_of_calls() -> None:
+    done = run_script("from elastic_agent import client; client.Agreement(every=0)", {}, returncode=1)
+    assert "ValueError: Agreement: every=0; expected a whole number of at least 1" in done.stderr
