@@ -29,6 +29,7 @@ BENCHMARKS = {
     "etcd": "the same with etcd beside c10d: recovery, many nodes, requests, an outage",
     "rest": "what an agent costs while training runs, beside torchrun's",
     "client": "what the client module costs a training script",
+    "notices": "a signal to one agent until all workers are told, have left, and what follows",
 }
 LONG = ("etcd",)
 """Not part of a quick run unless named."""

@@ -227,6 +227,10 @@ class Scene:
         (at_s,) = CELL.unpack((self._cells / str(pid)).read_bytes())
         return float(at_s)
 
+    def events(self) -> list[Event]:
+        """What the workers wrote down."""
+        return self._lines.update()
+
     def journal(self) -> list[Event]:
         """What our agents wrote down (none under other launchers)."""
         return self._journal.update()

@@ -1,5 +1,7 @@
 """The workers' script in the benchmarks: a loop of all_reduce over gloo that writes down when it got where.
 
+With BENCH_HEEDS=1 it looks at notices, and leaves when all ranks agree that there is one.
+
 Environment: BENCH_EVENTS (a file to append to), BENCH_NODE (the node's name), BENCH_PAUSE_S (between two rounds),
 BENCH_CELLS (a folder: the time of this process's last round, in eight bytes of a mapped file named after its pid).
 """
@@ -59,6 +61,11 @@ tell("collective", world=f"{token.item():x}", world_size=dist.get_world_size())
 
 cell = make_cell()
 pause_s = float(os.environ.get("BENCH_PAUSE_S", "0.01"))
+agreement = None
+if os.environ.get("BENCH_HEEDS") == "1":
+    from elastic_agent import client
+
+    agreement = client.Agreement()
 rounds = 0
 while True:
     dist.all_reduce(torch.ones(256))
@@ -66,4 +73,7 @@ while True:
     rounds += 1
     if rounds == STEADY_ROUNDS:
         tell("steady", world=f"{token.item():x}", world_size=dist.get_world_size())
+    if agreement is not None and agreement.notice() is not None:
+        tell("left")
+        client.leave()
     time.sleep(pause_s)
