@@ -51,6 +51,7 @@ mount --bind "$disk/var-lib" var/lib
 mount --bind "$disk/machine-id" etc/machine-id
 : >etc/fstab
 echo "$name" >etc/hostname
+echo "127.0.0.1 $name" >>etc/hosts
 cat "$disk/passwd" >>etc/passwd
 cat "$disk/group" >>etc/group
 

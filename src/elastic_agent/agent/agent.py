@@ -24,13 +24,14 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.kinds import NO_SIGNAL
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
-from elastic_agent.protocol.node import Outcome
+from elastic_agent.protocol.node import Activity, Outcome
 from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Cause, Member, State, World
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.place import MeetingPlace
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.threads import aside
+from elastic_agent.service_manager import ServiceManager
 from elastic_agent.transport.base import NotAStoreError, TransportError
 from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard_client import Guard, kill_orphans
@@ -48,6 +49,7 @@ from .journal import Journal
 from .narrator import Narrator
 from .requeueing import Policy, Stop, decide, requeue
 from .runner import DEFAULT_STACKS_SIGNAL, Runner
+from .service import Service, Standing
 from .slurm_job import SlurmJob
 from .supervisor import Ending, Graces, Parts, Supervisor
 from .warm import is_warm, spawner_config
@@ -71,7 +73,9 @@ class EndedAtOnceError(Exception):
 class Agent(ElasticAgent):
     """One node's agent, as torch's interface has it."""
 
-    def __init__(self, settings: Settings, slots: int, guard: Guard, meeting: MeetingPlace) -> None:
+    def __init__(
+        self, settings: Settings, slots: int, guard: Guard, meeting: MeetingPlace, manager: ServiceManager
+    ) -> None:
         """``guard`` was started already, so that it is up by the time the world is agreed."""
         self._settings = settings
         self._slots = slots
@@ -81,6 +85,8 @@ class Agent(ElasticAgent):
         self._log = get_logger()
         self._logs = logs_specs(settings, slots)
         self._closer = BackgroundCloser()
+        self._narrator: Narrator | None = None
+        self._service = Service(manager, self._standing)
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
         self._seat: NodeSeat | None = None
@@ -106,6 +112,7 @@ class Agent(ElasticAgent):
         """
         try:
             self.ending = asyncio.run(self._main())
+            self._service.ended(f"{self.ending.outcome.value}: {self.ending.reason}")
         except asyncio.CancelledError:
             raise EndedAtOnceError(self._signals[-1]) from None
         finally:
@@ -135,6 +142,8 @@ class Agent(ElasticAgent):
         self._main_task = asyncio.current_task()
         self._handle_signals()
         narrator = Narrator(self._meeting.shown, self._status, self._meeting.dial_causes)
+        self._narrator = narrator
+        self._service.start()
         try:
             agreed = await self._agree_on_run(narrator)
             if isinstance(agreed, Ending):
@@ -265,6 +274,17 @@ class Agent(ElasticAgent):
     async def _status(self) -> str:
         return await self._session.status() if self._session is not None else ""
 
+    def _standing(self) -> Standing:
+        """How it stands, for systemd."""
+        narrator, supervisor, session = self._narrator, self._supervisor, self._session
+        assert narrator is not None  # it asks while the loop runs
+        return Standing(
+            headline=narrator.headline(supervisor.step if supervisor is not None else None),
+            registered=session is not None and session.deadline_s is not None,
+            runs=supervisor is not None and supervisor.node.activity is Activity.RUNNING,
+            hosting_on=self._hosting_on,
+        )
+
     # -- what the node says of itself -----------------------------------------------------------
 
     def _member(self, seat: NodeSeat, incarnation: str) -> Member:
@@ -374,6 +394,7 @@ class Agent(ElasticAgent):
 
     def _signalled(self, signum: signal.Signals) -> None:
         self._signals.append(int(signum))
+        self._service.stopping(f"{signum.name} received")
         if self._supervisor is None or len(self._signals) > 1:
             self._log.warning(f"{signum.name} received: ending at once")
             if self._main_task is not None:

@@ -15,13 +15,14 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
 from elastic_agent.protocol.records import FailureKind
+from elastic_agent.service_manager import ServiceManager
 from elastic_agent.workers.guard_client import Guard
 
 from .identity import IdentityError
 from .warm import is_warm, likely_slots, spawner_config, why_cold
 
 
-def launch(resolved: Resolved, guard: Guard) -> int:
+def launch(resolved: Resolved, guard: Guard, manager: ServiceManager) -> int:
     """Run this node's agent, with the guard that was started for it, until its part is over. Returns the exit code.
 
     Raises:
@@ -29,7 +30,7 @@ def launch(resolved: Resolved, guard: Guard) -> int:
     """
     settings = resolved.settings
     try:
-        return _run(settings, guard)
+        return _run(settings, guard, manager)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
@@ -69,7 +70,7 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _run(settings: Settings, guard: Guard) -> int:
+def _run(settings: Settings, guard: Guard, manager: ServiceManager) -> int:
     with _without_collections():
         import_torch_quietly()
         from elastic_agent.transport.addresses import shorten_lookups
@@ -87,7 +88,7 @@ def _run(settings: Settings, guard: Guard) -> int:
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")
     try:
-        agent = Agent(settings, slots, guard, meeting_place(settings))
+        agent = Agent(settings, slots, guard, meeting_place(settings), manager)
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
         raise UsageError(str(error)) from None
     try:

@@ -47,8 +47,18 @@ class Narrator:
         self._facts: dict[str, object] = {}
         self._told_of: tuple[int, str] | None = None
         """The generation, and the incarnation in it, that was announced last."""
+        self._world = ""
+        """What runs with this node, or how the run ended; empty while neither is so."""
         self.last_problem = ""
         """Why the store did not answer when it was dialled last."""
+
+    def headline(self, step: int | None = None) -> str:
+        """How it stands now, in one line; ``step``: the newest that a worker named."""
+        world = f"{self._world}, step {step}" if self._world and step is not None else self._world
+        waits = self._text if self._timer is not None else ""
+        return "; ".join(filter(None, (world, waits))) or (
+            "joining the run" if self._met else f"dialling {self._endpoint}"
+        )
 
     # -- the store ------------------------------------------------------------------------------
 
@@ -84,6 +94,7 @@ class Narrator:
     def plan(self, plan: Plan, incarnation: str) -> None:
         """A newer plan."""
         bind_context(generation=plan.generation)
+        self._world = ""
         if plan.phase is Phase.FORMING:
             self._log.info(f"forming generation {plan.generation}: {plan.reason}")
             self._text, self._facts = f"forming generation {plan.generation}", {}
@@ -96,7 +107,8 @@ class Narrator:
             say = self._log.error if plan.phase is Phase.FAILED else self._log.info
             tail = {"tail": plan.failure.tail} if plan.failure is not None and plan.failure.tail else {}
             verb = "is stopped" if plan.phase is Phase.STOPPED else plan.phase.value
-            say(f"the run {verb}: {plan.reason}", **tail)
+            self._world = f"the run {verb}: {plan.reason}"
+            say(self._world, **tail)
 
     def notice(self, notice: Notice) -> None:
         """The workers here are told that they will be stopped."""
@@ -116,6 +128,10 @@ class Narrator:
             self._facts = {"nodes": len(world.seats)}
             self._await_soon(False)
             return
+        self._world = (
+            f"generation {plan.generation}: {count(len(world.seats), 'node')}, "
+            f"{count(world.world_size, 'worker')}"
+        )
         if self._told_of == (plan.generation, incarnation):  # the world is the same, only the plan is newer
             if plan.notice is None:  # of that the workers' notice tells
                 self._log.info(f"generation {plan.generation} goes on: {plan.reason}")
@@ -124,9 +140,7 @@ class Narrator:
         last = seat.first_rank + seat.slots - 1
         ranks = f"rank {last}" if seat.slots == 1 else f"ranks {seat.first_rank}-{last}"
         self._log.info(
-            f"generation {plan.generation}: {count(len(world.seats), 'node')}, "
-            f"{count(world.world_size, 'worker')}; "
-            f"{ranks} here",
+            f"{self._world}; {ranks} here",
             nodes=len(world.seats),
             world_size=world.world_size,
             node_rank=world.node_rank(incarnation),

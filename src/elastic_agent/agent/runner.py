@@ -109,6 +109,15 @@ class Runner:
         """Processes of the workers that run now."""
         return list(self._running.pids.values()) if self._running is not None else []
 
+    @property
+    def step(self) -> int | None:
+        """The newest step that a worker which runs now named by its heartbeat; None if none did."""
+        running = self._running
+        if running is None or running.stopping:
+            return None
+        beats = (running.heartbeats.read(slot) for slot in running.pids)
+        return max((step for count, step in beats if count), default=None)
+
     def start(self, generation: int, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``started`` or ``failed`` follows."""
         clearing = Clearing(self._guard.pid, self._gpu)

@@ -106,6 +106,11 @@ class Supervisor:
         self._last_failure: Failure | None = None
         self._runner = self._attach_guard(parts.guard)
 
+    @property
+    def step(self) -> int | None:
+        """The newest step that a worker of this node named; None while none runs, or none names any."""
+        return self._runner.step
+
     # -- life -----------------------------------------------------------------------------------
 
     async def run(self) -> Ending:

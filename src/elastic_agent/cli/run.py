@@ -10,6 +10,7 @@ from elastic_agent.config.checks import check_module
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.service_manager import ServiceManager
 
 
 def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
@@ -32,6 +33,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     from elastic_agent.agent.warm import start_guard
     from elastic_agent.workers.guard_client import become_subreaper, open_missing_standard_streams
 
+    manager = ServiceManager.taken_from(os.environ)  # before anything is started that would inherit it
     open_missing_standard_streams()
     become_subreaper()
     guard = start_guard(
@@ -47,7 +49,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     try:
         from elastic_agent.agent.launch import launch
 
-        return launch(resolved, guard)
+        return launch(resolved, guard, manager)
     except UsageError:  # what only torch can tell, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:

@@ -7,6 +7,7 @@ state directory tells what was decided last. If all of that is in time for the l
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import socket
@@ -17,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Phase, Plan
+from elastic_agent.service_manager import READY, STOPPING, ServiceManager, status
 from elastic_agent.values import DEFAULT_PORT, Endpoint
-
-from .service_manager import READY, STOPPING, notify
 
 if TYPE_CHECKING:
     from elastic_agent.transport.c10d import C10dHost
@@ -91,6 +91,7 @@ class Server:
         self._endpoint = endpoint
         self._state_dir = state_dir
         self._stop = stop
+        self._manager = ServiceManager.taken_from(os.environ)
         self._log = get_logger()
         self._open: set[str] = set()
         """Runs that began and have no verdict yet."""
@@ -102,14 +103,14 @@ class Server:
         """Coordinate until told to stop; whether that is why it ended."""
         self._coordinator.start()
         self._log.info(f"serving at {self._endpoint}", state_dir=str(self._state_dir))
-        notify(READY, self._status())
+        self._manager.notify(READY, self._status())
         while not (asked := self._stop.wait()) and not self._coordinator.failed:
-            notify(self._status())
+            self._manager.notify(self._status())
         self._end(asked)
         return bool(asked)
 
     def _end(self, asked: str) -> None:
-        notify(STOPPING)
+        self._manager.notify(STOPPING)
         needed_by = list(self._coordinator.busy_with)
         self._coordinator.stop()
         if not asked:
@@ -127,7 +128,7 @@ class Server:
         self._coordinator.join(JOIN_S)
 
     def _status(self) -> str:
-        return f"STATUS=at {self._endpoint}, {_enumerated(self._coordinator.busy_with)} depend on it"
+        return status(f"at {self._endpoint}, {_enumerated(self._coordinator.busy_with)} depend on it")
 
     def _tell(self, run_id: str, plan: Plan) -> None:
         """In the coordinator's thread: a line when a run begins, or is back, and one when it ends."""

@@ -1,0 +1,61 @@
+"""The line to systemd of a process that it runs as a service of ``Type=notify``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+READY = "READY=1"
+STOPPING = "STOPPING=1"
+ALIVE = "WATCHDOG=1"
+
+
+def status(text: str) -> str:
+    """The line that ``systemctl status`` shows; only one is kept."""
+    return f"STATUS={' '.join(text.split())}"
+
+
+def extend(time_s: float) -> str:
+    """Start or stop may take this much longer, from now."""
+    return f"EXTEND_TIMEOUT_USEC={round(time_s * 1e6)}"
+
+
+@dataclass(frozen=True)
+class ServiceManager:
+    """Whom to notify, if anybody."""
+
+    address: str = ""
+    """A socket's path, or its name outside the file system behind an ``@``; empty: nobody listens."""
+    watchdog_s: float | None = None
+    """So often it must hear ``ALIVE``; None: as often as you like."""
+
+    @classmethod
+    def taken_from(cls, environ: MutableMapping[str, str]) -> ServiceManager:
+        """As systemd's variables say. They are taken out: no child is to speak for this process."""
+        address = environ.pop("NOTIFY_SOCKET", "")
+        watchdog_us = environ.pop("WATCHDOG_USEC", "")
+        watched = environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        if not address.startswith(("/", "@")):
+            return cls()
+        has_watchdog = watched and watchdog_us.isdecimal() and int(watchdog_us) > 0
+        return cls(address, int(watchdog_us) / 1e6 if has_watchdog else None)
+
+    @property
+    def listens(self) -> bool:
+        """Whether anybody is to be notified."""
+        return bool(self.address)
+
+    def notify(self, *lines: str) -> None:
+        """Send these lines; nothing is raised, as nothing can be done about it."""
+        if not self.listens:
+            return
+        address = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.setblocking(False)
+            sock.sendto("\n".join(lines).encode(), address)
+
+
+NOBODY = ServiceManager()

@@ -1,0 +1,117 @@
+"""Jobs for the agents in containers: their settings, and what their workers wrote down."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .container import ROOT, USER_ID, Container
+
+AGENT = ROOT / "deploy" / "systemd" / "elastic-agent@.service"
+RENDEZVOUS = ROOT / "deploy" / "systemd" / "elastic-rendezvous.service"
+TRAIN = Path(__file__).parent / "train.py"
+Line = dict[str, Any]
+
+SOON = "[Service]\nRestartSec=200ms\nEnvironment=OMP_NUM_THREADS=1\n"
+"""A drop-in: tests need not wait five seconds for the next try."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Job:
+    """One job, installed on machines as its users would install it; its folder is on the first one's disk."""
+
+    name: str
+    machine: Container
+    nnodes: str = "1"
+    port: int = field(default_factory=free_port)
+
+    @property
+    def unit(self) -> str:
+        return f"elastic-agent@{self.name}.service"
+
+    @property
+    def folder(self) -> Path:
+        """The job's folder, seen from outside."""
+        return self.machine.srv / self.name
+
+    def install(self, **settings: object) -> None:
+        """Write the job's settings and its script onto the machine's disk."""
+        self.folder.mkdir()
+        shutil.copy(TRAIN, self.folder)
+        for path in (self.folder, self.folder / TRAIN.name):
+            os.chown(path, USER_ID, USER_ID)
+        self.configure(**settings)
+
+    def configure(self, machine: Container | None = None, **settings: object) -> None:
+        """Write ``/etc/elastic-agent/JOB.toml``."""
+        chosen: dict[str, object] = {
+            "rdzv_endpoint": f"127.0.0.1:{self.port}",
+            "rdzv_id": self.name,
+            "nnodes": self.nnodes,
+            "nproc_per_node": "1",
+            "script": f"/srv/{self.name}/{TRAIN.name}",
+            "lease_ttl": 2.0,
+            "fence_margin": 0.5,
+            "settle": 0.3,
+            **settings,
+        }
+        lines = [f"{key} = {json.dumps(value)}" for key, value in chosen.items()]
+        (machine or self.machine).configure(self.name, "\n".join(lines))
+
+    def finish(self) -> None:
+        """Training may end."""
+        (self.folder / "finish").touch()
+
+    # -- what happened --------------------------------------------------------------------------
+
+    def lines(self, kind: str) -> list[Line]:
+        """What workers wrote down, of this kind."""
+        try:
+            written = (self.folder / "steps.jsonl").read_text()
+        except FileNotFoundError:
+            return []
+        lines = [json.loads(line) for line in written[: written.rfind("\n") + 1].splitlines()]
+        return [line for line in lines if line["kind"] == kind]
+
+    def checkpoint(self) -> Line:
+        """The newest checkpoint."""
+        found: Line = json.loads((self.folder / "checkpoint.json").read_text())
+        return found
+
+    def wait_training(self, *nodes: str, after: int = 0) -> int:
+        """Until exactly these nodes take steps together in a generation above ``after``; which one."""
+
+        def look() -> int | None:
+            steps = self.lines("step")
+            newest = max((one["generation"] for one in steps), default=0)
+            taking = {one["node"] for one in steps if one["generation"] == newest}
+            return newest if newest > after and taking == {*nodes} else None
+
+        return self.machine.wait(f"steps of {', '.join(nodes)} in a generation above {after}", look)
+
+    def ranks(self, generation: int) -> dict[str, int]:
+        """Which rank each node's worker had."""
+        return {one["node"]: one["rank"] for one in self.lines("step") if one["generation"] == generation}
+
+    def status(self, machine: Container | None = None) -> str:
+        """The status line that systemd shows."""
+        return (machine or self.machine).show(self.unit, "StatusText")["StatusText"]
+
+    def wait_status(self, pattern: str, machine: Container | None = None) -> str:
+        """Until the status line matches."""
+        found = (machine or self.machine).wait(
+            f"a status like {pattern!r}", lambda: re.fullmatch(pattern, self.status(machine))
+        )
+        return found.group()
