@@ -566,7 +566,8 @@ class Settings:
         kinds.choice(("auto", "console", "json"), metavar="FORMAT"),
         "auto",
         AGENT,
-        "The agent's log: console (readable), json (lines), auto (console on a terminal, json elsewhere).",
+        "The agent's log: console (readable), json (lines), auto (console on a terminal, entries with fields in "
+        "systemd's journal, json elsewhere).",
     )
     log_level: str = _setting(
         kinds.choice(("debug", "info", "warning", "error"), metavar="LEVEL"),

@@ -37,15 +37,22 @@ def console_line(fields: Mapping[str, Any], *, colours: bool) -> str:
     when = datetime.fromtimestamp(rest.pop("time")).astimezone().strftime("%H:%M:%S.%f")[:-3]
     level = str(rest.pop("level"))
     context = _context(rest)
-    message = _printable(str(rest.pop("event")), keep_lines=True)
-    blocks = {key: rest.pop(key) for key in list(rest) if "\n" in str(rest[key])}
     parts = [
         _coloured(when, "2", colours),
         _coloured(level.ljust(_LEVEL_WIDTH), _LEVEL_COLOURS.get(level, ""), colours),
     ]
     if context:
         parts.append(_coloured(f"[{context}]", "36", colours))
-    parts.append(message.rstrip("\n").replace("\n", "\n" + _BLOCK_INDENT))
+    parts.append(message_with_facts(rest, colours=colours))
+    return " ".join(parts)
+
+
+def message_with_facts(fields: Mapping[str, Any], *, colours: bool = False) -> str:
+    """``message  key=value``; values of several lines follow as blocks."""
+    rest = dict(fields)
+    message = _printable(str(rest.pop("event")), keep_lines=True)
+    blocks = {key: rest.pop(key) for key in list(rest) if "\n" in str(rest[key])}
+    parts = [message.rstrip("\n").replace("\n", "\n" + _BLOCK_INDENT)]
     parts += [_coloured(f"{key}=", "2", colours) + _value(value) for key, value in rest.items()]
     return "\n".join([" ".join(parts), *(_block(key, str(value)) for key, value in blocks.items())])
 

@@ -5,15 +5,19 @@ A process has one log, so what is kept here is kept once for the process, in ``_
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from typing import Any, Literal, TextIO
 
 import structlog
 from structlog.stdlib import BoundLogger, ProcessorFormatter
 
+from elastic_agent.logs.journald import JournalHandler, is_journal
 from elastic_agent.logs.live import StatusLine, WaitingReporter
 from elastic_agent.logs.render import console_line, json_line
 
@@ -41,7 +45,8 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     Calling it again replaces what the call before had set.
 
     Args:
-        log_format: ``console``, ``json``, or ``auto`` for console on a terminal and JSON elsewhere.
+        log_format: ``console``, ``json``, or ``auto`` for console on a terminal, entries with fields where
+            ``stream`` goes to systemd's journal, and JSON elsewhere.
         level: ``debug``, ``info``, ``warning`` or ``error``. Libraries are heard from ``warning`` on, with
             ``debug`` from ``info`` on.
         stream: where the lines go, usually standard error.
@@ -50,8 +55,14 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     readable = log_format == "console" or (log_format == "auto" and on_terminal)
     lines = StatusLine(stream)
     _log.status = lines if readable and on_terminal else None
-    handler = _LineHandler(lines)
-    handler.setFormatter(_formatter(readable=readable, colours=on_terminal))
+    if log_format == "auto" and is_journal(stream, os.environ):
+        handler: logging.Handler = JournalHandler(stream)
+        handler.setFormatter(_formatter(_json_fields))
+    else:
+        handler = _LineHandler(lines)
+        handler.setFormatter(
+            _formatter(partial(console_line, colours=on_terminal) if readable else json_line)
+        )
     wanted = _LEVELS[level]
     handler.setLevel(wanted)  # torch gives some of its loggers a level of their own
     root = logging.getLogger()
@@ -120,9 +131,14 @@ class _LineHandler(logging.Handler):
             self.handleError(record)
 
 
-def _formatter(*, readable: bool, colours: bool) -> ProcessorFormatter:
+def _json_fields(fields: Mapping[str, Any]) -> str:
+    """For a handler that takes the fields apart again: a formatter can only give text."""
+    return json.dumps(dict(fields), default=str)
+
+
+def _formatter(write: Callable[[Mapping[str, Any]], str]) -> ProcessorFormatter:
     def render(_logger: Any, _method: str, fields: Fields) -> str:
-        return console_line(fields, colours=colours) if readable else json_line(fields)
+        return write(fields)
 
     return ProcessorFormatter(
         foreign_pre_chain=[_add_basics, _add_library],

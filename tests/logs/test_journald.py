@@ -1,0 +1,106 @@
+"""The log in systemd's journal: fields of an entry, and what happens when nobody takes it."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.logs import journald
+from elastic_agent.logs.journald import LARGEST_BYTES, JournalHandler, entry, is_journal
+
+BASICS = {"time": 0.0, "level": "warning", "event": "it is late"}
+
+
+def fields_of(datagram: bytes) -> dict[str, str]:
+    """Read an entry as journald does."""
+    found = {}
+    while datagram:
+        line, _, datagram = datagram.partition(b"\n")
+        name, equals, value = line.partition(b"=")
+        if not equals:
+            (size,) = struct.unpack("<Q", datagram[:8])
+            value, end, datagram = datagram[8 : 8 + size], datagram[8 + size : 9 + size], datagram[9 + size :]
+            assert end == b"\n"
+        found[name.decode()] = value.decode()
+    return found
+
+
+def test_an_event_has_its_facts_as_fields_and_in_the_message() -> None:
+    event = {**BASICS, "run": "digits", "node": "n1", "generation": 3, "world_size": 13, "failed": None}
+    assert fields_of(entry(event)) == {
+        "MESSAGE": "it is late world_size=13 failed=None",
+        "PRIORITY": "4",
+        "SYSLOG_IDENTIFIER": "elastic-agent",
+        "ELASTIC_RUN": "digits",
+        "ELASTIC_NODE": "n1",
+        "ELASTIC_GENERATION": "3",
+        "ELASTIC_WORLD_SIZE": "13",
+    }
+
+
+def test_lines_of_a_worker_cannot_be_taken_for_fields() -> None:
+    fields = fields_of(entry({**BASICS, "tail": "Traceback\nPRIORITY=0\n\ud800"}))
+    assert fields["PRIORITY"] == "4"
+    assert fields["ELASTIC_TAIL"] == "Traceback\nPRIORITY=0\n\\ud800"
+    assert fields["MESSAGE"].splitlines()[:2] == ["it is late", "    tail:"]
+
+
+def test_a_name_or_a_value_that_the_journal_would_not_take_is_made_to_fit() -> None:
+    fields = fields_of(entry({**BASICS, "gpu-memory (ö)": 1, "n" * 200: 2, "big": "x" * (LARGEST_BYTES + 1)}))
+    assert fields["ELASTIC_GPU_MEMORY____"] == "1"
+    assert fields[f"ELASTIC_{'N' * 56}"] == "2"
+    assert len(fields["ELASTIC_BIG"]) == LARGEST_BYTES
+
+
+def test_only_a_stream_that_leads_to_the_journal_is_one(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as stream:
+        found = os.fstat(stream.fileno())
+        assert is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
+        assert not is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino + 1}"})
+        assert not is_journal(stream, {})
+    assert not is_journal(stream, {"JOURNAL_STREAM": "8:1"}), "it is closed"
+    assert not is_journal(io.StringIO(), {"JOURNAL_STREAM": "8:1"})
+
+
+@pytest.fixture
+def handler(tmp_path: Path) -> tuple[JournalHandler, io.StringIO, str]:
+    stderr, address = io.StringIO(), str(tmp_path / "journal")
+    handler = JournalHandler(stderr, address)
+    handler.setFormatter(logging.Formatter('{"time": 0, "level": "info", "event": "%(message)s"}'))
+    return handler, stderr, address
+
+
+def record(message: str) -> logging.LogRecord:
+    return logging.LogRecord("x", logging.INFO, "", 0, message, (), None)
+
+
+def test_what_the_journal_does_not_take_goes_to_stderr(
+    handler: tuple[JournalHandler, io.StringIO, str],
+) -> None:
+    journal, stderr, address = handler
+    journal.handle(record("nobody listens"))
+    assert "nobody listens" in stderr.getvalue()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(address)
+        journal.handle(record("somebody does"))
+        assert fields_of(server.recv(65536))["MESSAGE"] == "somebody does"
+    assert "somebody does" not in stderr.getvalue()
+    journal.close()
+
+
+def test_an_entry_that_is_as_large_as_can_be_gets_through(
+    handler: tuple[JournalHandler, io.StringIO, str], tmp_path: Path
+) -> None:
+    journal, stderr, address = handler
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(address)
+        journal.handle(record("x" * 10 * journald.LARGEST_BYTES))
+        assert len(fields_of(server.recv(1 << 20))["MESSAGE"]) == LARGEST_BYTES
+    assert stderr.getvalue() == ""
+    journal.close()
