@@ -1,14 +1,15 @@
 #!/bin/bash
 # Boots systemd as PID 1 of the namespaces that this script was started in (see container.py).
 #
-#   boot.sh FOLDER NAME BOOT_ID [HOST_PATH=INSIDE_PATH ...]
+#   boot.sh FOLDER NAME BOOT_ID SHARED=/srv [OUTSIDE=INSIDE ...]        (what is outside can be read only)
 #
-# FOLDER/disk outlives the boot: its etc-elastic-agent, etc-systemd, srv and var-lib are the machine's disk. All else
-# is this machine's own file system with whatever is written on top of it kept in memory, until the machine goes down.
+# FOLDER/disk outlives the boot: its etc-elastic-agent, etc-systemd and var-lib are the machine's disk, and SHARED is
+# one that it shares with others. All else is this machine's own file system, with what is written on top of it kept in
+# memory until the machine goes down.
 set -eu -o pipefail
 
-folder=$1 name=$2 boot_id=$3
-shift 3
+folder=$1 name=$2 boot_id=$3 shared=${4%%=*}
+shift 4
 
 hostname "$name"
 mkdir -p "$folder/root"
@@ -46,7 +47,7 @@ disk=$folder/disk
 mkdir -p etc/elastic-agent srv opt/elastic-agent
 mount --bind "$disk/etc-elastic-agent" etc/elastic-agent
 mount --bind "$disk/etc-systemd" etc/systemd/system
-mount --bind "$disk/srv" srv
+mount --bind "$shared" srv
 mount --bind "$disk/var-lib" var/lib
 mount --bind "$disk/machine-id" etc/machine-id
 : >etc/fstab

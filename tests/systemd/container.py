@@ -89,6 +89,8 @@ class Container:
 
     name: str
     folder: Path
+    shared: Path
+    """``/srv`` inside: a file system that all machines of a test see, and the services' user may write."""
     _process: subprocess.Popen[bytes] | None = None
     _cgroup: Path = field(init=False)
     _init: int = 0
@@ -98,7 +100,7 @@ class Container:
         assert root is not None  # why_not says so
         self._cgroup = root / f"elastic-{os.getpid()}-{self.name}-{secrets.token_hex(3)}"
         self.disk = self.folder / "disk"
-        for place in ("etc-elastic-agent", "etc-systemd", "srv", "var-lib"):
+        for place in ("etc-elastic-agent", "etc-systemd", "var-lib"):
             (self.disk / place).mkdir(parents=True, mode=0o755)
         (self.disk / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
         (self.disk / "passwd").write_text(
@@ -107,25 +109,20 @@ class Container:
         (self.disk / "group").write_text(f"{USER}:x:{USER_ID}:\n")
         (self.disk / "elastic-agent").write_text(PROGRAM)
         (self.disk / "elastic-agent").chmod(0o755)
-        os.chown(self.disk / "srv", USER_ID, USER_ID)
         for service in MASKED:
             (self.disk / "etc-systemd" / f"{service}.service").symlink_to("/dev/null")
 
     # -- its disk -------------------------------------------------------------------------------
 
-    @property
-    def srv(self) -> Path:
-        """``/srv`` in the container, which the services' user may write."""
-        return self.disk / "srv"
+    def install(self, unit: Path) -> None:
+        """Put a unit in its place."""
+        shutil.copy(unit, self.disk / "etc-systemd")
 
-    def install(self, unit: Path, *drop_ins: str) -> None:
-        """Put a unit in its place, with what ``systemctl edit`` would have added."""
-        units = self.disk / "etc-systemd"
-        shutil.copy(unit, units / unit.name)
-        for number, text in enumerate(drop_ins):
-            folder = units / f"{unit.name}.d"
-            folder.mkdir(exist_ok=True)
-            (folder / f"{number}.conf").write_text(text)
+    def edit(self, unit: str, drop_in: str) -> None:
+        """As ``systemctl edit`` does; a machine that is up reads it at the next ``daemon-reload``."""
+        folder = self.disk / "etc-systemd" / f"{unit}.d"
+        folder.mkdir(exist_ok=True)
+        (folder / "override.conf").write_text(drop_in)
 
     def configure(self, job: str, text: str) -> None:
         """Write ``/etc/elastic-agent/JOB.toml``."""
@@ -149,7 +146,7 @@ class Container:
             self._process = subprocess.Popen(
                 [
                     *("bash", "-c", script, "bash", "setpriv", "--pdeathsig", "KILL", *unshare.split()),
-                    *("bash", BOOT, self.folder, self.name, str(uuid.uuid4())),
+                    *("bash", BOOT, self.folder, self.name, str(uuid.uuid4()), f"{self.shared}=/srv"),
                     *inside,
                 ],
                 stdin=subprocess.DEVNULL,
@@ -243,6 +240,10 @@ class Container:
         assert found, f"{unit} has no main process\n{self.story()}"
         return found[0]
 
+    def outside(self, pid: int) -> int:
+        """The id outside of a process that has this one inside."""
+        return next(one for one in self.everything() if _pid_within(one) == str(pid))
+
     def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
         """Wait until ``look`` finds something; the failure tells the story."""
         deadline_s = time.monotonic() + timeout_s
@@ -312,5 +313,8 @@ def booted(folder: Path, *names: str) -> Iterator[list[Container]]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
+    shared = folder / "shared"
+    shared.mkdir()
+    os.chown(shared, USER_ID, USER_ID)
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Container(name, folder / name)) for name in names]
+        yield [stack.enter_context(Container(name, folder / name, shared)) for name in names]

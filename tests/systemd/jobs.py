@@ -18,8 +18,12 @@ RENDEZVOUS = ROOT / "deploy" / "systemd" / "elastic-rendezvous.service"
 TRAIN = Path(__file__).parent / "train.py"
 Line = dict[str, Any]
 
-SOON = "[Service]\nRestartSec=200ms\nEnvironment=OMP_NUM_THREADS=1\n"
-"""A drop-in: tests need not wait five seconds for the next try."""
+SOON = """\
+[Service]
+RestartSec=200ms
+Environment=OMP_NUM_THREADS=1
+"""
+"""A drop-in: tests need not wait five seconds for the next try, and have two processors."""
 
 
 def free_port() -> int:
@@ -30,45 +34,41 @@ def free_port() -> int:
 
 @dataclass
 class Job:
-    """One job, installed on machines as its users would install it; its folder is on the first one's disk."""
+    """One job, installed on machines as its users would install it; its folder is on the disk that they share."""
 
     name: str
-    machine: Container
-    nnodes: str = "1"
-    port: int = field(default_factory=free_port)
+    machines: list[Container]
+    settings: dict[str, object] = field(default_factory=dict)
 
-    @property
-    def unit(self) -> str:
-        return f"elastic-agent@{self.name}.service"
-
-    @property
-    def folder(self) -> Path:
-        """The job's folder, seen from outside."""
-        return self.machine.srv / self.name
-
-    def install(self, **settings: object) -> None:
-        """Write the job's settings and its script onto the machine's disk."""
+    def __post_init__(self) -> None:
+        """Write its script and its settings."""
+        self.machine = self.machines[0]
+        self.unit = f"elastic-agent@{self.name}.service"
+        self.folder = self.machine.shared / self.name
         self.folder.mkdir()
         shutil.copy(TRAIN, self.folder)
-        for path in (self.folder, self.folder / TRAIN.name):
-            os.chown(path, USER_ID, USER_ID)
-        self.configure(**settings)
-
-    def configure(self, machine: Container | None = None, **settings: object) -> None:
-        """Write ``/etc/elastic-agent/JOB.toml``."""
+        os.chown(self.folder, USER_ID, USER_ID)
         chosen: dict[str, object] = {
-            "rdzv_endpoint": f"127.0.0.1:{self.port}",
+            "rdzv_endpoint": f"127.0.0.1:{free_port()}",
             "rdzv_id": self.name,
-            "nnodes": self.nnodes,
+            "nnodes": "1",
             "nproc_per_node": "1",
             "script": f"/srv/{self.name}/{TRAIN.name}",
             "lease_ttl": 2.0,
             "fence_margin": 0.5,
             "settle": 0.3,
-            **settings,
+            **self.settings,
         }
-        lines = [f"{key} = {json.dumps(value)}" for key, value in chosen.items()]
-        (machine or self.machine).configure(self.name, "\n".join(lines))
+        text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in chosen.items())
+        for machine in self.machines:
+            machine.configure(self.name, text)
+
+    def start(self) -> None:
+        """Enable and start it everywhere, and wait until it is up."""
+        for machine in self.machines:
+            machine.systemctl("enable", "--now", "--no-block", self.unit)
+        for machine in self.machines:
+            machine.wait_state(self.unit, "active")
 
     def finish(self) -> None:
         """Training may end."""
@@ -101,9 +101,21 @@ class Job:
 
         return self.machine.wait(f"steps of {', '.join(nodes)} in a generation above {after}", look)
 
+    def worker(self, machine: Container | None = None) -> int:
+        """The newest worker's process on a machine, by its id outside."""
+        machine = machine or self.machine
+        pids = [one["pid"] for one in self.lines("begun") if one["node"] == machine.name]
+        return machine.outside(pids[-1])
+
     def ranks(self, generation: int) -> dict[str, int]:
         """Which rank each node's worker had."""
         return {one["node"]: one["rank"] for one in self.lines("step") if one["generation"] == generation}
+
+    def ended(self, machine: Container | None = None) -> dict[str, str]:
+        """How systemd says that the service ended."""
+        return (machine or self.machine).show(
+            self.unit, "ActiveState", "Result", "ExecMainStatus", "NRestarts"
+        )
 
     def status(self, machine: Container | None = None) -> str:
         """The status line that systemd shows."""

@@ -2,45 +2,243 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .container import Container, booted
-from .jobs import AGENT, SOON, Job
+from elastic_agent.exit_codes import ExitCode
+from tests.processes import freeze
+
+from .container import Container, booted, kill
+from .jobs import AGENT, SOON, Job, free_port
 
 pytestmark = pytest.mark.systemd
+
+WATCHED = f"{SOON}WatchdogSec=2\n"
 
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     """One machine for all tests here; each has a job of its own on it."""
     with booted(tmp_path_factory.mktemp("systemd"), "n1") as (machine,):
-        machine.install(AGENT, SOON)
+        machine.install(AGENT)
+        machine.edit(AGENT.name, SOON)
         machine.boot()
         yield machine
 
 
-def test_stop_lets_the_workers_save_and_leaves_no_process(machine: Container) -> None:
-    job = Job("digits", machine)
-    job.install()
+def left_of(processes: list[int]) -> list[int]:
+    return [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+
+
+# -- start and stop -----------------------------------------------------------------------------
+
+
+def test_it_is_up_when_the_world_is_and_a_stop_lets_workers_save(machine: Container) -> None:
+    job = Job("digits", [machine])
     machine.systemctl("enable", "--now", job.unit)
-    assert job.status().startswith("generation 1: 1 node, 1 worker")
+    assert job.status().startswith("generation 1: 1 node, 1 worker"), "the world is up when the start is over"
     job.wait_training("n1")
     job.wait_status(r"generation 1: 1 node, 1 worker, step \d+")
     shown = machine.systemctl("status", job.unit)
     assert "active (running)" in shown
     assert 'Status: "generation 1: 1 node, 1 worker, step ' in shown
-    processes = machine.processes(job.unit)
+    assert [one["inherited"] for one in job.lines("begun")] == [[]], "no worker may speak for the agent"
 
+    processes = machine.processes(job.unit)
+    assert len(processes) >= 3, "agent, guard, worker"
     machine.systemctl("stop", job.unit)
     last = job.lines("step")[-1]["step"]
     assert job.checkpoint() == {"step": last, "why": "told"}
-    assert machine.show(job.unit, "ActiveState", "Result", "ExecMainStatus") == {
-        "ActiveState": "inactive",
-        "Result": "success",
-        "ExecMainStatus": "6",
-    }
+    drained = {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "6", "NRestarts": "0"}
+    assert job.ended() == drained
     assert job.status() == "drained: SIGTERM received"
-    assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
+    assert left_of(processes) == []
+
+
+def test_it_is_up_when_it_waits_for_other_machines(machine: Container) -> None:
+    job = Job("pair", [machine], {"nnodes": "2"})
+    machine.systemctl("enable", "--now", job.unit)
+    job.wait_status(r"waiting for 1 more of at least 2 nodes.*")
+    machine.systemctl("stop", job.unit)
+    assert job.ended()["Result"] == "success"
+
+
+def test_it_is_not_up_while_it_looks_for_the_store_and_can_be_stopped_then(machine: Container) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    job = Job("lonely", [machine], {"rdzv_backend": "etcd", "rdzv_endpoint": nobody})
+    machine.systemctl("enable", "--now", "--no-block", job.unit)
+    job.wait_status(rf"waiting for the store at {nobody}: .+")
+    assert machine.show(job.unit, "ActiveState")["ActiveState"] == "activating"
+    processes = machine.processes(job.unit)
+    machine.systemctl("stop", job.unit)
+    assert job.ended()["ActiveState"] == "inactive"
+    assert left_of(processes) == []
+
+
+def test_a_run_that_has_finished_is_a_success_and_is_not_started_again(machine: Container) -> None:
+    job = Job("short", [machine])
+    job.finish()
+    machine.systemctl("enable", "--now", job.unit)
+    machine.wait_state(job.unit, "inactive")
+    finished = {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0", "NRestarts": "0"}
+    assert job.ended() == finished
+    assert job.status().startswith("finished: ")
+
+
+def test_a_settings_file_with_an_unknown_key_is_told_in_one_line_and_not_tried_again(
+    machine: Container,
+) -> None:
+    job = Job("typo", [machine], {"nnode": "1:4"})
+    assert machine.run("systemctl", "enable", "--now", job.unit).returncode != 0
+    machine.wait_state(job.unit, "failed")
+    assert job.ended()["ExecMainStatus"] == str(int(ExitCode.USAGE))
+    assert job.ended()["NRestarts"] == "0"
+    said = machine.journal("--unit", job.unit, "--identifier", "elastic-agent")
+    assert [one["MESSAGE"] for one in said] == [
+        'elastic-agent: /etc/elastic-agent/typo.toml: unknown key "nnode"; did you mean nnodes?'
+    ]
+
+
+# -- crash and hang -----------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_killed_is_the_agents_business_and_a_killed_agent_is_systemds(
+    machine: Container,
+) -> None:
+    job = Job("crashes", [machine])
+    job.start()
+    agent = machine.main_process(job.unit)
+    first = job.wait_training("n1")
+    kill(job.worker())
+    second = job.wait_training("n1", after=first)
+    assert machine.main_process(job.unit) == agent
+
+    processes = machine.processes(job.unit)
+    kill(agent)
+    job.wait_training("n1", after=second)
+    assert left_of(processes) == [], "the workers of the agent that was killed"
+    machine.wait_state(job.unit, "active")
+    assert job.ended()["NRestarts"] == "1"
+    machine.systemctl("disable", "--now", job.unit)
+
+
+def test_the_journal_is_searched_by_run_and_generation_and_importance(machine: Container) -> None:
+    job = Job("found", [machine])
+    job.start()
+    first = job.wait_training("n1")
+    kill(job.worker())
+    job.wait_training("n1", after=first)
+    machine.systemctl("disable", "--now", job.unit)
+    (failure,) = machine.journal("ELASTIC_RUN=found", "--priority=err")
+    assert "SIGKILL" in failure["MESSAGE"]
+    assert (failure["ELASTIC_NODE"], failure["ELASTIC_GENERATION"]) == ("n1", str(first))
+    assert failure["_SYSTEMD_UNIT"] == job.unit
+    started = machine.journal("ELASTIC_RUN=found", f"ELASTIC_GENERATION={first + 1}", "ELASTIC_WORLD_SIZE=1")
+    assert [one["PRIORITY"] for one in started] == ["6"]
+    output = machine.journal("--unit", job.unit, "_TRANSPORT=stdout")
+    assert {"a line of the worker's own"} <= {one["MESSAGE"] for one in output}
+
+
+def test_an_agent_that_is_stopped_by_a_signal_is_ended_by_the_watchdog(machine: Container) -> None:
+    job = Job("frozen", [machine])
+    machine.edit(job.unit, WATCHED)
+    machine.systemctl("daemon-reload")
+    job.start()
+    first = job.wait_training("n1")
+    processes = machine.processes(job.unit)
+    freeze(machine.main_process(job.unit))
+    job.wait_training("n1", after=first)
+    assert left_of(processes) == []
+    assert watchdog_barked(machine, job)
+    machine.systemctl("disable", "--now", job.unit)
+
+
+def test_an_agent_whose_loop_hangs_is_ended_by_the_watchdog(machine: Container) -> None:
+    """It writes its events to a pipe that nobody reads any more: everything works but its loop."""
+    job = Job("hung", [machine], {"event_journal": "/srv/hung/events"})
+    machine.edit(job.unit, WATCHED)
+    machine.systemctl("daemon-reload")
+    events = job.folder / "events"
+    os.mkfifo(events, 0o666)
+    events.chmod(0o666)
+    reader = os.open(events, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        job.start()
+        first = job.wait_training("n1")
+        fill(events)
+        kill(job.worker())  # an event
+        machine.wait("the watchdog", lambda: watchdog_barked(machine, job))
+        drain(reader)
+        job.wait_training("n1", after=first)
+    finally:
+        os.close(reader)
+    traceback = [str(one["MESSAGE"]) for one in machine.journal("--unit", job.unit, "_TRANSPORT=stdout")]
+    assert "Fatal Python error: Aborted" in traceback, "it says where it hung"
+    assert any("journal.py" in line for line in traceback)
+    machine.systemctl("disable", "--now", job.unit)
+
+
+def watchdog_barked(machine: Container, job: Job) -> bool:
+    said = machine.journal("--unit", job.unit, "_PID=1")
+    return any("Watchdog timeout" in one["MESSAGE"] for one in said)
+
+
+def fill(fifo: Path) -> None:
+    """Until not one more byte goes in."""
+    writer = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(writer, b" ")
+    except BlockingIOError:
+        os.close(writer)
+
+
+def drain(reader: int) -> None:
+    try:
+        while os.read(reader, 1 << 16):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def test_a_crash_loop_comes_to_an_end(machine: Container) -> None:
+    job = Job("loop", [machine])
+    machine.edit(
+        job.unit, "[Service]\nType=exec\nRestartSec=1ms\nExecStart=\nExecStart=sh -c 'kill -SEGV $$$$'\n"
+    )
+    machine.systemctl("daemon-reload")
+    machine.systemctl("enable", "--now", "--no-block", job.unit)
+    machine.wait_state(job.unit, "failed")
+    assert job.ended()["NRestarts"] == "5"
+    assert any(
+        "Start request repeated too quickly" in one["MESSAGE"]
+        for one in machine.journal("--unit", job.unit, "_PID=1")
+    )
+
+
+ENDS = {
+    ExitCode.FINISHED: "inactive",
+    ExitCode.FAILED: "failed",
+    ExitCode.USAGE: "failed",
+    ExitCode.REFUSED: "failed",
+    ExitCode.DRAINED: "inactive",
+    75: "inactive",
+    ExitCode.TERMINATED: "inactive",
+}
+"""Exit codes after which it is not started again, and what systemd calls it then."""
+
+
+@pytest.mark.parametrize("code", [*ExitCode, 75], ids=str)
+def test_an_exit_code_says_whether_it_is_started_again(machine: Container, code: int) -> None:
+    job = Job(f"code{int(code)}", [machine])
+    machine.edit(
+        job.unit, f"[Service]\nType=exec\nExecStart=\nExecStart=sh -c 'exit {int(code)}'\nRestartSec=1h\n"
+    )
+    machine.systemctl("daemon-reload")
+    machine.systemctl("enable", "--now", "--no-block", job.unit)
+    wanted = ENDS.get(code, "activating (auto-restart)")
+    assert machine.wait_state(job.unit, "inactive", "failed", "activating (auto-restart)").startswith(wanted)
+    machine.systemctl("disable", "--now", job.unit)

@@ -112,7 +112,10 @@ class Agent(ElasticAgent):
         """
         try:
             self.ending = asyncio.run(self._main())
-            self._service.ended(f"{self.ending.outcome.value}: {self.ending.reason}")
+            self._service.ended(
+                f"{self.ending.outcome.value}: {self.ending.reason}",
+                in_order=self.ending.outcome in (Outcome.FINISHED, Outcome.DRAINED),
+            )
         except asyncio.CancelledError:
             raise EndedAtOnceError(self._signals[-1]) from None
         finally:

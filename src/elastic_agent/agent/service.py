@@ -7,6 +7,7 @@ ends the agent; another thread would go on saying that all is well.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,6 +56,8 @@ class Service:
 
     def start(self) -> None:
         """Say how it stands from now on; to be called in the agent's loop."""
+        if self._manager.watchdog_s is not None:
+            faulthandler.enable()  # its SIGABRT writes down where we hang
         if self._manager.listens:
             self._tick()
 
@@ -66,9 +69,14 @@ class Service:
             self._extend_due_s = 0.0
             self._say()
 
-    def ended(self, how: str) -> None:
-        """Its part is over, and so is the loop; ``how`` is what remains to be read."""
-        self._manager.notify(STOPPING, status(how))
+    def ended(self, how: str, *, in_order: bool) -> None:
+        """Its part is over, and so is the loop; ``how`` is what remains to be read.
+
+        ``in_order``: it has nothing to complain of. To systemd a start that ends before it is up is a failure, so
+        it hears that it was up, even of an agent that came when everything was over.
+        """
+        up = (READY,) if in_order and not self._up else ()
+        self._manager.notify(*up, STOPPING, status(how))
 
     def _tick(self) -> None:
         self._say()
