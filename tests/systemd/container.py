@@ -180,13 +180,17 @@ class Container:
         self.cut_power()
 
     def _remove_cgroup(self) -> None:
-        if not self._cgroup.exists():
-            return
-        self.wait("the container's last process", lambda: not self.everything())
-        for folder in sorted(self._cgroup.rglob("*"), reverse=True):
-            if folder.is_dir():
-                folder.rmdir()
-        self._cgroup.rmdir()
+        def removed() -> bool:
+            groups = [group for group in self._cgroup.rglob("*") if group.is_dir()]
+            try:
+                for group in [*sorted(groups, reverse=True), self._cgroup]:
+                    group.rmdir()
+            except OSError:  # a process in it is still on its way out
+                return False
+            return True
+
+        if self._cgroup.exists():
+            self.wait("the container's last process", removed)
 
     # -- what goes on inside --------------------------------------------------------------------
 

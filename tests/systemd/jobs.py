@@ -111,6 +111,10 @@ class Job:
         """Which rank each node's worker had."""
         return {one["node"]: one["rank"] for one in self.lines("step") if one["generation"] == generation}
 
+    def steps(self, generation: int) -> list[int]:
+        """The steps that were taken in a generation."""
+        return [one["step"] for one in self.lines("step") if one["generation"] == generation]
+
     def ended(self, machine: Container | None = None) -> dict[str, str]:
         """How systemd says that the service ended."""
         return (machine or self.machine).show(

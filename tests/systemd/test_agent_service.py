@@ -226,12 +226,13 @@ ENDS = {
     ExitCode.REFUSED: "failed",
     ExitCode.DRAINED: "inactive",
     75: "inactive",
+    ExitCode.INTERRUPTED: "inactive",
     ExitCode.TERMINATED: "inactive",
 }
 """Exit codes after which it is not started again, and what systemd calls it then."""
 
 
-@pytest.mark.parametrize("code", [*ExitCode, 75], ids=str)
+@pytest.mark.parametrize("code", sorted({*ExitCode, 75}), ids=str)
 def test_an_exit_code_says_whether_it_is_started_again(machine: Container, code: int) -> None:
     job = Job(f"code{int(code)}", [machine])
     machine.edit(

@@ -1,0 +1,75 @@
+"""Two machines with a systemd each make one world, and a machine that reboots takes its place again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .container import Container, booted
+from .jobs import AGENT, RENDEZVOUS, SOON, Job, free_port
+
+pytestmark = pytest.mark.systemd
+
+SERVER = """\
+[Service]
+Environment=ELASTIC_AGENT_RDZV_ENDPOINT=127.0.0.1:{port}
+# The Python of these tests may be installed in somebody's home.
+ProtectHome=read-only
+"""
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[list[Container]]:
+    with booted(tmp_path, "n1", "n2") as machines:
+        for machine in machines:
+            machine.install(AGENT)
+            machine.edit(AGENT.name, SOON)
+        yield machines
+
+
+@pytest.fixture
+def store(machines: list[Container]) -> str:
+    """Where the first machine's ``elastic-rendezvous`` serves, once everything is booted."""
+    port = free_port()
+    machines[0].install(RENDEZVOUS)
+    machines[0].edit(RENDEZVOUS.name, SERVER.format(port=port))
+    for machine in machines:
+        machine.boot()
+    machines[0].systemctl("enable", "--now", RENDEZVOUS.name)
+    return f"127.0.0.1:{port}"
+
+
+def test_a_machine_that_reboots_takes_its_old_place_and_the_run_goes_on(
+    machines: list[Container], store: str
+) -> None:
+    head, other = machines
+    job = Job("digits", machines, {"rdzv_endpoint": store, "nnodes": "2"})
+    job.start()
+    first = job.wait_training("n1", "n2")
+    job.wait_status(r"generation \d: 2 nodes, 2 workers, step \d+", other)
+    place = job.ranks(first)
+
+    head.wait("a checkpoint", (job.folder / "checkpoint.json").exists)
+    other.cut_power()
+    job.wait_status(r"waiting for 1 more of at least 2 nodes.*", head)
+    saved = job.checkpoint()["step"]
+    other.boot()
+    second = job.wait_training("n1", "n2", after=first)
+    assert job.ranks(second) == place
+    assert min(job.steps(second)) > saved > 0
+
+    other.systemctl("--no-block", "reboot")
+    other.wait_off()
+    assert job.checkpoint()["why"] == "told", "a machine that goes down in good order leaves in good order"
+    other.boot()
+    third = job.wait_training("n1", "n2", after=second)
+    assert job.ranks(third) == place
+    assert min(job.steps(third)) > max(job.steps(second))
+
+    job.finish()
+    for machine in machines:
+        machine.wait_state(job.unit, "inactive")
+        assert job.ended(machine)["Result"] == "success"
+    assert head.show(RENDEZVOUS.name, "StatusText")["StatusText"].startswith(f"at {store}, ")
