@@ -30,6 +30,8 @@ OTHER_PROGRAMS_OPTIONS = {
     "--shm-size",
     "--strict",
     "--now",
+    "--no-block",
+    "--user",
     "--system",
     "--home-dir",
     "--shell",
