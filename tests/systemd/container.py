@@ -228,10 +228,15 @@ class Container:
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
+    def group(self, unit: str) -> Path:
+        """The unit's cgroup, seen from outside."""
+        group = self.show(unit, "ControlGroup")["ControlGroup"]
+        assert group, f"{unit} has no processes\n{self.story()}"
+        return self._cgroup / group.lstrip("/")
+
     def processes(self, unit: str) -> list[int]:
         """The unit's processes, by their ids outside."""
-        group = self.show(unit, "ControlGroup")["ControlGroup"]
-        return _processes(self._cgroup / group.lstrip("/")) if group else []
+        return _processes(self.group(unit))
 
     def everything(self) -> list[int]:
         """All its processes, by their ids outside."""

@@ -48,7 +48,8 @@ def test_it_is_up_when_the_world_is_and_a_stop_lets_workers_save(machine: Contai
     assert [one["inherited"] for one in job.lines("begun")] == [[]], "no worker may speak for the agent"
 
     processes = machine.processes(job.unit)
-    assert len(processes) >= 3, "agent, guard, worker"
+    assert len(processes) >= 4, "agent, guard, worker, and what the worker left"
+    group = machine.group(job.unit)
     machine.systemctl("stop", job.unit)
     last = job.lines("step")[-1]["step"]
     assert job.checkpoint() == {"step": last, "why": "told"}
@@ -56,6 +57,21 @@ def test_it_is_up_when_the_world_is_and_a_stop_lets_workers_save(machine: Contai
     assert job.ended() == drained
     assert job.status() == "drained: SIGTERM received"
     assert left_of(processes) == []
+    assert not group.exists()
+
+
+def test_a_stop_takes_as_long_as_the_workers_may_need(machine: Container) -> None:
+    job = Job("slow", [machine])
+    machine.edit(job.unit, f"{SOON}TimeoutStopSec=1\n")
+    machine.systemctl("daemon-reload")
+    job.start()
+    job.wait_training("n1")
+    (job.folder / "slow").write_text("2.5")
+    machine.systemctl("stop", "--no-block", job.unit)
+    job.wait_status("SIGTERM received: generation 1: .*")
+    machine.wait_state(job.unit, "inactive", "failed")
+    assert job.checkpoint()["why"] == "told"
+    assert job.ended()["Result"] == "success"
 
 
 def test_it_is_up_when_it_waits_for_other_machines(machine: Container) -> None:

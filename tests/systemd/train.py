@@ -1,14 +1,17 @@
 """A worker of a service: trains in lockstep over gloo until the file ``finish`` is there, and saves when told to stop.
 
 Its files are in the folder of its script. ``steps.jsonl`` gets a line per step and rank; ``checkpoint.json`` holds the
-last step that was saved, by rank 0: each twentieth, and the one at which SIGTERM came.
+last step that was saved, by rank 0: each twentieth, and the one at which SIGTERM came. Saving takes as many seconds as
+``slow`` says. It starts a process that has nothing to do with it any more, and leaves it to others to end it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -38,6 +41,8 @@ def load() -> int:
 
 
 def save(step: int, why: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        time.sleep(float((FOLDER / "slow").read_text()))
     draft = FOLDER / f".checkpoint.{os.getpid()}"
     draft.write_text(json.dumps({"step": step, "why": why}))
     draft.replace(FOLDER / "checkpoint.json")
@@ -59,6 +64,7 @@ def main() -> None:
         pid=os.getpid(),
         inherited=[name for name in MINE if name in os.environ],
     )
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
     print("a line of the worker's own", flush=True)
     # The decision to end is taken by all at the same step, as whoever left alone would leave the others hanging.
     while True:

@@ -111,12 +111,12 @@ class Runner:
 
     @property
     def step(self) -> int | None:
-        """The newest step that a worker which runs now named by its heartbeat; None if none did."""
+        """The newest step that a worker which runs now named by its heartbeat; None if none did, or only step 0."""
         running = self._running
         if running is None or running.stopping:
             return None
         beats = (running.heartbeats.read(slot) for slot in running.pids)
-        return max((step for count, step in beats if count), default=None)
+        return max((step for _, step in beats if step), default=None)
 
     def start(self, generation: int, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``started`` or ``failed`` follows."""
