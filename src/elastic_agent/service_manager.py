@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 from collections.abc import MutableMapping
@@ -42,6 +43,11 @@ class ServiceManager:
             return cls()
         has_watchdog = watched and watchdog_us.isdecimal() and int(watchdog_us) > 0
         return cls(address, int(watchdog_us) / 1e6 if has_watchdog else None)
+
+    @property
+    def alive_every_s(self) -> float:
+        """How often to send ``ALIVE``, with room for being late."""
+        return self.watchdog_s / 4 if self.watchdog_s is not None else math.inf
 
     @property
     def listens(self) -> bool:

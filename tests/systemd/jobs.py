@@ -25,6 +25,14 @@ Environment=OMP_NUM_THREADS=1
 """
 """A drop-in: tests need not wait five seconds for the next try, and have two processors."""
 
+SERVER = """\
+[Service]
+Environment=ELASTIC_AGENT_RDZV_ENDPOINT=127.0.0.1:{port}
+# The Python of these tests may be installed in somebody's home.
+ProtectHome=read-only
+"""
+"""A drop-in for ``elastic-rendezvous``."""
+
 
 def free_port() -> int:
     with socket.socket() as probe:

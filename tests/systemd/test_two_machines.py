@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 from .container import Container, booted
-from .jobs import AGENT, RENDEZVOUS, SOON, Job, free_port
+from .jobs import AGENT, RENDEZVOUS, SERVER, SOON, Job, free_port
 
 pytestmark = pytest.mark.systemd
-
-SERVER = """\
-[Service]
-Environment=ELASTIC_AGENT_RDZV_ENDPOINT=127.0.0.1:{port}
-# The Python of these tests may be installed in somebody's home.
-ProtectHome=read-only
-"""
 
 
 @pytest.fixture

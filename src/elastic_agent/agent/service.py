@@ -17,11 +17,9 @@ LOOK_EVERY_S = 0.5
 LOOK_EVERY_AT_START_S = 0.1
 """Somebody may wait for the start to be over."""
 
-ALIVE_PER_WATCHDOG = 4
-"""It hears of us so often in the time that it allows."""
-
 EXTENSION_S = 60.0
 """For so long a start or a stop may take longer, from each time that we say so."""
+EXTEND_EVERY_S = EXTENSION_S / 4
 
 ANSWER_S = 0.5
 """After a registration the coordinator may refuse this node; that comes at once, or not at all."""
@@ -113,12 +111,12 @@ class Service:
     def _signs_of_life(self, standing: Standing, now_s: float) -> list[str]:
         lines = []
         if self._manager.watchdog_s is not None and now_s >= self._alive_due_s:
-            self._alive_due_s = now_s + self._manager.watchdog_s / ALIVE_PER_WATCHDOG
+            self._alive_due_s = now_s + self._manager.alive_every_s
             lines.append(ALIVE)
         # Our own time-outs bound the wait for the store, and that for workers to save and end; systemd is to bound
         # neither, as long as the loop turns.
         waits = (not self._up or self._stopping) and not standing.hosting_on
         if waits and now_s >= self._extend_due_s:
-            self._extend_due_s = now_s + EXTENSION_S / ALIVE_PER_WATCHDOG
+            self._extend_due_s = now_s + EXTEND_EVERY_S
             lines.append(extend(EXTENSION_S))
         return lines

@@ -10,7 +10,6 @@ from elastic_agent.config.checks import check_module
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.service_manager import ServiceManager
 
 
 def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
@@ -31,6 +30,7 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
 def _launch(resolved: Resolved, owns_process: bool) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.warm import start_guard
+    from elastic_agent.service_manager import ServiceManager
     from elastic_agent.workers.guard_client import become_subreaper, open_missing_standard_streams
 
     manager = ServiceManager.taken_from(os.environ)  # before anything is started that would inherit it

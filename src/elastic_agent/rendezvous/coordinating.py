@@ -271,7 +271,9 @@ class CoordinatorThread(threading.Thread):
         on_change: Callable[[], None] = lambda: None,
         *,
         on_plan: Callable[[str, Plan], None] = lambda run_id, plan: None,
+        on_turn: Callable[[], None] = lambda: None,
         keep_over_s: float = KEEP_OVER_S,
+        idle_s: float = IDLE_S,
     ) -> None:
         """Prepare; ``start()`` begins.
 
@@ -281,7 +283,9 @@ class CoordinatorThread(threading.Thread):
             memory: the disk of this machine.
             on_change: called (in this thread) whenever ``busy_with`` changed, and at the end.
             on_plan: told (in this thread) of the newest plan of each run, when it is another one.
+            on_turn: called (in this thread) at each turn, so that somebody may see that it turns.
             keep_over_s: how long a run that is over, and of which nobody is left, stays in the store.
+            idle_s: it turns at least this often.
         """
         super().__init__(name="elastic-coordinator", daemon=True)
         self._inbox = inbox
@@ -291,7 +295,9 @@ class CoordinatorThread(threading.Thread):
         self._memory = memory
         self._on_change = on_change
         self._on_plan = on_plan
+        self._on_turn = on_turn
         self._keep_over_s = keep_over_s
+        self._idle_s = idle_s
         self._drivers: dict[str, _Driven] = {}
         self._resting: dict[str, _Rest] = {}
         """Runs with which something went wrong, and when to take them up anew."""
@@ -323,12 +329,13 @@ class CoordinatorThread(threading.Thread):
         hints: list[tuple[str, str]] = []
         while not self._stopping.is_set():
             self._turn(hints)
+            self._on_turn()
             now_s = time.monotonic()
             drivers = [one.driver for one in self._drivers.values()]
             moments = [one.wake_s for one in drivers if one.needed]
             moments += [one.unused_since_s + self._keep_over_s for one in drivers]
             moments += [rest.until_s for rest in self._resting.values()]
-            hints = self._inbox.wait(max(0.001, min([*moments, now_s + IDLE_S]) - now_s))
+            hints = self._inbox.wait(max(0.001, min([*moments, now_s + self._idle_s]) - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
         now_s = time.monotonic()

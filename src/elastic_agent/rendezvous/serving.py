@@ -7,10 +7,12 @@ state directory tells what was decided last. If all of that is in time for the l
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import queue
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Phase, Plan
-from elastic_agent.service_manager import READY, STOPPING, ServiceManager, status
+from elastic_agent.service_manager import ALIVE, READY, STOPPING, ServiceManager, status
 from elastic_agent.values import DEFAULT_PORT, Endpoint
 
 if TYPE_CHECKING:
@@ -85,22 +87,31 @@ class Server:
     """The coordinator of a hosted store, and what the log says of its runs."""
 
     def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path, stop: StopRequests) -> None:
-        from .coordinating import CoordinatorThread
+        from .coordinating import IDLE_S, CoordinatorThread
         from .memory import RunMemory
 
         self._endpoint = endpoint
         self._state_dir = state_dir
         self._stop = stop
         self._manager = ServiceManager.taken_from(os.environ)
+        self._alive_due_s = 0.0
         self._log = get_logger()
         self._open: set[str] = set()
         """Runs that began and have no verdict yet."""
         self._coordinator = CoordinatorThread(
-            host.inbox(), host.coordinator_link, RunMemory(state_dir), stop.report, on_plan=self._tell
+            host.inbox(),
+            host.coordinator_link,
+            RunMemory(state_dir),
+            stop.report,
+            on_plan=self._tell,
+            on_turn=self._turned,
+            idle_s=min(IDLE_S, self._manager.alive_every_s),
         )
 
     def run(self) -> bool:
         """Coordinate until told to stop; whether that is why it ended."""
+        if self._manager.watchdog_s is not None:
+            faulthandler.enable()  # its SIGABRT writes down where we hang
         self._coordinator.start()
         self._log.info(f"serving at {self._endpoint}", state_dir=str(self._state_dir))
         self._manager.notify(READY, self._status())
@@ -129,6 +140,13 @@ class Server:
 
     def _status(self) -> str:
         return status(f"at {self._endpoint}, {_enumerated(self._coordinator.busy_with)} depend on it")
+
+    def _turned(self) -> None:
+        """In the coordinator's thread: it does not hang."""
+        now_s = time.monotonic()
+        if self._manager.watchdog_s is not None and now_s >= self._alive_due_s:
+            self._alive_due_s = now_s + self._manager.alive_every_s / 2  # the next turn may be that late
+            self._manager.notify(ALIVE)
 
     def _tell(self, run_id: str, plan: Plan) -> None:
         """In the coordinator's thread: a line when a run begins, or is back, and one when it ends."""
