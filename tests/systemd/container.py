@@ -181,10 +181,8 @@ class Container:
 
     def _remove_cgroup(self) -> None:
         def removed() -> bool:
-            groups = [group for group in self._cgroup.rglob("*") if group.is_dir()]
             try:
-                for group in [*sorted(groups, reverse=True), self._cgroup]:
-                    group.rmdir()
+                _remove(self._cgroup)
             except OSError:  # a process in it is still on its way out
                 return False
             return True
@@ -310,6 +308,23 @@ def _pid_within(pid: int) -> str:
     return ""
 
 
+def _sweep() -> None:
+    """Remove the empty cgroups of test sessions that were killed; their processes ended with them."""
+    root = cgroup_root()
+    assert root is not None  # why_not says so
+    for group in root.glob("elastic-*-*-*"):
+        if not Path("/proc", group.name.split("-")[1]).exists():
+            with contextlib.suppress(OSError):
+                _remove(group)
+
+
+def _remove(group: Path) -> None:
+    """Remove a cgroup and those below it; OSError while a process is in one."""
+    below = [one for one in group.rglob("*") if one.is_dir()]
+    for one in [*sorted(below, reverse=True), group]:
+        one.rmdir()
+
+
 def kill(pid: int, signum: signal.Signals = signal.SIGKILL) -> None:
     """Send a signal to a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):
@@ -325,5 +340,6 @@ def booted(folder: Path, *names: str) -> Iterator[list[Container]]:
     shared = folder / "shared"
     shared.mkdir()
     os.chown(shared, USER_ID, USER_ID)
+    _sweep()
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(Container(name, folder / name, shared)) for name in names]

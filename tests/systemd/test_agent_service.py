@@ -131,6 +131,7 @@ def test_a_worker_that_is_killed_is_the_agents_business_and_a_killed_agent_is_sy
     kill(job.worker())
     second = job.wait_training("n1", after=first)
     assert machine.main_process(job.unit) == agent
+    check_journal(machine, job, failed=first)
 
     processes = machine.processes(job.unit)
     kill(agent)
@@ -141,18 +142,14 @@ def test_a_worker_that_is_killed_is_the_agents_business_and_a_killed_agent_is_sy
     machine.systemctl("disable", "--now", job.unit)
 
 
-def test_the_journal_is_searched_by_run_and_generation_and_importance(machine: Container) -> None:
-    job = Job("found", [machine])
-    job.start()
-    first = job.wait_training("n1")
-    kill(job.worker())
-    job.wait_training("n1", after=first)
-    machine.systemctl("disable", "--now", job.unit)
-    (failure,) = machine.journal("ELASTIC_RUN=found", "--priority=err")
+def check_journal(machine: Container, job: Job, failed: int) -> None:
+    """It can be searched by run, generation, importance, and any fact."""
+    run = f"ELASTIC_RUN={job.name}"
+    (failure,) = machine.journal(run, "--priority=err")
     assert "SIGKILL" in failure["MESSAGE"]
-    assert (failure["ELASTIC_NODE"], failure["ELASTIC_GENERATION"]) == ("n1", str(first))
+    assert (failure["ELASTIC_NODE"], failure["ELASTIC_GENERATION"]) == ("n1", str(failed))
     assert failure["_SYSTEMD_UNIT"] == job.unit
-    started = machine.journal("ELASTIC_RUN=found", f"ELASTIC_GENERATION={first + 1}", "ELASTIC_WORLD_SIZE=1")
+    started = machine.journal(run, f"ELASTIC_GENERATION={failed + 1}", "ELASTIC_WORLD_SIZE=1")
     assert [one["PRIORITY"] for one in started] == ["6"]
     output = machine.journal("--unit", job.unit, "_TRANSPORT=stdout")
     assert {"a line of the worker's own"} <= {one["MESSAGE"] for one in output}
