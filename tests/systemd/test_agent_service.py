@@ -252,7 +252,7 @@ def test_an_exit_code_says_whether_it_is_started_again(machine: Container, code:
         job.unit, f"[Service]\nType=exec\nExecStart=\nExecStart=sh -c 'exit {int(code)}'\nRestartSec=1h\n"
     )
     machine.systemctl("daemon-reload")
-    machine.systemctl("enable", "--now", "--no-block", job.unit)
+    machine.run("systemctl", "enable", "--now", job.unit)  # returns when the program runs, or has ended
     wanted = ENDS.get(code, "activating (auto-restart)")
     assert machine.wait_state(job.unit, "inactive", "failed", "activating (auto-restart)").startswith(wanted)
     machine.systemctl("disable", "--now", job.unit)
