@@ -66,3 +66,23 @@ def test_a_machine_that_reboots_takes_its_old_place_and_the_run_goes_on(
         machine.wait_state(job.unit, "inactive")
         assert job.ended(machine)["Result"] == "success"
     assert head.show(RENDEZVOUS.name, "StatusText")["StatusText"].startswith(f"at {store}, ")
+
+
+def test_a_machine_that_leaves_serves_the_others_on_and_says_so(machines: list[Container]) -> None:
+    host, other = machines
+    for machine in machines:
+        machine.boot()
+    job = Job("hosted", machines, {"nnodes": "1:2"})
+    host.systemctl("enable", "--now", job.unit)
+    other.systemctl("enable", "--now", job.unit)
+    both = job.wait_training("n1", "n2")
+    host.systemctl("stop", "--no-block", job.unit)
+    still = r"SIGTERM received: done here; still hosting the store of hosted until the run ends"
+    job.wait_status(still, host)
+    job.wait_training("n2", after=both)
+    assert host.show(job.unit, "ActiveState")["ActiveState"] == "deactivating"
+
+    job.finish()
+    for machine, code in ((host, "6"), (other, "0")):
+        machine.wait_state(job.unit, "inactive")
+        assert job.ended(machine)["ExecMainStatus"] == code
