@@ -7,9 +7,7 @@ import contextlib
 import os
 import signal
 import tempfile
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
     ElasticAgent,
@@ -21,11 +19,10 @@ from torch.distributed.elastic.agent.server.api import (
 
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.kinds import NO_SIGNAL
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol.node import Activity, Outcome
-from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Cause, Member, State, World
+from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Member, State, World
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.place import MeetingPlace
@@ -50,6 +47,7 @@ from .narrator import Narrator
 from .requeueing import Policy, Stop, decide, requeue
 from .runner import DEFAULT_STACKS_SIGNAL, Runner
 from .service import Service, Standing
+from .signals import Meanings, SignalDesk
 from .slurm_job import SlurmJob
 from .supervisor import Ending, Graces, Parts, Supervisor
 from .warm import is_warm, spawner_config
@@ -90,12 +88,13 @@ class Agent(ElasticAgent):
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
         self._seat: NodeSeat | None = None
-        self._signals: list[int] = []
-        self._notice_words = ""
-        """Who wants the run to end, once somebody does."""
         self._job = SlurmJob.from_environment(os.environ)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._hosting_on = False
+        self._signals = SignalDesk(
+            Meanings(settings.signals_to_handle, settings.notice_signal, settings.notice_time),
+            self._job,
+            on_leaving=self._service.stopping,
+            end_at_once=self._end_at_once,
+        )
         self._main_task: asyncio.Task[Ending] | None = None
         self.ending: Ending | None = None
         """How it ended, after ``run``."""
@@ -114,10 +113,10 @@ class Agent(ElasticAgent):
             self.ending = asyncio.run(self._main())
             self._service.ended(
                 f"{self.ending.outcome.value}: {self.ending.reason}",
-                in_order=self.ending.outcome in (Outcome.FINISHED, Outcome.DRAINED),
+                in_order=self.ending.outcome in (Outcome.FINISHED, Outcome.DRAINED, Outcome.STOPPED),
             )
         except asyncio.CancelledError:
-            raise EndedAtOnceError(self._signals[-1]) from None
+            raise EndedAtOnceError(self._signals.asked[-1]) from None
         finally:
             self._tidy()
         finished = self.ending.outcome is Outcome.FINISHED
@@ -143,7 +142,7 @@ class Agent(ElasticAgent):
 
     async def _main(self) -> Ending:
         self._main_task = asyncio.current_task()
-        self._handle_signals()
+        self._signals.open()
         narrator = Narrator(self._meeting.shown, self._status, self._meeting.dial_causes)
         self._narrator = narrator
         self._service.start()
@@ -231,10 +230,7 @@ class Agent(ElasticAgent):
         )
         self._supervisor = Supervisor(parts, seat.node_id, incarnation, settings.hang_timeout)
         self._journal.write("agent_started", incarnation=incarnation, pid=os.getpid(), slots=self._slots)
-        if self._signals:  # it came while another id was being looked for
-            self._supervisor.drain(f"{signal.Signals(self._signals[0]).name} received")
-        elif self._notice_words:
-            self._give_notice(self._supervisor)
+        self._signals.attend(self._supervisor, seat.node_id)
         commands = Commands(
             self._supervisor, run_id, seat.node_id, settings.shutdown_timeout, settings.notice_time
         )
@@ -256,7 +252,7 @@ class Agent(ElasticAgent):
 
     async def _host_on(self, narrator: Narrator) -> None:
         """A host keeps serving until nobody needs its store any more."""
-        self._hosting_on = True
+        self._signals.hosting_on = True
         while self._meeting.busy_with:
             narrator.hosting_on(self._meeting.busy_with)
             await self._meeting.changed()
@@ -285,7 +281,7 @@ class Agent(ElasticAgent):
             headline=narrator.headline(supervisor.step if supervisor is not None else None),
             registered=session is not None and session.deadline_s is not None,
             runs=supervisor is not None and supervisor.node.activity is Activity.RUNNING,
-            hosting_on=self._hosting_on,
+            hosting_on=self._signals.hosting_on,
         )
 
     # -- what the node says of itself -----------------------------------------------------------
@@ -349,73 +345,11 @@ class Agent(ElasticAgent):
         context = make_context(self._settings, self._guard, self._logs, self._closer, world.generation, envs)
         runner.start(world.generation, context, HeartbeatFile.create(heartbeat_file, seat.slots))
 
-    # -- signals and the end --------------------------------------------------------------------
+    # -- the end --------------------------------------------------------------------------------
 
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        wanted = [(name, self._signalled) for name in self._settings.signals_to_handle]
-        if self._settings.notice_signal != NO_SIGNAL:
-            wanted.append((self._settings.notice_signal, self._notice_signalled))
-        for name, act in wanted:
-            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller's business
-                loop.add_signal_handler(signal.Signals[name], act, signal.Signals[name])
-
-    def _notice_signalled(self, signum: signal.Signals) -> None:
-        """The whole run is to save and end."""
-        self._log.info(f"{signum.name} received: the run saves and ends")
-        self._notice_words = f"{signum.name} at {self._seat.node_id if self._seat is not None else 'a node'}"
-        if self._supervisor is not None:
-            self._give_notice(self._supervisor)
-
-    def _give_notice(self, supervisor: Supervisor) -> None:
-        if self._job is None:
-            supervisor.stop(Cause.PREEMPTED, self._settings.notice_time, self._notice_words)
-        else:
-            self._in_background(self._give_slurms_notice(supervisor, self._job))
-
-    async def _give_slurms_notice(self, supervisor: Supervisor, job: SlurmJob) -> None:
-        """With the reason and the deadline that Slurm's controller names."""
-        end = await job.end()
-        if end.unknown_because:
-            self._log.warning("when the job ends is not known", reason=end.unknown_because)
-        cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
-        supervisor.stop(cause, end.time_to_save_s(self._settings.notice_time), self._notice_words)
-
-    async def _leave_or_give_notice(
-        self, supervisor: Supervisor, job: SlurmJob, signum: signal.Signals
-    ) -> None:
-        """SIGTERM: from scancel, or because another job takes this one's place (where no signal was asked for)."""
-        if (await job.end()).preempted:
-            self._notice_signalled(signum)
-        else:
-            self._leave(supervisor, signum)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _signalled(self, signum: signal.Signals) -> None:
-        self._signals.append(int(signum))
-        self._service.stopping(f"{signum.name} received")
-        if self._supervisor is None or len(self._signals) > 1:
-            self._log.warning(f"{signum.name} received: ending at once")
-            if self._main_task is not None:
-                self._main_task.cancel()
-            return
-        if self._hosting_on:
-            self._log.info(
-                f"{signum.name} received while others need the store; a second signal ends it at once"
-            )
-            return
-        if self._job is not None and signum == signal.SIGTERM:
-            self._in_background(self._leave_or_give_notice(self._supervisor, self._job, signum))
-        else:
-            self._leave(self._supervisor, signum)
-
-    def _leave(self, supervisor: Supervisor, signum: signal.Signals) -> None:
-        self._log.info(f"{signum.name} received: this node leaves the run; a second signal ends it at once")
-        supervisor.drain(f"{signum.name} received")
+    def _end_at_once(self) -> None:
+        if self._main_task is not None:
+            self._main_task.cancel()
 
     def _tidy(self) -> None:
         """Nothing of this agent's is left afterwards; the last output has come out."""

@@ -172,14 +172,6 @@ class Runner:
         running = self._running
         return running is not None and any(running.heartbeats.looks(slot) for slot in running.pids)
 
-    def last_step(self) -> int | None:
-        """The newest step that a worker of this node named, or None."""
-        running = self._running
-        if running is None or running.gone:
-            return None
-        told = [running.heartbeats.read(slot) for slot in running.pids]
-        return max((step for beats, step in told if beats), default=None)
-
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -1,0 +1,138 @@
+"""What signals ask of an agent: this node leaves, the whole run saves and ends, or the agent ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_agent.config.kinds import NO_SIGNAL
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol.records import Cause
+
+from .slurm_job import SlurmJob
+from .supervisor import Supervisor
+
+
+@dataclass(frozen=True)
+class Meanings:
+    """Which signal means what, as the settings say."""
+
+    leave: Sequence[str]
+    notice: str
+    """The run saves and ends; ``none``: no signal does."""
+    notice_s: float
+    """How long workers have then, outside of Slurm."""
+
+
+class SignalDesk:
+    """Hears the agent's signals and has the supervisor do what they ask for, as soon as there is one."""
+
+    def __init__(
+        self,
+        meanings: Meanings,
+        job: SlurmJob | None,
+        *,
+        on_leaving: Callable[[str], None],
+        end_at_once: Callable[[], None],
+    ) -> None:
+        """Prepare; nothing is heard before :meth:`open`.
+
+        Args:
+            meanings: which signal means what.
+            job: the Slurm job that this agent is a task of, if it is.
+            on_leaving: told, in words, that this agent was asked to end.
+            end_at_once: called when there is nothing to end in good order, or no time for it.
+        """
+        self.asked: list[int] = []
+        """Signals to leave that have come."""
+        self.hosting_on = False
+        """The agent's own part is over; it only serves the store to others."""
+        self._meanings = meanings
+        self._job = job
+        self._on_leaving = on_leaving
+        self._end_at_once = end_at_once
+        self._supervisor: Supervisor | None = None
+        self._node_id = ""
+        self._notice = ""
+        """Who wants the run to end, once somebody does."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._log = get_logger()
+
+    def open(self) -> None:
+        """Hear signals from now on, in the running loop."""
+        loop = asyncio.get_running_loop()
+        wanted = [(name, self._leave_signalled) for name in self._meanings.leave]
+        if self._meanings.notice != NO_SIGNAL:
+            wanted.append((self._meanings.notice, self._notice_signalled))
+        for name, act in wanted:
+            with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller's business
+                loop.add_signal_handler(signal.Signals[name], act, signal.Signals[name])
+
+    def attend(self, supervisor: Supervisor, node_id: str) -> None:
+        """Have this supervisor do what is asked for, and what was asked for before there was one."""
+        self._supervisor, self._node_id = supervisor, node_id
+        if self.asked:  # it came while another id was being looked for
+            supervisor.drain(f"{signal.Signals(self.asked[0]).name} received")
+        elif self._notice:
+            self._give_notice(supervisor)
+
+    # -- this node leaves -----------------------------------------------------------------------
+
+    def _leave_signalled(self, signum: signal.Signals) -> None:
+        self.asked.append(int(signum))
+        self._on_leaving(f"{signum.name} received")
+        if self._supervisor is None or len(self.asked) > 1:
+            self._log.warning(f"{signum.name} received: ending at once")
+            self._end_at_once()
+        elif self.hosting_on:
+            self._log.info(
+                f"{signum.name} received while others need the store; a second signal ends it at once"
+            )
+        elif self._job is not None and signum == signal.SIGTERM:
+            self._in_background(self._leave_or_give_notice(self._supervisor, self._job, signum))
+        else:
+            self._leave(self._supervisor, signum)
+
+    def _leave(self, supervisor: Supervisor, signum: signal.Signals) -> None:
+        self._log.info(f"{signum.name} received: this node leaves the run; a second signal ends it at once")
+        supervisor.drain(f"{signum.name} received")
+
+    async def _leave_or_give_notice(
+        self, supervisor: Supervisor, job: SlurmJob, signum: signal.Signals
+    ) -> None:
+        """SIGTERM: from scancel, or because another job takes this one's place (where no signal was asked for)."""
+        if (await job.end()).preempted:
+            self._notice_signalled(signum)
+        else:
+            self._leave(supervisor, signum)
+
+    # -- the run ends ---------------------------------------------------------------------------
+
+    def _notice_signalled(self, signum: signal.Signals) -> None:
+        self._log.info(f"{signum.name} received: the run saves and ends")
+        self._notice = f"{signum.name} at {self._node_id or 'a node'}"
+        if self._supervisor is not None:
+            self._give_notice(self._supervisor)
+
+    def _give_notice(self, supervisor: Supervisor) -> None:
+        if self._job is None:
+            supervisor.stop(Cause.PREEMPTED, self._meanings.notice_s, self._notice)
+        else:
+            self._in_background(self._give_slurms_notice(supervisor, self._job))
+
+    async def _give_slurms_notice(self, supervisor: Supervisor, job: SlurmJob) -> None:
+        """With the reason and the deadline that Slurm's controller names."""
+        end = await job.end()
+        if end.unknown_because:
+            self._log.warning("when the job ends is not known", reason=end.unknown_because)
+        cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
+        supervisor.stop(cause, end.time_to_save_s(self._meanings.notice_s), self._notice)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
