@@ -181,23 +181,24 @@ def test_what_was_trained_is_the_same_bit_for_bit_however_often_it_was_stopped(
 ) -> None:
     """A drain, a growth and two stops, beside a run that nothing happened to."""
     cluster = make_cluster("1:2")
-    steps = ("--steps", "400")
-    first = train(cluster, "a", "b", arguments=steps)
+    first = train(cluster, "a", "b")
     cluster.agents["b"].terminate()
     second = cluster.wait_training("a", after=first)
     cluster.wait("workers to be seen to heed", lambda: heeded(cluster, second))
-    cluster.start("b", script=HEEDING, arguments=steps)
+    cluster.start("b", script=HEEDING)
     newest = cluster.wait_training("a", "b", after=second)
     for name in ("b", "a"):
         cluster.agents[name].signal(signal.SIGUSR1)
         cluster.wait_end()
-        newest = train(cluster, "a", "b", after=newest, arguments=steps)
+        newest = train(cluster, "a", "b", after=newest)
+    cluster.let_finish()
     assert set(cluster.wait_end().values()) == {ExitCode.FINISHED}
     assert newest >= first + 4
     check_every_step_once(cluster)
+    steps = str(max(one["step"] for one in cluster.steps()))
 
     undisturbed = make_cluster("1", run_id="undisturbed")
-    undisturbed.start("a", 2, script=HEEDING, arguments=(*steps, "--pause", "0"))
+    undisturbed.start("a", 2, script=HEEDING, arguments=("--steps", steps, "--pause", "0"))
     undisturbed.wait_end()
     weights = [torch.load(one.folder / "weights.pt") for one in (cluster, undisturbed)]
     assert torch.equal(*weights)
