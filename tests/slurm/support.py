@@ -16,7 +16,7 @@ Note = dict[str, Any]
 
 
 def notes(folder: Path, kind: str) -> list[Note]:
-    """What the workers noted down so far (see tests/notices/train.py)."""
+    """What the workers noted down so far (see tests/faults/heeding.py)."""
     file = folder / "steps.jsonl"
     if not file.exists():
         return []
@@ -24,20 +24,26 @@ def notes(folder: Path, kind: str) -> list[Note]:
     return [line for line in lines if line["kind"] == kind]
 
 
+def steps(folder: Path) -> list[Note]:
+    """The steps of rank 0, which are those of all."""
+    return [one for one in notes(folder, "step") if one["rank"] == 0]
+
+
 def wait_steps(job: Job, count: int = 5, after: int = 0) -> list[Note]:
     """Until so many steps were taken in generations above ``after``; those steps."""
 
     def look() -> list[Note] | None:
-        steps = [one for one in notes(job.folder, "step") if one["generation"] > after]
-        return steps if len(steps) >= count else None
+        assert job.state != "FAILED", job.output
+        taken = [one for one in steps(job.folder) if one["generation"] > after]
+        return taken if len(taken) >= count else None
 
     return job.wait(f"{count} steps in a generation above {after}", look)
 
 
-def nodes_of(begun: list[Note], generation: int) -> dict[str, int]:
+def nodes_of(born: list[Note], generation: int) -> dict[str, int]:
     """How many workers each node had in a generation."""
-    workers = [one["worker"].rpartition("/")[0] for one in begun if one["generation"] == generation]
-    return {node: workers.count(node) for node in sorted(set(workers))}
+    nodes = [one["node_id"] for one in born if one["generation"] == generation]
+    return {node: nodes.count(node) for node in sorted(set(nodes))}
 
 
 def finish(job: Job) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Job, Slurm
-from .support import DEPLOY, SMALL, finish, nodes_of, notes, wait_steps
+from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
 
 ELASTIC = DEPLOY / "elastic.sbatch"
 
@@ -26,12 +26,12 @@ def check_next_life(job: Job, reason: str) -> None:
     saved, before = left[0]["step"], left[0]["generation"]
     assert {(one["step"], one["reason"], one["generation"]) for one in left} == {(saved, reason, before)}
     assert len(left) == 3
-    steps = wait_steps(job, after=before)
-    assert [one["step"] for one in notes(folder, "step")] == list(range(1, steps[-1]["step"] + 1))
-    begun = [one for one in notes(folder, "begin") if one["generation"] > before]
-    assert {one["step"] for one in begun} == {saved}
-    assert {(one["run"], one["restarts"]) for one in begun} == {(f"slurm-{job.id}", 0)}
-    assert nodes_of(begun, begun[0]["generation"]) == {"n0": 1, "n1": 1, "n2": 1}
+    taken = wait_steps(job, after=before)
+    assert [one["step"] for one in steps(folder)] == list(range(1, taken[-1]["step"] + 1))
+    born = [one for one in notes(folder, "born") if one["generation"] > before]
+    assert {one["step"] for one in born} == {saved}
+    assert {(one["run_id"], one["restarts"]) for one in born} == {(f"slurm-{job.id}", 0)}
+    assert nodes_of(born, born[0]["generation"]) == {"n0": 1, "n1": 1, "n2": 1}
     assert job.facts()["Restarts"] == "1"
     assert job.output.count("requeueing the job") == 1  # what is said after that, Slurm may cut off
 
@@ -44,11 +44,11 @@ def test_a_job_whose_time_runs_out_goes_on_where_it_saved(slurm: Slurm, folder: 
     job.start_soon()
     check_next_life(job, "walltime")
     finish(job)
-    ended = len(notes(folder, "begin"))
+    ended = len(notes(folder, "born"))
     slurm.ask("scontrol", "requeue", job.id)
     job.start_soon()
     job.wait("the third life of the job to end", lambda: "COMPLETED" in job.facts()["JobState"])
-    assert len(notes(folder, "begin")) == ended, "a run that had finished was run again"
+    assert len(notes(folder, "born")) == ended, "a run that had finished was run again"
 
 
 @pytest.mark.parametrize("signal", ["--signal=B:USR1@300", ""], ids=["batch-shell", "no-signal"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .cluster import NODES, Slurm
-from .support import DEPLOY, SMALL, finish, nodes_of, notes, wait_steps
+from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
 
 
 def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path) -> None:
@@ -16,10 +16,10 @@ def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path)
     )
     job = slurm.submit(script, folder=folder)
     wait_steps(job)
-    begun = notes(folder, "begin")
-    assert nodes_of(begun, 1) == {"n0": 2, "n1": 1, "n2": 1}
-    assert {one["run"] for one in begun} == {f"slurm-{job.id}"}
-    assert [one["worker"] for one in sorted(begun, key=lambda one: one["rank"])] == [
+    born = notes(folder, "born")
+    assert nodes_of(born, 1) == {"n0": 2, "n1": 1, "n2": 1}
+    assert {one["run_id"] for one in born} == {f"slurm-{job.id}"}
+    assert [one["worker_id"] for one in sorted(born, key=lambda one: one["rank"])] == [
         "n0/0",
         "n0/1",
         "n1/0",
@@ -32,7 +32,7 @@ def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path)
 def test_the_plain_script_runs_as_it_stands(slurm: Slurm, folder: Path) -> None:
     job = slurm.submit(DEPLOY / "plain.sbatch", "--nodes=3", *SMALL, folder=folder)
     finish(job)
-    assert nodes_of(notes(folder, "begin"), 1) == dict.fromkeys(NODES, 1)
+    assert nodes_of(notes(folder, "born"), 1) == dict.fromkeys(NODES, 1)
 
 
 def test_a_heterogeneous_job_is_one_run(slurm: Slurm, folder: Path) -> None:
@@ -45,9 +45,9 @@ def test_a_heterogeneous_job_is_one_run(slurm: Slurm, folder: Path) -> None:
     )
     job = slurm.submit(script, folder=folder)
     finish(job)
-    begun = notes(folder, "begin")
-    assert nodes_of(begun, 1) == {"n0": 2, "n1": 1, "n2": 1}
-    assert {one["run"] for one in begun} == {f"slurm-{job.id}"}
+    born = notes(folder, "born")
+    assert nodes_of(born, 1) == {"n0": 2, "n1": 1, "n2": 1}
+    assert {one["run_id"] for one in born} == {f"slurm-{job.id}"}
 
 
 def test_tasks_of_an_array_are_runs_of_their_own_on_the_same_nodes(slurm: Slurm, folder: Path) -> None:
@@ -59,9 +59,9 @@ def test_tasks_of_an_array_are_runs_of_their_own_on_the_same_nodes(slurm: Slurm,
         (place / "finish").touch()
     job.wait("both tasks to end", lambda: not slurm.ask("squeue", "-h", "-t", "PD,R,CG", "-j", job.id))
     for task in ("3", "5"):
-        begun = notes(folder / "checkpoints" / task, "begin")
-        assert nodes_of(begun, 1) == {"n0": 1, "n1": 1}, job.output
-        assert {one["run"] for one in begun} == {f"slurm-{job.id}_{task}"}
+        born = notes(folder / "checkpoints" / task, "born")
+        assert nodes_of(born, 1) == {"n0": 1, "n1": 1}, job.output
+        assert {one["run_id"] for one in born} == {f"slurm-{job.id}_{task}"}
 
 
 def test_scancel_leaves_nothing(slurm: Slurm, folder: Path) -> None:
@@ -81,10 +81,10 @@ def test_a_node_that_fails_does_not_end_an_elastic_job(slurm: Slurm, folder: Pat
     wait_steps(job, after=1)
     slurm.give_up("n2")
     job.wait("Slurm to take the node off the job", lambda: job.facts()["NodeList"] == "n[0-1]")
-    newest = notes(folder, "step")[-1]["generation"]
-    assert nodes_of(notes(folder, "begin"), newest) == {"n0": 1, "n1": 1}
-    seen = len(notes(folder, "step"))
-    job.wait("training to go on after that", lambda: len(notes(folder, "step")) > seen + 20)
+    newest = steps(folder)[-1]["generation"]
+    assert nodes_of(notes(folder, "born"), newest) == {"n0": 1, "n1": 1}
+    seen = len(steps(folder))
+    job.wait("training to go on after that", lambda: len(steps(folder)) > seen + 20)
     (folder / "finish").touch()
     job.wait_said("the run finished")
     assert job.wait_state("COMPLETED", "FAILED", "COMPLETING") != "PENDING"
@@ -99,7 +99,7 @@ def test_a_requeued_job_is_the_same_run(slurm: Slurm, folder: Path) -> None:
     job.wait_state("PENDING")
     job.start_soon()
     wait_steps(job, after=1)
-    begun = notes(folder, "begin")
-    assert {one["run"] for one in begun} == {f"slurm-{job.id}"}
-    assert nodes_of(begun, begun[-1]["generation"]) == {"n0": 1, "n1": 1}
+    born = notes(folder, "born")
+    assert {one["run_id"] for one in born} == {f"slurm-{job.id}"}
+    assert nodes_of(born, born[-1]["generation"]) == {"n0": 1, "n1": 1}
     assert job.facts()["Restarts"] == "1"

@@ -1,4 +1,4 @@
-"""What the job scripts of ``deploy/slurm`` run in the tests: training that heeds notices (``tests/notices/train.py``).
+"""What the job scripts of ``deploy/slurm`` run in the tests: training that heeds notices (``tests/faults/heeding.py``).
 
 It saves and notes what it does in the job's folder, or in the one that ``--checkpoints`` names, until the file
 ``finish`` is there.
@@ -11,7 +11,7 @@ import runpy
 import sys
 from pathlib import Path
 
-TRAINING = Path(__file__).resolve().parents[1] / "notices" / "train.py"
+TRAINING = Path(__file__).resolve().parents[1] / "faults" / "heeding.py"
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path())
     options = parser.parse_args()
     options.checkpoints.mkdir(parents=True, exist_ok=True)
-    sys.argv = [str(TRAINING), str(options.checkpoints)]
+    sys.argv = [str(TRAINING), "--folder", str(options.checkpoints)]
     runpy.run_path(str(TRAINING), run_name="__main__")
 
 
