@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from .cluster import Job, Slurm
-from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
+from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
 
 ELASTIC = DEPLOY / "elastic.sbatch"
 
 
 def started(slurm: Slurm, folder: Path, *options: str, script: Path = ELASTIC, **variables: str) -> Job:
-    """The elastic job, training on three nodes."""
-    job = slurm.submit(script, "--nodes=3", *SMALL, *options, folder=folder, **variables)
+    """The elastic job, training."""
+    job = slurm.submit(script, *SMALL, *options, folder=folder, **variables)
     wait_steps(job)
     return job
 
@@ -25,20 +25,20 @@ def check_next_life(job: Job, reason: str) -> None:
     left = notes(folder, "left")
     saved, before = left[0]["step"], left[0]["generation"]
     assert {(one["step"], one["reason"], one["generation"]) for one in left} == {(saved, reason, before)}
-    assert len(left) == 3
+    assert {one["worker_id"] for one in left} == {one["worker_id"] for one in notes(folder, "born")}
     taken = wait_steps(job, after=before)
     assert [one["step"] for one in steps(folder)] == list(range(1, taken[-1]["step"] + 1))
     born = [one for one in notes(folder, "born") if one["generation"] > before]
     assert {one["step"] for one in born} == {saved}
     assert {(one["run_id"], one["restarts"]) for one in born} == {(f"slurm-{job.id}", 0)}
-    assert nodes_of(born, born[0]["generation"]) == {"n0": 1, "n1": 1, "n2": 1}
+    assert len(born) == len(left)
     assert job.facts()["Restarts"] == "1"
     assert job.output.count("requeueing the job") == 1  # what is said after that, Slurm may cut off
 
 
 def test_a_job_whose_time_runs_out_goes_on_where_it_saved(slurm: Slurm, folder: Path) -> None:
     """The signal comes from scancel here: Slurm's own clock for it goes by half minutes."""
-    job = started(slurm, folder)
+    job = started(slurm, folder, "--nodes=3")
     slurm.ask("scancel", "--signal=USR1", job.id)
     job.wait_state("PENDING")
     job.start_soon()
@@ -57,17 +57,18 @@ def test_a_job_that_gives_way_to_another_one_comes_back(slurm: Slurm, folder: Pa
     does; then the agents ask what it means."""
     script = folder / "elastic.sbatch"
     script.write_text(ELASTIC.read_text().replace("--signal=USR1@300", signal))
-    job = started(slurm, folder, "--exclusive", script=script)
+    job = started(slurm, folder, "--nodes=2", "--exclusive", script=script)
     other = folder / "urgent.sbatch"
     other.write_text("#!/bin/bash\nsleep 0.1\n")
     urgent = slurm.submit(other, "--nodes=3", "--exclusive", "--partition=urgent", folder=folder)
     urgent.wait_state("COMPLETED")
-    job.wait("the job to be in the queue again", lambda: job.facts()["Restarts"] == "1")
+    job.wait_state("PENDING")
+    job.start_soon()
     check_next_life(job, "preempted")
 
 
 def test_a_job_at_its_limit_of_requeues_stays_out_of_the_queue(slurm: Slurm, folder: Path) -> None:
-    job = started(slurm, folder, ELASTIC_AGENT_MAX_REQUEUES="0")
+    job = started(slurm, folder, "--nodes=2", ELASTIC_AGENT_MAX_REQUEUES="0")
     slurm.ask("scancel", "--signal=USR1", job.id)
     assert job.wait_state("FAILED", "PENDING", "COMPLETED") == "FAILED"
     assert job.facts()["ExitCode"] == "75:0"

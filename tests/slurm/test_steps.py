@@ -91,15 +91,19 @@ def test_a_node_that_fails_does_not_end_an_elastic_job(slurm: Slurm, folder: Pat
     assert job.facts()["Restarts"] == "0"
 
 
-def test_a_requeued_job_is_the_same_run(slurm: Slurm, folder: Path) -> None:
-    options = ("--nodes=2", *SMALL)
-    job = slurm.submit(DEPLOY / "elastic.sbatch", *options, folder=folder)
+def test_after_a_nodes_failure_slurm_requeues_a_plain_job_and_it_is_the_same_run(
+    slurm: Slurm, folder: Path
+) -> None:
+    options = ("--nodes=2", "--requeue", "--open-mode=append", *SMALL)
+    job = slurm.submit(DEPLOY / "plain.sbatch", *options, folder=folder)
     wait_steps(job)
-    slurm.ask("scontrol", "requeue", job.id)
+    slurm.lose_node("n1")
+    slurm.give_up("n1")
     job.wait_state("PENDING")
     job.start_soon()
-    wait_steps(job, after=1)
+    before = notes(folder, "born")[-1]["generation"]
+    wait_steps(job, after=before)
     born = notes(folder, "born")
     assert {one["run_id"] for one in born} == {f"slurm-{job.id}"}
-    assert nodes_of(born, born[-1]["generation"]) == {"n0": 1, "n1": 1}
+    assert nodes_of(born, born[-1]["generation"]) == {"n0": 1, "n2": 1}
     assert job.facts()["Restarts"] == "1"
