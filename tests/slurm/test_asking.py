@@ -65,6 +65,18 @@ def test_only_its_own_task_of_an_array_is_requeued(slurm: Slurm, folder: Path) -
     assert restarts == {one: "1", {"1": "2", "2": "1"}[one]: "0"}
 
 
+def test_a_heterogeneous_job_is_requeued_as_a_whole_though_two_ask_for_it(slurm: Slurm, folder: Path) -> None:
+    script = folder / "two.sbatch"
+    parts = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH hetjob", "#SBATCH --nodes=1")
+    step = f"exec srun --het-group=0,1 python {ASK} first-life requeue"
+    script.write_text("\n".join((*parts, step, "")))
+    job = slurm.submit(script, folder=folder)
+    job.wait_said("the job is requeued")
+    listing = slurm.ask("scontrol", "show", "job", "-o", job.id)
+    assert re.findall(r" Restarts=(\d)", listing) == ["1", "1"]
+    assert "could not be requeued" not in job.output
+
+
 def test_a_job_that_may_not_be_requeued_gets_one_line(slurm: Slurm, folder: Path) -> None:
     job = asking(slurm, folder, "requeue", options=("--no-requeue",))
     said = job.wait_said("could not be requeued")

@@ -64,12 +64,13 @@ def test_tasks_of_an_array_are_runs_of_their_own_on_the_same_nodes(slurm: Slurm,
         assert {one["run_id"] for one in born} == {f"slurm-{job.id}_{task}"}
 
 
-def test_scancel_leaves_nothing(slurm: Slurm, folder: Path) -> None:
+def test_scancel_lets_workers_save_and_leaves_nothing(slurm: Slurm, folder: Path) -> None:
     options = ("--nodes=3", *SMALL)
     job = slurm.submit(DEPLOY / "elastic.sbatch", *options, folder=folder)
     wait_steps(job)
     assert len(job.processes()) > 9  # agents, guards, workers
     job.cancel()
+    assert [one["reason"] for one in notes(folder, "left")] == ["drain"] * 3
     assert job.facts()["Restarts"] == "0"
 
 

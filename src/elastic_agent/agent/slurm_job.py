@@ -99,12 +99,15 @@ class SlurmJob:
         Raises:
             SlurmError: scontrol is missing, refuses, or takes too long.
         """
+        already = f"Slurm has put job {self.id} back into the queue itself"
+        if await self._was_requeued():  # and perhaps started it again by now: that life is to be left alone
+            return already
         words = ("scontrol", "requeue", self.id)
         try:
             await _run(words, REQUEUE_TIMEOUT_S)
         except SlurmError:
             if await self._was_requeued():
-                return f"Slurm has put job {self.id} back into the queue itself"
+                return already
             raise
         return " ".join(words)
 
