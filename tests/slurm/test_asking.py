@@ -7,9 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .cluster import Job, Slurm
 
 ASK = Path(__file__).with_name("ask.py")
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
 
 def asking(slurm: Slurm, folder: Path, *words: str, options: tuple[str, ...] = ()) -> Job:

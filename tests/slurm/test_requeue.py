@@ -11,6 +11,8 @@ from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
 
 ELASTIC = DEPLOY / "elastic.sbatch"
 
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(300)]
+
 
 def started(slurm: Slurm, folder: Path, *options: str, script: Path = ELASTIC, **variables: str) -> Job:
     """The elastic job, training."""

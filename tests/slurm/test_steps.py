@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .cluster import NODES, Slurm
 from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
 
 def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path) -> None:
