@@ -26,14 +26,14 @@ class Machines:
     """
 
     def __init__(self, nodes: tuple[str, ...]) -> None:
-        self._nodes = nodes
+        self.names = nodes
         self._tag = f"ea{os.getpid()}"
 
     def build(self) -> None:
         ip(f"netns add {self._tag}-net")
         ip(f"-n {self._tag}-net link add br0 type bridge")
         ip(f"-n {self._tag}-net link set br0 up")
-        for number, node in enumerate(self._nodes, 1):
+        for number, node in enumerate(self.names, 1):
             ip(f"netns add {self._tag}-{node}")
             ip(f"-n {self._tag}-net link add port-{node} type veth peer name eth0 netns {self._tag}-{node}")
             ip(f"-n {self._tag}-net link set port-{node} master br0 up")
@@ -43,7 +43,7 @@ class Machines:
 
     def remove(self) -> None:
         """Removing a namespace removes its ends of the cables, and with one end the other."""
-        for name in (*self._nodes, "net"):
+        for name in (*self.names, "net"):
             subprocess.run(["ip", "netns", "del", f"{self._tag}-{name}"], capture_output=True, check=False)
 
     def within(self, node: str) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class Machines:
         return cluster.start(node, state=f"state-{node}", within=self.within(node), GLOO_SOCKET_IFNAME="eth0")
 
     def address(self, node: str) -> str:
-        return f"{SUBNET}.{self._nodes.index(node) + 1}"
+        return f"{SUBNET}.{self.names.index(node) + 1}"
 
     def hide(self, hidden: str, node: str) -> None:
         """What this node sends to the hidden one goes nowhere; everybody else is reached."""
@@ -87,5 +87,7 @@ def built(*nodes: str) -> Iterator[Machines]:
     except subprocess.CalledProcessError as error:
         machines.remove()
         pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-    yield machines
-    machines.remove()
+    try:
+        yield machines
+    finally:
+        machines.remove()

@@ -52,7 +52,7 @@ mount --bind "$disk/var-lib" var/lib
 mount --bind "$disk/machine-id" etc/machine-id
 : >etc/fstab
 echo "$name" >etc/hostname
-echo "127.0.0.1 $name" >>etc/hosts
+cp "$disk/hosts" etc/hosts
 cat "$disk/passwd" >>etc/passwd
 cat "$disk/group" >>etc/group
 

@@ -1,8 +1,8 @@
 """A machine of its own with a real systemd: PID 1 of fresh namespaces, booted in a quarter of a second.
 
-It sees this machine's file system with an overlay in memory on top, and shares its network, so that services of several
-containers meet on loopback. What a machine keeps on its disk (settings, units, state, the job's files) is kept
-from one boot to the next; ``cut_power`` and ``boot`` are what a reset is to a machine.
+It sees this machine's file system with an overlay in memory on top, and has a network of its own, joined to that of the
+other containers of its test and to nothing else. What a machine keeps on its disk (settings, units, state) is kept from
+one boot to the next; ``cut_power`` and ``boot`` are what a reset is to a machine.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import pytest
+
+from tests.faults.machines import Machines, built
 
 T = TypeVar("T")
 Entry = dict[str, Any]
@@ -91,6 +93,8 @@ class Container:
     folder: Path
     shared: Path
     """``/srv`` inside: a file system that all machines of a test see, and the services' user may write."""
+    network: Machines
+    """Its network is the one of its name there."""
     _process: subprocess.Popen[bytes] | None = None
     _cgroup: Path = field(init=False)
     _init: int = 0
@@ -102,6 +106,8 @@ class Container:
         self.disk = self.folder / "disk"
         for place in ("etc-elastic-agent", "etc-systemd", "var-lib"):
             (self.disk / place).mkdir(parents=True, mode=0o755)
+        lines = [f"{self.network.address(name)} {name}\n" for name in self.network.names]
+        (self.disk / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
         (self.disk / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
         (self.disk / "passwd").write_text(
             f"{USER}:x:{USER_ID}:{USER_ID}::/var/lib/{USER}:/usr/sbin/nologin\n"
@@ -145,7 +151,8 @@ class Container:
         with (self.folder / "console").open("ab") as console:
             self._process = subprocess.Popen(
                 [
-                    *("bash", "-c", script, "bash", "setpriv", "--pdeathsig", "KILL", *unshare.split()),
+                    *("bash", "-c", script, "bash", *self.network.within(self.name)),
+                    *("setpriv", "--pdeathsig", "KILL", *unshare.split()),
                     *("bash", BOOT, self.folder, self.name, str(uuid.uuid4()), f"{self.shared}=/srv"),
                     *inside,
                 ],
@@ -342,4 +349,5 @@ def booted(folder: Path, *names: str) -> Iterator[list[Container]]:
     os.chown(shared, USER_ID, USER_ID)
     _sweep()
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Container(name, folder / name, shared)) for name in names]
+        network = stack.enter_context(built(*names))
+        yield [stack.enter_context(Container(name, folder / name, shared, network)) for name in names]

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,13 @@ Environment=OMP_NUM_THREADS=1
 
 SERVER = """\
 [Service]
-Environment=ELASTIC_AGENT_RDZV_ENDPOINT=127.0.0.1:{port}
 # The Python of these tests may be installed in somebody's home.
 ProtectHome=read-only
 """
 """A drop-in for ``elastic-rendezvous``."""
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+PORT = 29400
+"""The usual one: a test's machines have a network of their own."""
 
 
 @dataclass
@@ -57,7 +52,7 @@ class Job:
         shutil.copy(TRAIN, self.folder)
         os.chown(self.folder, USER_ID, USER_ID)
         chosen: dict[str, object] = {
-            "rdzv_endpoint": f"127.0.0.1:{free_port()}",
+            "rdzv_endpoint": f"{self.machine.name}:{PORT}",
             "rdzv_id": self.name,
             "nnodes": "1",
             "nproc_per_node": "1",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from .container import Container, booted
-from .jobs import AGENT, RENDEZVOUS, SERVER, SOON, Job, free_port
+from .jobs import AGENT, PORT, RENDEZVOUS, SERVER, SOON, Job
 
 pytestmark = pytest.mark.systemd
 
@@ -22,23 +22,16 @@ def machines(tmp_path: Path) -> Iterator[list[Container]]:
         yield machines
 
 
-@pytest.fixture
-def store(machines: list[Container]) -> str:
-    """Where the first machine's ``elastic-rendezvous`` serves, once everything is booted."""
-    port = free_port()
-    machines[0].install(RENDEZVOUS)
-    machines[0].edit(RENDEZVOUS.name, SERVER.format(port=port))
-    for machine in machines:
-        machine.boot()
-    machines[0].systemctl("enable", "--now", RENDEZVOUS.name)
-    return f"127.0.0.1:{port}"
-
-
 def test_a_machine_that_reboots_takes_its_old_place_and_the_run_goes_on(
-    machines: list[Container], store: str
+    machines: list[Container],
 ) -> None:
     head, other = machines
-    job = Job("digits", machines, {"rdzv_endpoint": store, "nnodes": "2"})
+    head.install(RENDEZVOUS)
+    head.edit(RENDEZVOUS.name, SERVER)
+    for machine in machines:
+        machine.boot()
+    head.systemctl("enable", "--now", RENDEZVOUS.name)
+    job = Job("digits", machines, {"nnodes": "2"})
     job.start()
     first = job.wait_training("n1", "n2")
     job.wait_status(r"generation \d: 2 nodes, 2 workers, step \d+", other)
@@ -65,7 +58,7 @@ def test_a_machine_that_reboots_takes_its_old_place_and_the_run_goes_on(
     for machine in machines:
         machine.wait_state(job.unit, "inactive")
         assert job.ended(machine)["Result"] == "success"
-    assert head.show(RENDEZVOUS.name, "StatusText")["StatusText"].startswith(f"at {store}, ")
+    assert head.show(RENDEZVOUS.name, "StatusText")["StatusText"].startswith(f"at n1:{PORT}, ")
 
 
 def test_a_machine_that_leaves_serves_the_others_on_and_says_so(machines: list[Container]) -> None:

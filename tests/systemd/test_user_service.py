@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from .container import ROOT, USER, USER_ID, Container, booted
-from .jobs import TRAIN, free_port
+from .jobs import PORT, TRAIN
 
 pytestmark = pytest.mark.systemd
 
@@ -51,7 +51,7 @@ def systemctl(machine: Container, *words: str) -> str:
 def install(home: Path) -> None:
     """As docs/systemd.md says, with the program that is on the machine already."""
     settings = {
-        "rdzv_endpoint": f"127.0.0.1:{free_port()}",
+        "rdzv_endpoint": f"n1:{PORT}",
         "rdzv_id": "mine",
         "nnodes": "1",
         "nproc_per_node": "1",
