@@ -112,7 +112,7 @@ def test_exit_codes_that_end_the_service_are_those_where_another_try_is_pointles
     final = {ExitCode(int(code)) for code in settings["RestartPreventExitStatus"].split()}
     assert final == {ExitCode.FAILED, ExitCode.USAGE, ExitCode.REFUSED}
     success = {int(code) for code in settings["SuccessExitStatus"].split()}
-    assert success == {ExitCode.DRAINED, 75, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
+    assert success == {ExitCode.DRAINED, ExitCode.STOPPED, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
 
 def test_a_users_service_differs_in_nothing_that_needs_no_root() -> None:

@@ -49,6 +49,8 @@ class Narrator:
         """The generation, and the incarnation in it, that was announced last."""
         self._world = ""
         """What runs with this node, or how the run ended; empty while neither is so."""
+        self._told = ""
+        """What the workers were told, while they may save."""
         self.last_problem = ""
         """Why the store did not answer when it was dialled last."""
 
@@ -56,7 +58,7 @@ class Narrator:
         """How it stands now, in one line; ``step``: the newest that a worker named."""
         world = f"{self._world}, step {step}" if self._world and step is not None else self._world
         waits = self._text if self._timer is not None else ""
-        return "; ".join(filter(None, (world, waits))) or (
+        return "; ".join(filter(None, (world, self._told, waits))) or (
             "joining the run" if self._met else f"dialling {self._endpoint}"
         )
 
@@ -94,7 +96,7 @@ class Narrator:
     def plan(self, plan: Plan, incarnation: str) -> None:
         """A newer plan."""
         bind_context(generation=plan.generation)
-        self._world = ""
+        self._world = self._told = ""
         if plan.phase is Phase.FORMING:
             self._log.info(f"forming generation {plan.generation}: {plan.reason}")
             self._text, self._facts = f"forming generation {plan.generation}", {}
@@ -132,6 +134,8 @@ class Narrator:
             f"generation {plan.generation}: {count(len(world.seats), 'node')}, "
             f"{count(world.world_size, 'worker')}"
         )
+        if plan.notice is not None:
+            self._told = f"{plan.notice.words}: workers save and leave"
         if self._told_of == (plan.generation, incarnation):  # the world is the same, only the plan is newer
             if plan.notice is None:  # of that the workers' notice tells
                 self._log.info(f"generation {plan.generation} goes on: {plan.reason}")
