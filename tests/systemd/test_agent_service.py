@@ -60,17 +60,35 @@ def test_it_is_up_when_the_world_is_and_a_stop_lets_workers_save(machine: Contai
     assert not group.exists()
 
 
-def test_a_stop_takes_as_long_as_the_workers_may_need(machine: Container) -> None:
-    job = Job("slow", [machine])
+def test_a_run_that_was_stopped_goes_on_and_a_stop_takes_as_long_as_workers_need(machine: Container) -> None:
+    job = Job("noticed", [machine])
     machine.edit(job.unit, f"{SOON}TimeoutStopSec=1\n")
     machine.systemctl("daemon-reload")
+    (job.folder / "notices").touch()
     job.start()
-    job.wait_training("n1")
+    first = job.wait_training("n1")
+    asked = machine.run("/opt/elastic-agent/bin/elastic-agent", "stop", "--run", job.name)
+    assert asked.returncode == 0, asked.stderr
+    machine.wait_state(job.unit, "inactive")
+    assert job.ended() == {
+        "ActiveState": "inactive",
+        "Result": "success",
+        "ExecMainStatus": "75",
+        "NRestarts": "0",
+    }
+    saved = job.checkpoint()
+    assert saved["why"] == "operator"
+
+    machine.systemctl("start", job.unit)
+    second = job.wait_training("n1", after=first)
+    assert min(job.steps(second)) == saved["step"] + 1
     (job.folder / "slow").write_text("2.5")
     machine.systemctl("stop", "--no-block", job.unit)
-    job.wait_status("SIGTERM received: generation 1: .*")
+    job.wait_status(
+        r"SIGTERM received: generation \d: 1 node, 1 worker, step \d+; .*: workers save and leave"
+    )
     machine.wait_state(job.unit, "inactive", "failed")
-    assert job.checkpoint()["why"] == "told"
+    assert job.checkpoint() == {"step": job.steps(second)[-1], "why": "drain"}
     assert job.ended()["Result"] == "success"
 
 

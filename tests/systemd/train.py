@@ -1,7 +1,8 @@
 """A worker of a service: trains in lockstep over gloo until the file ``finish`` is there, and saves when told to stop.
 
 Its files are in the folder of its script. ``steps.jsonl`` gets a line per step and rank; ``checkpoint.json`` holds the
-last step that was saved, by rank 0: each twentieth, and the one at which SIGTERM came. Saving takes as many seconds as
+last step that was saved, by rank 0: each twentieth, and the one at which SIGTERM came, or a notice,
+at which it looks if there is a file ``notices``. Saving takes as many seconds as
 ``slow`` says. It starts a process that has nothing to do with it any more, and leaves it to others to end it.
 """
 
@@ -66,6 +67,7 @@ def main() -> None:
     )
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     print("a line of the worker's own", flush=True)
+    agreement = client.Agreement() if (FOLDER / "notices").exists() else None
     # The decision to end is taken by all at the same step, as whoever left alone would leave the others hanging.
     while True:
         state = torch.tensor([len(told), (FOLDER / "finish").exists()], dtype=torch.int64)
@@ -82,6 +84,11 @@ def main() -> None:
             world=me.placement.world_size,
             generation=me.placement.generation,
         )
+        notice = agreement.notice() if agreement is not None else None
+        if notice is not None:
+            if me.placement.rank == 0:
+                save(step, notice.reason)
+            client.leave()
         if step % 20 == 0 and me.placement.rank == 0:
             save(step, "time")
         time.sleep(0.02)
