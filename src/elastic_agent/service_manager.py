@@ -54,14 +54,16 @@ class ServiceManager:
         """Whether anybody is to be notified."""
         return bool(self.address)
 
-    def notify(self, *lines: str) -> None:
-        """Send these lines; nothing is raised, as nothing can be done about it."""
+    def notify(self, *lines: str, patience_s: float = 0.0) -> bool:
+        """Send these lines, in so many seconds. False if it could not take them, or if nobody listens."""
         if not self.listens:
-            return
+            return False
         address = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.setblocking(False)
-            sock.sendto("\n".join(lines).encode(), address)
+            sock.settimeout(patience_s)
+            sock.sendto("\n".join(lines).encode(errors="backslashreplace"), address)
+            return True
+        return False
 
 
 NOBODY = ServiceManager()

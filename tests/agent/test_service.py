@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.service import ANSWER_S, LOOK_EVERY_S, Service, Standing
-from elastic_agent.service_manager import ServiceManager
+from elastic_agent.agent.service import ANSWER_S, LOOK_EVERY_AT_START_S, LOOK_EVERY_S, Service, Standing
+from elastic_agent.service_manager import ServiceManager, status
 
 DIALLING = Standing("dialling host0:29400", registered=False, runs=False)
 WAITING = Standing("waiting for 1 more of at least 2 nodes", registered=True, runs=False)
@@ -82,6 +82,27 @@ def test_it_is_up_when_workers_run_and_not_before(manager: Manager) -> None:
     asyncio.run(story())
     assert manager.heard.count("STATUS=dialling host0:29400") == 1
     assert [line for line in manager.heard if line.startswith("WATCHDOG")] == []
+
+
+def test_what_systemd_had_no_time_to_take_is_said_again(manager: Manager) -> None:
+    async def story() -> None:
+        agent = Agent(manager)
+        agent.standing = RUNNING
+        sent = 0
+        while ServiceManager(manager.address).notify(f"NUMBER={sent}"):
+            sent += 1
+        agent.service.start()
+        await asyncio.sleep(2 * LOOK_EVERY_AT_START_S)
+        assert "READY=1" not in manager.hear()
+        await agent.until("READY=1")
+        assert "STATUS=generation 1: 2 nodes, 4 workers" in manager.heard
+
+    asyncio.run(story())
+
+
+def test_a_status_is_one_line_of_whatever_text(manager: Manager) -> None:
+    ServiceManager(manager.address).notify(status("/data/\udcff\nREADY=1"))
+    assert manager.hear() == ["STATUS=/data/\\udcff READY=1"]
 
 
 def test_it_is_up_when_it_waits_for_others_and_was_not_refused_at_once(manager: Manager) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -13,6 +14,9 @@ import pytest
 
 from elastic_agent.logs import journald
 from elastic_agent.logs.journald import LARGEST_BYTES, JournalHandler, entry, is_journal
+
+MORE_THAN_IT_HOLDS = 6
+"""So many of the largest entries; a socket holds 200 KB."""
 
 BASICS = {"time": 0.0, "level": "warning", "event": "it is late"}
 
@@ -91,6 +95,24 @@ def test_what_the_journal_does_not_take_goes_to_stderr(
         journal.handle(record("somebody does"))
         assert fields_of(server.recv(65536))["MESSAGE"] == "somebody does"
     assert "somebody does" not in stderr.getvalue()
+    journal.close()
+
+
+def test_a_journal_that_hangs_holds_nobody_up(handler: tuple[JournalHandler, io.StringIO, str]) -> None:
+    journal, stderr, address = handler
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(address)
+        for _ in range(MORE_THAN_IT_HOLDS):
+            journal.handle(record("x" * journald.LARGEST_BYTES))
+        server.setblocking(False)
+        taken = 0
+        with contextlib.suppress(BlockingIOError):
+            while server.recv(1 << 20):
+                taken += 1
+        assert taken < MORE_THAN_IT_HOLDS
+        journal.handle(record("told"))
+        assert fields_of(server.recv(65536))["MESSAGE"] == "told"
+    assert stderr.getvalue() == ""
     journal.close()
 
 

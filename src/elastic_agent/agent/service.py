@@ -21,6 +21,9 @@ EXTENSION_S = 60.0
 """For so long a start or a stop may take longer, from each time that we say so."""
 EXTEND_EVERY_S = EXTENSION_S / 4
 
+LAST_WORD_S = 1.0
+"""What is said at the end is said once, so it may take that long."""
+
 ANSWER_S = 0.5
 """After a registration the coordinator may refuse this node; that comes at once, or not at all."""
 
@@ -74,7 +77,7 @@ class Service:
         it hears that it was up, even of an agent that came when everything was over.
         """
         up = (READY,) if in_order and not self._up else ()
-        self._manager.notify(*up, STOPPING, status(how))
+        self._manager.notify(*up, STOPPING, status(how), patience_s=LAST_WORD_S)
 
     def _tick(self) -> None:
         self._say()
@@ -84,9 +87,10 @@ class Service:
     def _say(self) -> None:
         now_s = asyncio.get_running_loop().time()
         standing = self._look()
+        before = (self._said, self._up, self._alive_due_s, self._extend_due_s)
         lines = [*self._news(standing, now_s), *self._signs_of_life(standing, now_s)]
-        if lines:
-            self._manager.notify(*lines)
+        if lines and not self._manager.notify(*lines):  # it is behind with reading: the next time, then
+            self._said, self._up, self._alive_due_s, self._extend_due_s = before
 
     def _news(self, standing: Standing, now_s: float) -> list[str]:
         lines = []

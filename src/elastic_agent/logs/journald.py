@@ -1,7 +1,8 @@
 """The journal of systemd: an entry with fields for each line of the log, in the journal's own protocol.
 
 ``journalctl ELASTIC_RUN=digits -p warning`` finds what lines of text would hide. See "Native Journal Protocol" on
-systemd.io; a line that does not get through goes to stderr instead, which the journal reads too.
+systemd.io; a line that the journal does not take goes to stderr instead, which it reads too. While it hangs, lines are
+lost: training is worth more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ IDENTIFIER = "elastic-agent"
 PREFIX = "ELASTIC_"
 LARGEST_BYTES = 48 * 1024
 """Of one field. A datagram holds some 200 KB; larger ones need a file, and no line of ours is worth that."""
+
+PATIENCE_S = 0.5
+"""How long the journal may take for a line."""
 
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 _NOT_IN_A_NAME = re.compile(r"[^A-Z0-9_]")
@@ -69,6 +73,7 @@ class JournalHandler(logging.Handler):
         self._lines = StatusLine(stream)
         self._address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(PATIENCE_S)
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -81,6 +86,8 @@ class JournalHandler(logging.Handler):
             text = self.format(record)
             try:
                 self._socket.sendto(entry(json.loads(text)), self._address)
+            except TimeoutError:
+                pass  # stderr would lead to the same that hangs, and might hang for good
             except OSError:
                 self._lines.write_line(text)
         except Exception:  # as logging's own handlers do: a log line may not end the program

@@ -114,7 +114,7 @@ class Server:
             faulthandler.enable()  # its SIGABRT writes down where we hang
         self._coordinator.start()
         self._log.info(f"serving at {self._endpoint}", state_dir=str(self._state_dir))
-        self._manager.notify(READY, self._status())
+        self._manager.notify(READY, self._status(), patience_s=DIAL_TIMEOUT_S)
         while not (asked := self._stop.wait()) and not self._coordinator.failed:
             self._manager.notify(self._status())
         self._end(asked)
