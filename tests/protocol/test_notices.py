@@ -28,7 +28,7 @@ from elastic_agent.protocol.records import (
     decode,
     encode,
 )
-from tests.protocol.support import CRASH, SETTLE_S, STEP_S, TTL_S, Table, policy, running
+from tests.protocol.support import CRASH, SETTLE_S, STEP_S, TTL_S, Table, policy, running, world
 from tests.protocol.test_node import forming, sealed
 from tests.protocol.test_node import running as running_node
 from tests.protocol.test_node import starting as starting_node
@@ -232,6 +232,13 @@ def test_a_node_lost_while_saving_does_not_take_the_notice_with_it() -> None:
     table.all_say(State.RUNNING, "a", "b")
     table.wait(TIME_S)
     assert table.stand == (STOPPED, 2)
+
+
+def test_a_later_generation_that_is_heard_of_does_not_take_the_end_of_the_run_with_it() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", stop())
+    table.comes("c", history=History(6, world(6, "c-0", "d-0"), 0, ("c", "d")))
+    assert (table.stand, notice(table).ends) == ((FORMING, 7), True)
 
 
 def test_a_node_lost_after_it_has_saved_is_no_loss() -> None:

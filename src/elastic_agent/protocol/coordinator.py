@@ -19,7 +19,7 @@ from .leases import LeaseLedger, Sighting
 from .notices import hear
 from .records import NODE_ID_HELD, RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
 from .running import decide_running
-from .situation import FAR_S, Decision, PhaseClock, Situation, names, uncleared
+from .situation import FAR_S, Decision, PhaseClock, Situation, carried, names, uncleared
 
 ACK_PATIENCE_LEASES = 2.0
 """How many lease times the verdict is kept for live members that do not acknowledge it."""
@@ -98,7 +98,7 @@ class Coordinator:
         elif self.plan.is_terminal:
             decision = self._wind_up(now)
         elif higher is not None:
-            decision = self._above(higher)
+            decision = self._above(now, higher)
         elif (heard := hear(now)) is not None:
             decision = heard
         elif self.plan.phase is Phase.FORMING:
@@ -199,10 +199,10 @@ class Coordinator:
             later = [one for one in later if one.world is not None and one.world.generation > plan.generation]
         return max(reversed(later), key=lambda one: one.rank, default=None)
 
-    def _above(self, history: History) -> Decision:
+    @staticmethod
+    def _above(now: Situation, history: History) -> Decision:
         """Go above a later generation that was heard of only now; its world is to be cleared as well."""
-        plan = self.plan
-        assert plan is not None  # the caller looked
+        plan = now.plan
         awaiting = plan.awaiting + (plan.world.seats if plan.world is not None else ())
         later = msgspec.structs.replace(
             plan,
@@ -212,7 +212,7 @@ class Coordinator:
             charged=max(plan.charged, history.charged),
         )
         reason = f"generation {history.generation} was heard of; the next one goes above it"
-        return Decision(reason, forming_plan(later, reason, free=True))
+        return Decision(reason, forming_plan(later, reason, free=True, notice=carried(now)))
 
     # -- every phase ----------------------------------------------------------------------------
 

@@ -122,11 +122,3 @@ def after_notice(now: Situation, notice: Notice, joining: tuple[str, ...] = ()) 
         return Decision(notice.words, stopped(now, now.plan, notice))
     plan = forming_plan(now.plan, notice.words, free=True, notice=None, joining=joining)
     return Decision(notice.words, plan)
-
-
-def carried(now: Situation) -> Notice | None:
-    """What the workers of the next generation have to be told: only that the run ends."""
-    notice = now.plan.notice
-    if notice is None or not notice.ends:
-        return None
-    return msgspec.structs.replace(notice, left_s=now.notice_left_s)

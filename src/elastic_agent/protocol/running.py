@@ -6,9 +6,9 @@ import msgspec
 
 from .forming import forming_plan
 from .leases import Sighting
-from .notices import announce_growth, anybody_heeds, carried, decide_under_notice, has_yielded
+from .notices import announce_growth, anybody_heeds, decide_under_notice, has_yielded
 from .records import Failure, FailureKind, Growth, Phase, Seat, State, World
-from .situation import FAR_S, Decision, Situation, count, names
+from .situation import FAR_S, Decision, Situation, carried, count, names
 
 STABLE_S = 60.0
 """A world that ran this long has made progress: earlier losses of its nodes are forgotten."""

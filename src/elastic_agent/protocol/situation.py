@@ -183,6 +183,14 @@ def uncleared(situation: Situation) -> dict[str, float]:
     return waits
 
 
+def carried(now: Situation) -> Notice | None:
+    """What the workers of the next generation have to be told: only that the run ends."""
+    notice = now.plan.notice
+    if notice is None or not notice.ends:
+        return None
+    return msgspec.structs.replace(notice, left_s=now.notice_left_s)
+
+
 def unproven(plan: Plan) -> tuple[Seat, ...]:
     """Every seat whose workers may run: those of the plan's world, and those awaited before."""
     seats = {seat.incarnation: seat for seat in plan.awaiting}
