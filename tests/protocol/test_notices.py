@@ -234,6 +234,16 @@ def test_a_node_lost_while_saving_does_not_take_the_notice_with_it() -> None:
     assert table.stand == (STOPPED, 2)
 
 
+def test_the_next_world_is_told_how_much_time_is_left_when_it_begins() -> None:
+    table = heeding("a", "b", "c")
+    asks(table, "a", stop())
+    table.says("c", State.FAILED, failure=CRASH)
+    table.wait(4.0)
+    table.all_say(State.READY, "a", "b", "c")
+    assert table.stand == (RUNNING, 2)
+    assert notice(table).left_s == pytest.approx(TIME_S - 4.0, abs=STEP_S)
+
+
 def test_a_later_generation_that_is_heard_of_does_not_take_the_end_of_the_run_with_it() -> None:
     table = heeding("a", "b")
     asks(table, "a", stop())

@@ -12,7 +12,7 @@ import msgspec
 from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
 from .records import Failure, FailureKind, Phase, Plan, State, World
-from .situation import FAR_S, Decision, Situation, count, names, stopped, uncleared, unproven
+from .situation import FAR_S, Decision, Situation, carried, count, names, stopped, uncleared, unproven
 
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is condemned."""
@@ -197,6 +197,7 @@ def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
             joining=(),
             losses=_losses(now, len(seats)),
             order=remember(plan.order, seats),
+            notice=carried(now),
             leaving=tuple(key for key in plan.leaving if not _departed(now, key)),
         ),
     )
