@@ -28,7 +28,7 @@ from elastic_agent.protocol.records import (
     decode,
     encode,
 )
-from tests.protocol.support import CRASH, SETTLE_S, STEP_S, TTL_S, Table, policy, running, world
+from tests.protocol.support import CRASH, NO_START, SETTLE_S, STEP_S, TTL_S, Table, policy, running, world
 from tests.protocol.test_node import forming, sealed
 from tests.protocol.test_node import running as running_node
 from tests.protocol.test_node import starting as starting_node
@@ -401,6 +401,16 @@ def test_too_few_for_any_allowed_size_waits_for_the_next_one() -> None:
         table.comes(node)
     table.wait(10.0)
     assert "waiting for 1 more of at least 4 nodes" in table.last.reason
+
+
+def test_nodes_that_could_not_start_are_not_left_out_of_a_world_that_needs_them() -> None:
+    table = running("a", "b", rules=policy(min_nodes=1, node_counts=(2,)))
+    for generation in (1, 2):
+        table.says("b", State.FAILED, failure=NO_START)
+        assert table.stand == (FORMING, generation + 1)
+        table.all_say(State.READY, "a", "b")
+        table.wait(SETTLE_S)
+        assert (table.stand, table.world) == ((RUNNING, generation + 1), ["a", "b"]), table.last.reason
 
 
 def test_a_policy_without_any_allowed_size_is_no_record() -> None:

@@ -78,7 +78,7 @@ def _charge(now: Situation) -> bool:
     if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
         return True
     stuck = now.plan.start_failures.get(now.plan.failed_node or "", 0) >= 2
-    return stuck and len([one for one in now.ready() if not now.held_back(one)]) < now.policy.min_nodes
+    return stuck and not now.policy.fit(len([one for one in now.ready() if not now.held_back(one)]))
 
 
 def _departed(now: Situation, incarnation: str) -> bool:
@@ -122,8 +122,10 @@ def _choose(now: Situation, ready: list[Sighting]) -> list[Sighting]:
     staying = [one for one in good if one.member.node_id in seated]
     others = [one for one in good if one.member.node_id not in seated]
     chosen = (staying + others)[: now.policy.max_nodes]
-    missing = now.policy.min_nodes - len(chosen)
-    return chosen + spare[:missing] if missing > 0 else chosen
+    if now.policy.fit(len(chosen)):
+        return chosen
+    missing = now.policy.least_fit(len(chosen)) - len(chosen)
+    return chosen + spare[:missing]
 
 
 def _await_more(now: Situation, chosen: list[Sighting]) -> Decision:
