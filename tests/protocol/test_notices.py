@@ -298,6 +298,19 @@ def test_who_comes_to_the_same_store_after_the_stop_goes_on_with_the_run() -> No
     assert table.stand == (FORMING, 2)
 
 
+def test_who_lost_its_lease_while_the_run_was_stopped_does_not_take_it_up_again() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", stop())
+    table.all_say(State.YIELDED, "a", "b")
+    table.wait(STEP_S)
+    table.comes("b", life=2, replaces=("b-1",), met=True)
+    table.says("a", State.LEFT)
+    assert table.stand == (STOPPED, 1), "it has yet to hear of the stop"
+    table.says("b", State.LEFT)
+    assert table.stand == (STOPPED, 1)
+    assert table.last.done
+
+
 def test_a_stopped_run_is_not_over_and_not_taken_up_again_while_workers_of_it_may_run() -> None:
     table = running("a", "b", rules=policy(min_nodes=1))
     for node in ("a", "b"):
@@ -484,6 +497,16 @@ def test_a_stopped_run_ends_a_node_that_was_in_it_but_not_one_that_comes_later()
     newcomer = type(node)("c-1")
     assert newcomer.plan_changed(over) == []
     assert newcomer.plan_changed(forming(2, 10)) == [Announce(State.READY, 2)]
+
+
+def test_a_node_remembers_over_a_lost_lease_that_it_met_the_run() -> None:
+    node = running_node()
+    assert node.met
+    node.lease_lost("the lease ran out")
+    node.stopped()
+    node.rejoined("a-2")
+    assert node.met
+    assert not type(node)("c-1").met
 
 
 def test_what_was_asked_stands_until_it_came_true() -> None:

@@ -364,7 +364,7 @@ class Supervisor:
         self._log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
         self._journal("rejoin", incarnation=incarnation)
         self._parts.new_life(incarnation)
-        self._parts.session.rejoin(incarnation)
+        self._parts.session.rejoin(incarnation, met=self.node.met)
         self._perform(self.node.rejoined(incarnation))
 
     def _journal(self, event: str, **details: object) -> None:

@@ -288,13 +288,16 @@ class Coordinator:
 
     @staticmethod
     def _newcomers_after_stop(now: Situation, until_s: float) -> list[Sighting]:
-        """Nodes that came after the run was stopped: they want to go on with it."""
+        """Nodes that came after the run was stopped: they want to go on with it.
+
+        Not who was in it and only comes back, its lease having been lost: that has yet to hear that it was stopped.
+        """
         if now.plan.phase is not Phase.STOPPED:
             return []
         return [
             one
             for one in now.by_node.values()
-            if (one.member.state, one.member.generation) == (State.READY, 0)
+            if (one.member.state, one.member.generation, one.member.met) == (State.READY, 0, False)
             and (one.first_seen_s > now.clock.since_s or now.now_s >= until_s)
         ]
 

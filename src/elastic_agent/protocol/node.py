@@ -144,6 +144,11 @@ class Node:
         self._lease_lost: str | None = None
         self._ending: Depart | None = None
 
+    @property
+    def met(self) -> bool:
+        """Whether this node has seen the run going on; to be said by every later incarnation of it."""
+        return self._met
+
     # -- the plan -------------------------------------------------------------------------------
 
     def plan_changed(self, plan: Plan) -> list[Action]:

@@ -278,6 +278,8 @@ class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """Workers of this node look at notices."""
     ask: Ask | None = None
     """Until the coordinator has heard it."""
+    met: bool = False
+    """Its agent has seen the run going on, under an earlier incarnation. Once the run is stopped, it leaves with it."""
 
 
 class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -162,8 +162,13 @@ class Session:
         self._prepare = world
         self._wake.set()
 
-    def rejoin(self, incarnation: str) -> None:
-        """Register as a new incarnation that replaces the present one, whose workers are gone."""
+    def rejoin(self, incarnation: str, *, met: bool = False) -> None:
+        """Register as a new incarnation that replaces the present one, whose workers are gone.
+
+        Args:
+            incarnation: the new one.
+            met: whether the node has seen the run going on.
+        """
         replaces = (*self.member.replaces, self.member.incarnation)[-64:]
         self.member = msgspec.structs.replace(
             self.member,
@@ -173,6 +178,7 @@ class Session:
             generation=0,
             failure=None,
             bootstrap=None,
+            met=met,
         )
         self._lease = None
         self._prepare = None
