@@ -11,6 +11,10 @@ coordinator (:mod:`.candidate`), and what the real transport compares in transac
 etcd lose its data, whoever is elected first is taken to know the run's newest generation from its disk; and what
 happens to an agent that comes back after the run was removed is not looked at.
 
+Workers heed stop notices in most seeds, and then save and leave together (:mod:`.job`); who asks for a notice, and
+what happens when nobody answers, is in :mod:`.asking`, the rules of it in :mod:`.notice_rules`. Nodes that were started
+after a run was stopped go on with it in the store that is there; a *finished* run is begun anew in a new one only.
+
 :mod:`.checker` knows the truth about every worker and holds it against the rules of the design.
 
 ``python -m tests.simulator --seeds 2000`` runs many seeds; ``--seed 17 --story`` tells what happened in one.

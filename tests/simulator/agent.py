@@ -24,8 +24,10 @@ from elastic_agent.protocol.node import (
     Depart,
     Grace,
     Node,
+    Notify,
     Prepare,
     Rejoin,
+    Request,
     StartWorkers,
     StopWorkers,
 )
@@ -36,6 +38,7 @@ from elastic_agent.protocol.records import (
     FailureKind,
     Lease,
     Member,
+    Notice,
     Phase,
     Plan,
     State,
@@ -44,6 +47,7 @@ from elastic_agent.protocol.records import (
     encode,
 )
 
+from .asking import Asking
 from .candidate import Candidate
 from .guard import Group, Guard
 from .kernel import Inbox, Routine
@@ -61,6 +65,8 @@ POINTS: dict[type, str] = {
     StartWorkers: "start",
     StopWorkers: "stop",
     Rejoin: "rejoin",
+    Request: "request",
+    Notify: "notice",
 }
 """Where a trap may wait (see :mod:`.faults`)."""
 
@@ -85,6 +91,7 @@ class Agent:
         self.outcome: Depart | None = None
         self.unreachable = False
         self.asked_to_leave = False
+        self.asking = Asking(cluster, self)
         self.store_id: str | None = None
         """The store this incarnation is registered in."""
         self.plan: Plan | None = None
@@ -190,8 +197,24 @@ class Agent:
                 self._stop(action)
             elif isinstance(action, Rejoin):
                 self._rejoin(action)
+            elif isinstance(action, Request):
+                self.member = msgspec.structs.replace(self.member, ask=action.ask)
+                self._writer_mail.put(None)
+            elif isinstance(action, Notify):
+                self._notify(action.notice)
             else:
-                self.outcome = action
+                self._depart(action)
+
+    def _depart(self, action: Depart) -> None:
+        self.outcome = action
+        self.cluster.checker.notices.departs(self, action)
+
+    def _notify(self, notice: Notice) -> None:
+        """Write the notice where the workers look."""
+        group = self.guard.group
+        if group is not None:
+            self.cluster.story(self.name, "tells its workers: {}", notice.words)
+            self.cluster.job.told(group, notice)
 
     def _announce(self, said: Announce) -> None:
         ready = said.state is State.READY
@@ -201,6 +224,7 @@ class Agent:
             state=said.state,
             generation=said.generation,
             failure=said.failure,
+            heeds=said.heeds,
             bootstrap=offer,
             slots=self.holder.slots() if ready else self.member.slots,
             history=self.machine.disk,
@@ -212,7 +236,11 @@ class Agent:
         old = self.incarnation
         self.incarnation = self.cluster.new_incarnation(self.holder)
         self.cluster.story(self.name, "rejoins as {}: {}", self.incarnation, action.reason)
-        self.member = self._first_record((*self.member.replaces, old))
+        first = self._first_record((*self.member.replaces, old))
+        # what was asked for and not heard is said again by the new incarnation
+        self.member = msgspec.structs.replace(
+            first, ask=self.member.ask, heeds=self.member.heeds, met=self.node.met
+        )
         self.cluster.embodied(self)
         self.held, self._in_store, self.store_id = None, None, None
         self._carry_out(self.node.rejoined(self.incarnation))
@@ -240,6 +268,11 @@ class Agent:
             return self.node.failed(group.generation, failure)
 
         self.process.do(self.post_always, tell)
+
+    def group_left(self, group: Group) -> None:
+        """Workers saved and left after a notice."""
+        self.cluster.at("yield", self)
+        self.process.do(self.post_always, lambda: self.node.yielded(group.generation))
 
     def _stop(self, action: StopWorkers) -> None:
         if self._stopping is not None:
@@ -377,7 +410,8 @@ class Agent:
         incarnation, new_store = self.incarnation, self.store_id is not None
         lease = Lease(incarnation, self.cluster.policy.lease_ttl_s)
         sent_s = self._sent_s(connection, lease)
-        data = yield from connection.register(incarnation, encode(lease), self.cluster.call_s())
+        member = encode(self.member)
+        data = yield from connection.register(incarnation, encode(lease), member, self.cluster.call_s())
         if incarnation != self.incarnation or (new_store and self.held is None):
             return
         found = decode(Lease, data)
@@ -510,5 +544,6 @@ class Agent:
         if self.plan is None or plan.version > self.plan.version:
             self.plan = plan
             self.cluster.at("plan read", self)
+            self.cluster.checker.notices.read(self, plan)
             self.machine.remember(plan.history())
             self.post(lambda: self.node.plan_changed(plan))

@@ -18,6 +18,7 @@ from elastic_agent.protocol.records import (
 )
 
 from .guard import Group
+from .notice_rules import NoticeRules
 from .store import readable
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Checker:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.notices = NoticeRules(cluster, self)
         self.live: list[Group] = []
         self.worlds: dict[int, bytes] = {}
         """Generation → its world as first seen, published or run."""
@@ -76,8 +78,11 @@ class Checker:
 
     def step(self) -> None:
         """Rules about workers: one generation at a time, and none past its node's deadline."""
+        margin_s = self.cluster.policy.fence_margin_s
         for group in self.live:
-            if group.agent.machine.paused:
+            agent = group.agent
+            machine = agent.machine
+            if machine.paused:
                 continue  # the exception for hosts paused as a whole: nothing runs there
             if group.generation != self.newest_run and not self._being_killed_after_thaw(group):
                 self.broken(
@@ -85,7 +90,8 @@ class Checker:
                     f"workers of generation {group.generation} run on {group.agent.name} "
                     f"while generation {self.newest_run} has begun",
                 )
-            self._not_past_the_fence(group)
+            if machine.clock() > agent.guard.deadline_s + margin_s or agent.died_s is not None:
+                self._not_past_the_fence(group)
 
     def _not_past_the_fence(self, group: Group) -> None:
         machine, margin_s = group.agent.machine, self.cluster.policy.fence_margin_s
@@ -214,7 +220,8 @@ class Checker:
             self._first_of_store(plan)
         if plan.phase is Phase.RUNNING and (before is None or before.phase is not Phase.RUNNING):
             self._sealed(before, plan, seen)
-        if plan.phase in (Phase.FINISHED, Phase.FAILED):
+        self.notices.published(store, before, plan, seen)
+        if plan.is_terminal:
             self._ended(before, plan, seen)
         self._refusals(before, plan)
         if plan.phase is not Phase.FORMING:
@@ -224,8 +231,12 @@ class Checker:
 
     def begin_again(self) -> None:
         """A new run begins under the same name: above the old generations, with the whole budget."""
+        stopped = self.final is not None and self.final.phase is Phase.STOPPED
         self.final = None
         self.forming_since_s = self.cluster.kernel.now
+        if stopped:
+            return  # the same run goes on
+        self.cluster.job.begin_anew()
         self._intended_charge = {0: 0}
         self.charged_of[self.newest_sealed] = 0
 
@@ -237,6 +248,8 @@ class Checker:
     def _follows(self, store: Store, before: Plan, plan: Plan, seen: Seen) -> None:
         rule = "safety 4 (generations only grow)"
         self.require(plan.generation >= before.generation, rule, f"{before.generation} → {plan.generation}")
+        if self._next_life(before, plan, seen):
+            self.final = None
         self.require(self.final is None or plan.phase is self.final.phase, "the verdict stands", plan.reason)
         sealing = before.phase is Phase.FORMING and plan.phase is Phase.RUNNING
         if not sealing:
@@ -246,6 +259,19 @@ class Checker:
             if plan.free:
                 self._really_free(plan, seen)
 
+    def _next_life(self, before: Plan, plan: Plan, seen: Seen) -> bool:
+        """Whether a stopped run is taken up again, by somebody who came for that."""
+        if before.phase is not Phase.STOPPED or plan.phase is not Phase.FORMING:
+            return False
+        came = [
+            key
+            for key, (one, _) in seen.items()
+            if (one.state, one.generation) == (State.READY, 0) and not self.cluster.agents[key].node.met
+        ]
+        self.require(bool(came), "the verdict stands", "nobody came to go on with the stopped run")
+        self.require(plan.generation == before.generation + 1, "the next life", "its generation")
+        return True
+
     def _has_a_cause(self, store: Store, before: Plan, plan: Plan) -> None:
         """A change of coordinator alone is none: by what is in the store, somebody departed, failed or joins."""
         assert before.world is not None  # it ran
@@ -253,6 +279,8 @@ class Checker:
             return
         if plan.failure is not None or plan.joining or plan.generation > before.generation + 1:
             return
+        if before.notice is not None:
+            return  # whether it ended in its time is a rule of notices
         for seat in before.world.seats:
             record, lease = store.members.get(seat.incarnation), store.leases.get(seat.incarnation)
             if record is None or lease is None or decode(Lease, lease).condemned:
@@ -273,13 +301,16 @@ class Checker:
             for member, _ in seen.values()
         )
         truly = dropped or higher or any(departed(seat.incarnation, seen) for seat in plan.awaiting)
+        truly = truly or plan.failure is None  # after a notice
         self.require(truly, "safety 5 (budget)", "a failure is not charged though nobody departed")
 
     def _first_of_store(self, plan: Plan) -> None:
         most = max(self._intended_charge.values(), default=0)
         least = self.charged_of.get(self.newest_sealed, 0)
         self.require(least <= plan.charged <= most, "safety 5 (budget)", f"a new store says {plan.charged}")
-        if self.final is not None:
+        if self.final is not None and self.final.phase is Phase.STOPPED:
+            self.final = None  # whoever lost the store before hearing of it, or came since, goes on
+        elif self.final is not None:
             self.require(
                 plan.phase is self.final.phase, "the verdict stands", f"a new store says {plan.phase}"
             )
@@ -361,6 +392,8 @@ class Checker:
             truth = self.cluster.job.of(plan.generation)
             missing = {seat.incarnation for seat in plan.world.seats} - truth.succeeded
             self.require(not missing, "finished when all succeeded", f"{missing} did not")
+        elif plan.phase is Phase.STOPPED:
+            pass  # see the rules of notices
         elif "restarts" in plan.reason:
             assert before is not None
             self.require(
@@ -376,9 +409,9 @@ class Checker:
     def watch_liveness(self) -> None:
         """From the end of the faults on: no formation takes longer than promised."""
         cluster = self.cluster
-        if cluster.over or self.final is not None:
+        if cluster.over or (self.final is not None and self.final.phase is not Phase.STOPPED):
             return
-        enough = len(cluster.healthy()) >= cluster.policy.min_nodes
+        enough = cluster.enough_healthy()
         since_s = max(self.forming_since_s or 0.0, cluster.scenario.quiet_s)
         late = cluster.kernel.now - since_s > cluster.scenario.bound_s
         if enough and late and self.forming_since_s is not None:

@@ -160,6 +160,12 @@ class Cluster:
         self.agents: dict[str, Agent] = {}
         """Incarnation → its agent."""
         self.gone: list[Agent] = []
+        self.told_to_leave: set[str] = set()
+        """Nodes of which somebody asked that they leave."""
+        self.ongoing = 0
+        """Faults that last and are not undone yet."""
+        self.troubled_s = 0.0
+        """When anything last went wrong, was put right, or was started."""
         self._incarnations = 0
         self._build()
 
@@ -195,6 +201,7 @@ class Cluster:
     def serve(self) -> None:
         """Start a process that hosts the store outside any agent."""
         if not self.endpoint.serving and not self.over:
+            self.trouble()
             self.endpoint.open(self.endpoint.machine.process("serve"))
 
     # -- agents ---------------------------------------------------------------------------------
@@ -214,6 +221,7 @@ class Cluster:
         """The operator, systemd or Slurm starts the agent of this node."""
         if not holder.machine.up or (holder.agent is not None and holder.agent.process.alive) or self.over:
             return
+        self.trouble()
         workers_gone = not any(group.agent.holder is holder for group in self.checker.live)
         proven = workers_gone and self.kernel.random.random() < 0.5
         replaces = tuple(holder.incarnations) if proven or "no proof" in self.quirks else ()
@@ -225,6 +233,7 @@ class Cluster:
     def crash_agent(self, holder: Seatholder, restart_after_s: float | None) -> None:
         """SIGKILL the agent."""
         agent = holder.agent
+        self.trouble()
         if agent is not None and agent.process.alive:
             self.story(agent.name, "is killed")
             if agent.machine.paused:  # the signal is delivered at the thaw
@@ -242,6 +251,15 @@ class Cluster:
     def departed(self, agent: Agent) -> None:
         """An agent's process ends by itself, its part being over."""
         self.gone.append(agent)
+        assert agent.outcome is not None  # it departed
+        if self.scenario.requeued and agent.outcome.outcome is Outcome.STOPPED and agent.holder.wanted:
+            wait_s = self.kernel.random.choice((0.1, 3.0)) * self.kernel.random.random()
+            self.kernel.after(wait_s, self.start, agent.holder)
+
+    def may_go_on(self, plan: Plan) -> bool:
+        """Whether somebody is on the way to a stopped run, and its coordinator is no agent that waits to depart."""
+        present = any(one.agent and one.agent.process.alive and not one.agent.outcome for one in self.holders)
+        return plan.phase is Phase.STOPPED and self.scenario.hosting in ("serve", "cluster") and present
 
     def run_over(self, coordination: Coordination) -> None:
         """A coordinator has nothing left to do."""
@@ -334,10 +352,20 @@ class Cluster:
         """The stop deadline an agent announces."""
         return self.scenario.stop_s
 
+    def looks_after_s(self) -> float:
+        """How long workers run until they begin to look at notices."""
+        return self.scenario.looks_after_s * self.kernel.random.random()
+
+    def save_takes_s(self) -> float:
+        """How long it takes all ranks to save."""
+        return self.scenario.save_s * self.kernel.random.uniform(0.2, 1.0)
+
     def work_s(self) -> float:
         """How long a world runs until its work is done."""
         if self.calm and any(holder.spoilt for holder in self.holders):
             return self.kernel.random.uniform(3.0, 6.0)  # only done if that one does not disturb for ever
+        if self.calm and self.scenario.last_ask is not None and self.checker.notices.stopped is None:
+            return self.kernel.random.uniform(8.0, 14.0)  # time to ask while it runs
         if self.calm:
             return self.kernel.random.uniform(0.5, 1.5)
         return self.scenario.work_s * self.kernel.random.uniform(0.5, 1.5)
@@ -348,6 +376,7 @@ class Cluster:
         """A place in the coordinator's code where its process may be killed; how long to stay there."""
         if self.armed_crash == where and self.scenario.hosting != "cluster":
             self.armed_crash = None
+            self.trouble()
             self.story(process.name, "is killed just {}", where)
             process.kill()
             restart_s = self.kernel.random.choice((0.1, 1.0, 6.0))
@@ -389,10 +418,31 @@ class Cluster:
             and holder.agent.outcome is None
         ]
 
+    def enough_healthy(self, but: int = 0) -> bool:
+        """Whether the nodes that are well make a world that is allowed, ``but`` so many of them."""
+        return self.policy.fit(len(self.healthy()) - but) > 0
+
+    # -- how long all has been well -------------------------------------------------------------
+
+    def trouble(self) -> None:
+        """Something goes wrong now, or is put right."""
+        self.troubled_s = self.kernel.now
+
+    def well_for_s(self) -> float:
+        """For how long nothing has gone wrong, and nothing is about to; 0 if that cannot be told."""
+        lurking = self.traps or self.armed_crash or self.armed_freeze or self.unreachable or self.network.loss
+        hampered = any(
+            one.spoilt or one.failing_starts or one.hanging_starts or one.unkillable_stops or one.impostor
+            for one in self.holders
+        )
+        if self.ongoing or lurking or hampered or not self.endpoint.serving or self.network.stray:
+            return 0.0
+        return self.kernel.now - self.troubled_s
+
     def check_too_few(self, plan: Plan) -> None:
         """A run that fails for want of nodes must really lack them."""
         calm_for_s = self.kernel.now - self.scenario.quiet_s
-        if calm_for_s > self.scenario.bound_s and len(self.healthy()) >= self.policy.min_nodes:
+        if calm_for_s > self.scenario.bound_s and self.enough_healthy():
             self.checker.broken("liveness", f"{len(self.healthy())} nodes are well, yet: {plan.reason}")
 
     def check_refusal(self, incarnation: str, why: str) -> None:
@@ -430,6 +480,9 @@ class Cluster:
             return verdict is Phase.FINISHED
         if outcome is Outcome.FAILED:
             return verdict is Phase.FAILED
+        if outcome is Outcome.STOPPED:
+            return self.checker.notices.stopped is not None
         if outcome is Outcome.DRAINED:
-            return agent.asked_to_leave or agent.unreachable
+            told = agent.holder.node_id in self.told_to_leave
+            return agent.asked_to_leave or agent.unreachable or told
         return True

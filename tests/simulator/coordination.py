@@ -139,7 +139,7 @@ class Coordination:
             if decision.plan is not None:
                 yield from self._publish(core, decision.plan)
             elif not acted:
-                if decision.done and core.plan is not None:
+                if decision.done and core.plan is not None and not self.cluster.may_go_on(core.plan):
                     self.machine.remember(core.plan.history(settled=True))
                     yield from self._clear_away()
                     self.over = True

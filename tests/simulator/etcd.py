@@ -114,11 +114,12 @@ class Etcd(Store):
         """Its lease, or that it was forgotten."""
         return GONE if incarnation in self._graves else self.leases.get(incarnation)
 
-    def register_after(self, incarnation: str, expected: bytes | None, lease: bytes) -> bool:
-        """Write the lease if it is as it was read."""
+    def register_after(self, incarnation: str, expected: bytes | None, lease: bytes, member: bytes) -> bool:
+        """Write both records if the lease is as it was read."""
         if incarnation in self._graves or self.leases.get(incarnation) != expected:
             return False
         self.leases[incarnation] = lease
+        self._first_word(incarnation, member)
         self.checker.renewed(incarnation)
         self._keep(incarnation)
         return True
@@ -235,7 +236,7 @@ class EtcdConnection(Connection):
 
     store: Etcd
 
-    def register(self, incarnation: str, lease: bytes, timeout_s: float) -> Routine:
+    def register(self, incarnation: str, lease: bytes, member: bytes, timeout_s: float) -> Routine:
         """Write the lease, unless it was condemned; the lease as it then stands."""
         while True:
             before = yield from self.call("look_up", incarnation, timeout_s=timeout_s)
@@ -247,7 +248,8 @@ class EtcdConnection(Connection):
                 if earlier.condemned:
                     return before
                 wanted = encode(msgspec.structs.replace(decode(Lease, lease), beat=earlier.beat + 1))
-            done = yield from self.call("register_after", incarnation, before, wanted, timeout_s=timeout_s)
+            args = (incarnation, before, wanted, member)
+            done = yield from self.call("register_after", *args, timeout_s=timeout_s)
             if done:
                 return wanted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic_agent.protocol.records import Failure, FailureKind
+from elastic_agent.protocol.records import Cause, Failure, FailureKind
 
 from .agent import Agent
 from .cluster import Cluster, Seatholder
@@ -45,6 +45,7 @@ class Faults:
     def _strike(self, kind: str, victim: Seatholder | None) -> None:
         if self.cluster.over or self.cluster.calm:
             return
+        self.cluster.trouble()
         self._victim = victim
         getattr(self, "_" + kind.replace(" ", "_"))()
         self._victim = None
@@ -56,6 +57,7 @@ class Faults:
     def _trap(self) -> None:
         """Let something go wrong at the very moment that a node gets to some point."""
         points = ("announce", "prepare", "start", "stop", "rejoin", "renewal sent", "renewed", "plan read")
+        points += ("request", "notice", "yield")
         kinds = ("agent crash", "agent freeze", "host pause", "partition", "deaf", "drain", "slow network")
         self.cluster.traps.append((self.random.choice(points), self.random.choice(kinds), self._victim))
 
@@ -77,8 +79,7 @@ class Faults:
             if not self.cluster.calm:
                 self.cluster.traps.append(("renewed", "partition", victim))
 
-        self._undo.append(heal)
-        self.kernel.after(ttl_s * self.random.uniform(0.3, 0.7), heal)
+        self._undo_after(ttl_s * self.random.uniform(0.3, 0.7), heal)
 
     def spring(self, kind: str, victim: Seatholder) -> None:
         """A node walked into a trap."""
@@ -89,11 +90,17 @@ class Faults:
         """Undo this after a while, at the latest when the faults are over."""
         ttl_s = self.cluster.policy.lease_ttl_s
         wait_s = ttl_s * self.random.choice((0.3, 1.0, 1.3, 2.0, 3.0)) * self.random.uniform(0.6, 1.1)
+        self._undo_after(wait_s, undo)
+
+    def _undo_after(self, wait_s: float, undo: Callable[[], None]) -> None:
         done: list[bool] = []
+        self.cluster.ongoing += 1
 
         def once() -> None:
             if not done:
                 done.append(True)
+                self.cluster.ongoing -= 1
+                self.cluster.trouble()
                 undo()
 
         self._undo.append(once)
@@ -104,6 +111,7 @@ class Faults:
         cluster = self.cluster
         cluster.story("faults", "are over")
         cluster.calm = True
+        cluster.trouble()
         for undo in self._undo:
             undo()
         cluster.armed_crash = None
@@ -118,6 +126,21 @@ class Faults:
             holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = 0
         self.kernel.after(0.0, self._bring_back)  # after what the thaws bring about
         cluster.job.hurry()
+        if cluster.scenario.last_ask is not None:
+            self.kernel.after(self.random.uniform(4.0, 9.0), self._ask_last)
+
+    def _ask_last(self) -> None:
+        """Nothing else goes wrong any more: what is asked for now must come true in time."""
+        agent = self._present()
+        if self.cluster.over or agent is None:
+            return
+        self._victim = agent.holder
+        getattr(self, "_" + str(self.cluster.scenario.last_ask).replace(" ", "_"))()
+        self._victim = None
+
+    def _present(self) -> Agent | None:
+        agents = [one.agent for one in self.cluster.healthy() if one.agent is not None]
+        return self.random.choice(agents) if agents else None
 
     def _bring_back(self) -> None:
         """Start again whatever is down, but for what was meant to leave."""
@@ -213,7 +236,7 @@ class Faults:
         """One node is never well again, if there are enough others."""
         cluster, kind = self.cluster, self.cluster.scenario.gremlin
         candidates = [one for one in cluster.healthy() if one.machine is not cluster.endpoint.machine]
-        if kind is None or not candidates or len(cluster.healthy()) <= cluster.policy.min_nodes:
+        if kind is None or not candidates or not cluster.enough_healthy(but=1):
             return
         holder = self.random.choice(candidates)
         holder.spoilt = True
@@ -238,7 +261,7 @@ class Faults:
     def _relieve(self, holder: Seatholder) -> None:
         """Make the node well when others left and the run cannot do without it."""
         cluster = self.cluster
-        if len(cluster.healthy()) >= cluster.policy.min_nodes:
+        if cluster.enough_healthy():
             self.kernel.after(1.0, self._relieve, holder)
             return
         cluster.story(holder.node_id, "is well again, as it is needed")
@@ -346,8 +369,41 @@ class Faults:
         if agent is not None and agent.process.alive and agent.outcome is None:
             self.cluster.story(agent.name, "is asked to leave")
             holder.wanted = False
-            agent.asked_to_leave = True
-            agent.process.do(agent.post_always, lambda: agent.node.drain("asked to leave"))
+            in_good_order = self.random.random() < 0.5
+            agent.process.do(agent.asking.drain if in_good_order else agent.asking.drain_at_once)
+
+    def _asker(self) -> Agent | None:
+        agent = self._some().agent
+        return agent if agent is not None and agent.process.alive and agent.outcome is None else None
+
+    def _drain_other(self) -> None:
+        """Somebody at one node wants another to leave."""
+        asker, holder = self._asker(), self.random.choice(self.cluster.holders)
+        if asker is None:
+            return
+        self.cluster.story(asker.name, "is asked that {} leaves", holder.node_id)
+        for one in self.cluster.holders:
+            if one.node_id == holder.node_id:
+                one.wanted = False
+        self.cluster.told_to_leave.add(holder.node_id)
+        left_s = self.random.choice((0.3, 2.0, 10.0))
+        asker.process.do(asker.asking.drain_other, holder.node_id, left_s)
+
+    def _stop(self) -> None:
+        """The scheduler, or a person, wants the whole run to end."""
+        asker = self._asker()
+        if asker is None:
+            return
+        self.cluster.story(asker.name, "is asked to have the run stopped")
+        cause = self.random.choice((Cause.PREEMPTED, Cause.WALLTIME, Cause.OPERATOR))
+        left_s = self.random.choice((0.0, 0.3, 2.0, 10.0, 40.0))
+        asker.process.do(asker.asking.stop, cause, left_s)
+
+    def _asked_twice(self) -> None:
+        """Several people want something at once."""
+        for _ in range(self.random.randint(2, 3)):
+            self._victim = self.random.choice((None, self._victim))
+            self.random.choice((self._drain, self._drain_other, self._stop))()
 
     def _impostor(self) -> None:
         """A second agent with the explicit id of another."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_agent.protocol.records import World
+from elastic_agent.protocol.records import Notice, World
 
 from .kernel import Inbox, Routine
 
@@ -32,12 +32,16 @@ class Group:
     exited: str | None = None
     dying: bool = False
     started: bool = False
+    looks: bool = False
+    """The workers look at notices by now."""
+    notice: Notice | None = None
+    """What was written where they look."""
+    told_s: float = 0.0
     ends: list[Inbox] = field(default_factory=list)
 
-    @property
-    def generation(self) -> int:
-        """The generation the workers belong to."""
-        return self.world.generation
+    def __post_init__(self) -> None:
+        self.generation = self.world.generation
+        """The generation the workers belong to; looked at after every step."""
 
 
 class Guard:

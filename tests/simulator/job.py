@@ -1,11 +1,16 @@
-"""What the workers do: start, work together, fail together, finish."""
+"""What the workers do: start, work together, fail together, finish; and, where they heed notices, save and leave.
+
+Training is a number of steps, counted only while the whole world works. A checkpoint is a number too, kept outside of
+machines; whoever begins to train begins there. All ranks of a world look at notices in the same step, so that nothing
+is saved before all of them have begun to look, and then all save and leave together.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_agent.protocol.records import Failure, FailureKind
+from elastic_agent.protocol.records import Failure, FailureKind, Notice
 
 from .guard import Group
 from .kernel import Routine
@@ -13,6 +18,10 @@ from .kernel import Routine
 if TYPE_CHECKING:
     from .agent import Agent
     from .cluster import Cluster
+
+
+STEP_S = 0.1
+LOOK_AGAIN_S = 0.1
 
 
 @dataclass
@@ -27,6 +36,37 @@ class Generation:
     failed: bool = False
     """A worker really failed or hung (for whatever reason) and its agent was there to see it."""
     finishing: bool = False
+    began_s: float | None = None
+    """When the whole world began to train."""
+    base: int = 0
+    """The step it began at."""
+    trained: int | None = None
+    """The step it got to, once it does not train any more."""
+    agreed: bool = False
+    """Its workers are going to save and leave."""
+    saving: bool = False
+    saved: int | None = None
+    """The step at which they saved before they left."""
+
+    @property
+    def everybody(self) -> bool:
+        """Whether the whole world was started."""
+        groups = self.groups.values()
+        seats = len(next(iter(groups)).world.seats) if groups else 0
+        return seats > 0 and len(groups) == seats and all(one.started for one in groups)
+
+    @property
+    def all_left(self) -> bool:
+        """Whether all saved and left, with nobody lost, failed or stopped over it."""
+        ends = [one.exited for one in self.groups.values()]
+        saved = self.everybody and self.saved is not None and not self.failed
+        return saved and set(ends) <= {"left", "success"}
+
+    def step_at(self, now_s: float) -> int:
+        """How far it is trained."""
+        if self.trained is not None or self.began_s is None:
+            return self.base if self.trained is None else self.trained
+        return self.base + int((now_s - self.began_s) / STEP_S)
 
 
 class Job:
@@ -36,6 +76,9 @@ class Job:
         self.cluster = cluster
         self.kernel = cluster.kernel
         self.generations: dict[int, Generation] = {}
+        self.checkpoint = 0
+        """The step that was saved last; outside of all machines."""
+        self.heeds = cluster.scenario.heeds
 
     def of(self, number: int) -> Generation:
         """The truth about a generation."""
@@ -57,7 +100,10 @@ class Job:
             return
         group.started = True
         agent.post_always(lambda: agent.node.started(group.generation))
+        self._maybe_train(self.of(group.generation), group.generation)
         self._maybe_finish(self.of(group.generation))
+        if self.heeds:
+            self.kernel.after(self.cluster.looks_after_s(), agent.guard.process.do, self._look, group)
 
     def born(self, group: Group) -> None:
         """Workers exist."""
@@ -66,7 +112,8 @@ class Job:
     def ended(self, group: Group) -> None:
         """Workers are gone; if not by success, those of other nodes notice sooner or later."""
         generation = self.of(group.generation)
-        if group.exited == "success":
+        generation.trained = generation.step_at(self.kernel.now)
+        if group.exited in ("success", "left"):
             return
         generation.spoilt = True
         for other in generation.groups.values():
@@ -99,14 +146,11 @@ class Job:
             self._maybe_finish(generation)
 
     def _maybe_finish(self, generation: Generation) -> None:
-        groups = list(generation.groups.values())
-        seats = len(groups[0].world.seats) if groups else 0
-        everybody = len(groups) == seats and all(one.started for one in groups)
-        if not groups or not everybody or generation.finishing or generation.spoilt:
+        if not generation.everybody or generation.finishing or generation.spoilt:
             return
         generation.finishing = True
         work_s = self.cluster.work_s()
-        for group in groups:
+        for group in generation.groups.values():
             self.kernel.after(
                 work_s + self.kernel.random.uniform(0.0, 0.5),
                 group.agent.guard.process.do,
@@ -116,5 +160,76 @@ class Job:
             )
 
     def _finish(self, generation: Generation, group: Group) -> None:
-        if not generation.spoilt:
+        if not generation.spoilt and not generation.saving:
             self.succeed(group)
+
+    # -- notices --------------------------------------------------------------------------------
+
+    def begin_anew(self) -> None:
+        """Another run, under the same name: from the first step."""
+        self.generations.clear()
+        self.checkpoint = 0
+
+    def _maybe_train(self, generation: Generation, number: int) -> None:
+        if generation.everybody and generation.began_s is None and not generation.spoilt:
+            generation.began_s, generation.base = self.kernel.now, self.checkpoint
+            self.cluster.checker.notices.trains(number)
+
+    def told(self, group: Group, notice: Notice) -> None:
+        """A notice was written where these workers look, if they do."""
+        group.notice, group.told_s = notice, self.kernel.now
+        if group.looks:
+            self._agree(group)
+
+    def _look(self, group: Group) -> None:
+        """The workers begin to look at notices."""
+        if not group.alive or group.dying:
+            return
+        group.looks = True
+        agent = group.agent
+        agent.process.do(agent.post_always, lambda: agent.node.heeds(group.generation))
+        if group.notice is not None:
+            self._agree(group)
+
+    def _agree(self, group: Group) -> None:
+        """One rank has seen the notice: with the next step all know of it."""
+        generation = self.of(group.generation)
+        if not generation.agreed:
+            generation.agreed = True
+            self.kernel.after(STEP_S * self.kernel.random.uniform(1.0, 3.0), self._save, generation)
+
+    def _save(self, generation: Generation) -> None:
+        """Begin to save as soon as all ranks are at the same step, and look."""
+        working = [one for one in generation.groups.values() if one.exited != "success"]
+        if generation.spoilt or not any(one.alive for one in working):
+            return
+        if not generation.everybody or not all(one.looks and self._moves(one) for one in working):
+            self.kernel.after(LOOK_AGAIN_S, self._save, generation)
+            return
+        generation.saving = True
+        generation.trained = generation.step_at(self.kernel.now)
+        self.kernel.after(self.cluster.save_takes_s(), self._saved, generation)
+
+    @staticmethod
+    def _moves(group: Group) -> bool:
+        return not group.agent.guard.process.frozen
+
+    def _saved(self, generation: Generation) -> None:
+        """Only what all have written is a checkpoint; then all leave."""
+        working = [one for one in generation.groups.values() if one.exited != "success"]
+        if generation.spoilt or not all(one.alive for one in working):
+            return
+        if not all(self._moves(one) for one in working):
+            self.kernel.after(LOOK_AGAIN_S, self._saved, generation)
+            return
+        assert generation.trained is not None  # since it began to save
+        generation.saved = self.checkpoint = generation.trained
+        self.cluster.story("job", "saved at step {}", generation.saved)
+        for group in working:
+            delay_s = self.kernel.random.choice((0.0, 0.3)) * self.kernel.random.random()
+            self.kernel.after(delay_s, group.agent.guard.process.do, self._leave, group)
+
+    def _leave(self, group: Group) -> None:
+        if group.alive and not group.dying:
+            group.agent.guard.end(group, "left")
+            group.agent.group_left(group)

@@ -54,6 +54,8 @@ class Process:
         self.name = name
         self.alive = True
         self._frozen = 0
+        self.thawed_s = -1.0
+        """When it last stood still."""
         self._missed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.when_killed: list[Callable[[], None]] = []
 
@@ -82,6 +84,7 @@ class Process:
     def thaw(self) -> None:
         """Go on; what was missed happens now, in order."""
         self._frozen -= 1
+        self.thawed_s = self.kernel.now
         if self._frozen == 0 and self.alive:
             missed, self._missed = self._missed, []
             for action, args in missed:

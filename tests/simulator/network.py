@@ -89,9 +89,9 @@ class Connection:
             raise StoreLostError
         return item[0]
 
-    def register(self, incarnation: str, lease: bytes, timeout_s: float) -> Routine:
-        """Write the lease unless there is one; the lease as it then stands."""
-        return (yield from self.call("register", incarnation, lease, timeout_s=timeout_s))
+    def register(self, incarnation: str, lease: bytes, member: bytes, timeout_s: float) -> Routine:
+        """Write both records unless there is a lease; the lease as it then stands."""
+        return (yield from self.call("register", incarnation, lease, member, timeout_s=timeout_s))
 
     def next_plan(self, after: int, timeout_s: float) -> Routine:
         """Wait for a plan newer than this version."""

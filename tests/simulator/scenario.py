@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 
-from elastic_agent.protocol.records import Policy
+from elastic_agent.protocol.records import Growth, Policy
+from elastic_agent.values import largest_world
 
 from .etcd import LEADER_LEASES
 
@@ -59,6 +60,8 @@ CHURN = (
     "blackout",
 )
 """Who comes and goes."""
+NOTICES = ("drain", "drain other", "stop", "asked twice", "join")
+"""Who asks for a notice."""
 MISCHIEF = ("garbage", "lossy network")
 GREMLINS = (
     "flaps",
@@ -69,7 +72,7 @@ GREMLINS = (
     "unreachable",
     "reaches nobody",
 )
-FAULTS = tuple(sorted({*FENCE, *STORE, *WORK, *CHURN, *MISCHIEF}))
+FAULTS = tuple(sorted({*FENCE, *STORE, *WORK, *CHURN, *NOTICES, *MISCHIEF}))
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,16 @@ class Scenario:
     """What never stops being wrong with one node, as long as enough others are well."""
     again: bool
     """Whether everything is started once more under the same name after the run is over."""
+    heeds: bool
+    """Whether the workers look at notices."""
+    looks_after_s: float
+    """How long workers run at most until they begin to look."""
+    save_s: float
+    """How long saving takes at most; sometimes longer than there is time."""
+    requeued: bool
+    """Whether agents of a stopped run are soon started again."""
+    last_ask: str | None
+    """What is asked for when the faults are over."""
 
     @property
     def store_survives(self) -> bool:
@@ -145,7 +158,7 @@ def _kinds(random: Random, hosting: str | None) -> list[str]:
     if random.random() < 0.3:
         return random.sample(FAULTS, random.choice((2, 4, 8, len(FAULTS))))
     kinds: list[str] = []
-    for family in random.sample((FENCE, FENCE, STORE, WORK, CHURN), random.choice((1, 2))):
+    for family in random.sample((FENCE, FENCE, STORE, WORK, CHURN, NOTICES), random.choice((1, 2))):
         kinds += random.sample(family, random.randint(1, len(family)))
     return kinds
 
@@ -153,7 +166,7 @@ def _kinds(random: Random, hosting: str | None) -> list[str]:
 def _kinds_with_etcd(random: Random) -> list[str]:
     """What happens to etcd and the office, alone or with one family more."""
     kinds = random.sample(ETCD, random.choice((1, 2, 4, len(ETCD))))
-    others = random.choice((None, FENCE, FENCE, WORK, CHURN, MISCHIEF, FAULTS))
+    others = random.choice((None, FENCE, FENCE, WORK, CHURN, NOTICES, MISCHIEF, FAULTS))
     if others is not None:
         kinds += random.sample(others, random.choice((1, 2, len(others))))
     return kinds
@@ -166,16 +179,21 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
     max_skew = random.choice((0.0, 0.01, 0.02))
     margin_s = ttl_s * random.choice((0.15, 0.2, 0.4))
     min_nodes = random.choice((1, random.randint(1, nodes), nodes))
+    max_nodes = max(min_nodes, nodes + random.choice((-1, 0, 0, 1)))
     kinds = list(focus) or _kinds(random, hosting)
     policy = Policy(
         min_nodes=min_nodes,
-        max_nodes=max(min_nodes, nodes + random.choice((-1, 0, 0, 1))),
+        max_nodes=max_nodes,
         max_restarts=random.choice((0, 1, 2, 3, 10, 100)),
         lease_ttl_s=ttl_s,
         fence_margin_s=margin_s,
         settle_s=random.choice((0.1, 0.5, 1.0)),
         join_timeout_s=random.choice((5.0, 20.0, 60.0)),
         start_timeout_s=random.choice((2.0, 10.0)),
+        grow=random.choice((Growth.AFTER, Growth.AFTER, Growth.AT_NOTICE, Growth.NEVER)),
+        grow_delay_s=random.choice((0.0, 1.0, 5.0)),
+        notice_s=random.choice((1.0, 5.0, 20.0)),
+        node_counts=_node_counts(random, min_nodes, max_nodes),
     )
     return Scenario(
         nodes=nodes,
@@ -199,4 +217,15 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         quiet_s=ttl_s * random.choice((8, 15, 30)) + 2.0,
         gremlin=random.choice(GREMLINS) if random.random() < 0.25 else None,
         again=random.random() < 0.1,
+        heeds=random.random() < 0.6,
+        looks_after_s=random.choice((0.0, 0.1, 3.0)),
+        save_s=random.choice((0.1, 0.5, 3.0)),
+        requeued=random.random() < 0.5,
+        last_ask=random.choice((None, None, None, "stop", "drain", "drain other")),
     )
+
+
+def _node_counts(random: Random, low: int, high: int) -> tuple[int, ...]:
+    """Now and then only some sizes are allowed."""
+    counts = random.choice((*((),) * 6, (2,), (3,), (1, 2, 4)))
+    return counts if largest_world(high, low, high, counts) else ()

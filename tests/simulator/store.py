@@ -76,10 +76,18 @@ class Store:
     def hello(self) -> str:
         return self.store_id
 
-    def register(self, incarnation: str, lease: bytes) -> bytes:
-        """Write the lease unless there is one; the lease as it then stands."""
+    def register(self, incarnation: str, lease: bytes, member: bytes) -> bytes:
+        """Write both records unless there is a lease; the lease as it then stands."""
         self.checker.renewed(incarnation)
+        self._first_word(incarnation, member)
         return self.leases.setdefault(incarnation, lease)
+
+    def _first_word(self, incarnation: str, member: bytes) -> None:
+        """A lease that nobody finds, for want of a member record, would be none."""
+        if incarnation not in self.members:
+            self.members[incarnation] = member
+            self.checker.member_written(self, member)
+            self.hint(incarnation)
 
     def write(self, incarnation: str, expected: bytes | None, member: bytes) -> bytes | None:
         """Compare-and-set the member record and hint that it changed; the record as it then stands."""

@@ -1,0 +1,334 @@
+"""The rules of stop notices, held against the truth.
+
+Most hold whatever goes wrong. Those that promise *when* something happens hold while all is well (see
+``Cluster.well_for_s``): a notice reaches nobody through a store that is down, and while worlds fall apart for other
+reasons there is nobody to give it to. By hosting "cluster" there may be two coordinators, of which each knows only a
+part; by store loss what was heard is forgotten. A rule that does not hold then says so where it is conditioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from elastic_agent.protocol.node import Depart, Outcome
+from elastic_agent.protocol.notices import PROMPT
+from elastic_agent.protocol.records import (
+    Ask,
+    Cause,
+    Lease,
+    Member,
+    Notice,
+    Phase,
+    Plan,
+    State,
+    World,
+)
+
+from .guard import Group
+
+if TYPE_CHECKING:
+    from .agent import Agent
+    from .checker import Checker
+    from .cluster import Cluster
+    from .store import Store
+
+Seen = dict[str, tuple[Member, Lease]]
+EPSILON_S = 1e-6
+UNWELL_S = 4.0
+"""How long after the last fault its consequences (messages held back, say) are not over yet."""
+
+
+class NoticeRules:
+    """What was asked for, who was told, and what became of it."""
+
+    def __init__(self, cluster: Cluster, checker: Checker) -> None:
+        self.cluster = cluster
+        self.checker = checker
+        self.stopped: Plan | None = None
+        """The newest plan by which the run was stopped."""
+        self._stop_asked = False
+        self._know: set[Agent] = set()
+        """Agents that have read that the run was stopped."""
+        self._heard: dict[tuple[str, str], int] = {}
+        """(Store, incarnation) → the newest of its asks that was ever heard there."""
+        self._since_s: dict[tuple[str, int], float] = {}
+        """(Store, serial of a notice) → when it was published first."""
+        self._ended_by_notice: set[int] = set()
+        """Generations that were over when all had left."""
+
+    def _require(self, true: bool, rule: str, what: str) -> None:
+        self.checker.require(true, f"notices: {rule}", what)
+
+    # -- every plan -----------------------------------------------------------------------------
+
+    def published(self, store: Store, before: Plan | None, plan: Plan, seen: Seen) -> None:
+        """A plan was written into a store."""
+        if before is not None:
+            fresh = self._freshly_heard(store, before, plan)
+            self._given_for_a_reason(before, plan, fresh)
+            if before.phase is not Phase.STOPPED:
+                self._carried(before, plan)
+                self._leavers_are_kept_in_mind(before, plan, seen)
+        if plan.notice is not None:
+            key = store.store_id, plan.notice.serial
+            self._since_s.setdefault(key, self.cluster.kernel.now)
+        if before is not None and before.phase is Phase.RUNNING:
+            self._not_ended_too_soon(store, before, plan, seen)
+        if plan.phase is Phase.STOPPED:
+            self._stopped(before, plan, seen)
+        if plan.phase is Phase.RUNNING and (before is None or before.phase is not Phase.RUNNING):
+            self._sealed(before, plan)
+        elif plan.phase is Phase.RUNNING and plan.notice is not None:
+            self._reaches_all(plan, plan.notice)
+
+    def _freshly_heard(self, store: Store, before: Plan, plan: Plan) -> set[str]:
+        """Whose ask is heard with this plan: each once only."""
+        fresh = {key for key, serial in plan.heard.items() if before.heard.get(key, 0) != serial}
+        for incarnation in fresh:
+            key, serial = (store.store_id, incarnation), plan.heard[incarnation]
+            known = self._heard.get(key, 0)
+            self._require(serial > known, "an ask is heard once", f"{incarnation}'s {serial} after {known}")
+            self._heard[key] = serial
+        return fresh
+
+    def _given_for_a_reason(self, before: Plan, plan: Plan, fresh: set[str]) -> None:
+        told = plan.notice is not None and plan.notice.serial == plan.version
+        grows = plan.notice is not None and plan.notice.cause is Cause.GROW
+        asked = bool(fresh)
+        self._require(
+            not told or grows or asked, "nobody is told unasked", f"plan {plan.version}: {plan.notice}"
+        )
+        leaves = set(plan.leaving) - set(before.leaving)
+        self._require(not leaves or asked, "nobody leaves unasked", f"plan {plan.version}: {leaves}")
+
+    def _carried(self, before: Plan, plan: Plan) -> None:
+        """That the run ends is not forgotten, whatever happens meanwhile."""
+        if before.notice is None or not before.notice.ends or plan.is_terminal:
+            return
+        kept = plan.notice is not None and plan.notice.ends
+        self._require(kept, "that the run ends is not forgotten", f"plan {plan.version}: {plan.reason}")
+
+    def _leavers_are_kept_in_mind(self, before: Plan, plan: Plan, seen: Seen) -> None:
+        for incarnation in set(before.leaving) - set(plan.leaving):
+            member, lease = seen.get(incarnation, (None, None))
+            gone = member is None or lease is None or lease.condemned
+            left = member is not None and member.state in (State.LEAVING, State.LEFT)
+            self._require(gone or left, "who was asked to leave is not forgotten", incarnation)
+
+    # -- the end of a generation ----------------------------------------------------------------
+
+    def _not_ended_too_soon(self, store: Store, before: Plan, plan: Plan, seen: Seen) -> None:
+        """Workers have the time that they were told, unless something else ends their generation."""
+        notice, world = before.notice, before.world
+        ended = plan.phase in (Phase.FORMING, Phase.STOPPED)
+        if notice is None or world is None or not ended or self._ended_otherwise(before, plan, seen):
+            return
+        states = [seen[seat.incarnation][0] for seat in world.seats if seat.incarnation in seen]
+        own = [one for one in states if one.generation == before.generation]
+        left = [one for one in own if one.state in (State.YIELDED, State.SUCCEEDED)]
+        done = {one.incarnation for one in left} | set(before.succeeded)
+        if all(seat.incarnation in done for seat in world.seats):
+            self._truly_left(before, world)
+        elif notice.cause not in PROMPT or any(one.heeds for one in states):
+            had_s = self.cluster.kernel.now - self._since_s[store.store_id, notice.serial]
+            least_s = notice.left_s * (1.0 - 2.0 * self.cluster.scenario.max_skew) - EPSILON_S
+            why = f"generation {before.generation} had {had_s:.3f} s of {notice.left_s:g} s"
+            self._require(had_s >= least_s, "all have the time they were told", why)
+
+    def _ended_otherwise(self, before: Plan, plan: Plan, seen: Seen) -> bool:
+        """Whether a failure, a loss or a later generation ended it, by what the coordinator knew."""
+        assert before.world is not None  # the caller looked
+        if plan.failure is not None or plan.generation > before.generation + 1:
+            return True
+        ends = before.notice is not None and before.notice.ends
+        kept = set(before.succeeded)
+        for seat in before.world.seats:
+            if seat.incarnation in kept:
+                continue
+            if seat.incarnation not in seen:
+                return True
+            member, lease = seen[seat.incarnation]
+            left = member.state in (State.YIELDED, State.SUCCEEDED) and member.generation == before.generation
+            if lease.condemned and not (left and ends):
+                return True
+            if member.state in (State.LEAVING, State.LEFT) or member.generation > before.generation:
+                return True
+        return False
+
+    def _truly_left(self, before: Plan, world: World) -> None:
+        """Where all say that they saved and left, they did, at one step."""
+        truth = self.cluster.job.of(before.generation)
+        for seat in world.seats:
+            group = truth.groups.get(seat.incarnation)
+            how = group.exited if group is not None else None
+            self._require(how in ("left", "success"), "yielded is true", f"{seat.node_id}: {how}")
+        self._require(truth.saved is not None, "yielded is true", f"{before.generation} saved nothing")
+        self._ended_by_notice.add(before.generation)
+
+    def trains(self, number: int) -> None:
+        """A world begins to train: if the one before left in good order, at the very step at which it did."""
+        generations = self.cluster.job.generations
+        earlier = [key for key, one in generations.items() if key < number and one.began_s is not None]
+        if not earlier:
+            return
+        previous, present = generations[max(earlier)], generations[number]
+        if max(earlier) not in self._ended_by_notice:
+            return  # what was trained since the last checkpoint is lost, and trained again
+        same = previous.trained == previous.saved == present.base
+        steps = f"{previous.trained} trained, {previous.saved} saved, goes on at {present.base}"
+        self._require(same, "no step is lost, none trained twice", steps)
+
+    # -- the next world -------------------------------------------------------------------------
+
+    def _sealed(self, before: Plan | None, plan: Plan) -> None:
+        world = plan.world
+        assert world is not None  # it runs
+        size, sizes = len(world.seats), plan.policy.node_counts
+        allowed = not sizes or (size in sizes if len(sizes) > 1 else size % sizes[0] == 0)
+        self._require(allowed, "only worlds of allowed sizes", f"{size} nodes")
+        if before is None:
+            return
+        leavers = [seat.incarnation for seat in world.seats if seat.incarnation in before.leaving]
+        self._require(not leavers, "who was asked to leave has no seat", f"{leavers}")
+        if before.world is not None and plan.charged > before.charged:
+            left = self.cluster.job.of(before.world.generation).all_left
+            self._require(not left, "a notice is never charged", plan.reason)
+        if plan.notice is not None:
+            self._reaches_all(plan, plan.notice)
+
+    # -- who is told ----------------------------------------------------------------------------
+
+    def _reaches_all(self, plan: Plan, notice: Notice) -> None:
+        """Soon all workers of this world have this notice, or a newer one."""
+        assert plan.world is not None  # it runs
+        kernel, cluster = self.cluster.kernel, self.cluster
+        within_s = cluster.watch_s() + cluster.call_s() + 1.0
+        began_s = kernel.now
+
+        def look() -> None:
+            if cluster.well_for_s() < kernel.now - began_s + UNWELL_S or cluster.over:
+                return
+            for seat in plan.world.seats if plan.world is not None else ():
+                group = cluster.job.of(plan.generation).groups.get(seat.incarnation)
+                if group is not None and self._should_know(group, began_s):
+                    known = group.notice.serial if group.notice is not None else 0
+                    self._require(known >= notice.serial, "all are told in time", f"{seat.node_id}: {known}")
+
+        kernel.after(within_s, look)
+
+    @staticmethod
+    def _should_know(group: Group, since_s: float) -> bool:
+        agent = group.agent
+        present = group.alive and not group.dying and agent.process.alive and not agent.process.frozen
+        seat = group.world.seat_of(agent.incarnation)
+        return present and seat is not None and group.born_s < since_s
+
+    # -- the end of the run ---------------------------------------------------------------------
+
+    def _stopped(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
+        self._require(self._stop_asked, "the run is not stopped unasked", plan.reason)
+        if before is not None and before.phase is Phase.STOPPED:
+            same = before.delegate == plan.delegate
+            self._require(same, "one delegate", f"{before.delegate}, then {plan.delegate}")
+        else:
+            self._delegate(plan, seen)
+        self.stopped = plan
+
+    def _delegate(self, plan: Plan, seen: Seen) -> None:
+        """One node that is there speaks for the run outside of it; none only if nobody is there."""
+        if plan.delegate is None:
+            there = [
+                key
+                for key, one in seen.items()
+                if counts(*one) and key not in plan.refused and key in self._known()
+            ]
+            self._require(not there, "a delegate", f"nobody speaks for the run, though {there} are there")
+            return
+        known = seen.get(plan.delegate)
+        self._require(known is not None and counts(*known), "a delegate", f"{plan.delegate} is gone")
+        if self.cluster.well_for_s() > UNWELL_S + 2 * self.cluster.policy.lease_ttl_s:
+            agent = self.cluster.agents[plan.delegate]
+            self._require(agent.process.alive, "a delegate", f"{plan.delegate} is dead")
+
+    def _known(self) -> set[str]:
+        """Incarnations whose records were not removed."""
+        store = self.cluster.endpoint.store
+        return set(store.members) if store is not None else set()
+
+    def read(self, agent: Agent, plan: Plan) -> None:
+        """An agent has read this plan."""
+        if plan.phase is Phase.STOPPED:
+            self._know.add(agent)
+
+    def departs(self, agent: Agent, ending: Depart) -> None:
+        """An agent's part is over."""
+        if ending.outcome is not Outcome.STOPPED:
+            return
+        rule = "nobody departs stopped before the run is"
+        self._require(agent in self._know and self.stopped is not None, rule, agent.name)
+
+    # -- what was asked for comes true ----------------------------------------------------------
+
+    def drains(self, agent: Agent, patience_s: float) -> None:
+        """This agent was asked to leave: it does, whatever becomes of the store, if only it can do anything."""
+        cluster, kernel = self.cluster, self.cluster.kernel
+        began_s, slack = kernel.now, 1.0 + 2 * cluster.scenario.max_skew
+        within_s = (patience_s + cluster.scenario.stop_s + 0.5) * slack
+
+        def look() -> None:
+            moved = not agent.process.frozen and agent.process.thawed_s < began_s
+            moved = moved and agent.guard.process.thawed_s < began_s and not agent.guard.process.frozen
+            if agent.process.alive and moved:
+                self._require(agent.outcome is not None, "who is asked to leave leaves", agent.name)
+
+        kernel.after(within_s, look)
+
+    def drains_other(self, asker: Agent, ask: Ask) -> None:
+        """Another node was asked to leave: it does in time, while all is well."""
+        cluster, leaver = self.cluster, ask.leaver
+        agents = [one.agent for one in cluster.holders if one.node_id == leaver and one.agent is not None]
+        here = [one for one in agents if one.process.alive and one.outcome is None and one.held is not None]
+
+        def look() -> None:
+            over = cluster.over or self.checker.final is not None
+            for agent in here:
+                gone = not agent.process.alive or agent.outcome is not None
+                self._require(gone or over, "who is asked to leave leaves", agent.name)
+
+        self._later(asker, ask, look)
+
+    def stops(self, asker: Agent, ask: Ask) -> None:
+        """The run was asked to stop: it is over in time, while all is well."""
+        self._stop_asked = True
+        cluster = self.cluster
+
+        def look() -> None:
+            over = cluster.over or self.checker.final is not None
+            again = self.stopped is not None and self.stopped is not stopped_then
+            self._require(over or again, "a run that is asked to stop stops", ask.words)
+
+        stopped_then = self.stopped
+        self._later(asker, ask, look)
+
+    def _later(self, asker: Agent, ask: Ask, look: Callable[[], None]) -> None:
+        """Look when this ask must have come true, if all is well until then and was when it was uttered.
+
+        Where the coordinator is elected, a new one gives the workers their whole time again.
+        """
+        cluster = self.cluster
+        left_s = ask.left_s * (2.0 if cluster.scenario.store_survives else 1.0)
+        within_s = left_s * (1.0 + 2 * cluster.scenario.max_skew) + cluster.scenario.bound_s
+        if asker.held is None or asker.plan is None or self.checker.final is not None:
+            return
+
+        def unless_unwell() -> None:
+            if cluster.well_for_s() >= within_s + UNWELL_S:
+                look()
+
+        cluster.kernel.after(within_s, unless_unwell)
+
+
+def counts(member: Member, lease: Lease) -> bool:
+    """Whether this incarnation takes part, by its records."""
+    return not lease.condemned and member.state is not State.LEFT
