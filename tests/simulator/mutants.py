@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from elastic_agent.protocol import coordinator, forming, leases, node, records, running, situation
+from elastic_agent.protocol import coordinator, forming, leases, node, notices, records, running, situation
 from elastic_agent.protocol.records import Plan, State
 
 from . import guard
@@ -205,6 +205,178 @@ def _highest_generation_first_told(right: Any) -> Any:
     return newest
 
 
+# -- notices ------------------------------------------------------------------------------------
+
+
+def _seats_leavers(right: Any) -> Any:
+    def ready(self: situation.Situation) -> list[leases.Sighting]:
+        forgetful = replace(self, plan=msgspec.structs.replace(self.plan, leaving=()))
+        return right(forgetful)  # type: ignore[no-any-return]
+
+    return ready
+
+
+def _impatient(right: Any) -> Any:
+    def under_notice(
+        now: situation.Situation, world: records.World, busy: list[records.Seat], joining: tuple[str, ...]
+    ) -> situation.Decision:
+        some_left = any(notices.has_yielded(now, seat) for seat in world.seats)
+        return right(now, world, [] if some_left else busy, joining)  # type: ignore[no-any-return]
+
+    return under_notice
+
+
+def _a_notice_is_a_failure(right: Any) -> Any:
+    def after_notice(*args: Any) -> situation.Decision:
+        decision: situation.Decision = right(*args)
+        assert decision.plan is not None  # a notice that is over always has a consequence
+        failure = records.Failure(records.FailureKind.WORKER, "the workers left")
+        plan = msgspec.structs.replace(decision.plan, failure=failure, free=False)
+        return replace(decision, plan=plan)
+
+    return after_notice
+
+
+def _forgets_what_it_heard(right: Any) -> Any:
+    def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
+        return msgspec.structs.replace(right(plan, reason, **changes), heard={})
+
+    return forming_plan
+
+
+def _half_the_time(right: Any) -> Any:
+    def clock_of(plan: Plan, before: Any, now_s: float, *, new_phase: bool) -> situation.PhaseClock:
+        known = before.notice
+        clock: situation.PhaseClock = right.__func__(
+            situation.PhaseClock, plan, before, now_s, new_phase=new_phase
+        )
+        if plan.notice is not None and clock.notice != known:
+            clock.notice_ends_s -= plan.notice.left_s / 2
+        return clock
+
+    return staticmethod(clock_of)
+
+
+def _any_delegate(right: Any) -> Any:
+    def stopped(now: situation.Situation, plan: Plan, notice: records.Notice) -> Plan:
+        return msgspec.structs.replace(right(now, plan, notice), delegate=min(now.ledger.sightings))
+
+    return stopped
+
+
+def _does_not_stop(right: Any) -> Any:
+    def follow(now: situation.Situation, plan: Plan, ask: records.Ask) -> Plan:
+        return plan if ask.leaver is None else right(now, plan, ask)
+
+    return follow
+
+
+def _takes_any_for_newcomers(right: Any) -> Any:
+    def newcomers(now: situation.Situation, until_s: float) -> list[leases.Sighting]:
+        strangers = {
+            node_id: replace(one, member=msgspec.structs.replace(one.member, met=False))
+            for node_id, one in now.by_node.items()
+        }
+        found = {one.member.node_id for one in right.__func__(replace(now, by_node=strangers), until_s)}
+        return [one for node_id, one in now.by_node.items() if node_id in found]
+
+    return staticmethod(newcomers)
+
+
+def _any_size(right: Any) -> Any:
+    def fit(self: records.Policy, nodes: int) -> int:
+        size = min(nodes, self.max_nodes)
+        return size if size >= self.min_nodes else 0
+
+    return fit
+
+
+_OF_NOTICES = (
+    Mutant(
+        "seats-a-leaver",
+        "a node that was asked to leave gets a seat",
+        ((situation.Situation, "ready", _seats_leavers),),
+        focus=("drain other", "worker fails", "join", "start hangs"),
+    ),
+    Mutant(
+        "forgets-the-end",
+        "the next generation of a run that is to end is not told",
+        ((running, "carried", _always(None)),),
+        focus=("stop", "worker fails", "agent crash"),
+    ),
+    Mutant(
+        "does-not-wait-for-all",
+        "the next world forms when the first workers have left",
+        ((running, "decide_under_notice", _impatient),),
+        focus=("drain", "drain other", "join"),
+    ),
+    Mutant(
+        "charges-a-notice",
+        "workers that left after a notice are charged as a failure",
+        ((notices, "after_notice", _a_notice_is_a_failure),),
+        focus=("drain", "drain other", "join"),
+    ),
+    Mutant(
+        "hears-twice",
+        "with a new generation the coordinator forgets which asks it has heard",
+        (
+            (notices, "forming_plan", _forgets_what_it_heard),
+            (running, "forming_plan", _forgets_what_it_heard),
+        ),
+        focus=("drain other", "join", "worker fails"),
+    ),
+    Mutant(
+        "half-the-time",
+        "workers are stopped when half of the time that they were told is over",
+        ((situation.PhaseClock, "of", _half_the_time),),
+        focus=("drain", "drain other", "stop"),
+    ),
+    Mutant(
+        "tells-nobody",
+        "a node does not hand notices to its workers",
+        ((node.Node, "_notify", _always([])),),
+        focus=("join",),
+    ),
+    Mutant(
+        "any-delegate",
+        "a node that is gone may have to speak for a stopped run",
+        ((notices, "stopped", _any_delegate), (forming, "stopped", _any_delegate)),
+        focus=("stop", "agent crash"),
+    ),
+    Mutant(
+        "does-not-stop",
+        "that the run is to end is heard, and nothing follows",
+        ((notices, "_follow", _does_not_stop),),
+    ),
+    Mutant(
+        "does-not-leave",
+        "a node that nobody answers does not leave",
+        ((node.Node, "leave_now", _always([])),),
+        focus=("drain", "partition", "worker fails"),
+    ),
+    Mutant(
+        "takes-up-too-soon",
+        "a stopped run is taken up again at once, while workers of it are still being stopped",
+        (
+            (coordinator.Coordinator, "_still_stopping", _always({})),
+            (coordinator, "ACK_PATIENCE_LEASES", lambda right: 0.0),
+        ),
+        focus=("stop",),
+    ),
+    Mutant(
+        "taken-up-by-the-stopped",
+        "a node that missed the stop, its lease being lost, takes the run up again",
+        ((coordinator.Coordinator, "_newcomers_after_stop", _takes_any_for_newcomers),),
+        focus=("stop", "partition", "deaf", "agent freeze"),
+    ),
+    Mutant(
+        "any-size",
+        "worlds of sizes that are not allowed are sealed",
+        ((records.Policy, "fit", _any_size),),
+        focus=("agent crash", "join"),
+    ),
+)
+
 _ALL = (
     Mutant(
         "seals-uncleared",
@@ -362,4 +534,4 @@ _ALL = (
     ),
 )
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in _ALL}
+MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*_ALL, *_OF_NOTICES)}
