@@ -256,7 +256,8 @@ class Checker:
             self.require(plan.charged == before.charged, "safety 5 (budget)", "charged without sealing")
         if before.phase is Phase.RUNNING and plan.phase is Phase.FORMING:
             self._has_a_cause(store, before, plan)
-            if plan.free:
+            left = any(member.state is State.YIELDED for member, _ in seen.values())
+            if plan.free and not left and (before.notice is None or plan.failure is not None):
                 self._really_free(plan, seen)
 
     def _next_life(self, before: Plan, plan: Plan, seen: Seen) -> bool:
@@ -301,7 +302,6 @@ class Checker:
             for member, _ in seen.values()
         )
         truly = dropped or higher or any(departed(seat.incarnation, seen) for seat in plan.awaiting)
-        truly = truly or plan.failure is None  # after a notice
         self.require(truly, "safety 5 (budget)", "a failure is not charged though nobody departed")
 
     def _first_of_store(self, plan: Plan) -> None:
@@ -434,7 +434,9 @@ class Checker:
             agent = self.cluster.agents[seat.incarnation]
             there = agent.process.alive and agent.incarnation == seat.incarnation
             succeeded = seat.incarnation in self.cluster.job.of(plan.generation).succeeded
-            if not there and not succeeded and not agent.holder.spoilt:
+            ago_s = self.cluster.kernel.now - (agent.died_s or 0.0)
+            just_now = ago_s < self.cluster.scenario.bound_s  # by a gremlin that is gone since
+            if not there and not succeeded and not agent.holder.spoilt and not just_now:
                 self.broken("liveness (losses are noticed)", f"{seat.node_id} is gone but counted on")
 
     def all_is_over(self) -> None:

@@ -221,6 +221,8 @@ class Cluster:
         """The operator, systemd or Slurm starts the agent of this node."""
         if not holder.machine.up or (holder.agent is not None and holder.agent.process.alive) or self.over:
             return
+        if not any(one is holder for one in self.holders):
+            return  # it is not started again with the others (see begin_again)
         self.trouble()
         workers_gone = not any(group.agent.holder is holder for group in self.checker.live)
         proven = workers_gone and self.kernel.random.random() < 0.5
