@@ -35,6 +35,7 @@ def check_next_life(job: Job, reason: str) -> None:
     assert {(one["run_id"], one["restarts"]) for one in born} == {(f"slurm-{job.id}", 0)}
     assert len(born) == len(left)
     assert job.facts()["Restarts"] == "1"
+    assert job.output.count("all workers have") == len(left)  # one asked, and everybody was told once
     assert job.output.count("requeueing the job") == 1  # what is said after that, Slurm may cut off
 
 

@@ -11,10 +11,13 @@ from typing import Any
 
 from elastic_agent.config.kinds import NO_SIGNAL
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Cause
+from elastic_agent.protocol.records import Cause, Notice
 
 from .slurm_job import SlurmJob
 from .supervisor import Supervisor
+
+FIRST_ONE_S = 2.0
+"""How long the first agent of a Slurm step may take to tell the others what a signal meant."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,10 @@ class SignalDesk:
         self, supervisor: Supervisor, job: SlurmJob, signum: signal.Signals
     ) -> None:
         """SIGTERM: from scancel, or because another job takes this one's place (where no signal was asked for)."""
-        if (await job.end()).preempted:
+        known = await self._from_the_first(supervisor, job)
+        if known is not None and known.ends:
+            return
+        if known is None and (await job.end()).preempted:
             self._notice_signalled(signum)
         else:
             self._leave(supervisor, signum)
@@ -126,11 +132,30 @@ class SignalDesk:
 
     async def _give_slurms_notice(self, supervisor: Supervisor, job: SlurmJob) -> None:
         """With the reason and the deadline that Slurm's controller names."""
+        known = await self._from_the_first(supervisor, job)
+        if known is not None and known.ends:
+            return
         end = await job.end()
         if end.unknown_because:
             self._log.warning("when the job ends is not known", reason=end.unknown_because)
         cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
         supervisor.stop(cause, end.time_to_save_s(self._meanings.notice_s), self._notice)
+
+    async def _from_the_first(self, supervisor: Supervisor, job: SlurmJob) -> Notice | None:
+        """What the step's first agent made of the signal that all have got; None: nothing that has come here.
+
+        So a large job asks Slurm's controller once, not a thousand times at once.
+        """
+        plan = supervisor.node.plan
+        if plan is not None and plan.notice is not None and plan.notice.ends:
+            return plan.notice
+        if job.first:
+            return None
+        coming = supervisor.plan_with(lambda plan: plan.notice is not None)
+        with contextlib.suppress(TimeoutError):
+            plan = await asyncio.wait_for(coming, FIRST_ONE_S)
+            return plan.notice if plan is not None else None
+        return None
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -67,6 +67,9 @@ class SlurmJob:
     end_s: float | None = None
     """Its end as seconds since 1970, as the environment has it (from Slurm 23.02 on)."""
 
+    first: bool = True
+    """This is the first task of its step. A signal comes to all of them: this one asks what it means."""
+
     @staticmethod
     def from_environment(environ: Mapping[str, str]) -> SlurmJob | None:
         """The job whose step this process belongs to, if it belongs to one."""
@@ -77,6 +80,7 @@ class SlurmJob:
             _id_for_scontrol(environ),
             int(restarts) if restarts.isdigit() else 0,
             float(end) if end.isdigit() else None,
+            first=environ.get("SLURM_PROCID", "0") == "0",
         )
 
     async def end(self) -> JobEnd:
