@@ -51,6 +51,11 @@ def test_every_task_of_an_array_is_a_run_of_its_own_also_after_a_requeue(shell: 
     assert first.rdzv_endpoint == Endpoint("n2", 24713)  # tasks of an array may share a node
 
 
+def test_further_steps_of_a_job_are_runs_of_their_own(shell: Shell) -> None:
+    """One that follows another, or runs beside it; the first one's name is the job's."""
+    assert shell.load(variables={**STEP, "SLURM_STEP_ID": "1"}).settings.rdzv_id == "slurm-4711.1"
+
+
 def test_a_heterogeneous_job_is_one_world_over_all_components_of_the_step(shell: Shell) -> None:
     """As `srun --het-group=0,1` in Slurm 22.05: the second of three nodes, in the second component."""
     component = {

@@ -39,6 +39,20 @@ def test_the_plain_script_runs_as_it_stands(slurm: Slurm, folder: Path) -> None:
     assert nodes_of(notes(folder, "born"), 1) == dict.fromkeys(NODES, 1)
 
 
+def test_two_steps_of_a_job_are_two_runs(slurm: Slurm, folder: Path) -> None:
+    """The second is not taken for the first one, which has finished."""
+    script = folder / "two.sbatch"
+    step = "srun elastic-agent train.py --checkpoints"
+    script.write_text(f"#!/bin/bash\n{step} one\n{step} two\n")
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "finish").touch()
+    job = slurm.submit(script, folder=folder)
+    assert job.wait_state("COMPLETED", "FAILED") == "COMPLETED", job.output
+    runs = [{one["run_id"] for one in notes(folder / name, "born")} for name in ("one", "two")]
+    assert runs == [{f"slurm-{job.id}"}, {f"slurm-{job.id}.1"}]
+
+
 def test_a_heterogeneous_job_is_one_run(slurm: Slurm, folder: Path) -> None:
     script = folder / "heterogeneous.sbatch"
     text = (DEPLOY / script.name).read_text()

@@ -65,9 +65,11 @@ def _one_agent_per_node(environ: Mapping[str, str]) -> None:
 
 
 def run_id(environ: Mapping[str, str]) -> str:
-    """The same after a requeue, and another one for every task of a job array."""
+    """The same after a requeue, and another one for every task of a job array and for every further step."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
-    return f"slurm-{array}_{task}" if array and task else f"slurm-{environ['SLURM_JOB_ID']}"
+    job = f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
+    step = environ["SLURM_STEP_ID"]  # counts from 0 in each life
+    return f"slurm-{job}" if step == "0" else f"slurm-{job}.{step}"
 
 
 def endpoint_port(job_id: int) -> int:
