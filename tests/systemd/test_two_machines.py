@@ -58,6 +58,10 @@ def test_a_machine_that_reboots_takes_its_old_place_and_the_run_goes_on(
     for machine in machines:
         machine.wait_state(job.unit, "inactive")
         assert job.ended(machine)["Result"] == "success"
+    other.systemctl("start", job.unit)  # too late, which is no failure: it is told how the run has ended
+    other.wait_state(job.unit, "inactive")
+    assert job.ended(other)["ExecMainStatus"] == "0"
+    assert job.status(other).startswith("finished: ")
     assert head.show(RENDEZVOUS.name, "StatusText")["StatusText"].startswith(f"at n1:{PORT}, ")
 
 

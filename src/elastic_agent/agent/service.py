@@ -76,8 +76,11 @@ class Service:
         ``in_order``: it has nothing to complain of. To systemd a start that ends before it is up is a failure, so
         it hears that it was up, even of an agent that came when everything was over.
         """
-        up = (READY,) if in_order and not self._up else ()
-        self._manager.notify(*up, STOPPING, status(how), patience_s=LAST_WORD_S)
+        if (
+            in_order and not self._up
+        ):  # in a message of its own: of several states in one, systemd takes the last
+            self._manager.notify(READY, patience_s=LAST_WORD_S)
+        self._manager.notify(STOPPING, status(how), patience_s=LAST_WORD_S)
 
     def _tick(self) -> None:
         self._say()
