@@ -1,13 +1,14 @@
 """Where an agent hears commands of this machine's users: a socket of its own, one JSON message a line.
 
 The socket is a name outside the file system, so nothing is left of it when the agent is gone, however that ended. It
-carries the user's number and the agent's process id; only that user and root are listened to.
+carries the user's number and the agent's process id, and some chance; only that user and root are listened to.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -75,7 +76,8 @@ class ControlSocket:
             finally:
                 writer.close()
 
-        name = f"\0{PREFIX}{os.geteuid()}/{os.getpid()}"
+        # Containers that share the host's network share these names too, and have pids of their own.
+        name = f"\0{PREFIX}{os.geteuid()}/{os.getpid()}-{secrets.token_hex(4)}"
         return cls(await asyncio.start_unix_server(serve, name, limit=LONGEST_LINE))
 
     def close(self) -> None:
