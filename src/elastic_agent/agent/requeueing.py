@@ -8,13 +8,15 @@ stopped by a person.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from elastic_agent.config.settings import Settings
 from elastic_agent.protocol.node import Outcome
 
 from .slurm_job import SlurmError, SlurmJob, run_requeue_command
-from .supervisor import Ending
+
+if TYPE_CHECKING:  # it imports torch, which nothing here needs
+    from .supervisor import Ending
 
 REASONS = frozenset({"preempted", "walltime"})
 """Why a job is stopped that would go on if it could."""
