@@ -129,7 +129,10 @@ class Candidate(threading.Thread):
             # etcd loses no plan: if this machine knows a verdict, everybody knew it, and the run was removed. Whoever
             # comes now under that name begins anew, also if another agent of the old run has not quite ended.
             self._memory.settle(self._run_id)
-        driver = RunDriver(self._run_id, term, self._memory, time.monotonic())
+        # Our own agent must not read the verdict and end before it is known that the run has to be wound up.
+        driver = RunDriver(
+            self._run_id, term, self._memory, time.monotonic(), lambda: self._set_winding_up(True)
+        )
         hints: list[str] = []
         while not self._stopping.is_set():
             driver.turn(hints, time.monotonic())

@@ -72,8 +72,17 @@ class HostLink(CoordinatorLink, Protocol):
 class RunDriver:
     """One run: carries the coordinator's decisions out on the store."""
 
-    def __init__(self, run_id: str, link: CoordinatorLink, memory: RunMemory, now_s: float) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        link: CoordinatorLink,
+        memory: RunMemory,
+        now_s: float,
+        before_verdict: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take up a run. ``before_verdict`` is called before anybody can read that it is over."""
         self.run_id = run_id
+        self._before_verdict = before_verdict
         self.needed = True
         """Whether anybody still depends on the store for this run."""
         self.over = False
@@ -236,6 +245,8 @@ class RunDriver:
         before = self._coordinator.plan
         if plan.generation > 0:
             self._remember(plan.history())  # before anybody can read it
+        if plan.is_terminal:
+            self._before_verdict()
         if self._link.publish(plan):
             self._coordinator.published(plan, time.monotonic())
         elif (newest := self._link.read_plan()) is not None:  # somebody else was first: theirs counts
