@@ -10,7 +10,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from typing import Self
 
 import pytest
 
+from tests.ports import free_ports
 from tests.processes import freeze, thaw
 
 PATIENCE_S = 30.0
@@ -215,12 +215,3 @@ class EtcdCluster:
             except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                 if time.monotonic() > deadline_s:
                     raise AssertionError(f"etcd does not get ready: {error} {error.stderr}") from None
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from pathlib import Path
 
 from elastic_agent.agent.identity import host_name
 from tests.cli.support import COMMAND, clean_environment
+from tests.ports import free_port
 
 PATIENCE_S = 60.0
 
@@ -16,9 +16,7 @@ def test_two_machines_of_the_same_name_both_take_part(tmp_path: Path) -> None:
     """The second one is refused, takes the next free id, and its workers run (all the guard says was said before)."""
     script = tmp_path / "show.py"
     script.write_text("import os; print(os.environ['ELASTIC_AGENT_NODE_ID'], os.environ['WORLD_SIZE'])")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{free_port()}"
     options = ["--rdzv-endpoint", endpoint, "--rdzv-id", "twins", "--nnodes", "2", "--lease-ttl", "2"]
     agents = [
         subprocess.Popen(

@@ -17,14 +17,9 @@ import pytest
 
 from elastic_agent.exit_codes import ExitCode
 from tests.cli.support import COMMAND, clean_environment, elastic_agent
+from tests.ports import free_port
 
 PATIENCE_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Serving:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.config import UsageError, load_settings
+from elastic_agent.config.errors import quoted
 from tests.config.support import Shell
 
 # Options in one string, then what the line must contain besides the option and the value in quotes.
@@ -188,7 +189,7 @@ def test_no_script(shell: Shell) -> None:
 
 def test_a_script_that_cannot_be_started(shell: Shell) -> None:
     missing = str(shell.folder / "missing.py")
-    assert f'script "{missing}" does not exist' in refused(shell, missing)
+    assert f"script {quoted(missing)} does not exist" in refused(shell, missing)
     assert "folder without __main__.py" in refused(shell, str(shell.folder))
     assert "does not exist" in refused(shell, "--run-path", missing)
     shell.write("__main__.py", "")

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from tests.ports import free_port
 from tests.processes import freeze, thaw
 
 from .watching import FolderWatch
@@ -29,12 +29,6 @@ LEASE_S, MARGIN_S, SETTLE_S = 2.0, 0.5, 0.4
 PATIENCE_S = 90.0
 """How long anything may take before a test fails; on a busy machine importing torch takes much of it."""
 MARK = "ELASTIC_TEST_MARK"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -19,9 +19,9 @@ from elastic_agent.rendezvous.coordinating import CoordinatorThread, HostLink
 from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
+from tests.ports import free_port
 
 from .support import PATIENCE_S, Participant, hosted, participants, policy, run
-from .torchruns import free_port
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from elastic_agent.rendezvous.memory import KEPT_SETTLED, RunMemory
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.values import Endpoint
+from tests.ports import free_port
 
 from .support import PATIENCE_S, policy
-from .torchruns import free_port
 
 RULES = policy(1, 1, lease_s=PATIENCE_S)
 _numbers = itertools.count()

@@ -12,9 +12,9 @@ from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.clock import boottime_s
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
+from tests.ports import free_port
 
 from .support import LEASE_S, MARGIN_S, Participant, Relay, hosted, participants, policy, run
-from .torchruns import free_port
 
 LATE_S = 1.0
 """How late a timer may come on a busy machine."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 PATIENCE_S = 60.0
 """How long what must come is waited for; long, because the machine may be busy."""
@@ -207,12 +208,3 @@ def places(workers: list[Worker]) -> list[tuple[str, int, int, int, int]]:
     """Of each worker: node, rank, node rank, local rank, world size."""
     names = ("RANK", "GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE")
     return [(one.node, *(int(one.env[name]) for name in names)) for one in workers]  # type: ignore[misc]
-
-
-def free_port() -> int:
-    """One that was free a moment ago, below those the system hands out by itself."""
-    while True:
-        port = 20000 + secrets.randbelow(9000)
-        with socket.socket() as sock, contextlib.suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port

@@ -75,9 +75,11 @@ def test_a_heterogeneous_job_is_requeued_as_a_whole_though_two_ask_for_it(slurm:
     step = f"exec srun --het-group=0,1 python {ASK} first-life requeue"
     script.write_text("\n".join((*parts, step, "")))
     job = slurm.submit(script, folder=folder)
-    job.wait_said("the job is requeued")
-    listing = slurm.ask("scontrol", "show", "job", "-o", job.id)
-    assert re.findall(r" Restarts=(\d)", listing) == ["1", "1"]
+
+    def restarts() -> list[str]:  # what the two say is lost when Slurm ends their srun
+        return re.findall(r" Restarts=(\d)", slurm.ask("scontrol", "show", "job", "-o", job.id))
+
+    job.wait("both parts to be requeued", lambda: restarts() == ["1", "1"])
     assert "could not be requeued" not in job.output
 
 

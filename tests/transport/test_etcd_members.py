@@ -15,7 +15,8 @@ from elastic_agent.rendezvous.etcd_meeting import Members
 from elastic_agent.transport.base import StoreLostError, TransportError, UnreachableError
 from elastic_agent.transport.etcd_client import EtcdClient, put
 from elastic_agent.values import Endpoint, EtcdAccess
-from tests.etcd import EtcdCluster, EtcdServer, free_ports
+from tests.etcd import EtcdCluster, EtcdServer
+from tests.ports import free_ports
 
 from .etcd_scene import EtcdScene, endpoint_of, etcd_scene
 from .support import PATIENCE_S, lease, member, plan

@@ -1,0 +1,37 @@
+"""Ports for servers that a test starts, which nobody takes between the choice and the start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+
+FIRST, LAST = 10_000, 32_000
+"""Below those that the system gives to outgoing connections (32768 and up on Linux)."""
+
+_given: set[int] = set()
+
+
+def free_port() -> int:
+    """One on which nobody listens, and which is given to nobody else: not here, nor in tests that run beside these."""
+    lane, lanes = _lane()
+    while True:
+        port = FIRST + secrets.randbelow((LAST - FIRST) // lanes) * lanes + lane
+        if port in _given:
+            continue
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
+
+
+def free_ports(count: int) -> list[int]:
+    """Several."""
+    return [free_port() for _ in range(count)]
+
+
+def _lane() -> tuple[int, int]:
+    """Which of how many processes of pytest-xdist this is."""
+    name = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    return int(name.removeprefix("gw")), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
