@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 
@@ -14,10 +13,9 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """One on which nobody listens, and which is given to nobody else: not here, nor in tests that run beside these."""
-    lane, lanes = _lane()
+    """One on which nobody listens, and which is given to nobody else."""
     while True:
-        port = FIRST + secrets.randbelow((LAST - FIRST) // lanes) * lanes + lane
+        port = FIRST + secrets.randbelow(LAST - FIRST)
         if port in _given:
             continue
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -29,9 +27,3 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """Several."""
     return [free_port() for _ in range(count)]
-
-
-def _lane() -> tuple[int, int]:
-    """Which of how many processes of pytest-xdist this is."""
-    name = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
-    return int(name.removeprefix("gw")), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -33,6 +33,10 @@ def etcd(request: pytest.FixtureRequest) -> str | None:
     return str(request.getfixturevalue("shared_etcd")) if request.param == "etcd" else None
 
 
+on_c10d = pytest.mark.parametrize("etcd", ["c10d"], indirect=True)
+"""For tests of what happens on the nodes, where it does not matter which store they meet in."""
+
+
 @pytest.fixture
 def make_cluster(tmp_path: Path, etcd: str | None) -> Iterator[MakeCluster]:
     """Makes clusters that are cleared away at the end, whatever happens."""

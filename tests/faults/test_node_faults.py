@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from .cluster import LEASE_S, MARGIN_S, SETTLE_S
-from .conftest import MakeCluster
+from .conftest import MakeCluster, on_c10d
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -52,6 +52,7 @@ def test_a_node_frozen_for_long_disturbs_nobody_when_it_thaws_and_rejoins(make_c
     see_it_end(cluster, restarts=0, paused={"b"})
 
 
+@on_c10d
 def test_a_frozen_agents_workers_are_stopped_before_the_others_go_on(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3")
     cluster.start_host("a")
@@ -102,6 +103,7 @@ def test_all_nodes_asked_to_leave_at_once_do_so_without_waiting_for_each_other(
     check_nothing_left(cluster)
 
 
+@on_c10d
 def test_below_min_the_survivors_wait_and_then_go_on(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2:3")
     a = cluster.start("a")
@@ -117,6 +119,7 @@ def test_below_min_the_survivors_wait_and_then_go_on(make_cluster: MakeCluster) 
     see_it_end(cluster, restarts=0, b=-signal.SIGKILL)
 
 
+@on_c10d
 def test_too_few_nodes_for_too_long_end_the_run(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("3", "--rdzv-conf", "join_timeout=2")
     a, b = cluster.start("a", 2), cluster.start("b")
@@ -130,6 +133,7 @@ def test_too_few_nodes_for_too_long_end_the_run(make_cluster: MakeCluster) -> No
     check_nothing_left(cluster)
 
 
+@on_c10d
 def test_one_node_more_than_max_stands_by_and_fills_a_vacated_seat(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
     cluster.start("a")

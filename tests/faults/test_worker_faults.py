@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from .cluster import MARGIN_S, Cluster
-from .conftest import MakeCluster
+from .conftest import MakeCluster, on_c10d
 from .rules import charged, check_nothing_left, check_safety, see_it_end
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -59,6 +59,7 @@ def test_a_crash_loop_spends_the_budget_and_ends_the_run_everywhere(make_cluster
     check_nothing_left(cluster)
 
 
+@on_c10d
 def test_a_hanging_worker_is_noticed_and_every_worker_writes_its_stacks(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2", "--hang-timeout", "3", "--redirects", "2")
     a, b = cluster.start("a"), cluster.start("b")
@@ -76,6 +77,7 @@ def test_a_hanging_worker_is_noticed_and_every_worker_writes_its_stacks(make_clu
     see_it_end(cluster, restarts=1)
 
 
+@on_c10d
 def test_stacks_can_be_had_at_any_time_and_training_goes_on(make_cluster: MakeCluster) -> None:
     run_id = f"job-{secrets.token_hex(4)}"
     cluster = make_cluster("2", "--redirects", "2", run_id=run_id)
@@ -100,6 +102,7 @@ def wait_more_steps(cluster: Cluster) -> None:
     cluster.wait("more steps", lambda: cluster.steps()[-1]["step"] > reached + 5 or None)
 
 
+@on_c10d
 def test_a_daemon_left_by_a_worker_is_gone_before_the_next_generation(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
     cluster.start("a")
@@ -113,6 +116,7 @@ def test_a_daemon_left_by_a_worker_is_gone_before_the_next_generation(make_clust
     see_it_end(cluster, restarts=1)
 
 
+@on_c10d
 def test_nothing_of_a_worker_outlives_its_killed_agent(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
     a = cluster.start("a")
@@ -124,6 +128,7 @@ def test_nothing_of_a_worker_outlives_its_killed_agent(make_cluster: MakeCluster
     check_nothing_left(cluster)
 
 
+@on_c10d
 def test_a_killed_guard_takes_its_workers_along_and_is_replaced(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
     a = cluster.start("a")

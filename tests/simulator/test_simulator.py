@@ -11,7 +11,7 @@ import pytest
 from .mutants import MUTANTS, Mutant
 from .run import Result, run_seed, run_seeds, story_of
 
-SEEDS = 2000
+SEEDS = 1200
 
 
 def story(seed: int, mutant: Mutant | None = None) -> str:
