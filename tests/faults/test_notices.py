@@ -145,6 +145,7 @@ def test_drain_of_another_node_and_growth_when_it_comes_back(make_cluster: MakeC
     said = ask(cluster, "drain", "b")
     assert (said.returncode, said.stderr) == (0, "")
     assert "run drained-by-command: b leaves; workers have 30 s to save" in said.stdout
+    assert "run drained-by-command: b has left, the others go on" in said.stdout
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
     second = cluster.wait_training("a", after=first)
     check_all_told_and_left(cluster, first, "drain")
@@ -238,14 +239,17 @@ def test_a_mistake_is_told_in_one_line(words: tuple[str, ...], complaint: str) -
     assert len(said.splitlines()) == 1
 
 
-def test_a_node_that_does_not_exist_is_named_with_those_that_do(make_cluster: MakeCluster) -> None:
+def test_a_node_that_does_not_exist_is_named_and_the_only_one_leaves_nobody_behind(
+    make_cluster: MakeCluster,
+) -> None:
     cluster = make_cluster("1", run_id="lonely")
     train(cluster, "a")
     said = ask(cluster, "drain", "z")
     assert said.returncode == ExitCode.USAGE
     assert "run lonely has no node z; expected one of a" in said.stderr
-    cluster.let_finish()
-    assert cluster.wait_end() == {"a": ExitCode.FINISHED}
+    said = ask(cluster, "drain")
+    assert "run lonely: a has left, no other node trains" in said.stdout
+    assert cluster.wait_end() == {"a": ExitCode.DRAINED}
 
 
 def test_nonsense_on_the_socket_disturbs_nobody(make_cluster: MakeCluster) -> None:

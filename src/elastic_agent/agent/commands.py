@@ -56,8 +56,10 @@ class Commands:
             self._supervisor.drain(command.words, left_s)
         else:
             self._supervisor.drain_other(node, left_s, f"{node} leaves ({command.words})")
+        alone = known == {node}
         plan = await self._supervisor.plan_with(lambda one: one.generation > before or one.is_terminal)
-        yield self._how_it_went(plan, f"{node} has left")
+        rest = "no other node trains" if alone else "the others go on"
+        yield self._how_it_went(plan, f"{node} has left, {rest}")
 
     async def _stop(self, command: Command) -> AsyncIterator[Answer]:
         left_s = command.left_s if command.left_s is not None else self._times["stop"]
@@ -75,4 +77,4 @@ class Commands:
             return Answer(f"run {self._run_id}: {words}")
         if plan.is_terminal:
             return Answer(f"run {self._run_id} {Outcome(plan.phase.value)}: {plan.reason}")
-        return Answer(f"run {self._run_id}: {words}; generation {plan.generation} goes on")
+        return Answer(f"run {self._run_id}: {words}")
