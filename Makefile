@@ -3,6 +3,7 @@
 #   PYTHON=python3.11        which Python makes the virtual environment (3.11 or newer)
 #   PYTEST_ARGS="-k client"  passed to pytest by `make test`
 #   SYSTEM_PACKAGES=no       `make test` installs no Debian packages
+#   LANES=                   `make test` runs one test at a time
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,6 +12,8 @@ READY := $(VENV)/.ready
 
 SEEDS ?= 2000
 SYSTEM_PACKAGES ?= yes
+# Most of the tests' time is waiting for leases; a file's tests stay together, for what they share.
+LANES ?= -n 2 --dist loadfile
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick
 
@@ -31,7 +34,7 @@ demo: $(READY)
 	@$(PY) examples/demo.py
 
 test: $(READY) system-packages
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest $(LANES) $(PYTEST_ARGS)
 
 lint: lint-rules lint-format lint-types
 

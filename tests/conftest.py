@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
@@ -16,6 +15,5 @@ def _no_server_stays_behind() -> Iterator[None]:
     yield
     server: Any = forkserver
     tracker: Any = resource_tracker
-    for stop in (server._forkserver._stop, tracker._resource_tracker._stop):
-        with contextlib.suppress(ChildProcessError):  # a test of kill_orphans ended and reaped it
-            stop()
+    server._forkserver._stop()
+    tracker._resource_tracker._stop()

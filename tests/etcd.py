@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -195,12 +196,18 @@ class EtcdCluster:
         return self.ctl("get", "--prefix", prefix, "--keys-only").split()
 
     def leader(self) -> EtcdServer:
-        """The member that leads."""
-        for row in self.ctl("endpoint", "status").splitlines():
-            endpoint, *_, is_leader = [column.strip() for column in row.split(",")][:5]
-            if is_leader == "true":
-                return next(one for one in self.members if endpoint.endswith(one.endpoint))
-        raise AssertionError("etcd has no leader")
+        """The member that leads, as soon as all members follow the same one.
+
+        For a moment nobody may lead: a busy machine is enough for an election with time-outs as short as ours.
+        """
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            views = json.loads(self.ctl("endpoint", "status", "--write-out", "json"))
+            leaders = {view["Status"].get("leader", 0) for view in views}
+            if len(leaders) == 1 and 0 not in leaders:
+                (leading,) = (v["Endpoint"] for v in views if v["Status"]["header"]["member_id"] in leaders)
+                return next(one for one in self.members if leading.endswith(f"//{one.endpoint}"))
+            assert time.monotonic() < deadline_s, f"etcd's members follow no common leader: {views}"
 
     def wait_ready(self) -> None:
         """Until a majority answers."""

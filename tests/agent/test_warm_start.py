@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -58,15 +57,13 @@ def run(folder: Path, *command: str, **how: Any) -> dict[str, Any]:
 AGENT = (sys.executable, "-m", "elastic_agent")
 
 
-def ignoring_signals() -> None:
-    """As `nohup` and a shell's `&` leave them."""
-    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
+IGNORING_SIGNALS = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")
+"""As `nohup` and a shell's `&` leave them."""
 
 
 @pytest.mark.parametrize("how", ["warm", "cold"])
 def test_what_the_agent_was_told_to_ignore_its_workers_do_not(tmp_path: Path, how: str) -> None:
-    seen = run(tmp_path, *AGENT, "--worker-start", how, preexec_fn=ignoring_signals)
+    seen = run(tmp_path, *IGNORING_SIGNALS, *AGENT, "--worker-start", how)
     assert seen["warm"] == (how == "warm"), seen["said"]
     handlers = seen["handlers"]
     assert "default_int_handler" in handlers["SIGINT"]

@@ -41,6 +41,8 @@ def obey(guard: Guard, message: dict[str, Any]) -> None:
             select.select((), (), (), 1000)
             os._exit(0)
         say("Forked", pid=pid)
+    elif command == "kill orphans":
+        say("Orphans", left=kill_orphans(message["keep"]))
 
 
 def main() -> None:

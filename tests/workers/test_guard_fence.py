@@ -7,7 +7,6 @@ import pty
 import select
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,12 +15,10 @@ import pytest
 from elastic_agent.workers.guard_client import (
     Exited,
     Fenced,
-    Guard,
     GuardLost,
     Spawned,
     Stopped,
     boottime_s,
-    kill_orphans,
 )
 from tests.processes import freeze, thaw
 from tests.workers.support import (
@@ -243,20 +240,18 @@ def test_a_lost_guard_is_told_once_and_commands_to_it_do_nothing(driver: Driver)
     assert driver.guard.read_events() == []
 
 
-def test_kill_orphans_spares_whom_it_is_told_to() -> None:
-    kept, other = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
-    guard = Guard.start()
-    guard.set_deadline(boottime_s() + 1000)
-    guard.spawn(1, [program(0, *SLEEP)])
-    workers_pid = Driver(guard).until(Spawned).pids[0]
-    with watching(kept.pid, workers_pid, other.pid) as (kept_one, worker, other_one):
-        assert kill_orphans(keep=(kept.pid, guard.pid)) == ()
+def test_kill_orphans_spares_whom_it_is_told_to(agent: StandIn) -> None:
+    agent.do("fork")
+    kept = agent.until("Forked")["pid"]
+    agent.do("fork")
+    other = agent.until("Forked")["pid"]
+    workers_pid = agent.spawn(program(0, *SLEEP))[0]
+    with watching(kept, workers_pid, other) as (kept_one, worker, other_one):
+        agent.do("kill orphans", keep=[kept, agent.guard_pid])
+        assert agent.until("Orphans")["left"] == []
         assert other_one.ended(0)
         assert not kept_one.ended(0)
         assert not worker.ended(0)
-    guard.close()
-    kept.wait()
-    other.wait()
 
 
 # --- a blocked stderr -----------------------------------------------------------------------------
