@@ -2,7 +2,8 @@
 
 Every node is a real session with a meeting place of its own; whichever dials first hosts the store and its
 coordinator. Workers count as started at once. Reads words on stdin: ``begin``, then ``fail`` (the first node of
-this process reports a failure) or ``watch`` (another process does), then ``end``. Writes JSON lines.
+this process reports a failure) or ``watch`` (another process does), then ``ask`` (the first node of this process
+asks that the run ends, in good time) or ``listen``, then ``end``. Writes JSON lines.
 """
 
 from __future__ import annotations
@@ -20,12 +21,23 @@ from typing import Any
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Node
-from elastic_agent.protocol.records import RECORD_VERSION, Failure, FailureKind, Member, Policy, State
+from elastic_agent.protocol.records import (
+    RECORD_VERSION,
+    Ask,
+    Cause,
+    Failure,
+    FailureKind,
+    Member,
+    Policy,
+    State,
+)
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.places import open_place
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint, EtcdAccess
+
+IN_GOOD_TIME_S = 600.0
 
 
 class Crowd:
@@ -48,6 +60,14 @@ class Crowd:
         while True:
             if all(node.started_generation >= generation for node in self.nodes):
                 return max(node.started_s for node in self.nodes)
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def all_told(self) -> float:
+        """When the last node gave its workers the notice."""
+        while True:
+            if all(node.told_s for node in self.nodes):
+                return max(node.told_s for node in self.nodes)
             self.changed.clear()
             await self.changed.wait()
 
@@ -81,7 +101,7 @@ class OneNode:
         self.session = Session(meeting, member, lease_s)
         self.session.listen(self.event)
         self.sealed_generation = self.started_generation = 0
-        self.sealed_s = self.started_s = 0.0
+        self.sealed_s = self.started_s = self.told_s = 0.0
 
     def event(self, event: events.SessionEvent) -> None:
         match event:
@@ -116,6 +136,11 @@ class OneNode:
                     self.started_generation, self.started_s = world.generation, now_s()
                     self.crowd.changed.set()
                     self.perform(self.node.started(world.generation))
+                case machine.Request(ask=ask):
+                    self.session.ask(ask)
+                case machine.Notify():
+                    self.told_s = now_s()
+                    self.crowd.changed.set()
                 case machine.StopWorkers():
                     self.perform(self.node.stopped())
                 case machine.Rejoin():
@@ -128,6 +153,10 @@ class OneNode:
     def fail(self) -> None:
         failure = Failure(FailureKind.WORKER, "a failure for the benchmark")
         self.perform(self.node.failed(self.node.generation, failure))
+
+    def ask(self) -> None:
+        ask = Ask(self.node.next_ask, Cause.WALLTIME, IN_GOOD_TIME_S, "a notice for the benchmark")
+        self.perform(self.node.ask(ask))
 
 
 def now_s() -> float:
@@ -157,6 +186,9 @@ async def live(options: argparse.Namespace) -> None:
     for what, wait in (("sealed", crowd.all_in), ("started", crowd.all_started)):
         tell(what, moment=await wait(before + 1), cpu_s=cpu_since(used))
     tell("done", lost_leases=crowd.lost_leases)
+    if await line_of_stdin() == "ask":
+        crowd.nodes[0].ask()
+    tell("told", moment=await crowd.all_told())
     await line_of_stdin()
     del sessions
     os._exit(

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import pytest
+
+
+def pytest_collection_finish() -> None:
+    """Tests cut stores off from their clients as they like; torch in this process need not print C++ frames then."""
+    if "torch" in sys.modules:
+        from elastic_agent.workers.torch_log import quieten_torch
+
+        quieten_torch()
 
 
 @pytest.fixture(scope="session", autouse=True)

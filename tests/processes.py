@@ -1,4 +1,4 @@
-"""Stopping and continuing processes, for tests that freeze them."""
+"""Processes that a test did not start itself: stopped, continued, looked at."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ def _state(stat: Path) -> str:
         return stat.read_text().rpartition(")")[2].split()[0]
     except OSError:  # it ended in between
         return "X"
+
+
+def status_field(pid: int, name: str) -> str:
+    """A line of /proc/PID/status."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return value.strip()
+    raise AssertionError(f"no {name} in the status of {pid}")

@@ -67,7 +67,9 @@ def test_what_the_agent_was_told_to_ignore_its_workers_do_not(tmp_path: Path, ho
     assert seen["warm"] == (how == "warm"), seen["said"]
     handlers = seen["handlers"]
     assert "default_int_handler" in handlers["SIGINT"]
-    assert {handlers[one] for one in ("SIGQUIT", "SIGHUP", "SIGTERM")} == {"0"}, handlers  # SIG_DFL
+    assert {handlers[one] for one in ("SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1")} == {"0"}, (
+        handlers
+    )  # SIG_DFL
     assert {handlers[one] for one in ("SIGPIPE", "SIGXFSZ")} == {"1"}, (
         handlers
     )  # SIG_IGN, as Python sets them

@@ -14,8 +14,9 @@ import torch
 
 from elastic_agent.agent.control import agents_here
 from elastic_agent.exit_codes import ExitCode
+from tests.processes import status_field
 
-from .cluster import HEEDING, Cluster
+from .cluster import HEEDING, AgentProcess, Cluster
 from .conftest import MakeCluster
 from .rules import check_nothing_left
 
@@ -119,6 +120,22 @@ def test_workers_that_do_not_leave_get_the_plain_signal_at_the_deadline(
     stopping = cluster.wait_event("stopping", "b")
     assert stopping["boottime_s"] - told["boottime_s"] > 1.4, "they could go on until then"
     check_nothing_left(cluster)
+
+
+def hears(agent: AgentProcess, signum: signal.Signals) -> bool:
+    """Whether the signal has a handler there."""
+    return bool(int(status_field(agent.pid, "SigCgt"), 16) >> (signum - 1) & 1)
+
+
+def test_a_notice_to_an_agent_that_is_still_starting_is_kept_for_it(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:3")
+    first = train(cluster, "a", "b")
+    late = cluster.start("c", script=HEEDING)
+    cluster.wait("c to hear signals", lambda: hears(late, signal.SIGUSR1) or None)
+    assert not cluster.journal(node="c"), "it still imports torch"
+    late.signal(signal.SIGUSR1)
+    assert cluster.wait_end() == dict.fromkeys("abc", ExitCode.STOPPED)
+    check_all_told_and_left(cluster, first, "preempted")
 
 
 # -- a node leaves, or comes --------------------------------------------------------------------

@@ -517,6 +517,48 @@ def test_what_was_asked_stands_until_it_came_true() -> None:
     assert node.plan_changed(forming(2, 4, heard={"a-1": 1}))[0] == Request(None)
 
 
+def test_that_the_run_ends_is_said_again_to_a_new_store_by_whoever_was_told() -> None:
+    """The one who asked for it may have read there that it is stopped, and gone."""
+    node = running_node()
+    told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
+    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
+    again = Request(Ask(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b"))
+    assert node.store_replaced() == [node.announced, again]
+    assert node.store_replaced() == [node.announced], "it stands in the member record"
+    assert node.next_ask == 2
+
+
+def test_the_end_is_said_again_even_where_the_lease_was_lost_with_the_store() -> None:
+    node = running_node()
+    told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
+    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
+    node.lease_lost("the store is gone")
+    node.stopped()
+    node.rejoined("a-2")
+    assert node.store_replaced()[-1] == Request(Ask(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b"))
+
+
+def test_the_end_of_a_run_that_was_taken_up_again_is_forgotten() -> None:
+    node = running_node()
+    told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
+    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
+    node.lease_lost("the lease ran out")
+    node.stopped()
+    node.rejoined("a-2")
+    node.plan_changed(forming(2, 10))
+    assert node.store_replaced() == [node.announced]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_node_asked_for_itself_stands_in_its_record_anyway(ends: bool) -> None:
+    node = running_node()
+    own = stop() if ends else leave("b")
+    node.ask(own)
+    milder = Notice(3, Cause.DRAIN, TIME_S, "b leaves", ends=False)
+    node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=milder))
+    assert node.store_replaced() == [node.announced]
+
+
 def test_that_workers_look_at_notices_is_said_once() -> None:
     node = running_node()
     assert node.heeds(1) == [Announce(State.RUNNING, 1, heeds=True)]

@@ -27,7 +27,6 @@ class Asking:
     def __init__(self, cluster: Cluster, agent: Agent) -> None:
         self.cluster = cluster
         self.agent = agent
-        self._asks = 0
 
     def drain(self) -> None:
         """The node is to leave, its workers and all others having saved."""
@@ -66,8 +65,7 @@ class Asking:
         self.cluster.checker.notices.stops(agent, ask)
 
     def _new(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> Ask:
-        self._asks += 1
-        return Ask(self._asks, cause, left_s, words, leaver)
+        return Ask(self.agent.node.next_ask, cause, left_s, words, leaver)
 
     def _in_the_end(self, after_s: float, act: Callable[[], list[Action]]) -> None:
         self.agent.process.spawn(self._later(after_s, act))

@@ -271,6 +271,15 @@ def _does_not_stop(right: Any) -> Any:
     return follow
 
 
+def _leaves_the_end_to_the_asker(right: Any) -> Any:
+    def store_replaced(self: node.Node) -> list[node.Action]:
+        self._end_known = None
+        said: list[node.Action] = right(self)
+        return said
+
+    return store_replaced
+
+
 def _takes_any_for_newcomers(right: Any) -> Any:
     def newcomers(now: situation.Situation, until_s: float) -> list[leases.Sighting]:
         strangers = {
@@ -303,6 +312,13 @@ _OF_NOTICES = (
         "the next generation of a run that is to end is not told",
         ((running, "carried", _always(None)),),
         focus=("stop", "worker fails", "agent crash"),
+    ),
+    Mutant(
+        "only-the-asker-says-it",
+        "in a new store only the node that asked for it says that the run is to end",
+        ((node.Node, "store_replaced", _leaves_the_end_to_the_asker),),
+        focus=("stop", "host crash", "store crash"),
+        hosting="agent",
     ),
     Mutant(
         "does-not-wait-for-all",

@@ -50,6 +50,8 @@ class NoticeRules:
         self._stop_asked = False
         self._know: set[Agent] = set()
         """Agents that have read that the run was stopped."""
+        self._told_the_end: set[Agent] = set()
+        """Agents that have read that the run is to end."""
         self._heard: dict[tuple[str, str], int] = {}
         """(Store, incarnation) → the newest of its asks that was ever heard there."""
         self._since_s: dict[tuple[str, int], float] = {}
@@ -67,6 +69,8 @@ class NoticeRules:
         if before is not None:
             fresh = self._freshly_heard(store, before, plan)
             self._given_for_a_reason(before, plan, fresh)
+            if before.phase is Phase.STOPPED and plan.phase is Phase.FORMING:
+                self._told_the_end.clear()  # taken up again, by somebody who came for that
             if before.phase is not Phase.STOPPED:
                 self._carried(before, plan)
                 self._leavers_are_kept_in_mind(before, plan, seen)
@@ -191,11 +195,20 @@ class NoticeRules:
             return
         leavers = [seat.incarnation for seat in world.seats if seat.incarnation in before.leaving]
         self._require(not leavers, "who was asked to leave has no seat", f"{leavers}")
+        if plan.notice is None or not plan.notice.ends:
+            told = [seat.node_id for seat in world.seats if self._was_told_the_end(seat.incarnation)]
+            self._require(not told, "that the run ends is not forgotten", f"{told} train on")
         if before.world is not None and plan.charged > before.charged:
             left = self.cluster.job.of(before.world.generation).all_left
             self._require(not left, "a notice is never charged", plan.reason)
         if plan.notice is not None:
             self._reaches_all(plan, plan.notice)
+
+    def _was_told_the_end(self, incarnation: str) -> bool:
+        """Two coordinators of one run may each know only a part."""
+        return self.cluster.scenario.hosting != "cluster" and (
+            self.cluster.agents[incarnation] in self._told_the_end
+        )
 
     # -- who is told ----------------------------------------------------------------------------
 
@@ -260,6 +273,8 @@ class NoticeRules:
         """An agent has read this plan."""
         if plan.phase is Phase.STOPPED:
             self._know.add(agent)
+        if plan.notice is not None and plan.notice.ends:
+            self._told_the_end.add(agent)
 
     def departs(self, agent: Agent, ending: Depart) -> None:
         """An agent's part is over."""

@@ -196,12 +196,3 @@ class StandIn:
             assert stream is not None
             with suppress(BrokenPipeError):
                 stream.close()
-
-
-def status_field(pid: int, name: str) -> str:
-    """A line of /proc/PID/status."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return value.strip()
-    raise AssertionError(f"no {name} in the status of {pid}")

@@ -20,7 +20,7 @@ from elastic_agent.workers.guard_client import (
     Stopped,
     boottime_s,
 )
-from tests.processes import freeze, thaw
+from tests.processes import freeze, status_field, thaw
 from tests.workers.support import (
     PATIENCE_S,
     SLEEP,
@@ -30,7 +30,6 @@ from tests.workers.support import (
     daemonising,
     program,
     python,
-    status_field,
     watching,
 )
 

@@ -21,8 +21,8 @@ from elastic_agent.workers.guard_client import (
     Stopped,
     boottime_s,
 )
-from tests.processes import freeze
-from tests.workers.support import SLEEP, Driver, News, Watched, program, python, status_field
+from tests.processes import freeze, status_field
+from tests.workers.support import SLEEP, Driver, News, Watched, program, python
 
 
 def test_exit_codes_and_signals_are_reported(driver: Driver) -> None:

@@ -38,6 +38,7 @@ from .agreeing import agree_on_run
 from .command import job_fingerprint
 from .commands import Commands
 from .control import ControlSocket
+from .early_notice import EarlyNotice
 from .environment import RunFacts, worker_environment
 from .fingerprint import fingerprint
 from .identity import NodeSeat, start_ticks, sweep_seats, take_seat
@@ -72,7 +73,13 @@ class Agent(ElasticAgent):
     """One node's agent, as torch's interface has it."""
 
     def __init__(
-        self, settings: Settings, slots: int, guard: Guard, meeting: MeetingPlace, manager: ServiceManager
+        self,
+        settings: Settings,
+        slots: int,
+        guard: Guard,
+        meeting: MeetingPlace,
+        manager: ServiceManager,
+        early: EarlyNotice,
     ) -> None:
         """``guard`` was started already, so that it is up by the time the world is agreed."""
         self._settings = settings
@@ -92,6 +99,7 @@ class Agent(ElasticAgent):
         self._signals = SignalDesk(
             Meanings(settings.signals_to_handle, settings.notice_signal, settings.notice_time),
             self._job,
+            early,
             on_leaving=self._service.stopping,
             end_at_once=self._end_at_once,
         )

@@ -18,11 +18,12 @@ from elastic_agent.protocol.records import FailureKind
 from elastic_agent.service_manager import ServiceManager
 from elastic_agent.workers.guard_client import Guard
 
+from .early_notice import EarlyNotice
 from .identity import IdentityError
 from .warm import is_warm, likely_slots, spawner_config, why_cold
 
 
-def launch(resolved: Resolved, guard: Guard, manager: ServiceManager) -> int:
+def launch(resolved: Resolved, guard: Guard, manager: ServiceManager, early: EarlyNotice) -> int:
     """Run this node's agent, with the guard that was started for it, until its part is over. Returns the exit code.
 
     Raises:
@@ -30,7 +31,7 @@ def launch(resolved: Resolved, guard: Guard, manager: ServiceManager) -> int:
     """
     settings = resolved.settings
     try:
-        return _run(settings, guard, manager)
+        return _run(settings, guard, manager, early)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
@@ -70,7 +71,7 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _run(settings: Settings, guard: Guard, manager: ServiceManager) -> int:
+def _run(settings: Settings, guard: Guard, manager: ServiceManager, early: EarlyNotice) -> int:
     with _without_collections():
         import_torch_quietly()
         from elastic_agent.transport.addresses import shorten_lookups
@@ -88,7 +89,7 @@ def _run(settings: Settings, guard: Guard, manager: ServiceManager) -> int:
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")
     try:
-        agent = Agent(settings, slots, guard, meeting_place(settings), manager)
+        agent = Agent(settings, slots, guard, meeting_place(settings), manager, early)
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
         raise UsageError(str(error)) from None
     try:

@@ -13,6 +13,7 @@ from elastic_agent.config.kinds import NO_SIGNAL
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Cause, Notice
 
+from .early_notice import EarlyNotice
 from .slurm_job import SlurmJob
 from .supervisor import Supervisor
 
@@ -38,6 +39,7 @@ class SignalDesk:
         self,
         meanings: Meanings,
         job: SlurmJob | None,
+        early: EarlyNotice,
         *,
         on_leaving: Callable[[str], None],
         end_at_once: Callable[[], None],
@@ -47,6 +49,7 @@ class SignalDesk:
         Args:
             meanings: which signal means what.
             job: the Slurm job that this agent is a task of, if it is.
+            early: what hears the notice signal until then.
             on_leaving: told, in words, that this agent was asked to end.
             end_at_once: called when there is nothing to end in good order, or no time for it.
         """
@@ -56,6 +59,7 @@ class SignalDesk:
         """The agent's own part is over; it only serves the store to others."""
         self._meanings = meanings
         self._job = job
+        self._early = early
         self._on_leaving = on_leaving
         self._end_at_once = end_at_once
         self._supervisor: Supervisor | None = None
@@ -74,6 +78,8 @@ class SignalDesk:
         for name, act in wanted:
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller's business
                 loop.add_signal_handler(signal.Signals[name], act, signal.Signals[name])
+        if self._early.came:
+            self._notice_signalled(signal.Signals[self._meanings.notice])
 
     def attend(self, supervisor: Supervisor, node_id: str) -> None:
         """Have this supervisor do what is asked for, and what was asked for before there was one."""

@@ -99,7 +99,6 @@ class Supervisor:
         self._log = get_logger()
         self._give_up: asyncio.TimerHandle | None = None
         self._met = False
-        self._asks = 0
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
         """Who waits for a plan, and for what kind of plan."""
         parts.session.listen(self.session_event)
@@ -260,8 +259,7 @@ class Supervisor:
     def _new_ask(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> Ask:
         if self._runner.heeded:  # it may have begun since the last look; the coordinator has to know it now
             self._perform(self.node.heeds(self.node.generation))
-        self._asks += 1
-        return Ask(self._asks, cause, left_s, words[:512], leaver)
+        return Ask(self.node.next_ask, cause, left_s, words[:512], leaver)
 
     def _in_the_end(self, after_s: float, act: Callable[[], Iterable[machine.Action]]) -> None:
         """Should the coordinator not answer, leave all the same; what has been done by then is not done again."""

@@ -29,10 +29,12 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
 
 def _launch(resolved: Resolved, owns_process: bool) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
+    from elastic_agent.agent.early_notice import EarlyNotice
     from elastic_agent.agent.warm import start_guard
     from elastic_agent.service_manager import ServiceManager
     from elastic_agent.workers.guard_client import become_subreaper, open_missing_standard_streams
 
+    early = EarlyNotice(resolved.settings.notice_signal)
     manager = ServiceManager.taken_from(os.environ)  # before anything is started that would inherit it
     open_missing_standard_streams()
     become_subreaper()
@@ -49,7 +51,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     try:
         from elastic_agent.agent.launch import launch
 
-        return launch(resolved, guard, manager)
+        return launch(resolved, guard, manager, early)
     except UsageError:  # what only torch can tell, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:

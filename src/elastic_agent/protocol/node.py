@@ -136,6 +136,10 @@ class Node:
         self._draining: str | None = None
         self._asked: tuple[Ask, int] | None = None
         """What stands in the member record, and the generation then."""
+        self._asks = 0
+        """Serial of the newest ask."""
+        self._end_known: Notice | None = None
+        """By which this node has learnt that the run is to end."""
         self._told = 0
         """Serial of the newest notice that the present workers were given."""
         self._heeds = False
@@ -149,6 +153,11 @@ class Node:
         """Whether this node has seen the run going on; to be said by every later incarnation of it."""
         return self._met
 
+    @property
+    def next_ask(self) -> int:
+        """Serial for what is asked next."""
+        return self._asks + 1
+
     # -- the plan -------------------------------------------------------------------------------
 
     def plan_changed(self, plan: Plan) -> list[Action]:
@@ -156,6 +165,8 @@ class Node:
         if self.activity is Activity.GONE or (self.plan is not None and plan.version <= self.plan.version):
             return []
         self.plan = plan
+        if not plan.is_terminal:  # a stopped run that was taken up again has no end any more
+            self._end_known = plan.notice if plan.notice is not None and plan.notice.ends else None
         if self._lease_lost is not None:
             return []  # it speaks of an incarnation that is over; only the stop counts now
         if self.incarnation in plan.refused:
@@ -192,9 +203,18 @@ class Node:
         return [Request(None)]
 
     def store_replaced(self) -> list[Action]:
-        """The store was lost and a new one found: its plan versions start anew; say again where we stand."""
+        """The store was lost and a new one found: its plan versions start anew; say again where we stand.
+
+        And that the run is to end, whoever wanted it: who asked for it may have read that it is stopped, and gone.
+        """
         self.plan = None
-        return [] if self.activity is Activity.GONE else [self.announced]
+        if self.activity is Activity.GONE:
+            return []
+        known, asked = self._end_known, self._asked
+        if known is None or self._ending is not None or (asked is not None and asked[0].leaver is None):
+            return [self.announced]
+        again = Ask(self.next_ask, known.cause, known.left_s, known.words)
+        return [self.announced, *self.ask(again)]
 
     def _forming(self, plan: Plan) -> list[Action]:
         if self._ending is not None:
@@ -332,7 +352,7 @@ class Node:
         """Somebody at this node wants a node to leave, or the whole run to end."""
         if self.activity is Activity.GONE or self._ending is not None:
             return []
-        self._asked = ask, self.generation
+        self._asked, self._asks = (ask, self.generation), ask.serial
         return [Request(ask)]
 
     def drain(self, reason: str, ask: Ask | None = None) -> list[Action]:

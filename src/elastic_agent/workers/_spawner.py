@@ -55,8 +55,9 @@ def serve_as_fork(fd: int, guard_pid: int, preload: list[str], folder: str) -> N
 def _restore_signals() -> None:
     """As in a Python that was started with nothing ignored and nothing blocked, as the guard starts one."""
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
-        if signal.getsignal(signum) is signal.SIG_IGN:
-            signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
+        usual = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+        if signal.getsignal(signum) not in (usual, None):  # None: a handler in C, which is not ours
+            signal.signal(signum, usual)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
