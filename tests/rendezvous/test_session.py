@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.records import Phase
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.clock import boottime_s
@@ -36,6 +37,24 @@ def test_a_node_registers_hears_its_world_and_renews(endpoint: Endpoint, tmp_pat
             assert [type(one) for one in a.told[:3]] == [events.Connected, events.Registered, events.PlanSeen]
             connected = a.of(events.Connected)
             assert [one.replaced for one in connected] == [False]
+
+    run(story())
+
+
+def test_renewals_come_in_even_steps_from_the_last_one_whatever_that_was_for(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """One that is out of step is noticed late, and with it the loss of the node."""
+
+    async def story() -> None:
+        rules = policy(2, 2)
+        async with Participant("a", endpoint, rules, tmp_path) as a:
+            await a.hear(events.Registered)
+            async with Participant("b", endpoint, rules, tmp_path):
+                await a.hear(events.Prepared)
+                prepared = a.of(events.Renewed)[-1]
+                following = await a.hear(events.Renewed, lambda event: event.deadline_s > prepared.deadline_s)
+                assert following.deadline_s - prepared.deadline_s >= LEASE_S / RENEWALS_PER_LEASE
 
     run(story())
 

@@ -116,6 +116,8 @@ class Session:
         self._wake = asyncio.Event()
         self._written: Member | None = None
         self._renew_due = False
+        self._renew_at_s = 0.0
+        """When the timer asks for the next renewal."""
         self._prepare: World | None = None
         self._reaching: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
@@ -282,18 +284,25 @@ class Session:
 
     async def _keep_time(self) -> None:
         """The loop's own timer: ask for renewals, and notice when the lease has run out."""
-        renew_s = boottime_s() + self._ttl_s / RENEWALS_PER_LEASE
+        self._time_next_renewal(boottime_s())
         while True:
             now_s = boottime_s()
             if self._lease is not None and self._lease.expired(now_s):
                 self._lose("it was not renewed in time: the store did not answer")
-            if now_s >= renew_s:
-                renew_s = now_s + self._ttl_s / RENEWALS_PER_LEASE
+            if now_s >= self._renew_at_s:
+                self._time_next_renewal(now_s)
                 if self._may_renew():
                     self._renew_due = True
                     self._wake.set()
-            deadline_s = self._lease.deadline_s if self._lease is not None else renew_s
-            await asyncio.sleep(min(renew_s, deadline_s) - now_s)
+            deadline_s = self._lease.deadline_s if self._lease is not None else self._renew_at_s
+            await asyncio.sleep(min(self._renew_at_s, deadline_s) - now_s)
+
+    def _time_next_renewal(self, last_s: float) -> None:
+        """In even steps from the last one, whatever that was for: the coordinator looks when it expects the next.
+
+        What is out of step it notices late, and with it the loss of this node.
+        """
+        self._renew_at_s = last_s + self._ttl_s / RENEWALS_PER_LEASE
 
     def _lose(self, why: str) -> None:
         """This incarnation is over; the owner stops the workers and rejoins."""
@@ -366,6 +375,7 @@ class Session:
             self._lose("it was condemned, or over, before the registration was answered")
             return
         self._lease = held
+        self._time_next_renewal(boottime_s())
         self._registered_in = (link.store_id, member.incarnation)
         self._renew_due = False
         self._written = self.member if self._same_word(member) else None
@@ -427,6 +437,7 @@ class Session:
             return  # lost or replaced meanwhile
         if ok:
             self._lease = held.renewed(renewed, sent_s)
+            self._time_next_renewal(boottime_s())
             self._tell(events.Renewed(self._lease.deadline_s))
             return
         stored = await connection.call(lambda: link.read_lease(held.record.incarnation), self._patience_s)
