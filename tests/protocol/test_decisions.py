@@ -362,7 +362,7 @@ def test_with_the_budget_spent_the_run_fails_with_the_failure() -> None:
     assert table.stand == (FAILED, 3)
     assert table.plan.charged == 1
     assert table.plan.failure == HANG
-    assert table.plan.reason == f"{HANG.summary}; all 1 restarts are used"
+    assert table.plan.reason == f"{HANG.summary}; its one restart is used"
 
 
 def test_with_no_restarts_allowed_the_loss_of_a_node_still_restarts() -> None:

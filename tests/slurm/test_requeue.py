@@ -54,12 +54,12 @@ def test_a_job_whose_time_runs_out_goes_on_where_it_saved(slurm: Slurm, folder: 
     assert len(notes(folder, "born")) == ended, "a run that had finished was run again"
 
 
-@pytest.mark.parametrize("signal", ["--signal=B:USR1@300", ""], ids=["batch-shell", "no-signal"])
-def test_a_job_that_gives_way_to_another_one_comes_back(slurm: Slurm, folder: Path, signal: str) -> None:
+@pytest.mark.parametrize("asked", ["--signal=B:USR1@300", ""], ids=["batch-shell", "no-signal"])
+def test_a_job_that_gives_way_to_another_one_comes_back(slurm: Slurm, folder: Path, asked: str) -> None:
     """srun, in the batch shell's place, hands the signal on. If none was asked for, Slurm sends SIGTERM, as scancel
     does; then the agents ask what it means."""
     script = folder / "elastic.sbatch"
-    script.write_text(ELASTIC.read_text().replace("--signal=USR1@300", signal))
+    script.write_text(ELASTIC.read_text().replace("--signal=USR1@300", asked))
     job = started(slurm, folder, "--nodes=2", "--exclusive", script=script)
     other = folder / "urgent.sbatch"
     other.write_text("#!/bin/bash\nsleep 0.1\n")
@@ -76,3 +76,28 @@ def test_a_job_at_its_limit_of_requeues_stays_out_of_the_queue(slurm: Slurm, fol
     assert job.wait_state("FAILED", "PENDING", "COMPLETED") == "FAILED"
     assert job.facts()["ExitCode"] == "75:0"
     job.wait_said("the job is not requeued: it was requeued 0 times before, and --max-requeues is 0")
+
+
+def test_a_site_that_requeues_in_its_own_way_is_left_to_it(slurm: Slurm, folder: Path) -> None:
+    """Its command is run once, where the job's variables tell it which job; Slurm is not asked."""
+    (folder / "resubmit.sh").write_text(f'echo "$SLURM_JOB_ID" >> {folder}/resubmitted\n')
+    command = f"sh {folder}/resubmit.sh"
+    job = started(slurm, folder, "--nodes=2", ELASTIC_AGENT_REQUEUE_COMMAND=command)
+    slurm.ask("scancel", "--signal=USR1", job.id)
+    assert job.wait_state("FAILED", "PENDING", "COMPLETED") == "FAILED"
+    assert job.facts()["ExitCode"] == "75:0"
+    assert (folder / "resubmitted").read_text() == f"{job.id}\n"
+    assert job.facts()["Restarts"] == "0"
+    job.wait_said("the job is requeued", command)
+
+
+def test_a_run_that_has_failed_stays_out_of_the_queue(slurm: Slurm, folder: Path) -> None:
+    script = folder / "elastic.sbatch"
+    script.write_text(ELASTIC.read_text().replace("train.py", "failing.py"))
+    (folder / "failing.py").write_text("raise SystemExit(3)\n")
+    job = slurm.submit(script, *SMALL, "--nodes=2", folder=folder, ELASTIC_AGENT_MAX_RESTARTS="1")
+    assert job.wait_state("FAILED", "COMPLETED") == "FAILED"
+    facts = job.facts()
+    assert (facts["ExitCode"], facts["Restarts"]) == ("1:0", "0")
+    job.wait_said("the run failed", "its one restart is used")
+    assert "requeue" not in job.output

@@ -89,10 +89,9 @@ def _departed(now: Situation, incarnation: str) -> bool:
 def _budget_spent(now: Situation) -> Decision:
     failure = now.plan.failure
     assert failure is not None  # only a failure is charged
-    used = (
-        f"all {now.policy.max_restarts} restarts are used"
-        if now.policy.max_restarts
-        else "no restarts are allowed"
+    most = now.policy.max_restarts
+    used = {0: "no restarts are allowed", 1: "its one restart is used"}.get(
+        most, f"all {most} restarts are used"
     )
     return _fail(now, f"{failure.summary}; {used}", failure)
 
