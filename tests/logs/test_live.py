@@ -55,6 +55,17 @@ def test_elsewhere_it_is_logged_ever_more_rarely() -> None:
     assert journal.lines[2] == (30, "waiting for 1 more node", {"waited_s": 30.0, "nodes": 1})
 
 
+def test_elsewhere_words_that_are_the_fact_are_not_said_twice() -> None:
+    reporter, clock, journal = elsewhere()
+    reporter.update("waiting for a", {"awaited": "waiting for a"})
+    clock.now_s += 4
+    reporter.update("waiting for b", {"awaited": "waiting for b"})
+    assert journal.lines == [
+        (0, "waiting for a", {"waited_s": 0.0}),
+        (4, "waiting for b", {"waited_s": 4.0}),
+    ]
+
+
 def test_elsewhere_a_change_of_the_facts_is_logged_and_a_change_of_words_is_not() -> None:
     reporter, clock, journal = elsewhere()
     reporter.update("waiting for 2 more nodes", {"nodes": 1})

@@ -93,7 +93,8 @@ class WaitingReporter:
 
         Args:
             text: the sentence for a person.
-            facts: the few values whose change is worth a log line, and its fields.
+            facts: the few values whose change is worth a log line, and its fields; one that is the text itself
+                is not said twice.
             already_s: for how long it was waited for before the first update, seconds.
         """
         self._text, self._facts = text, dict(facts)
@@ -119,7 +120,8 @@ class WaitingReporter:
             return
         due_s = self.next_due_s
         if due_s is not None and now_s >= due_s:
-            self._log(self._text, waited_s=round(now_s - self._since_s, 1), **self._facts)
+            fields = {name: value for name, value in self._facts.items() if value != self._text}
+            self._log(self._text, waited_s=round(now_s - self._since_s, 1), **fields)
             self._told_s, self._told_facts = now_s, self._facts
             while self._planned_s(self._since_s) <= now_s:
                 self._logs_due += 1

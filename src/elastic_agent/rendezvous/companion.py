@@ -240,6 +240,8 @@ class Companion:
             match action:
                 case machine.Announce():
                     self._session.announce(action)
+                case machine.Request(ask=ask):
+                    self._session.ask(ask)
                 case machine.Prepare(world=world):
                     self._session.prepare(world)
                 case machine.StartWorkers(world=world):
