@@ -6,6 +6,7 @@ soon as it has. In the second generation worker 0 writes down what is left of it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import time
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(sys.argv[1])
 SHARED, GO_ON, LEFT = FOLDER / "shared.json", FOLDER / "go-on", FOLDER / "left.json"
@@ -38,10 +40,11 @@ def kill_helpers() -> None:
     resource_tracker.ensure_running()
     helpers = [resource_tracker._resource_tracker._pid]  # type: ignore[attr-defined]
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        if b"torch_shm_manager" in (Path("/proc") / entry / "cmdline").read_bytes():
-            environment = (Path("/proc") / entry / "environ").read_bytes()
-            if os.fsencode(os.environ["TORCHELASTIC_ERROR_FILE"]) in environment:
-                helpers.append(int(entry))
+        with contextlib.suppress(OSError):  # it ended in between
+            if b"torch_shm_manager" in (Path("/proc") / entry / "cmdline").read_bytes():
+                environment = (Path("/proc") / entry / "environ").read_bytes()
+                if os.fsencode(os.environ["TORCHELASTIC_ERROR_FILE"]) in environment:
+                    helpers.append(int(entry))
     assert len(helpers) == 2
     for pid in helpers:
         os.kill(pid, signal.SIGKILL)
@@ -53,10 +56,11 @@ def share_and_stay() -> None:
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.multiprocessing.set_sharing_strategy("file_system")
-    before = {*os.listdir("/dev/shm")}
-    batches = [*DataLoader(TensorDataset(torch.zeros(8, 4)), batch_size=4, num_workers=1)]
+    iterator: Any = iter(DataLoader(TensorDataset(torch.zeros(8, 4)), batch_size=4, num_workers=1))
+    loader = iterator._workers[0].pid
+    batches = [*iterator]
     memory = SharedMemory(create=True, size=64)
-    tensors = [name for name in {*os.listdir("/dev/shm")} - before if name.startswith("torch_")]
+    tensors = [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{loader}_")]
     assert len(batches) == 2
     assert tensors
     kill_helpers()

@@ -34,7 +34,7 @@ def foreign_since() -> Iterator[Path]:
     """Made while the workers run, by a process of another run that lives on (this one)."""
     path = SHM / f"torch_{os.getpid()}_{secrets.randbelow(10**9)}_0"
     yield path
-    path.unlink()
+    path.unlink(missing_ok=True)
 
 
 def test_the_next_workers_find_nothing_of_those_before(

@@ -53,7 +53,7 @@ def test_a_crash_loop_spends_the_budget_and_ends_the_run_everywhere(make_cluster
             "the run failed",
             "worker b/0 exited with code 1",
             "boom of the test",
-            "all 1 restarts",
+            "its one restart is used",
         ), cluster.story()
     check_safety(cluster)
     check_nothing_left(cluster)
