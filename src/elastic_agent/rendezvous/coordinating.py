@@ -29,7 +29,7 @@ noticed that part of a lease late at most."""
 
 MANY_NODES = 50
 
-READ_EARLY = 1 / 100
+READ_EARLY = 1 / 500
 """Of a lease: how much sooner than the last one a renewal is looked for, so that it is noticed less and less late. When
 it is not there yet, it is looked for again like one that is overdue."""
 

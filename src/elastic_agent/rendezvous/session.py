@@ -337,10 +337,10 @@ class Session:
         while True:
             if self._unregistered(link):
                 await self._register(connection, link)
-            if self._unwritten():
-                await self._write(connection, link)
             if self._renew_due and self._lease is not None:
                 await self._renew(connection, link)
+            if self._unwritten():  # after the renewal, which the coordinator then sees at once: this leaves a hint
+                await self._write(connection, link)
             if self._prepare is not None:
                 await self._get_ready(connection, link, self._prepare)
             if not self._pending(link):
