@@ -339,7 +339,7 @@ class Session:
                 await self._register(connection, link)
             if self._renew_due and self._lease is not None:
                 await self._renew(connection, link)
-            if self._unwritten():  # after the renewal, which the coordinator then sees at once: this leaves a hint
+            if self._unwritten():  # leaves a hint, at which the coordinator sees the renewal too
                 await self._write(connection, link)
             if self._prepare is not None:
                 await self._get_ready(connection, link, self._prepare)
