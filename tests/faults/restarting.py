@@ -46,9 +46,10 @@ def main() -> None:
     beats = Path(os.environ["ELASTIC_AGENT_HEARTBEAT"])
     guard = os.getppid()
     agent = parent_of(guard)
-    spawner = next(pid for pid in children_of(guard) if name_of(pid) == "elastic-spawner")
+    children = children_of(guard)
+    spawner, *just_forked = [pid for pid in children if name_of(pid) == "elastic-spawner"]
     # How many standbys wait at this moment is chance; the guard holds two descriptors for each.
-    idle = sum(name_of(pid) == "elastic-standby" for pid in children_of(guard))
+    idle = sum(name_of(pid) == "elastic-standby" for pid in children) + len(just_forked)
     fds, threads = held_by(guard)
     line = {
         "generation": generation,
@@ -57,7 +58,7 @@ def main() -> None:
         "guard": (fds - 2 * idle, threads),
         "spawner": (*held_by(spawner), spawner),
         "worker": held_by(os.getpid()),
-        "children": len(children_of(guard)) + len(children_of(agent)) - idle,
+        "children": len(children) + len(children_of(agent)) - idle,
         "shared_memory": len(list(beats.parent.glob(f"{beats.name.rpartition('-')[0]}-*"))),
     }
     with (folder / "restarts.jsonl").open("a") as file:

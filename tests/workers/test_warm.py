@@ -338,12 +338,12 @@ def test_nothing_of_the_spawner_outlives_a_killed_agent(agent: StandIn, tmp_path
 
 
 def spawner_of(guard_pid: int) -> int:
-    """The spawner's pid; 0 when there is none."""
+    """The spawner's pid; 0 when there is none. A standby that was just forked still has its name, but came later."""
     return next(iter(_children_named(guard_pid, "elastic-spawner")), 0)
 
 
 def standbys_of(guard_pid: int) -> set[int]:
-    return _children_named(guard_pid, "elastic-standby")
+    return {*_children_named(guard_pid, "elastic-standby")}
 
 
 def await_standbys(guard_pid: int) -> set[int]:
@@ -355,7 +355,8 @@ def await_standbys(guard_pid: int) -> set[int]:
     return found
 
 
-def _children_named(guard_pid: int, name: str) -> set[int]:
-    return {
+def _children_named(guard_pid: int, name: str) -> list[int]:
+    """In the order in which they became its children."""
+    return [
         pid for pid in _linux.children(guard_pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name
-    }
+    ]
