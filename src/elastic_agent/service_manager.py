@@ -9,6 +9,8 @@ import socket
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
+from elastic_agent.printable import escaped
+
 READY = "READY=1"
 STOPPING = "STOPPING=1"
 ALIVE = "WATCHDOG=1"
@@ -16,7 +18,7 @@ ALIVE = "WATCHDOG=1"
 
 def status(text: str) -> str:
     """The line that ``systemctl status`` shows; only one is kept."""
-    return f"STATUS={' '.join(text.split())}"
+    return f"STATUS={escaped(' '.join(text.split()))}"
 
 
 def extend(time_s: float) -> str:

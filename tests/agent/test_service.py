@@ -101,8 +101,8 @@ def test_what_systemd_had_no_time_to_take_is_said_again(manager: Manager) -> Non
 
 
 def test_a_status_is_one_line_of_whatever_text(manager: Manager) -> None:
-    ServiceManager(manager.address).notify(status("/data/\udcff\nREADY=1"))
-    assert manager.hear() == ["STATUS=/data/\\udcff READY=1"]
+    ServiceManager(manager.address).notify(status("/data/\udcff\nREADY=1 \x1b[2J \u202e"))
+    assert manager.hear() == ["STATUS=/data/\\udcff READY=1 \\x1b[2J \\u202e"]
 
 
 def test_it_is_up_when_it_waits_for_others_and_was_not_refused_at_once(manager: Manager) -> None:

@@ -23,6 +23,7 @@ FLOORS = [
     {"transport"},
     {"protocol", "client", "config", "logs"},
     {"exit_codes", "service_manager", "values"},
+    {"printable"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
 
@@ -37,7 +38,7 @@ READ_SETTINGS = {"cli", "agent", "rendezvous/plugin.py"}
 TORCH_WHEN_USED = "client/_agreement.py"
 """Agrees over a process group of torch's: it imports torch when it is called, by somebody who has it."""
 
-STANDARD_LIBRARY_ONLY = {"client", "config", "values", "exit_codes", "service_manager"}
+STANDARD_LIBRARY_ONLY = {"client", "config", "values", "exit_codes", "printable", "service_manager"}
 
 GUARD = {
     "workers/guard.py",

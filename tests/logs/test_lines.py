@@ -92,6 +92,14 @@ def test_json_writes_what_it_does_not_know_as_text() -> None:
     assert json.loads(json_line(fields(when=datetime(2026, 1, 1))))["when"] == "2026-01-01 00:00:00"
 
 
+def test_json_shows_no_terminal_what_it_might_obey_and_loses_nothing() -> None:
+    unsafe = "\x1b[2J\x9b2J\x7f\u202e\u2066\u2028\udcff"
+    line = json_line(fields(tail=unsafe, é="é"))
+    assert line.isprintable()
+    assert json.loads(line)["tail"] == unsafe
+    assert '"é": "é"' in line
+
+
 def test_a_line_for_people_cannot_be_forged_or_broken_by_values() -> None:
     line = console_line(fields(node="n\x1b1", x="a b", y="", z="a=b", f=1 / 3), colours=False)
     assert line.endswith('info    [n\\x1b1] hello x="a b" y="" z="a=b" f=0.333333')

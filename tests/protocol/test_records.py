@@ -139,6 +139,19 @@ def test_what_was_encoded_is_decoded_to_the_same(record: Any) -> None:
     assert decode(type(record), encode(record)) == record
 
 
+def test_text_that_no_utf_8_can_hold_costs_only_the_characters_in_question() -> None:
+    failure = Failure(FailureKind.WORKER, "cannot read caf\udce9.jpg", tail="x" * 4095 + "\udce9")
+    wanted = Failure(FailureKind.WORKER, "cannot read caf?.jpg", tail="x" * 4095 + "?")
+    for record, failed in (
+        (member("a"), {"failure": failure}),
+        (plan(Phase.FORMING, 2, 3), {"failure": failure, "reason": "\ud800"}),
+    ):
+        found: Any = decode(type(record), encode(msgspec.structs.replace(record, **failed)))
+        assert found.failure == wanted
+        plain = {name: getattr(record, name) for name in failed}
+        assert msgspec.structs.replace(found, **plain) == record
+
+
 @light
 @given(st.sampled_from(KINDS), st.binary(max_size=80))
 def test_arbitrary_bytes_are_a_record_error_and_nothing_else(kind: Any, data: bytes) -> None:

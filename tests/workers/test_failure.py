@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import unicodedata
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +19,10 @@ Traceback (most recent call last):
     main()
 RuntimeError: boom
 """
+
+
+any_text = st.text(st.characters(codec=None), max_size=100)
+"""Lone surrogates included, as in file names that are no UTF-8."""
 
 
 def recorded(message: str, stack: str = "") -> str:
@@ -123,11 +129,35 @@ def test_sizes_are_bounded() -> None:
     assert failure.tail.endswith("line 9999 ü")
 
 
+def test_a_file_name_that_is_no_utf_8_is_shown_as_python_shows_it() -> None:
+    message = "OSError: cannot read " + os.fsdecode(b"caf\xe9.jpg")
+    failure = describe(0, 1, recorded(message, f"Traceback …\n{message}"), "")
+    assert failure.message == r"OSError: cannot read caf\udce9.jpg"
+    assert failure.tail.splitlines()[-1] == failure.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\x9b31mred\x9b0m",
+        "\x9d0;title\x9cred",
+        "\x1b]0;title\x1b\\red",
+        "r\u202ee\u202cd",
+        "\u2066\u200ered\u200f\u2069\u061c",
+        "\x85red\u2028",
+    ],
+)
+def test_nothing_of_an_error_moves_the_cursor_or_turns_the_text_around(text: str) -> None:
+    for failure in (describe(0, 1, recorded(text, text), ""), describe(0, 1, None, text)):
+        assert failure.message == "red"
+        assert failure.tail == "red"
+
+
 @settings(deadline=None)
 @given(
     returncode=st.integers(-64, 255).filter(bool),
-    error_file=st.none() | st.text() | st.text().map(recorded),
-    stderr=st.text(max_size=5000) | st.text(max_size=100).map(lambda text: TRACEBACK + text),
+    error_file=st.none() | st.text() | any_text.map(recorded),
+    stderr=st.text(max_size=5000) | any_text.map(lambda text: TRACEBACK + text),
 )
 def test_whatever_was_printed_the_summary_is_one_printable_line(
     returncode: int, error_file: str | None, stderr: str
@@ -137,5 +167,5 @@ def test_whatever_was_printed_the_summary_is_one_printable_line(
     assert len(summary.splitlines()) == 1
     assert len(failure.message) <= 500
     assert len(failure.tail.encode()) <= 2048
-    assert not any(ord(character) < 32 or ord(character) == 127 for character in summary)
+    assert not any(unicodedata.category(character) in ("Cc", "Cs") for character in summary)
     assert not any(ord(character) < 32 and character not in "\n\t" for character in failure.tail)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from elastic_agent.printable import escaped, json_text
+
 CONTEXT_FIELDS = ("run", "node", "generation")
 
 _LEVEL_COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "31;1"}
@@ -17,7 +19,7 @@ _BLOCK_INDENT = "    "
 def json_line(fields: Mapping[str, Any]) -> str:
     """One JSON object: time (ISO 8601, UTC), level, run, node, generation (or null), message, the rest.
 
-    What JSON does not know is written as its text.
+    What JSON does not know is written as its text, what no terminal should see as an escape.
     """
     rest = dict(fields)
     when = datetime.fromtimestamp(rest.pop("time"), tz=UTC)
@@ -28,7 +30,7 @@ def json_line(fields: Mapping[str, Any]) -> str:
         "message": rest.pop("event"),
         **rest,
     }
-    return json.dumps(line, default=str, ensure_ascii=False)
+    return json_text(line)
 
 
 def console_line(fields: Mapping[str, Any], *, colours: bool) -> str:
@@ -50,7 +52,7 @@ def console_line(fields: Mapping[str, Any], *, colours: bool) -> str:
 def message_with_facts(fields: Mapping[str, Any], *, colours: bool = False) -> str:
     """``message  key=value``; values of several lines follow as blocks."""
     rest = dict(fields)
-    message = _printable(str(rest.pop("event")), keep_lines=True)
+    message = escaped(str(rest.pop("event")), keep_lines=True)
     blocks = {key: rest.pop(key) for key in list(rest) if "\n" in str(rest[key])}
     parts = [message.rstrip("\n").replace("\n", "\n" + _BLOCK_INDENT)]
     parts += [_coloured(f"{key}=", "2", colours) + _value(value) for key, value in rest.items()]
@@ -62,7 +64,7 @@ def _context(rest: dict[str, Any]) -> str:
     words = [str(word) for word in (run, node) if word is not None]
     if generation is not None:
         words.append(f"g{generation}")
-    return _printable(" ".join(words))
+    return escaped(" ".join(words))
 
 
 def _value(value: object) -> str:
@@ -70,24 +72,12 @@ def _value(value: object) -> str:
         return f"{value:.6g}"
     text = str(value)
     bare = text.isprintable() and text and not any(c in text for c in ' "=')
-    return text if bare else json.dumps(_printable(text), ensure_ascii=False)
+    return text if bare else json.dumps(escaped(text), ensure_ascii=False)
 
 
 def _block(key: str, text: str) -> str:
-    lines = _printable(text.strip("\n"), keep_lines=True).split("\n")
+    lines = escaped(text.strip("\n"), keep_lines=True).split("\n")
     return "\n".join([f"{_BLOCK_INDENT}{key}:", *(f"{_BLOCK_INDENT}  {line}" for line in lines)])
-
-
-def _printable(text: str, *, keep_lines: bool = False) -> str:
-    """Without control characters: what a worker printed must not move the reader's cursor."""
-    kept = "\n\t" if keep_lines else ""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in kept else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _coloured(text: str, code: str, colours: bool) -> str:

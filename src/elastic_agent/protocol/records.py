@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from elastic_agent.printable import without_surrogates
 from elastic_agent.values import largest_world
 
 RECORD_VERSION = 1
@@ -377,8 +378,23 @@ _LIMITS = {
 
 
 def encode(record: Member | Lease | Plan | World | History) -> bytes:
-    """The record as JSON."""
-    return _encoder.encode(record)
+    """The record as JSON. Text that no UTF-8 can hold, such as an odd file name in an error, is replaced."""
+    try:
+        return _encoder.encode(record)
+    except UnicodeEncodeError:
+        return _encoder.encode(_encodable(msgspec.to_builtins(record)))
+
+
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return without_surrogates(value)
+        case dict():
+            return {_encodable(key): _encodable(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_encodable(one) for one in value]
+        case _:
+            return value
 
 
 def decode(kind: type[R], data: bytes) -> R:

@@ -10,14 +10,14 @@ import re
 import signal
 from dataclasses import dataclass
 
+from elastic_agent.printable import plain
+
 MESSAGE_CHARACTERS = 500
 TAIL_BYTES = 2 * 1024
 
 _TRACEBACK = "Traceback (most recent call last):"
 # torch's exception hook puts the rank before every line of a traceback.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 # What the C++ runtime and Python say before they abort.
 _NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTILINE)
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
@@ -69,7 +69,7 @@ def describe(slot: int, returncode: int, error_file: str | None, stderr_tail: st
     but what torch writes is ignored. Without it the error is read from the end of stderr.
     """
     message, tail = _from_error_file(error_file) if error_file else ("", "")
-    stderr_tail = _plain(stderr_tail)
+    stderr_tail = plain(stderr_tail)
     if not message:
         message = _error_in(_RANK_PREFIX.sub("", stderr_tail), returncode)
     return WorkerFailure(
@@ -100,12 +100,12 @@ def _from_error_file(content: str) -> tuple[str, str]:
     except (ValueError, TypeError, KeyError, RecursionError):
         return "", ""
     if isinstance(message, str):
-        return _plain(message), ""
+        return plain(message), ""
     if not isinstance(message, dict) or not isinstance(message.get("message"), str):
         return "", ""
     extra = message.get("extraInfo")
     stack = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return _plain(message["message"]), _plain(stack) if isinstance(stack, str) else ""
+    return plain(message["message"]), plain(stack) if isinstance(stack, str) else ""
 
 
 def _error_in(stderr: str, returncode: int) -> str:
@@ -122,11 +122,6 @@ def _error_in(stderr: str, returncode: int) -> str:
     return lines[-1] if lines else ""
 
 
-def _plain(text: str) -> str:
-    """Without colours and control characters, but for tabs and newlines."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
-
-
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
@@ -134,7 +129,7 @@ def _one_line(text: str) -> str:
 
 def _last_bytes(text: str) -> str:
     """The last 2 KiB, from the beginning of a line where one begins there."""
-    data = text.strip().encode(errors="replace")
+    data = text.strip().encode()
     if len(data) <= TAIL_BYTES:
         return data.decode()
     cut = data[-TAIL_BYTES:]

@@ -1,0 +1,57 @@
+"""Text from elsewhere (a worker's output, a record, a file name) made safe to record and to show.
+
+Unsafe are control characters, C1 ones (U+0080 to U+009F, in which terminals find escape sequences too) included,
+characters that change the direction of what follows, and lone surrogates, which no UTF-8 can hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+__all__ = ["escaped", "json_text", "plain", "without_surrogates"]
+
+_DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+"""Unicode's Bidi_Control."""
+_STRING_ENDS = r"\x07|\x1b\\|\x9c"
+_SEQUENCES = re.compile(
+    "|".join(
+        (
+            r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]",
+            rf"(?:\x1b\]|\x9d)[^\x07\x1b\x9b-\x9d]*(?:{_STRING_ENDS})",
+            r"\x1b[@-Z\\^_]",
+        )
+    )
+)
+_UNSAFE = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_DIRECTION}]")
+_UNSAFE_IN_JSON = re.compile(rf"[\x7f-\x9f\u2028\u2029\ud800-\udfff{_DIRECTION}]")
+
+
+def plain(text: str) -> str:
+    """Only what there is to read: no colours, no controls but tabs and newlines, surrogates as `\\udcff`."""
+    lines = "\n".join(without_surrogates(text, "backslashreplace").splitlines())
+    return _UNSAFE.sub("", _SEQUENCES.sub("", lines))
+
+
+def without_surrogates(text: str, errors: str = "replace") -> str:
+    """`text` as UTF-8 can hold it; by default of the same length."""
+    return text.encode(errors=errors).decode()
+
+
+def escaped(text: str, *, keep_lines: bool = False) -> str:
+    """With everything unprintable as an escape; `keep_lines`: but for newlines and tabs."""
+    if text.isprintable():
+        return text
+    kept = "\n\t" if keep_lines else ""
+    return "".join(one if one.isprintable() or one in kept else _escape(one) for one in text)
+
+
+def json_text(value: object) -> str:
+    """`value` as JSON that is readable and safe to show; what JSON does not know is written as its text."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    # Outside of strings JSON has nothing of this, and within them these escapes mean the same.
+    return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
