@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Node
@@ -21,6 +21,7 @@ from elastic_agent.protocol.records import (
     RECORD_VERSION,
     Failure,
     FailureKind,
+    Lease,
     Member,
     Phase,
     Plan,
@@ -28,11 +29,13 @@ from elastic_agent.protocol.records import (
     State,
 )
 from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.connector import Connector
 from elastic_agent.rendezvous.coordinating import CoordinatorThread
 from elastic_agent.rendezvous.meeting import Meeting
 from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import c10d
+from elastic_agent.transport.base import NodeLink
 from elastic_agent.values import Endpoint
 from tests.processes import freeze, thaw
 
@@ -110,8 +113,16 @@ class Participant:
     """A node whose workers start and stop at once; keeps what its session told."""
 
     def __init__(
-        self, name: str, endpoint: Endpoint, rules: Policy, state_dir: Path, run_id: str = "run"
+        self,
+        name: str,
+        endpoint: Endpoint,
+        rules: Policy,
+        state_dir: Path,
+        run_id: str = "run",
+        *,
+        through: Callable[[Connector], Connector] = lambda meeting: meeting,
     ) -> None:
+        """``through``: what stands between the session and its store."""
         self.name = name
         self.told: list[events.SessionEvent] = []
         self.node = Node(f"{name}-1")
@@ -119,7 +130,7 @@ class Participant:
         meeting = Meeting(endpoint, state_dir, port_range=None, port_rest_s=0.0)
         meeting.set_run_id(run_id)
         member = Member(RECORD_VERSION, name, self.node.incarnation, "127.0.0.1", 1, State.READY, 0, rules)
-        self.session = Session(meeting, member, rules.lease_ttl_s)
+        self.session = Session(through(meeting), member, rules.lease_ttl_s)
         self.session.listen(self._event)
         self._news = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
@@ -233,6 +244,33 @@ class Participant:
                     self._perform(self.node.rejoined(f"{self.name}-{self.lives}"))
                 case machine.Depart():
                     pass
+
+
+class Hindered:
+    """A connector over whose links renewals go as a test wants it; the rest passes."""
+
+    def __init__(self, connector: Connector, renew: Callable[[Callable[[], bool]], bool]) -> None:
+        """``renew`` is called in place of each renewal, and given the real one."""
+        self._connector = connector
+        self._renew = renew
+
+    def connect(self) -> NodeLink:
+        return cast(NodeLink, _HinderedLink(self._connector.connect(), self._renew))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connector, name)
+
+
+class _HinderedLink:
+    def __init__(self, link: NodeLink, renew: Callable[[Callable[[], bool]], bool]) -> None:
+        self._link = link
+        self._renew = renew
+
+    def renew(self, expected: Lease, renewed: Lease) -> bool:
+        return self._renew(lambda: self._link.renew(expected, renewed))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._link, name)
 
 
 @asynccontextmanager

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,7 @@ from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 
-from .support import LEASE_S, MARGIN_S, Participant, Relay, hosted, participants, policy, run
+from .support import LEASE_S, MARGIN_S, Hindered, Participant, Relay, hosted, participants, policy, run
 
 LATE_S = 1.0
 """How late a timer may come on a busy machine."""
@@ -57,6 +61,53 @@ def test_renewals_come_in_even_steps_from_the_last_one_whatever_that_was_for(
                 assert following.deadline_s - prepared.deadline_s >= LEASE_S / RENEWALS_PER_LEASE
 
     run(story())
+
+
+def test_answers_that_take_their_time_do_not_spread_the_renewals(endpoint: Endpoint, tmp_path: Path) -> None:
+    """Or a slow store would leave less of the lease for the renewal after a lost one."""
+    answer_takes_s, lease_s = 0.4, 3.0
+
+    def renew(really: Callable[[], bool]) -> bool:
+        done = really()
+        time.sleep(answer_takes_s)  # what a slow store does
+        return done
+
+    async def story() -> None:
+        rules = policy(1, 1, lease_s=lease_s)
+        slow = Participant("a", endpoint, rules, tmp_path, through=lambda store: Hindered(store, renew))
+        async with slow as a:
+            await a.hear(events.Prepared)
+            first = a.of(events.Renewed)[-1].deadline_s
+            while len(a.of(events.Renewed)) < 3:
+                await a.hear(events.Renewed, after=len(a.told))
+            last = a.of(events.Renewed)[2].deadline_s
+            assert last - first < 2 * (lease_s / RENEWALS_PER_LEASE) + answer_takes_s
+
+    run(story())
+
+
+def test_a_lease_survives_two_lost_renewals_in_a_row(endpoint: Endpoint, tmp_path: Path) -> None:
+    lost = threading.Event()
+    renewals = itertools.count(1)
+
+    def renew(really: Callable[[], bool]) -> bool:
+        if next(renewals) in (2, 3):
+            lost.wait()  # it never gets to the store
+        return really()
+
+    async def story() -> None:
+        rules = policy(1, 1, lease_s=5.0)
+        unlucky = Participant("a", endpoint, rules, tmp_path, through=lambda store: Hindered(store, renew))
+        async with unlucky as a:
+            await a.hear(events.Prepared)
+            await a.hear(events.Renewed, after=len(a.told))
+            assert len(a.of(events.Connected)) == 3
+            assert not a.of(events.LeaseLost)
+
+    try:
+        run(story())
+    finally:
+        lost.set()
 
 
 def test_a_node_that_falls_silent_is_condemned_and_named(endpoint: Endpoint, tmp_path: Path) -> None:

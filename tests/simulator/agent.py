@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from elastic_agent.protocol.leases import FirstSent, HeldLease
+from elastic_agent.protocol.leases import FirstSent, HeldLease, next_renewal_s
 from elastic_agent.protocol.node import (
     Action,
     Activity,
@@ -102,6 +102,8 @@ class Agent:
         self._writer_mail = Inbox(cluster.kernel)
         self._watcher_mail = Inbox(cluster.kernel)
         self._first_sent = FirstSent()
+        self._renew_at_s = 0.0
+        """By this machine's clock."""
         self._renewed = Inbox(cluster.kernel)
         self._stopping: Grace | None = None
         self._hasten = Inbox(cluster.kernel)
@@ -380,7 +382,7 @@ class Agent:
             self.post_always(lambda: self.node.drain("the store cannot be reached"))
 
     def _keeper(self) -> Routine:
-        """Register, then renew a third of a lease apart."""
+        """Register, then renew in even steps; at once when the connection was lost, perhaps with a renewal."""
         connection: Connection | None = None
         while True:
             try:
@@ -394,11 +396,12 @@ class Agent:
                     else:
                         yield self._keeper_mail, 0.1
                     continue
-                yield self._keeper_mail, self.machine.real_s(self.held.record.ttl_s / 3)
+                yield self._keeper_mail, self.machine.real_s(self._renew_at_s - self.machine.clock())
                 if self.held is not None:
                     yield from self._renew(connection)
             except StoreLostError:
                 connection = None
+                self._renew_at_s = self.machine.clock()
 
     def _may_register(self) -> bool:
         """Not with an incarnation whose lease is lost: first the stop, then the new incarnation."""
@@ -416,6 +419,7 @@ class Agent:
             return
         found = decode(Lease, data)
         held = HeldLease.granted(found, self._when(sent_s))
+        self._time_next_renewal(sent_s)
         if found.condemned or held.expired(self.machine.clock()):
             self.store_id = connection.store.store_id
             self.post(lambda: self._lost("the lease was lost while registering"))
@@ -424,6 +428,10 @@ class Agent:
             self._found_new_store(connection, held)
         else:
             self._registered(connection, held)
+
+    def _time_next_renewal(self, sent_s: float) -> None:
+        ttl_s = self.cluster.policy.lease_ttl_s
+        self._renew_at_s = next_renewal_s(ttl_s, sent_s, self.machine.clock())
 
     def _sent_s(self, connection: Connection, lease: Lease) -> float:
         """When this record was first sent to this store."""
@@ -487,6 +495,7 @@ class Agent:
         elif done:
             self._last_contact_s = self.machine.clock()
             self._hold(held.renewed(wanted, self._when(sent_s)))
+            self._time_next_renewal(sent_s)
             self._renewed.put("renewed")
             self.cluster.at("renewed", self)
         else:

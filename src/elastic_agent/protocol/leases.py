@@ -11,8 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from .records import Lease, Member, Policy
 
-RENEWALS_PER_LEASE = 3
-"""A lease survives two lost renewals."""
+RENEWALS_PER_LEASE, ANSWERS_PER_LEASE = 3, 4
+"""A renewal is sent each third of a lease, and its answer is awaited for a quarter. So a lease survives two lost
+renewals in a row: the third one is sent when five sixths of the lease are over."""
+
+LEAST_PAUSE = 1 / 10
+"""Of a lease: how long after an answer the next renewal is sent at the earliest."""
 
 RENEWALS_THAT_PROVE_LIFE = 3
 """A dead agent's last renewal may be noticed late, and one more may have been under way when it died."""
@@ -22,6 +26,14 @@ PARDON_LEASES = 1 / 3
 
 MAX_PARDONS = 3
 """So often since its last renewal. A coordinator that is always late must condemn the dead nevertheless."""
+
+
+def next_renewal_s(ttl_s: float, sent_s: float, now_s: float) -> float:
+    """When to send the renewal after one that was sent at ``sent_s`` and is answered now.
+
+    Counted from the sending, so that the coordinator sees renewals in even steps however long answers take.
+    """
+    return max(sent_s + ttl_s / RENEWALS_PER_LEASE, now_s + ttl_s * LEAST_PAUSE)
 
 
 @dataclass(frozen=True)

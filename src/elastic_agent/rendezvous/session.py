@@ -19,7 +19,7 @@ import msgspec
 import tenacity
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.leases import RENEWALS_PER_LEASE, FirstSent, HeldLease
+from elastic_agent.protocol.leases import ANSWERS_PER_LEASE, FirstSent, HeldLease, next_renewal_s
 from elastic_agent.protocol.node import Announce
 from elastic_agent.protocol.records import (
     Address,
@@ -50,8 +50,8 @@ from .threads import aside, call
 
 T = TypeVar("T")
 
-ATTEMPTS_PER_LEASE = 2
-"""An answer that takes longer than this part of a lease is not waited for: a fresh connection may save the lease."""
+REGISTRATIONS_PER_LEASE = 2
+"""A registration is several requests, at a time when many nodes may register: it may take this part of a lease."""
 
 DIAL_TIMEOUT_S = 30.0
 """An attempt to connect that takes longer than this is abandoned."""
@@ -108,7 +108,8 @@ class Session:
         """What is told to a store that knows nothing of the run."""
         self._connector = connector
         self._ttl_s = lease_ttl_s
-        self._patience_s = lease_ttl_s / ATTEMPTS_PER_LEASE
+        self._patience_s = lease_ttl_s / ANSWERS_PER_LEASE
+        """An answer that takes longer is not waited for: a fresh connection may save the lease."""
         self._tell: Callable[[events.SessionEvent], None] = lambda event: None
         self._may_renew: Callable[[], bool] = lambda: True
         self._lease: HeldLease | None = None
@@ -244,7 +245,6 @@ class Session:
     async def _attend(self, commands: _Connection, watch: _Connection) -> None:
         """Connect and work until the store is lost."""
         link = await self._dial(commands)
-        await watch.dial(self._connector)
         replaced = self.store_id is not None and link.store_id != self.store_id
         if replaced:
             self._plan = None
@@ -297,12 +297,12 @@ class Session:
             deadline_s = self._lease.deadline_s if self._lease is not None else self._renew_at_s
             await asyncio.sleep(min(self._renew_at_s, deadline_s) - now_s)
 
-    def _time_next_renewal(self, last_s: float) -> None:
+    def _time_next_renewal(self, sent_s: float) -> None:
         """In even steps from the last one, whatever that was for: the coordinator looks when it expects the next.
 
         What is out of step it notices late, and with it the loss of this node.
         """
-        self._renew_at_s = last_s + self._ttl_s / RENEWALS_PER_LEASE
+        self._renew_at_s = next_renewal_s(self._ttl_s, sent_s, boottime_s())
 
     def _lose(self, why: str) -> None:
         """This incarnation is over; the owner stops the workers and rejoins."""
@@ -317,8 +317,11 @@ class Session:
     # -- the two conversations ------------------------------------------------------------------
 
     async def _watch(self, connection: _Connection) -> None:
-        link = connection.link
-        assert link is not None  # dialled by the caller
+        link = await connection.dial(
+            self._connector
+        )  # only here: a lease that is about to end is renewed first
+        if link.store_id != self.store_id:
+            raise StoreLostError("another store answers there now")
         while True:
             after, patience_s = self._plan.version if self._plan is not None else 0, self._ttl_s
             plan = await connection.call(partial(link.next_plan, after, patience_s), 2 * patience_s + 1.0)
@@ -367,7 +370,9 @@ class Session:
             member = await self._with_offer(member)
         lease = Lease(member.incarnation, self._ttl_s)
         sent_s = self._first_sent.of((link.store_id, lease), boottime_s())
-        granted = await connection.call(lambda: link.register(member, lease), self._patience_s)
+        granted = await connection.call(
+            lambda: link.register(member, lease), self._ttl_s / REGISTRATIONS_PER_LEASE
+        )
         if self.member.incarnation != member.incarnation:
             return  # a new incarnation was taken meanwhile
         held = HeldLease.granted(granted, sent_s) if granted is not None else None
@@ -375,7 +380,7 @@ class Session:
             self._lose("it was condemned, or over, before the registration was answered")
             return
         self._lease = held
-        self._time_next_renewal(boottime_s())
+        self._time_next_renewal(sent_s)
         self._registered_in = (link.store_id, member.incarnation)
         self._renew_due = False
         self._written = self.member if self._same_word(member) else None
@@ -437,7 +442,7 @@ class Session:
             return  # lost or replaced meanwhile
         if ok:
             self._lease = held.renewed(renewed, sent_s)
-            self._time_next_renewal(boottime_s())
+            self._time_next_renewal(sent_s)
             self._tell(events.Renewed(self._lease.deadline_s))
             return
         stored = await connection.call(lambda: link.read_lease(held.record.incarnation), self._patience_s)
