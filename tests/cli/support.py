@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import pytest
 
 COMMAND = [sys.executable, "-m", "elastic_agent"]
 
@@ -16,10 +19,12 @@ def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "COLUMNS": "100", **(more or {})}
 
 
-def elastic_agent(*argv: str, variables: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``elastic-agent`` to its end."""
+def elastic_agent(
+    *argv: str, variables: Mapping[str, str] | None = None, under: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run ``elastic-agent`` to its end; ``under``: a command that runs the command that follows it."""
     return subprocess.run(
-        [*COMMAND, *argv],
+        [*under, *COMMAND, *argv],
         env=clean_environment(variables),
         capture_output=True,
         text=True,
@@ -27,3 +32,13 @@ def elastic_agent(*argv: str, variables: Mapping[str, str] | None = None) -> sub
         check=False,
         stdin=subprocess.DEVNULL,
     )
+
+
+def without_overrides() -> list[str]:
+    """A command that runs another as a user whom permissions stop, root included."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("as root this needs setpriv (util-linux)")
+    overrides = "-dac_override,-dac_read_search"
+    return ["setpriv", f"--inh-caps={overrides}", f"--bounding-set={overrides}"]

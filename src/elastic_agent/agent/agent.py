@@ -375,8 +375,9 @@ class Agent(ElasticAgent):
 
 
 def _unwritable(state_dir: Path, error: OSError) -> UsageError:
+    place = f" {error.filename}:" if error.filename is not None else ""
     return UsageError(
-        f"--state-dir {state_dir} cannot be used: {error.strerror}; give one that can be written"
+        f"--state-dir {state_dir} cannot be used:{place} {error.strerror}; give one that can be written"
     )
 
 

@@ -149,7 +149,7 @@ def _lock(path: Path) -> int | None:
     for _ in range(LOCK_ATTEMPTS):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             continue  # the folder was swept in between
         try:
@@ -167,7 +167,7 @@ def _lock(path: Path) -> int | None:
 
 def _is_at(handle: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(handle), path.stat())
+        return os.path.samestat(os.fstat(handle), path.lstat())
     except FileNotFoundError:
         return False
 
@@ -198,7 +198,7 @@ def sweep_seats(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> None:
 
 
 def _remove_if_free(lock: Path) -> None:
-    handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(handle, lock):  # else it is a new one, and not locked by us

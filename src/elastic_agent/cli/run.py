@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from elastic_agent.config.checks import check_module
+from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
 from elastic_agent.exit_codes import ExitCode
@@ -22,6 +23,7 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
     """
     resolved = load_settings(argv, os.environ)
     settings = resolved.settings
+    make_state_dir(settings.state_dir, os.environ)
     if settings.module and not settings.run_path and not settings.python_exec:
         check_module(settings.script)
     return _launch(resolved, owns_process)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from elastic_agent.cli.help import serve_page
+from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.flags import CommandLine, HelpRequested, parse_command_line
 from elastic_agent.config.load import Resolved, resolve
@@ -32,6 +33,7 @@ def serve(argv: Sequence[str]) -> int:
     resolved = resolve(line, os.environ, script_needed=False, only=OPTIONS)
     if resolved.settings.standalone and resolved.settings.rdzv_endpoint is None:
         _check_port(resolved)
+    make_state_dir(resolved.settings.state_dir, os.environ)
     return _serve(resolved)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from pathlib import Path
 
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
 from elastic_agent.config.draft import Draft
@@ -71,25 +71,37 @@ def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
 
 def _check_python_script(script: str) -> None:
     expected = "expected a Python file (-m starts a module, --no-python a program)"
-    path = Path(script)
-    if path.is_dir():
-        if not (path / "__main__.py").is_file():
-            raise UsageError(f"script {quoted(script)} is a folder without __main__.py; {expected}")
-    elif not path.exists():
-        where = "" if path.is_absolute() else f" in {os.getcwd()}"
-        raise UsageError(f"script {quoted(script)} does not exist{where}; {expected}")
-    if not os.access(path, os.R_OK):
+    try:
+        is_folder = stat.S_ISDIR(os.stat(script).st_mode)
+    except FileNotFoundError:
+        where = "" if os.path.isabs(script) else f" in {_shown_directory()}"
+        raise UsageError(f"script {quoted(script)} does not exist{where}; {expected}") from None
+    except (OSError, ValueError) as error:
+        # A folder on the way cannot be searched, a part of the name is too long, there is a NUL in it.
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UsageError(f"script {quoted(script)} cannot be found: {reason}; {expected}") from None
+    if is_folder and not os.path.isfile(os.path.join(script, "__main__.py")):
+        raise UsageError(f"script {quoted(script)} is a folder without __main__.py; {expected}")
+    if not os.access(script, os.R_OK):
         raise UsageError(f"script {quoted(script)} cannot be read by this user; {expected}")
+
+
+def _shown_directory() -> str:
+    """The working directory for a message; it may have been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return "the working directory, which was removed"
 
 
 def _check_program(program: str, search_path: str) -> None:
     if os.sep in program:
-        places = [Path(program)]
+        places = [program]
         where = "is not an executable file"
     else:
-        places = [Path(folder or ".", program) for folder in search_path.split(os.pathsep)]
+        places = [os.path.join(folder or ".", program) for folder in search_path.split(os.pathsep)]
         where = "is not found on PATH"
-    if not any(place.is_file() and os.access(place, os.X_OK) for place in places):
+    if not any(os.path.isfile(place) and os.access(place, os.X_OK) for place in places):
         raise UsageError(f"program {quoted(program)} {where}; expected a program, as --no-python is given")
 
 

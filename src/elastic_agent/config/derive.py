@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from elastic_agent.config.directories import default_log_dir, default_state_dir, temporary_state_dir
+from elastic_agent.config.directories import (
+    OWN_FOLDER,
+    default_log_dir,
+    default_state_dir,
+    problem_with_temporary,
+    temporary_state_dir,
+)
 from elastic_agent.config.draft import Draft, default_of
 from elastic_agent.config.kinds import ETCD, parse_endpoints
 from elastic_agent.config.source import Layer, Source
@@ -144,11 +150,17 @@ def _free_port(draft: Draft) -> None:
 
 
 def derive_directories(draft: Draft, environ: Mapping[str, str]) -> None:
-    """Fill in the state directory and the log directory where nobody named one."""
+    """Fill in the state directory and the log directory where none is named.
+
+    Raises:
+        UsageError: neither the user's home nor the place for temporary files has a folder for the state.
+    """
     if not draft.is_given("state_dir"):
         folder = default_state_dir(environ)
         draft.put("state_dir", folder, draft.sources["state_dir"])
         if folder == temporary_state_dir(environ):
+            if problem := problem_with_temporary(folder):
+                raise draft.wrong("state_dir", problem, OWN_FOLDER)
             draft.warn(f"the state directory {folder} may not survive a reboot; --state-dir names another")
     if not draft.is_given("log_dir"):
         draft.put("log_dir", default_log_dir(draft.values["state_dir"]), draft.sources["log_dir"])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
+
+from elastic_agent.config.errors import UsageError, quoted
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
@@ -21,9 +25,50 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def temporary_state_dir(environ: Mapping[str, str]) -> Path:
-    """The folder of last resort: per user, lost when the machine cleans its temporary files."""
+    """The folder of last resort: per user, lost when the machine cleans its temporary files.
+
+    It lies where every user may make files, so it is used only as :func:`make_state_dir` makes it.
+    """
     base = environ.get("TMPDIR") or "/tmp"  # the tempfile module takes 10 ms to import
-    return Path(base, f"elastic-agent-{os.getuid()}")
+    return Path(os.path.abspath(base), f"elastic-agent-{os.getuid()}")
+
+
+def make_state_dir(folder: Path, environ: Mapping[str, str]) -> None:
+    """Make the folder of last resort, for this user alone; any other is made by the first file in it.
+
+    Raises:
+        UsageError: it cannot be made, or another user could have put something into it.
+    """
+    if folder != temporary_state_dir(environ):
+        return
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        problem = problem_with_temporary(folder)
+    except OSError as error:
+        problem = f"which cannot be made: {error.strerror}"
+    if problem:
+        raise UsageError(f"--state-dir (by default): got {quoted(folder)}, {problem}; expected {OWN_FOLDER}")
+
+
+OWN_FOLDER = (
+    "a folder of this user that no other user can write: remove that one, or name another by --state-dir"
+)
+
+
+def problem_with_temporary(folder: Path) -> str:
+    """Why the folder of last resort cannot be made or trusted, or an empty string. Touches nothing."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return problem_with_folder(folder)
+    if not stat.S_ISDIR(found.st_mode):
+        return "which is not a folder"
+    if found.st_uid != os.geteuid():
+        return f"which belongs to another user ({found.st_uid})"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "which other users can write"
+    return problem_with_folder(folder)
 
 
 def default_log_dir(state_dir: Path) -> Path:
@@ -34,9 +79,10 @@ def default_log_dir(state_dir: Path) -> Path:
 def problem_with_folder(folder: Path) -> str:
     """Why ``folder`` cannot be written or made, or an empty string. Touches nothing."""
     for place in (folder, *folder.parents):
-        if place.is_dir():
-            writable = os.access(place, os.W_OK | os.X_OK)
-            return "" if writable else f"where {place} cannot be written by this user"
+        if os.path.isdir(place):  # not Path.is_dir, which raises where a folder above may not be searched
+            if not os.access(place, os.X_OK):
+                return f"where {place} cannot be searched by this user"
+            return "" if os.access(place, os.W_OK) else f"where {place} cannot be written by this user"
         if os.path.lexists(place):
             return f"where {place} is not a folder"
     return "which is on no file system"
@@ -44,8 +90,8 @@ def problem_with_folder(folder: Path) -> str:
 
 def problem_with_file(file: Path) -> str:
     """Why ``file`` cannot be written or made, or an empty string. Touches nothing."""
-    if file.is_dir():
+    if os.path.isdir(file):
         return "which is a folder"
-    if file.exists():
+    if os.path.exists(file):
         return "" if os.access(file, os.W_OK) else "which cannot be written by this user"
     return problem_with_folder(file.parent)

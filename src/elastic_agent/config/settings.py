@@ -559,7 +559,7 @@ class Settings:
         AGENT,
         "What must survive a restart of this machine: the node's id and the newest generation.",
         shown_default="$XDG_STATE_HOME/elastic-agent, else ~/.local/state/elastic-agent, else a temporary "
-        "folder; under systemd its StateDirectory",
+        "folder that only this user can write; under systemd its StateDirectory",
         factory=lambda: default_state_dir(os.environ),
     )
     log_format: str = _setting(

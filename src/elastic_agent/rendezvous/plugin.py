@@ -15,9 +15,9 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from elastic_agent import __version__
-from elastic_agent.config.directories import default_state_dir
+from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.environment import ETCD_PASSWORD
-from elastic_agent.config.errors import BadValueError
+from elastic_agent.config.errors import BadValueError, UsageError
 from elastic_agent.config.kinds import ENDPOINT, parse_endpoints
 from elastic_agent.protocol.records import RECORD_VERSION, Address, Fingerprint, Member, Policy, State
 from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess
@@ -88,11 +88,20 @@ def _create(params: RendezvousParameters, access: Access | None) -> RendezvousHa
         access,
         _safe(params.run_id, 96),
         member,
-        default_state_dir(os.environ).as_posix(),
+        _state_dir(),
         params.local_addr,
         _log_level(os.environ.get("LOGLEVEL", "")),
     )
     return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
+
+
+def _state_dir() -> str:
+    folder = default_state_dir(os.environ)
+    try:
+        make_state_dir(folder, os.environ)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    return str(folder)
 
 
 def _safe(text: str, longest: int) -> str:

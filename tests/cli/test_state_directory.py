@@ -1,0 +1,175 @@
+"""Where state goes when the home cannot hold it, and whom the agent trusts there."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from elastic_agent.config.directories import make_state_dir
+from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.rendezvous.plugin import create_handler
+from tests.cli.support import elastic_agent, without_overrides
+
+ANOTHER_USER = 61002
+
+Attack = Callable[[Path, Path], None]
+"""Prepares the temporary state directory; also gets the victim's home."""
+
+
+def give_away(folder: Path, home: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a folder of another user")
+    folder.mkdir(mode=0o755)
+    os.chown(folder, ANOTHER_USER, ANOTHER_USER)
+
+
+def open_to_all(folder: Path, home: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def link_elsewhere(folder: Path, home: Path) -> None:
+    (home / "elsewhere").mkdir()
+    folder.symlink_to(home / "elsewhere")
+
+
+ATTACKS = [
+    pytest.param(give_away, f"which belongs to another user ({ANOTHER_USER})", id="of another user"),
+    pytest.param(open_to_all, "which other users can write", id="open to all"),
+    pytest.param(link_elsewhere, "which is not a folder", id="a link"),
+]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """The folder of last resort below ``tmp_path/tmp``, not made yet."""
+    (tmp_path / "tmp").mkdir()
+    return tmp_path / "tmp" / f"elastic-agent-{os.getuid()}"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("print('trained')\n")
+    return path
+
+
+def without_a_home(temporary: Path) -> dict[str, str]:
+    return {"HOME": "", "XDG_STATE_HOME": "", "TMPDIR": str(temporary.parent)}
+
+
+@pytest.mark.parametrize(("attack", "reason"), ATTACKS)
+def test_a_temporary_folder_that_another_user_may_have_made_is_refused(
+    temporary: Path, script: Path, attack: Attack, reason: str
+) -> None:
+    """It could hold links in the place of files that the agent writes."""
+    home = script.parent / "home"
+    home.mkdir()
+    precious = home / "precious"
+    precious.write_text("mine\n")
+    attack(temporary, home)
+    (temporary / "nodes" / "train").mkdir(parents=True)
+    (temporary / "nodes" / "train" / "n1.lock").symlink_to(precious)
+    done = elastic_agent(
+        *("--rdzv-id", "train", "--node-id", "n1", str(script)), variables=without_a_home(temporary)
+    )
+    assert precious.read_text() == "mine\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert f"got {quoted(temporary)}, {reason}; expected a folder of this user" in done.stderr
+
+
+@pytest.mark.parametrize(("attack", "reason"), ATTACKS)
+def test_nor_is_one_used_that_appears_at_the_last_moment(
+    temporary: Path, tmp_path: Path, attack: Attack, reason: str
+) -> None:
+    attack(temporary, tmp_path)
+    with pytest.raises(UsageError) as caught:
+        make_state_dir(temporary, without_a_home(temporary))
+    assert reason in str(caught.value)
+
+
+def test_nor_by_torchrun(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_to_all(temporary, temporary.parent)
+    for name, value in without_a_home(temporary).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="which other users can write; expected a folder of this user"):
+        create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1))
+
+
+def test_the_temporary_folder_is_for_its_user_alone(temporary: Path, script: Path) -> None:
+    before = os.umask(0)
+    try:
+        for _ in ("made", "used again"):
+            done = elastic_agent(str(script), variables=without_a_home(temporary))
+            assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+            assert stat.S_IMODE(temporary.lstat().st_mode) == 0o700
+    finally:
+        os.umask(before)
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path, script: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine\n")
+    lock = tmp_path / "state" / "nodes" / "train" / "n1.lock"
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to(precious)
+    options = ["--state-dir", str(tmp_path / "state"), "--rdzv-id", "train", "--node-id", "n1"]
+    done = elastic_agent(*options, str(script))
+    assert precious.read_text() == "mine\n"
+    assert done.returncode == 2
+    assert f"cannot be used: {lock}: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- a home that cannot be searched ---------------------------------------------------------------
+
+
+@pytest.fixture
+def closed_home(tmp_path: Path) -> Path:
+    """As root's home is to others (docker --user, sudo -u, su without -)."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0)
+    return home
+
+
+def test_with_a_home_that_cannot_be_searched_state_goes_to_the_temporary_folder(
+    closed_home: Path, temporary: Path, script: Path
+) -> None:
+    variables = {"HOME": str(closed_home), "XDG_STATE_HOME": "", "TMPDIR": str(temporary.parent)}
+    settings = elastic_agent("settings", variables=variables, under=without_overrides())
+    assert settings.returncode == 0, settings.stderr
+    assert f'state_dir = "{temporary}"' in settings.stdout
+    done = elastic_agent(str(script), variables=variables, under=without_overrides())
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--state-dir", "HOME/x", "SCRIPT"], 'got "HOME/x", where HOME cannot be searched by this user'),
+        (["--log-dir", "HOME/x/y", "SCRIPT"], 'got "HOME/x/y", where HOME cannot be searched by this user'),
+        (["--event-journal", "HOME/j", "SCRIPT"], 'got "HOME/j", where HOME cannot be searched by this user'),
+        (["--config", "HOME/c", "SCRIPT"], 'cannot read "HOME/c": Permission denied'),
+        (["HOME/x.py"], 'script "HOME/x.py" cannot be found: Permission denied; expected a Python file'),
+        (["--no-python", "HOME/x"], 'program "HOME/x" is not an executable file'),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_lies_in_it_is_refused_in_one_line(
+    closed_home: Path, script: Path, argv: list[str], said: str
+) -> None:
+    def named(text: str) -> str:
+        return text.replace("HOME", str(closed_home)).replace("SCRIPT", str(script))
+
+    done = elastic_agent(*map(named, argv), under=without_overrides())
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    shown = re.sub('"(.+?)"', lambda match: quoted(named(match[1])), said)
+    assert named(shown) in done.stderr
