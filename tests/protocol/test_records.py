@@ -36,7 +36,7 @@ from tests.protocol.support import POLICY, member, plan, world
 light = settings(max_examples=40, deadline=None)
 KINDS = (Member, Lease, Plan, World, History)
 
-names = st.text("abzAZ0129._:@+-", min_size=1, max_size=12)
+names = st.text("abzAZ0129._:@+-", min_size=1, max_size=12).filter(lambda name: name not in (".", ".."))
 texts = st.text(max_size=20)
 counts = st.integers(0, 2**31)
 generations = st.integers(0, 2**53)
@@ -216,6 +216,9 @@ def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, l
         (member("a", slots=0), r"`int` >= 1 - at `\$\.slots`"),
         (member("a", bootstrap=Address("a", 0)), r"at `\$\.bootstrap\[1\]`"),
         (member("a b"), r"at `\$\.node_id`"),
+        (member("x" * 129, "a-1"), r"at `\$\.node_id`"),
+        (member(".."), r"at `\$\.node_id`"),
+        (member("a", "."), r"at `\$\.incarnation`"),
         (member("a\n", "a-1"), r"at `\$\.node_id`"),
         (member("a", policy=Policy(lease_ttl_s=0.0)), r"at `\$\.policy\.lease_ttl_s`"),
         (member("a", stop_s=-1.0), r"at `\$\.stop_s`"),

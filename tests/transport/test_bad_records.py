@@ -111,8 +111,9 @@ def test_garbage_among_hints_and_runs_is_passed_over(c10d_scene: C10dScene) -> N
     assert inbox.runs() == ("half", "run")
 
 
-def test_an_unusable_agreed_run_id_is_replaced(c10d_scene: C10dScene) -> None:
-    c10d_scene.stranger().set("elastic-agent/1/default/job", b"\xff no run id")
+@pytest.mark.parametrize("unusable", [b"\xff no run id", b"..", b"x" * 129], ids=["bytes", "..", "long"])
+def test_an_unusable_agreed_run_id_is_replaced(c10d_scene: C10dScene, unusable: bytes) -> None:
+    c10d_scene.stranger().set("elastic-agent/1/default/job", unusable)
     assert c10d.agree_run_id(c10d_scene.endpoint, "job", "mine", PATIENCE_S) == "mine"
     assert c10d.agree_run_id(c10d_scene.endpoint, "job", "yours", PATIENCE_S) == "mine"
 

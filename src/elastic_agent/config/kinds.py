@@ -286,6 +286,8 @@ KEY_PREFIX = Kind("PREFIX", "a path like /team/elastic-agent", _parse_key_prefix
 def _parse_name(text: str) -> str:
     if not text:
         raise BadValueError("which is empty")
+    if text in (".", ".."):
+        raise BadValueError("which every file system takes for a directory")
     for position, character in enumerate(text, start=1):
         if not _NAME_CHARACTERS.fullmatch(character):
             raise BadValueError(f"whose character {position}, {quoted(character)}, is not allowed")
@@ -294,7 +296,9 @@ def _parse_name(text: str) -> str:
     return text
 
 
-NAME = Kind("ID", f"1 to {_LONGEST_NAME} of the characters A-Z a-z 0-9 . _ : @ + -", _parse_name)
+NAME = Kind(
+    "ID", f"1 to {_LONGEST_NAME} of the characters A-Z a-z 0-9 . _ : @ + -, but not . or ..", _parse_name
+)
 
 
 def _parse_text(text: str) -> str:
@@ -320,7 +324,10 @@ COMMAND = Kind("COMMAND", f"one line of at most {_LONGEST_COMMAND} characters, f
 def _parse_path(text: str) -> Path:
     if not text or "\0" in text:
         raise BadValueError("which is not a path")
-    return Path(os.path.abspath(os.path.expanduser(text)))
+    try:
+        return Path(os.path.abspath(os.path.expanduser(text)))
+    except FileNotFoundError:
+        raise BadValueError("which begins in the working directory, and that was removed") from None
 
 
 PATH = Kind("PATH", "a path", _parse_path)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from elastic_agent.printable import without_surrogates
-from elastic_agent.values import largest_world
+from elastic_agent.values import NAME_PATTERN, largest_world
 
 RECORD_VERSION = 1
 """Version of the record formats; a record of another version is rejected by name."""
@@ -26,7 +26,7 @@ MAX_RECORD_BYTES = 256 * 1024
 MAX_PLAN_BYTES = 4 * 1024 * 1024
 """Largest plan or world record accepted, in bytes (a world of 4,096 nodes takes about 600 KiB)."""
 
-Name = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"\A[A-Za-z0-9._:@+-]+\Z")]
+Name = Annotated[str, Meta(pattern=rf"\A{NAME_PATTERN}\Z")]
 Text = Annotated[str, Meta(max_length=512)]
 LongText = Annotated[str, Meta(max_length=4096)]
 Host = Annotated[str, Meta(min_length=1, max_length=255)]

@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Lease, Member, Plan, encode
-from elastic_agent.values import Endpoint
+from elastic_agent.values import NAME_PATTERN, Endpoint
 
 from .addresses import connect, is_local, listen, local_address_towards, resolve
 from .base import NotAStoreError, Snapshot, StoreLostError, TransportError, UnreachableError
@@ -52,7 +52,7 @@ MOST_OPEN_FILES = 65536
 _CLEARING = b"\x00"
 """Stands for a moment where an agreed run id was: it is about to be removed."""
 
-_NAME = re.compile(r"[A-Za-z0-9._:@+-]{1,128}")
+_NAME = re.compile(NAME_PATTERN)
 
 Complain = Callable[[str], None]
 
