@@ -33,7 +33,7 @@ def by_kind(scene: Scene, node: str) -> dict[str, list[psutil.Process]]:
 
 def _kernel_name(process: psutil.Process) -> str:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{process.pid}/comm").read_text().strip()
+        return Path(f"/proc/{process.pid}/comm").read_text(errors="replace").strip()
     return ""
 
 

@@ -23,7 +23,7 @@ FLOORS = [
     {"transport"},
     {"protocol", "client", "config", "logs"},
     {"exit_codes", "service_manager", "values"},
-    {"printable"},
+    {"printable", "processes"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
 
@@ -38,9 +38,18 @@ READ_SETTINGS = {"cli", "agent", "rendezvous/plugin.py"}
 TORCH_WHEN_USED = "client/_agreement.py"
 """Agrees over a process group of torch's: it imports torch when it is called, by somebody who has it."""
 
-STANDARD_LIBRARY_ONLY = {"client", "config", "values", "exit_codes", "printable", "service_manager"}
+STANDARD_LIBRARY_ONLY = {
+    "client",
+    "config",
+    "values",
+    "exit_codes",
+    "printable",
+    "processes",
+    "service_manager",
+}
 
 GUARD = {
+    "processes.py",
     "workers/guard.py",
     *(f"workers/_guard_{part}.py" for part in ("generation", "loop", "relay", "spawn", "warm")),
     "workers/_linux.py",

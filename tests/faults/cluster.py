@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tests.ports import free_port
-from tests.processes import freeze, thaw
+from tests.processes import freeze, parent_of, state_of, thaw
 
 from .watching import FolderWatch
 
@@ -125,8 +125,7 @@ def _parents() -> dict[int, list[int]]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError, IndexError):
-                stat = Path(f"/proc/{entry}/stat").read_text()
-                parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+                parents.setdefault(parent_of(int(entry)), []).append(int(entry))
     return parents
 
 
@@ -332,8 +331,10 @@ class Cluster:
         for entry in os.listdir("/proc"):
             if entry.isdigit() and int(entry) != os.getpid():
                 with contextlib.suppress(OSError):
-                    state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
-                    if state not in "ZX" and needle in Path(f"/proc/{entry}/environ").read_bytes():
+                    if (
+                        state_of(int(entry)) not in "ZX"
+                        and needle in Path(f"/proc/{entry}/environ").read_bytes()
+                    ):
                         found.append(int(entry))
         return found
 
@@ -443,10 +444,7 @@ class Cluster:
 
 
 def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return state_of(pid) not in "ZX"
 
 
 def _own_environment() -> dict[str, str]:

@@ -22,11 +22,11 @@ def held_by(pid: int) -> tuple[int, int]:
 
 
 def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
 def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
 
 
 def children_of(pid: int) -> list[int]:

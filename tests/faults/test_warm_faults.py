@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import name_of
+
 from .cluster import LEASE_S, children
 from .conftest import MakeCluster
 from .rules import check_nothing_left, see_it_end
@@ -29,10 +31,6 @@ def etcd() -> None:
 
 def spawner_of(guard: int) -> int:
     return next(pid for pid in children(guard) if name_of(pid) == "elastic-spawner")
-
-
-def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def test_a_killed_spawner_costs_no_generation_and_the_next_restart_is_warm_again(

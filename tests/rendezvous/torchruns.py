@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ports import free_port
+from tests.processes import parent_of
 
 PATIENCE_S = 60.0
 """How long what must come is waited for; long, because the machine may be busy."""
@@ -100,7 +101,7 @@ class Torchrun:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                    parent = parent_of(int(entry.name))
                     if parent == self.process.pid and b"companion" in (entry / "cmdline").read_bytes():
                         return int(entry.name)
         raise AssertionError(f"{self.name} has no companion")

@@ -309,7 +309,7 @@ def _processes(group: Path) -> list[int]:
 
 def _pid_within(pid: int) -> str:
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("NSpid:"):
                 return line.split()[-1]
     return ""

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from elastic_agent.workers.gpu_memory import GpuHolder, GpuMemory
+from tests.processes import name_of
 
 ME = os.getpid()
-NAME = Path(f"/proc/{ME}/comm").read_text().strip()
+NAME = name_of(ME)
 
 
 class Driver:

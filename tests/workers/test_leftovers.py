@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.workers.leftovers import _NAMES, Held, SharedMemorySweep
+from tests.processes import name_of
 
 SHM = Path("/dev/shm")
 
@@ -166,8 +167,7 @@ def test_what_a_stranger_holds_stays_and_the_stranger_is_named(hold: MakeHolder,
     worker.kill()
     worker.communicate()
     report = sweep.sweep()
-    comm = Path(f"/proc/{stranger.pid}/comm").read_text().strip()
-    assert report.held == (Held(stranger.path.name, stranger.pid, comm),)
+    assert report.held == (Held(stranger.path.name, stranger.pid, name_of(stranger.pid)),)
     assert report.removed == ()
     assert stranger.path.exists()
 

@@ -26,7 +26,7 @@ from elastic_agent.workers.guard_client import (
     WarmLate,
     boottime_s,
 )
-from tests.processes import freeze
+from tests.processes import freeze, name_of
 from tests.workers.support import PATIENCE_S, Driver, News, StandIn, watching
 
 REPORT = """
@@ -357,6 +357,4 @@ def await_standbys(guard_pid: int) -> set[int]:
 
 def _children_named(guard_pid: int, name: str) -> list[int]:
     """In the order in which they became its children."""
-    return [
-        pid for pid in _linux.children(guard_pid) if Path(f"/proc/{pid}/comm").read_text().strip() == name
-    ]
+    return [pid for pid in _linux.children(guard_pid) if name_of(pid) == name]

@@ -21,6 +21,7 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
+from elastic_agent.processes import start_ticks
 from elastic_agent.protocol.node import Activity, Outcome
 from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Member, State, World
 from elastic_agent.rendezvous.handler import AgentRendezvous
@@ -41,7 +42,7 @@ from .control import ControlSocket
 from .early_notice import EarlyNotice
 from .environment import RunFacts, worker_environment
 from .fingerprint import fingerprint
-from .identity import NodeSeat, start_ticks, sweep_seats, take_seat
+from .identity import NodeSeat, sweep_seats, take_seat
 from .interfaces import interface_of
 from .journal import Journal
 from .narrator import Narrator

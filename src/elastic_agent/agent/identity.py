@@ -21,6 +21,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic_agent.processes import start_ticks
+
 MAX_AGENTS_PER_MACHINE = 256
 
 KEPT_RUNS = 200
@@ -58,16 +60,6 @@ def machine_id() -> str:
     except OSError:
         installed = ""
     return f"{installed} {socket.gethostname()}"
-
-
-def start_ticks(pid: int) -> int | None:
-    """When the process started, or None if there is no such process (a zombie counts as gone)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 @dataclass

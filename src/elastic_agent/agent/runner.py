@@ -14,17 +14,16 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.logs import get_logger
+from elastic_agent.processes import catches, is_frozen
 from elastic_agent.protocol.records import Failure, FailureKind, Notice
 from elastic_agent.workers import guard_client as guard_events
 from elastic_agent.workers.clearing import CLEAR_LIMIT_S, Cleared, Clearing
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.gpu_memory import GpuMemory
 from elastic_agent.workers.guard_client import Guard
-from elastic_agent.workers.living import catches
 
 from .journal import Journal
 
@@ -410,11 +409,3 @@ class Runner:
             "worker: the stacks in all workers' logs tell"
         )
         return Failure(FailureKind.HANG, summary[:512], slot=slot)
-
-
-def is_frozen(pid: int) -> bool:
-    """Whether the process was stopped by a signal or a debugger."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.workers.living import LivingWorker, catches, living_workers
+from elastic_agent.processes import catches
+from elastic_agent.workers.living import LivingWorker, living_workers
 
 PAGE = """\
 Usage: elastic-agent stacks [RUN]

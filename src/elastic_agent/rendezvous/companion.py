@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_agent.logs import bind_context, configure_logging, get_logger
+from elastic_agent.processes import read_process
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Activity, Node, Outcome
 from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, State, World
@@ -373,11 +374,8 @@ class Companion:
 
 def _torchrun_runs() -> bool:
     """Whether torchrun is not stopped (by a signal, a debugger): frozen, it cannot stop its workers either."""
-    try:
-        stat = Path(f"/proc/{os.getppid()}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "Tt"
+    torchrun = read_process(os.getppid())
+    return torchrun is not None and not torchrun.frozen
 
 
 async def _at_most(work: Coroutine[None, None, None], timeout_s: float) -> None:

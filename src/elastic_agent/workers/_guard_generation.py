@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from elastic_agent.processes import Process
     from elastic_agent.workers._guard_loop import Loop
     from elastic_agent.workers._guard_relay import Relay, Relays
     from elastic_agent.workers._guard_spawn import LaunchSpec
@@ -335,7 +336,7 @@ class Generation:
                 _linux.send_signal(process.pid, self._signum)
             self._told.add(process.key)
 
-    def _remaining(self) -> list[_linux.Process]:
+    def _remaining(self) -> list[Process]:
         found = [p for p in _linux.descendants(os.getpid()) if p.key not in self._abandoned]
         return self._pool.without_own(found) if self._pool is not None else found
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from elastic_agent.processes import Process
     from elastic_agent.workers._guard_loop import Loop
     from elastic_agent.workers._guard_spawn import LaunchSpec
     from elastic_agent.workers._wire import Message
@@ -123,7 +124,7 @@ class WarmPool:
 
     # --- for the guard ----------------------------------------------------------------------------
 
-    def without_own(self, processes: list[_linux.Process]) -> list[_linux.Process]:
+    def without_own(self, processes: list[Process]) -> list[Process]:
         """Those of the guard's descendants, as just seen, that are neither of the spawner's nor standbys."""
         self._listen()
         own = self._pids()

@@ -1,4 +1,4 @@
-"""The Linux calls that Python's standard library lacks, and the process tree as /proc shows it.
+"""The Linux calls that Python's standard library lacks, and the process tree.
 
 Used by the guard, so it imports little: no `typing`, no `dataclasses`.
 """
@@ -10,9 +10,7 @@ import ctypes
 import os
 import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from elastic_agent.processes import Process, all_processes
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -116,51 +114,6 @@ def send_signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
-class Process:
-    """A process as one look at /proc showed it.
-
-    `key` tells it from a later process with the same number.
-    """
-
-    __slots__ = ("dead", "group", "key", "parent", "pid", "state")
-
-    def __init__(self, pid: int, state: str, parent: int, group: int, threads: int, start_ticks: int) -> None:
-        self.pid = pid
-        self.state = state
-        self.parent = parent
-        self.group = group
-        self.key = (pid, start_ticks)
-        # The first thread may have ended before others: then the process looks like a zombie, but runs.
-        self.dead = state in "ZX" and threads <= 1
-
-
-def _read_process(pid: int) -> Process | None:
-    """None when there is no such process."""
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        text = os.read(fd, 1024)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    # The command's name stands in brackets and may itself hold brackets and blanks.
-    fields = text[text.rfind(b")") + 2 :].split()
-    parent, group, threads, start_ticks = (int(fields[i]) for i in (1, 2, 17, 19))
-    return Process(pid, fields[0].decode(), parent, group, threads, start_ticks)
-
-
-def _all_processes() -> Iterator[Process]:
-    with os.scandir("/proc") as entries:
-        pids = [int(entry.name) for entry in entries if entry.name.isdigit()]
-    for pid in pids:
-        process = _read_process(pid)
-        if process is not None:
-            yield process
-
-
 def descendants(of_pid: int, except_pids: frozenset[int] = frozenset()) -> list[Process]:
     """The living children of `of_pid`, their children and so on, without `except_pids` and what hangs below
     those.
@@ -169,7 +122,7 @@ def descendants(of_pid: int, except_pids: frozenset[int] = frozenset()) -> list[
     turns up.
     """
     children: dict[int, list[Process]] = {}
-    for process in _all_processes():
+    for process in all_processes():
         if not process.dead:
             children.setdefault(process.parent, []).append(process)
     found: list[Process] = []
@@ -184,7 +137,7 @@ def descendants(of_pid: int, except_pids: frozenset[int] = frozenset()) -> list[
 
 def dead_children(of_pid: int) -> list[int]:
     """Children of `of_pid` that have ended and wait to be reaped."""
-    return [process.pid for process in _all_processes() if process.dead and process.parent == of_pid]
+    return [process.pid for process in all_processes() if process.dead and process.parent == of_pid]
 
 
 def close_all_but(kept: set[int]) -> None:
@@ -217,7 +170,7 @@ def children(of_pid: int) -> list[int]:
     try:
         fd = os.open(f"/proc/{of_pid}/task/{of_pid}/children", os.O_RDONLY)
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
-        return [process.pid for process in _all_processes() if process.parent == of_pid]
+        return [process.pid for process in all_processes() if process.parent == of_pid]
     try:
         chunks = []
         while chunk := os.read(fd, 1 << 20):

@@ -10,12 +10,14 @@ from __future__ import annotations
 import ctypes
 import os
 
+from elastic_agent.processes import stat_fields
+
 _PR_SET_NAME = 15
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 _KEEP_EXECUTABLE = 0xFFFFFFFF
 
-# Positions in /proc/PID/stat, counted from the state (proc(5) counts it as field 3).
+# Positions in `stat_fields`.
 _START_CODE, _END_CODE, _START_STACK = 23, 24, 25
 _START_DATA, _END_DATA, _START_BRK, _ARG_START, _ENV_END = 42, 43, 44, 45, 48
 
@@ -59,8 +61,7 @@ def show_as(argv: list[str], environment: dict[str, str]) -> None:
 
 def can_be_shown() -> bool:
     """Whether `show_as` works on this system; changes nothing."""
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
+    fields = stat_fields(os.getpid())
     try:
         _move_areas(*(int(one) for one in fields[_ARG_START : _ENV_END + 1]))
     except OSError:
@@ -69,8 +70,7 @@ def can_be_shown() -> bool:
 
 
 def _move_areas(arg_start: int, arg_end: int, env_start: int, env_end: int) -> None:
-    with open("/proc/self/stat", "rb") as file:
-        fields = [*file.read().rpartition(b")")[2].split()]
+    fields = stat_fields(os.getpid())
     layout = _MemoryMap(
         start_code=int(fields[_START_CODE]),
         end_code=int(fields[_END_CODE]),

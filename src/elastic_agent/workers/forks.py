@@ -6,6 +6,8 @@ import os
 import sys
 import time
 
+from elastic_agent.processes import thread_names
+
 __all__ = ["UnsafeError", "check_forks"]
 
 _THREADS_END_S = 0.5
@@ -63,13 +65,6 @@ def _try_a_fork() -> None:
 def _threads() -> list[str]:
     """The names of this process's threads, the first one first; those that are ending get a moment."""
     ends = time.monotonic() + _THREADS_END_S
-    while len(numbers := os.listdir("/proc/self/task")) > 1 and time.monotonic() < ends:
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < ends:
         time.sleep(0.002)
-    names = []
-    for number in sorted(numbers, key=int):
-        try:
-            with open(f"/proc/self/task/{number}/comm") as file:
-                names.append(file.read().strip())
-        except OSError:
-            continue
-    return names
+    return thread_names()

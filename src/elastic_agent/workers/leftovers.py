@@ -29,7 +29,9 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Held", "SharedMemorySweep", "SweepReport", "process_name"]
+from elastic_agent.processes import process_ids, process_name
+
+__all__ = ["Held", "SharedMemorySweep", "SweepReport"]
 
 _NAMES = re.compile(
     "|".join(
@@ -187,10 +189,10 @@ def _holders(names: set[str], deadline_s: float) -> Iterator[Held]:
 
 def _processes_of_this_user() -> Iterator[int]:
     me = os.getuid()
-    for entry in os.listdir("/proc"):
+    for pid in process_ids():
         with contextlib.suppress(OSError):
-            if entry.isdigit() and os.stat(f"/proc/{entry}").st_uid == me:
-                yield int(entry)
+            if os.stat(f"/proc/{pid}").st_uid == me:
+                yield pid
 
 
 def _held_names(pid: int) -> set[str]:
@@ -205,10 +207,3 @@ def _held_names(pid: int) -> set[str]:
     with open(f"/proc/{pid}/maps", "rb") as maps:
         names |= {line.rstrip(b"\n").rpartition(b"/")[2].decode(errors="replace") for line in maps}
     return names
-
-
-def process_name(pid: int) -> str:
-    """What `ps` calls it, or nothing when it is gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-        return file.read().strip()
-    return ""

@@ -6,7 +6,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+
+from elastic_agent.processes import environment, process_ids, read_process
 
 _PREFIX = "ELASTIC_AGENT_"
 
@@ -42,38 +43,20 @@ def _is_child_of(worker: LivingWorker, others: dict[int, LivingWorker]) -> bool:
 
 
 def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    process = read_process(pid)
+    return process.parent if process is not None else 0
 
 
 def _marked() -> Iterator[LivingWorker]:
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    for pid in process_ids():
         try:
-            data = Path(f"/proc/{entry}/environ").read_bytes()
+            variables = environment(pid)
         except OSError:  # another user's, or gone
             continue
-        if f"{_PREFIX}WORKER_ID=".encode() in data:
-            variables = dict(
-                one.split("=", 1) for one in data.decode(errors="replace").split("\0") if "=" in one
+        with contextlib.suppress(KeyError, ValueError):
+            yield LivingWorker(
+                pid,
+                variables[f"{_PREFIX}RUN_ID"],
+                variables[f"{_PREFIX}WORKER_ID"],
+                int(variables[f"{_PREFIX}STACKS_SIGNAL"]),
             )
-            with contextlib.suppress(KeyError, ValueError):
-                yield LivingWorker(
-                    int(entry),
-                    variables[f"{_PREFIX}RUN_ID"],
-                    variables[f"{_PREFIX}WORKER_ID"],
-                    int(variables[f"{_PREFIX}STACKS_SIGNAL"]),
-                )
-
-
-def catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for this signal (one without would die of it)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
-    return bool(masks) and bool(int(masks[0], 16) >> (signum - 1) & 1)

@@ -1,0 +1,84 @@
+"""Processes as /proc shows them, also when the kernel cut their name in the middle of a character."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from elastic_agent import processes
+from elastic_agent.workers.living import living_workers
+from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, freeze, process_with_a_cut_name
+
+MARKS = {
+    "ELASTIC_AGENT_RUN_ID": f"cut-{os.getpid()}",
+    "ELASTIC_AGENT_WORKER_ID": "n1/0",
+    "ELASTIC_AGENT_STACKS_SIGNAL": str(int(signal.SIGUSR1)),
+}
+HANDLE_USR1 = "import faulthandler; faulthandler.register(10, file=1)"
+
+
+@pytest.fixture
+def pid() -> Iterator[int]:
+    with process_with_a_cut_name(MARKS, HANDLE_USR1) as pid:
+        yield pid
+
+
+def test_its_name_state_and_place_are_known(pid: int) -> None:
+    process = processes.read_process(pid)
+    assert process is not None
+    assert (process.parent, process.dead, process.frozen) == (os.getpid(), False, False)
+    assert process.key == (pid, processes.start_ticks(pid))
+    assert processes.process_name(pid) == CUT_NAME
+    assert pid in {one.pid for one in processes.all_processes()}
+    freeze(pid)
+    assert processes.is_frozen(pid)
+
+
+def test_its_handlers_are_known(pid: int) -> None:
+    assert processes.catches(pid, signal.SIGUSR1)
+    assert not processes.catches(pid, signal.SIGUSR2)
+
+
+def test_it_is_found_as_a_worker(pid: int) -> None:
+    (worker,) = living_workers(MARKS["ELASTIC_AGENT_RUN_ID"])
+    assert (worker.pid, worker.worker_id) == (pid, "n1/0")
+
+
+def test_its_stacks_can_be_asked_for(pid: int) -> None:
+    command = [sys.executable, "-m", "elastic_agent", "stacks", MARKS["ELASTIC_AGENT_RUN_ID"]]
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert f"pid {pid}  asked" in told.stdout
+
+
+def test_the_dead_are_gone() -> None:
+    zombie = subprocess.Popen([sys.executable, "-S", "-c", TAKE_A_CUT_NAME])
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.start_ticks(zombie.pid) is None
+    zombie.wait()
+    assert processes.read_process(zombie.pid) is None
+    assert processes.process_name(zombie.pid) == ""
+    assert not processes.is_frozen(zombie.pid)
+    assert not processes.catches(zombie.pid, signal.SIGUSR1)
+    with pytest.raises(OSError, match="No such"):
+        processes.environment(zombie.pid)
+
+
+def test_the_threads_of_this_process_are_named() -> None:
+    names: list[str] = []
+
+    def note() -> None:
+        exec(TAKE_A_CUT_NAME)
+        names.extend(processes.thread_names())
+
+    thread = threading.Thread(target=note)
+    thread.start()
+    thread.join()
+    assert names[0] == processes.process_name(os.getpid())
+    assert CUT_NAME in names
