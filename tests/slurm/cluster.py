@@ -48,7 +48,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-ProctrackType=proctrack/pgid
+ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -85,9 +85,18 @@ def need_slurm() -> None:
 class Slurm:
     """The cluster: n0, n1 and n2, in the partitions ``main`` and ``urgent``, which preempts ``main``."""
 
-    def __init__(self, folder: Path) -> None:
-        """``folder``: for everything it writes."""
+    def __init__(self, folder: Path, proctrack: str = "pgid", *, names_resolve: bool = True) -> None:
+        """Prepare.
+
+        Args:
+            folder: for everything it writes.
+            proctrack: how Slurm finds the processes of a step. With ``pgid`` its signals reach the agents alone, as
+                with ``cgroup``; with ``linuxproc`` they reach every process.
+            names_resolve: whether the names of nodes are host names too; otherwise only Slurm knows them.
+        """
         self.folder = folder
+        self._proctrack = proctrack
+        self._names_resolve = names_resolve
         self.mark = secrets.token_hex(8)
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._init: subprocess.Popen[bytes] | None = None
@@ -112,20 +121,21 @@ class Slurm:
     def _write_files(self) -> None:
         (self.folder / "home").mkdir()
         (self.folder / "state").mkdir()
-        names = " ".join(NODES)
+        names = " ".join(NODES) if self._names_resolve else ""
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{ADDRESS} head {names}\n")
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
         lines = [
-            f"NodeName={name} NodeHostname=head Port={17001 + number} {what} RealMemory=1000"
+            f"NodeName={name} NodeHostname=head NodeAddr={ADDRESS} Port={17001 + number} {what} RealMemory=1000"
             for number, (name, what) in enumerate(NODES.items())
         ]
         lines += [
             "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=20",
             "PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF",
         ]
-        (self.folder / "slurm.conf").write_text(CONF.format(folder=self.folder) + "\n".join(lines) + "\n")
+        conf = CONF.format(folder=self.folder, proctrack=self._proctrack)
+        (self.folder / "slurm.conf").write_text(conf + "\n".join(lines) + "\n")
         with (self.folder / "gres.conf").open("w") as gres:
             for name, what in NODES.items():
                 for gpu in range(int(what.partition("gpu:")[2])):

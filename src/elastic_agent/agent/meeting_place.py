@@ -12,6 +12,8 @@ from elastic_agent.rendezvous.place import MeetingPlace
 from elastic_agent.rendezvous.places import open_place
 from elastic_agent.values import Endpoint, EtcdAccess
 
+from .slurm_nodes import reachable_endpoint
+
 
 def meeting_place(settings: Settings) -> MeetingPlace:
     """The place for the backend that the settings name.
@@ -20,8 +22,9 @@ def meeting_place(settings: Settings) -> MeetingPlace:
         UsageError: the password cannot be read.
     """
     password = os.environ.pop(ETCD_PASSWORD, "")  # workers do not inherit it
+    endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
     return open_place(
-        settings.rdzv_endpoint or Endpoint("127.0.0.1", 0),
+        reachable_endpoint(endpoint, os.environ),
         _access(settings, password) if settings.rdzv_backend == ETCD else None,
         settings.state_dir,
         lease_ttl_s=settings.lease_ttl,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from elastic_agent.config.settings import Settings
 from elastic_agent.protocol.node import Outcome
 
-from .slurm_job import SlurmError, SlurmJob, run_requeue_command
+from .scontrol import SlurmError
+from .slurm_job import SlurmJob, run_requeue_command
 
 if TYPE_CHECKING:  # it imports torch, which nothing here needs
     from .supervisor import Ending

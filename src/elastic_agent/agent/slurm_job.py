@@ -1,24 +1,21 @@
 """The Slurm job that this agent is a task of: when it ends, and how it is put back into the queue.
 
 What Slurm tells in the environment is read by ``config/slurm.py``. Here are the two things that only its controller
-knows or does; ``scontrol`` asks it. Every call has a time limit: a busy controller takes long to answer, and the
-agent has more to do.
+knows or does; ``scontrol`` asks it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
 import re
-import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic_agent.config.slurm import is_step
 
-ASK_TIMEOUT_S = 10.0
+from .scontrol import SlurmError, run_command, scontrol
+
 REQUEUE_TIMEOUT_S = 60.0
 """Nothing else can be done any more; the hook of a site may well take a while."""
 
@@ -28,10 +25,6 @@ RESERVE_S = 10.0
 
 NEAR_S = 3600.0
 """A signal that comes earlier before the job's end is a person's, and says nothing of that end."""
-
-
-class SlurmError(Exception):
-    """A command did not do what it was asked for. ``str()`` is one line: what was seen, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +99,13 @@ class SlurmJob:
         already = f"Slurm has put job {self.id} back into the queue itself"
         if await self._was_requeued():  # and perhaps started it again by now: that life is to be left alone
             return already
-        words = ("scontrol", "requeue", self.id)
         try:
-            await _run(words, REQUEUE_TIMEOUT_S)
+            await scontrol("requeue", self.id, timeout_s=REQUEUE_TIMEOUT_S)
         except SlurmError:
             if await self._was_requeued():
                 return already
             raise
-        return " ".join(words)
+        return f"scontrol requeue {self.id}"
 
     async def _was_requeued(self) -> bool:
         with contextlib.suppress(SlurmError):
@@ -123,8 +115,7 @@ class SlurmJob:
 
     async def _facts(self) -> dict[str, str]:
         """What the controller knows, with times as seconds since 1970. Of several components: the first."""
-        text = await _run(("scontrol", "show", "job", "-o", self.id), ASK_TIMEOUT_S, SLURM_TIME_FORMAT="%s")
-        return parse_facts(text)
+        return parse_facts(await scontrol("show", "job", "-o", self.id, SLURM_TIME_FORMAT="%s"))
 
 
 def _id_for_scontrol(environ: Mapping[str, str]) -> str:
@@ -140,7 +131,7 @@ def _id_for_scontrol(environ: Mapping[str, str]) -> str:
 
 async def run_requeue_command(command: str) -> str:
     """Have a shell run the site's own command; what was done, for the log. Raises ``SlurmError``."""
-    await _run(("/bin/sh", "-c", command), REQUEUE_TIMEOUT_S, shown=command)
+    await run_command(("/bin/sh", "-c", command), REQUEUE_TIMEOUT_S, shown=command)
     return command
 
 
@@ -152,40 +143,3 @@ def parse_facts(text: str) -> dict[str, str]:
     line = text.lstrip().split("\n")[0]
     pairs = re.findall(r" (Restarts|EndTime|PreemptTime)=(\S*)", line)
     return dict(reversed(pairs))
-
-
-async def _run(words: Sequence[str], timeout_s: float, *, shown: str = "", **variables: str) -> str:
-    """The output of a command, in a session of its own: signals to the job's step are not meant for it."""
-    shown = shown or " ".join(words)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, **variables},
-        )
-    except OSError as error:
-        raise SlurmError(
-            f"{words[0]} cannot be started on this node: {error.strerror}; expected it on the PATH"
-        ) from None
-    try:
-        output, complaint = await asyncio.wait_for(process.communicate(), timeout_s)
-    except TimeoutError:
-        raise SlurmError(f"{shown!r} did not end within {timeout_s:g} s") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    if process.returncode != 0:
-        said = _one_line(complaint) or _one_line(output) or "nothing said"
-        raise SlurmError(f"{shown!r} failed with exit code {process.returncode}: {said}")
-    return output.decode(errors="replace")
-
-
-def _one_line(output: bytes) -> str:
-    """The last line that says something, without control characters."""
-    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
-    return "".join(character for character in lines[-1] if character.isprintable())[:200] if lines else ""

@@ -1,0 +1,70 @@
+"""The host of the endpoint where the names of nodes are Slurm's alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.slurm_nodes import parse_node, reachable_endpoint
+from elastic_agent.values import Endpoint
+
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "unknown-[0-1].invalid,localhost",
+}
+FIRST = Endpoint("unknown-0.invalid", 24711)
+
+# As Slurm 22.05 prints it, shortened.
+LINE = (
+    "NodeName=unknown-0.invalid Arch=x86_64 CPUTot=2 NodeAddr={address} NodeHostName={hostname} Port=17001 "
+    "OS=Linux 6.1.0 #1 SMP  RealMemory=1000 State=DOWN*+DRAIN Weight=1 Reason=a State=IDLE NodeAddr=1.2.3.4 \n"
+)
+
+
+@pytest.fixture
+def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What an ``scontrol`` on the PATH prints; without it, the command fails as for an unknown node."""
+    file = tmp_path / "answer"
+    command = tmp_path / "scontrol"
+    command.write_text(f'#!/bin/sh\ntest "$*" = "show node -o {FIRST.host}" && exec /bin/cat {file}\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return file
+
+
+def test_slurm_is_asked_for_the_address_of_a_name_that_only_it_knows(answer: Path) -> None:
+    answer.write_text(LINE.format(address="10.1.2.3", hostname="localhost"))
+    assert reachable_endpoint(FIRST, STEP) == Endpoint("10.1.2.3", 24711)
+
+
+def test_where_slurms_address_is_no_host_name_either_the_machines_own_name_is_taken(answer: Path) -> None:
+    answer.write_text(LINE.format(address="alias.invalid", hostname="localhost"))
+    assert reachable_endpoint(FIRST, STEP) == Endpoint("localhost", 24711)
+
+
+def test_without_an_answer_the_endpoint_stays_as_it_is(answer: Path) -> None:
+    assert not answer.exists()
+    assert reachable_endpoint(FIRST, STEP) == FIRST
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environ"),
+    [
+        (Endpoint("localhost"), STEP),
+        (Endpoint("elsewhere.invalid"), STEP),
+        (FIRST, {**STEP, "SLURM_STEP_ID": "", "SLURM_JOB_ID": ""}),
+    ],
+    ids=["a name that resolves", "no node of this step", "not in a step"],
+)
+def test_slurm_is_asked_about_its_own_names_only(
+    answer: Path, endpoint: Endpoint, environ: dict[str, str]
+) -> None:
+    answer.write_text(LINE.format(address="10.1.2.3", hostname="localhost"))
+    assert reachable_endpoint(endpoint, environ) == endpoint
+
+
+def test_words_in_a_reason_are_not_taken_for_facts() -> None:
+    facts = parse_node(LINE.format(address="10.1.2.3", hostname="n0"))
+    assert facts == {"NodeAddr": "10.1.2.3", "NodeHostName": "n0", "State": "DOWN*+DRAIN"}
