@@ -87,3 +87,22 @@ def largest_world(nodes: int, least: int, most: int, counts: tuple[int, ...]) ->
     else:
         fitting = max((one for one in counts if one <= bound), default=0)
     return fitting if fitting >= least else 0
+
+
+def smallest_world(above: int, least: int, most: int, counts: tuple[int, ...]) -> int | None:
+    """The smallest number of nodes above ``above`` that a world may have; None if there is none.
+
+    Computed from ``counts``, not by trial of every size: the coordinator asks at each look, for up to 65,536 nodes.
+    The other arguments are those of :func:`largest_world`.
+
+    >>> smallest_world(3, 1, 8, (2,)), smallest_world(0, 3, 8, (1, 2, 4, 8)), smallest_world(4, 1, 7, (4, 8))
+    (4, 4, None)
+    """
+    low = max(above + 1, least)
+    if not counts:
+        found = low
+    elif len(counts) == 1:
+        found = -(-low // counts[0]) * counts[0]
+    else:
+        found = min((one for one in counts if one >= low), default=most + 1)
+    return found if found <= most else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TypeAlias
 
 import msgspec
@@ -46,6 +47,35 @@ def fail_and_reform(table: Table, node: str, *nodes: str, failure: Failure = CRA
     """This node fails; then all of these are stopped and ready."""
     fails(table, node, failure)
     table.all_say(State.READY, *nodes)
+
+
+# -- how many nodes a world may have ----------------------------------------------------------------
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(0, 40),
+    st.lists(st.integers(1, 45), max_size=4).map(tuple),
+    st.integers(0, 45),
+)
+@settings(deadline=None)
+def test_the_smallest_larger_world_is_the_first_size_that_is_allowed(
+    least: int, more: int, counts: tuple[int, ...], above: int
+) -> None:
+    rules = policy(min_nodes=least, max_nodes=least + more, node_counts=counts)
+    sizes = range(max(above + 1, least), least + more + 1)
+    allowed = [size for size in sizes if rules.fit(size) == size]
+    assert rules.least_fit(above) == (allowed[0] if allowed else least + more)
+
+
+def test_no_policy_keeps_the_coordinator_busy() -> None:
+    """What one node asks for is decided in the thread that coordinates every run of the store."""
+    counts = (*range(1, 1024), 65536)
+    table = Table(policy(min_nodes=1024, max_nodes=65536, node_counts=counts))
+    before_s = time.thread_time()
+    table.comes("a")
+    assert "waiting for 65535 more of at least 65536 nodes" in table.last.reason
+    assert time.thread_time() - before_s < 0.5
 
 
 # -- the first world --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from elastic_agent.printable import without_surrogates
-from elastic_agent.values import NAME_PATTERN, largest_world
+from elastic_agent.values import NAME_PATTERN, largest_world, smallest_world
 
 RECORD_VERSION = 1
 """Version of the record formats; a record of another version is rejected by name."""
@@ -179,9 +179,9 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
         return largest_world(nodes, self.min_nodes, self.max_nodes, self.node_counts)
 
     def least_fit(self, above: int) -> int:
-        """The smallest world allowed of more nodes than these."""
-        sizes = range(max(above + 1, self.min_nodes), self.max_nodes + 1)
-        return next((size for size in sizes if self.fit(size) == size), self.max_nodes)
+        """The smallest world allowed of more nodes than these; the largest number of nodes if there is none."""
+        found = smallest_world(above, self.min_nodes, self.max_nodes, self.node_counts)
+        return found if found is not None else self.max_nodes
 
 
 class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
