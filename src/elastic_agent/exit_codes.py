@@ -31,7 +31,8 @@ MEANINGS: dict[ExitCode, str] = {
     "it is not this machine's, or it is taken",
     ExitCode.REFUSED: "the run refused this node: its node id is taken, or it asks for a longer lease than the run has",
     ExitCode.DRAINED: "drained: this node left as asked, the run goes on without it",
-    ExitCode.NOT_STOPPED: "workers could not be stopped and may still hold their devices",
+    ExitCode.NOT_STOPPED: "workers could not be stopped and may still hold their devices; from drain and stop: it "
+    "could not be confirmed that all workers have exited",
     ExitCode.INTERNAL: "internal error of elastic-agent: please report it with its log",
     ExitCode.STOPPED: "the run was stopped early, as asked: started again it goes on from what its workers saved",
     ExitCode.INTERRUPTED: "ended at once by a second SIGINT",

@@ -245,7 +245,7 @@ def typed(*words: str) -> tuple[int, str]:
         (("drain", "--now"), "drain: unknown option '--now'"),
         (
             ("stop", "--run", "no-such-run"),
-            "no agent of run no-such-run on this machine listens to this user",
+            "no agent of run no-such-run on this machine answers this user",
         ),
     ],
 )
@@ -274,10 +274,10 @@ def test_nonsense_on_the_socket_disturbs_nobody(make_cluster: MakeCluster) -> No
 
     cluster = make_cluster("1", run_id="bothered")
     train(cluster, "a")
-    (name,) = (one for one in agents_here() if f"/{cluster.agents['a'].pid}-" in one)
+    (agent,) = (one for one in agents_here() if one.pid == cluster.agents["a"].pid)
     for junk in (b"", b"\n", b"{}\n", b'{"do":"dance"}\n', b"\xff" * 100_000, b'{"do":"drain","node":7}\n'):
         with socket.socket(socket.AF_UNIX) as sock, contextlib.suppress(ConnectionError):
-            sock.connect(f"\0{name}")
+            sock.connect(f"\0{agent.name}")
             sock.sendall(junk)
             sock.shutdown(socket.SHUT_WR)
             sock.recv(1000)

@@ -10,6 +10,7 @@ from elastic_agent.protocol.node import (
     Announce,
     Depart,
     Grace,
+    Node,
     Notify,
     Outcome,
     Request,
@@ -28,7 +29,19 @@ from elastic_agent.protocol.records import (
     decode,
     encode,
 )
-from tests.protocol.support import CRASH, NO_START, SETTLE_S, STEP_S, TTL_S, Table, policy, running, world
+from tests.protocol.support import (
+    CRASH,
+    MARGIN_S,
+    NO_START,
+    SETTLE_S,
+    STEP_S,
+    TTL_S,
+    Table,
+    plan,
+    policy,
+    running,
+    world,
+)
 from tests.protocol.test_node import forming, sealed
 from tests.protocol.test_node import running as running_node
 from tests.protocol.test_node import starting as starting_node
@@ -564,3 +577,71 @@ def test_that_workers_look_at_notices_is_said_once() -> None:
     assert node.heeds(1) == [Announce(State.RUNNING, 1, heeds=True)]
     assert node.heeds(1) == []
     assert node.activity is Activity.RUNNING
+
+
+# -- when commands return -----------------------------------------------------------------------
+
+
+def test_a_node_counts_as_leaving_until_its_workers_have_exited() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", leave("b"))
+    table.life_says("b-1", State.YIELDED, 1)
+    table.life_says("a-1", State.YIELDED, 1)
+    assert table.stand == (Phase.FORMING, 2)
+    table.says("a", State.READY)
+    table.life_says("b-1", State.LEAVING, 1)
+    assert table.plan.leaving == ("b-1",)
+    table.life_says("b-1", State.LEFT, 2)
+    assert table.plan.leaving == ()
+
+
+def test_a_leaver_that_falls_silent_counts_as_gone_when_it_is_fenced() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", leave("b"))
+    table.falls_silent("b")
+    table.wait(TTL_S)
+    assert table.plan.leaving == ("b-1",)
+    table.wait(MARGIN_S + STEP_S)
+    assert table.plan.leaving == ()
+
+
+def test_a_stop_is_published_again_when_the_last_worker_has_exited() -> None:
+    table = heeding("a", "b")
+    asks(table, "a", stop())
+    table.life_says("a-1", State.YIELDED, 1)
+    table.life_says("b-1", State.YIELDED, 1)
+    assert table.stand == (Phase.STOPPED, 1)
+    table.life_says("a-1", State.READY, 2)  # it lingers: a command waits
+    assert [seat.node_id for seat in table.plan.awaiting] == ["a", "b"]
+    table.life_says("b-1", State.LEFT, 1)
+    assert (table.plan.phase, table.plan.awaiting) == (Phase.STOPPED, ())
+    assert not table.last.done, "a has yet to acknowledge it"
+    table.life_says("a-1", State.LEFT, 2)
+    assert table.last.done
+
+
+def lingering_node() -> Node:
+    """In a stopped run: its own worker has exited, that of b has not."""
+    node = Node("a-1")
+    sealed = world(1, "a-1", "b-1")
+    node.plan_changed(plan(Phase.FORMING, 1, 1))
+    node.plan_changed(plan(Phase.RUNNING, 1, 2, world=sealed))
+    node.prepared(1)
+    node.started(1)
+    node.linger()
+    stopping = node.plan_changed(plan(Phase.STOPPED, 1, 3, world=sealed, awaiting=sealed.seats))
+    assert [type(one) for one in stopping] == [StopWorkers]
+    assert node.stopped() == [Announce(State.READY, 2)]
+    return node
+
+
+def test_a_node_with_a_waiting_command_stays_until_the_others_have_exited() -> None:
+    node = lingering_node()
+    assert node.drain("the deadline has passed") == []
+    departs = node.plan_changed(plan(Phase.STOPPED, 1, 4))
+    assert departs == [Announce(State.LEFT, 1), Depart(Outcome.STOPPED, "stopped 1")]
+
+
+def test_a_node_does_not_wait_for_others_when_the_store_is_lost() -> None:
+    departs = lingering_node().stop_lingering()
+    assert departs[-1] == Depart(Outcome.STOPPED, "stopped 1")

@@ -402,6 +402,7 @@ class Agent:
             except StoreLostError:
                 connection = None
                 self._renew_at_s = self.machine.clock()
+                self.post_always(self.node.stop_lingering)
 
     def _may_register(self) -> bool:
         """Not with an incarnation whose lease is lost: first the stop, then the new incarnation."""

@@ -60,6 +60,8 @@ class Asking:
         agent.asked_to_leave = True
         words = f"{cause.value} at {agent.holder.node_id}"
         ask = self._new(cause, left_s, words, None)
+        if cause is Cause.OPERATOR:  # a command, which waits until no worker of the run is left
+            agent.node.linger()
         agent.post_always(lambda: agent.node.ask(ask))
         self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: agent.node.drain(words))
         self.cluster.checker.notices.stops(agent, ask)

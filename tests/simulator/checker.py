@@ -84,7 +84,7 @@ class Checker:
             machine = agent.machine
             if machine.paused:
                 continue  # the exception for hosts paused as a whole: nothing runs there
-            if group.generation != self.newest_run and not self._being_killed_after_thaw(group):
+            if group.generation != self.newest_run and not self.being_killed_after_thaw(group):
                 self.broken(
                     "safety 2 (one generation at a time)",
                     f"workers of generation {group.generation} run on {group.agent.name} "
@@ -96,7 +96,7 @@ class Checker:
     def _not_past_the_fence(self, group: Group) -> None:
         machine, margin_s = group.agent.machine, self.cluster.policy.fence_margin_s
         past_s = machine.clock() - group.agent.guard.deadline_s - margin_s
-        if past_s > EPSILON_S and not self._being_killed_after_thaw(group):
+        if past_s > EPSILON_S and not self.being_killed_after_thaw(group):
             self.broken(
                 "the fence", f"workers on {group.agent.name} run {past_s + margin_s:.3f} s past the deadline"
             )
@@ -107,7 +107,8 @@ class Checker:
         ):
             self.broken("safety 7 (no worker outlives its agent)", f"workers on {group.agent.name} still run")
 
-    def _being_killed_after_thaw(self, group: Group) -> bool:
+    def being_killed_after_thaw(self, group: Group) -> bool:
+        """Whether its machine was paused past the deadline, and its guard is killing it now."""
         machine = group.agent.machine
         just_thawed = (
             self.cluster.kernel.now <= machine.last_thaw_s + self.cluster.scenario.kill_max_s + EPSILON_S
@@ -119,7 +120,7 @@ class Checker:
     def worker_born(self, group: Group) -> None:
         """Workers were started."""
         for other in self.live:
-            if other.agent.holder is group.agent.holder and not self._being_killed_after_thaw(other):
+            if other.agent.holder is group.agent.holder and not self.being_killed_after_thaw(other):
                 self.broken(
                     "safety 2", f"{group.agent.name} starts workers while its node's others still run"
                 )
@@ -351,7 +352,7 @@ class Checker:
     def _nobody_runs(self, generation: int) -> None:
         for group in self.live:
             if group.generation < generation and not (
-                group.agent.machine.paused or self._being_killed_after_thaw(group)
+                group.agent.machine.paused or self.being_killed_after_thaw(group)
             ):
                 self.broken(
                     "safety 2 (sealed only when all are cleared)",

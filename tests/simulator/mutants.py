@@ -257,6 +257,19 @@ def _half_the_time(right: Any) -> Any:
     return staticmethod(clock_of)
 
 
+def _leaving_is_left(right: Any) -> Any:
+    def departed(now: situation.Situation) -> tuple[str, ...]:
+        known = {key: now.ledger.sightings.get(key) for key in now.plan.leaving}
+        early = (key for key, one in known.items() if one is not None and one.member.state is State.READY)
+        return tuple(dict.fromkeys((*right(now), *early)))
+
+    return departed
+
+
+def _none_still_stop(right: Any) -> Any:
+    return staticmethod(lambda now: {})
+
+
 def _any_delegate(right: Any) -> Any:
     def stopped(now: situation.Situation, plan: Plan, notice: records.Notice) -> Plan:
         return msgspec.structs.replace(right(now, plan, notice), delegate=min(now.ledger.sightings))
@@ -301,6 +314,18 @@ def _any_size(right: Any) -> Any:
 
 
 _OF_NOTICES = (
+    Mutant(
+        "left-when-asked",
+        "a node that was asked to leave counts as gone while its workers still save",
+        ((coordinator, "departed", _leaving_is_left),),
+        focus=("drain other", "join", "start hangs"),
+    ),
+    Mutant(
+        "stopped-while-saving",
+        "that all workers have exited after a stop is published while some still save",
+        ((coordinator.Coordinator, "_still_stopping", _none_still_stop),),
+        focus=("stop",),
+    ),
     Mutant(
         "seats-a-leaver",
         "a node that was asked to leave gets a seat",

@@ -74,6 +74,7 @@ class NoticeRules:
             if before.phase is not Phase.STOPPED:
                 self._carried(before, plan)
                 self._leavers_are_kept_in_mind(before, plan, seen)
+            self._have_exited(before, plan)
         if plan.notice is not None:
             key = store.store_id, plan.notice.serial
             self._since_s.setdefault(key, self.cluster.kernel.now)
@@ -117,8 +118,24 @@ class NoticeRules:
         for incarnation in set(before.leaving) - set(plan.leaving):
             member, lease = seen.get(incarnation, (None, None))
             gone = member is None or lease is None or lease.condemned
-            left = member is not None and member.state in (State.LEAVING, State.LEFT)
-            self._require(gone or left, "who was asked to leave is not forgotten", incarnation)
+            left = member is not None and member.state is State.LEFT
+            replaced = any(incarnation in one.replaces for one, _ in seen.values())
+            self._require(gone or left or replaced, "who was asked to leave is not forgotten", incarnation)
+
+    def _have_exited(self, before: Plan, plan: Plan) -> None:
+        """Commands return by what a plan says of workers that have exited: then none of them runs."""
+        gone = set(before.leaving) - set(plan.leaving) if before.phase is not Phase.STOPPED else set()
+        if plan.phase is Phase.STOPPED and not plan.awaiting:
+            gone |= {seat.incarnation for seat in before.awaiting}
+        for generation in self.cluster.job.generations.values():
+            for incarnation in gone & generation.groups.keys():
+                group = generation.groups[incarnation]
+                paused = group.agent.machine.paused or self.checker.being_killed_after_thaw(group)
+                self._require(
+                    paused or not group.alive,
+                    "a command returns when the workers have exited",
+                    group.agent.name,
+                )
 
     # -- the end of a generation ----------------------------------------------------------------
 
@@ -273,8 +290,8 @@ class NoticeRules:
         """An agent has read this plan."""
         if plan.phase is Phase.STOPPED:
             self._know.add(agent)
-        if plan.notice is not None and plan.notice.ends:
-            self._told_the_end.add(agent)
+        if plan.notice is not None and plan.notice.ends and (agent.node.met or not plan.is_terminal):
+            self._told_the_end.add(agent)  # not who comes after the stop, to go on with the run
 
     def departs(self, agent: Agent, ending: Depart) -> None:
         """An agent's part is over."""

@@ -58,6 +58,9 @@ from .worker_group import logs_specs, make_context, policy_of, worker_group
 RELEASE_S = 5.0
 """How long to try to take a finished run's name off the store, where it was agreed for the job."""
 
+LAST_ANSWERS_S = 2.0
+"""How long the last answers to ``drain`` and ``stop`` may take to get out."""
+
 OUTPUT_PATIENCE_S = 5.0
 """How long the last lines of workers' output may take to come out at the end."""
 
@@ -248,7 +251,7 @@ class Agent(ElasticAgent):
             ending = await self._supervisor.run()
         finally:
             if control is not None:
-                control.close()
+                await control.close(LAST_ANSWERS_S)
         self._journal.write("agent_ended", outcome=ending.outcome.value, reason=ending.reason)
         return ending
 

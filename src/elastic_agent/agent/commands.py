@@ -1,14 +1,19 @@
-"""What an agent does when a user of its machine asks: tell about the run, have a node leave, end the run."""
+"""What an agent does when a user of its machine asks: tell about the run, have a node leave, end the run.
+
+The last answer to ``drain`` and ``stop`` comes when the last worker process of the node, or of the run, has exited, so
+that the machine can be rebooted; or it says that this could not be confirmed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
 from elastic_agent.protocol.node import Outcome
-from elastic_agent.protocol.records import Cause, Plan
+from elastic_agent.protocol.records import Cause
+from elastic_agent.protocol.situation import names
 
 from .control import Answer, Command
-from .supervisor import Supervisor
+from .supervisor import Ending, Supervisor
 
 
 class Commands:
@@ -51,30 +56,42 @@ class Commands:
             return
         left_s = command.left_s if command.left_s is not None else self._times["drain"]
         yield Answer(f"run {self._run_id}: {node} leaves; workers have {left_s:g} s to save", done=False)
-        before = self._generation()
         if node == self._node_id:
             self._supervisor.drain(command.words, left_s)
         else:
             self._supervisor.drain_other(node, left_s, f"{node} leaves ({command.words})")
-        alone = known == {node}
-        plan = await self._supervisor.plan_with(lambda one: one.generation > before or one.is_terminal)
-        rest = "no other node trains" if alone else "the others go on"
-        yield self._how_it_went(plan, f"{node} has left, {rest}")
+        rest = "no other node trains" if known == {node} else "the others go on"
+        has_left = f"run {self._run_id}: {node} has left, {rest}"
+        ending = await self._supervisor.node_left(node)
+        if ending is None or (node == self._node_id and ending.outcome is Outcome.DRAINED):
+            yield Answer(has_left)
+        elif node == self._node_id and ending.outcome is not Outcome.STUCK:
+            yield Answer(f"run {self._run_id}: the workers of {node} have exited ({_how(ending)})")
+        else:
+            yield self._end_of_run(ending, node)
 
     async def _stop(self, command: Command) -> AsyncIterator[Answer]:
         left_s = command.left_s if command.left_s is not None else self._times["stop"]
         yield Answer(f"run {self._run_id} ends; workers have {left_s:g} s to save", done=False)
         self._supervisor.stop(Cause.OPERATOR, left_s, command.words)
-        plan = await self._supervisor.plan_with(lambda one: one.is_terminal)
-        yield self._how_it_went(plan, "it has ended")
+        yield self._end_of_run(await self._supervisor.over(), "every node")
 
-    def _generation(self) -> int:
-        plan = self._supervisor.node.plan
-        return plan.generation if plan is not None else 0
-
-    def _how_it_went(self, plan: Plan | None, words: str) -> Answer:
-        if plan is None:  # this agent is gone
-            return Answer(f"run {self._run_id}: {words}")
-        if plan.is_terminal:
+    def _end_of_run(self, ending: Ending, whose: str) -> Answer:
+        """The last answer where this agent's part is over: whether it is known that the workers have exited."""
+        plan = ending.plan
+        if plan is not None and plan.is_terminal and not plan.awaiting:
             return Answer(f"run {self._run_id} {Outcome(plan.phase.value)}: {plan.reason}")
-        return Answer(f"run {self._run_id}: {words}")
+        awaited = plan.awaiting if plan is not None and plan.is_terminal else ()
+        if awaited:
+            others = (seat.node_id for seat in awaited if seat.node_id != self._node_id)
+            whose = names(others) or self._node_id
+        return Answer(
+            f"run {self._run_id}: this agent ended ({_how(ending)}) before it was confirmed that the workers of "
+            f"{whose} have exited; check there before you go on",
+            failed=True,
+            unconfirmed=True,
+        )
+
+
+def _how(ending: Ending) -> str:
+    return f"{ending.outcome.value}: {ending.reason}"

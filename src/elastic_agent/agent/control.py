@@ -8,29 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-PREFIX = "elastic-agent/"
+from elastic_agent.protocol.records import Name, Seconds
+
 LONGEST_LINE = 16 * 1024
+
+ANSWER_S = 2.0
+"""How long an agent may take to say what it is, before it counts as unable to."""
+
+SEARCH_S = 5.0
+"""How long all agents of the machine together may take."""
+
+CONNECTIONS = 128
+"""How many are asked at the same time."""
+
+_NAME = re.compile(rb" @(elastic-agent/([0-9]{1,10})/([0-9]{1,10})-[0-9a-f]{1,32})$", re.MULTILINE)
+"""Our sockets in /proc/net/unix. Other programs' names may hold any bytes."""
 
 
 class Command(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What somebody wants."""
+    """A request of a user of this machine."""
 
-    do: str
+    do: Annotated[str, Meta(max_length=32)]
     """describe, drain or stop."""
-    node: str | None = None
-    """drain: who is to leave; None: the agent that hears this."""
-    left_s: float | None = None
+    node: Name | None = None
+    """drain: who is to leave; None: the agent that receives this."""
+    left_s: Seconds | None = None
     """How long workers have to save; None: as the agent's settings say."""
-    words: str = ""
+    words: Annotated[str, Meta(max_length=256)] = ""
     """Who wants it, for people."""
 
 
@@ -40,6 +56,8 @@ class Answer(Struct, frozen=True, omit_defaults=True):
     text: str = ""
     done: bool = True
     failed: bool = False
+    unconfirmed: bool = False
+    """drain, stop: workers may still run."""
     run_id: str = ""
     node: str = ""
     nodes: tuple[str, ...] = ()
@@ -52,8 +70,10 @@ Act = Callable[[Command], AsyncIterator[Answer]]
 class ControlSocket:
     """The agent's end."""
 
-    def __init__(self, server: asyncio.Server) -> None:
-        self._server = server
+    def __init__(self, act: Act) -> None:
+        self._act = act
+        self._server: asyncio.Server | None = None
+        self._conversations: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def open(cls, act: Act) -> ControlSocket:
@@ -62,36 +82,42 @@ class ControlSocket:
         Raises:
             OSError: the name is taken, or this system has no such sockets.
         """
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                await _serve(reader, writer, act)
-            except (
-                OSError,
-                EOFError,
-                ValueError,
-                asyncio.LimitOverrunError,
-            ):  # gone, or no message of ours: nobody else is disturbed
-                pass
-            finally:
-                writer.close()
-
+        control = cls(act)
         # Containers that share the host's network share these names too, and have pids of their own.
-        name = f"\0{PREFIX}{os.geteuid()}/{os.getpid()}-{secrets.token_hex(4)}"
-        return cls(await asyncio.start_unix_server(serve, name, limit=LONGEST_LINE))
+        name = f"\0elastic-agent/{os.geteuid()}/{os.getpid()}-{secrets.token_hex(4)}"
+        control._server = await asyncio.start_unix_server(control._serve, name, limit=LONGEST_LINE)
+        return control
 
-    def close(self) -> None:
-        """Hear nothing more."""
-        self._server.close()
+    async def close(self, patience_s: float) -> None:
+        """Accept no more commands; the last answers of those that wait may take so long to get out."""
+        if self._server is not None:
+            self._server.close()
+        if self._conversations:
+            await asyncio.wait(self._conversations, timeout=patience_s)
 
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # the server made one for this connection
+        self._conversations.add(task)
+        try:
+            if _peer(writer.get_extra_info("socket")) in (0, os.geteuid()):
+                await self._converse(reader, writer)
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):
+            pass  # it has gone, or does not speak this protocol: that disturbs no other
+        finally:
+            self._conversations.discard(task)
+            writer.close()
 
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, act: Act) -> None:
-    if _peer(writer.get_extra_info("socket")) not in (0, os.geteuid()):
-        return
-    command = msgspec.json.decode(await reader.readuntil(b"\n"), type=Command)
-    async for answer in act(command):
-        writer.write(msgspec.json.encode(answer) + b"\n")
-        await writer.drain()
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readuntil(b"\n")
+        try:
+            command = msgspec.json.decode(line, type=Command)
+        except msgspec.ValidationError as error:
+            writer.write(msgspec.json.encode(Answer(f"not a command: {error}", failed=True)) + b"\n")
+            return
+        async for answer in self._act(command):
+            writer.write(msgspec.json.encode(answer) + b"\n")
+            await writer.drain()
 
 
 def _peer(sock: socket.socket) -> int:
@@ -105,27 +131,62 @@ def _peer(sock: socket.socket) -> int:
 # -- the other end ------------------------------------------------------------------------------
 
 
-def agents_here() -> list[str]:
-    """Names of the sockets of this machine's agents that would listen to this user."""
+@dataclass(frozen=True)
+class AgentAddress:
+    """The socket of an agent of this machine."""
+
+    name: str
+    uid: int
+    """Whose it says to be; checked when it is connected to."""
+    pid: int
+    """The agent's, in its own namespace."""
+
+
+def agents_here() -> list[AgentAddress]:
+    """The agents of this machine that accept commands of this user: the user's own, for root all."""
     try:
-        lines = Path("/proc/net/unix").read_text().splitlines()
+        listed = Path("/proc/net/unix").read_bytes()
     except OSError:
         return []
-    names = {line.split()[-1] for line in lines if line.rpartition(" ")[2].startswith(f"@{PREFIX}")}
-    own = str(os.geteuid())
-    return sorted(name[1:] for name in names if own in ("0", name.split("/")[1]))
+    own = os.geteuid()
+    found = {AgentAddress(name.decode(), int(uid), int(pid)) for name, uid, pid in _NAME.findall(listed)}
+    return sorted((one for one in found if own in (0, one.uid)), key=lambda one: one.name)
 
 
-async def command(name: str, wanted: Command) -> AsyncIterator[Answer]:
+async def describe_all(addresses: list[AgentAddress]) -> dict[AgentAddress, Answer]:
+    """What these agents are, as far as they answer in time: one that is stopped, or a fake, holds up no other."""
+    gate = asyncio.Semaphore(CONNECTIONS)
+    described: dict[AgentAddress, Answer] = {}
+
+    async def ask(address: AgentAddress) -> None:
+        async with gate:
+            try:
+                answer = await asyncio.wait_for(_first_answer(address, Command("describe")), ANSWER_S)
+            except (OSError, ValueError):  # gone, silent, another user's, or no agent
+                return
+        if answer is not None and not answer.failed:
+            described[address] = answer
+
+    tasks = [asyncio.create_task(ask(one)) for one in addresses]
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=SEARCH_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+    return described
+
+
+async def command(address: AgentAddress, wanted: Command) -> AsyncIterator[Answer]:
     """Have an agent do something; its answers until the last, or until it is gone.
 
     Raises:
-        OSError: there is no such agent any more, or what listens there is another user's.
+        OSError: there is no such agent any more, or the socket is another user's.
+        ValueError: what it answers is not this protocol.
     """
-    reader, writer = await asyncio.open_unix_connection(f"\0{name}", limit=LONGEST_LINE)
+    reader, writer = await asyncio.open_unix_connection(f"\0{address.name}", limit=LONGEST_LINE)
     try:
-        if _peer(writer.get_extra_info("socket")) not in (0, int(name.split("/")[1])):
-            raise PermissionError(f"{name} belongs to somebody else")
+        if _peer(writer.get_extra_info("socket")) != address.uid:
+            raise PermissionError(f"the socket {address.name} belongs to another user")
         writer.write(msgspec.json.encode(wanted) + b"\n")
         await writer.drain()
         async for line in reader:
@@ -137,13 +198,10 @@ async def command(name: str, wanted: Command) -> AsyncIterator[Answer]:
         writer.close()
 
 
-async def answer_of(name: str, wanted: Command) -> Answer | None:
-    """The first answer; None if the agent is gone."""
-    answers = command(name, wanted)
+async def _first_answer(address: AgentAddress, wanted: Command) -> Answer | None:
+    answers = command(address, wanted)
     try:
         return await anext(answers, None)
-    except OSError:
-        return None
     finally:
         await _close(answers)
 

@@ -45,6 +45,7 @@ class Narrator:
         self._causes = ""
         self._told_causes = ""
         self._facts: dict[str, object] = {}
+        self._news: tuple[Phase, int, str] | None = None
         self._told_of: tuple[int, str] | None = None
         """The generation, and the incarnation in it, that was announced last."""
         self._world = ""
@@ -96,21 +97,28 @@ class Narrator:
     def plan(self, plan: Plan, incarnation: str) -> None:
         """A newer plan."""
         bind_context(generation=plan.generation)
+        news = plan.phase, plan.generation, plan.reason
+        is_news, self._news = (
+            news != self._news,
+            news,
+        )  # other plans differ in details that do not matter here
         self._world = self._told = ""
         if plan.phase is Phase.FORMING:
-            self._log.info(f"forming generation {plan.generation}: {plan.reason}")
+            if is_news:
+                self._log.info(f"forming generation {plan.generation}: {plan.reason}")
             self._text, self._facts = f"forming generation {plan.generation}", {}
             self._await_soon(True)
         elif plan.phase is Phase.RUNNING and plan.world is not None:
             self._rest()
-            self._running(plan, plan.world, incarnation)
+            self._running(plan, plan.world, incarnation, is_news)
         else:
             self._rest()
             say = self._log.error if plan.phase is Phase.FAILED else self._log.info
             tail = {"tail": plan.failure.tail} if plan.failure is not None and plan.failure.tail else {}
             verb = "is stopped" if plan.phase is Phase.STOPPED else plan.phase.value
             self._world = f"the run {verb}: {plan.reason}"
-            say(self._world, **tail)
+            if is_news:
+                say(self._world, **tail)
 
     def notice(self, notice: Notice) -> None:
         """The workers here are told that they will be stopped."""
@@ -120,7 +128,7 @@ class Narrator:
             cause=notice.cause.value,
         )
 
-    def _running(self, plan: Plan, world: World, incarnation: str) -> None:
+    def _running(self, plan: Plan, world: World, incarnation: str, is_news: bool) -> None:
         seat = world.seat_of(incarnation)
         if seat is None:
             self._text = (
@@ -137,7 +145,7 @@ class Narrator:
         if plan.notice is not None:
             self._told = f"{plan.notice.words}: workers save and leave"
         if self._told_of == (plan.generation, incarnation):  # the world is the same, only the plan is newer
-            if plan.notice is None:  # of that the workers' notice tells
+            if plan.notice is None and is_news:  # of that the workers' notice tells
                 self._log.info(f"generation {plan.generation} goes on: {plan.reason}")
             return
         self._told_of = plan.generation, incarnation

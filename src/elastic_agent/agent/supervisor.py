@@ -8,7 +8,8 @@ taken in this module; nothing in it blocks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,8 @@ class Supervisor:
         self._met = False
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
         """Who waits for a plan, and for what kind of plan."""
+        self._lingerers = 0
+        """How many commands wait for the end of the run on every node."""
         parts.session.listen(self.session_event)
         self._last_failure: Failure | None = None
         self._runner = self._attach_guard(parts.guard)
@@ -162,6 +165,7 @@ class Supervisor:
             case events.Disconnected(reason=reason):
                 self._parts.narrator.disconnected(reason)
                 self._start_giving_up(reason)
+                self._perform(self.node.stop_lingering())  # the store's host has ended too
             case events.Registered(deadline_s=deadline_s):
                 self._parts.guard.set_deadline(deadline_s)
                 self._journal("registered", incarnation=event.incarnation)
@@ -227,6 +231,7 @@ class Supervisor:
     def drain(self, reason: str, left_s: float | None = None) -> None:
         """This node is to leave, its workers and all others having saved, for which they get so much time."""
         self._journal("drain", reason=reason)
+        self._perform(self.node.stop_lingering())
         left_s = self._parts.graces.drain_s if left_s is None else left_s
         ask = self._new_ask(Cause.DRAIN, left_s, f"{self._node_id} leaves ({reason})", self._node_id)
         self._perform(self.node.drain(reason, ask))
@@ -243,6 +248,45 @@ class Supervisor:
         self._journal("stop", cause=cause.value, left_s=left_s, reason=words)
         self._perform(self.node.ask(self._new_ask(cause, left_s, words, None)))
         self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self.node.drain(words))
+
+    async def node_left(self, node_id: str) -> Ending | None:
+        """Wait until the last worker of a node that was asked to leave has exited.
+
+        Returns:
+            How this agent's own part ended, if that came first; None if it goes on.
+        """
+        if node_id != self._node_id:
+            serial = self.node.next_ask - 1
+            plan = self.node.plan
+            seats = plan.world.seats if plan is not None and plan.world is not None else ()
+            leavers = {seat.incarnation for seat in seats if seat.node_id == node_id}
+
+            def has_left(plan: Plan) -> bool:
+                over = (seat.incarnation for seat in plan.awaiting) if plan.is_terminal else ()
+                acknowledged = plan.heard.get(self.node.incarnation, 0) >= serial
+                return acknowledged and not leavers.intersection(plan.leaving, over)
+
+            with self._lingering():
+                if await self.plan_with(has_left) is not None:
+                    return None
+        return await self.over()
+
+    async def over(self) -> Ending:
+        """Wait until this node's part is over; after a stop, also until the workers of all others have exited."""
+        with self._lingering():
+            return await asyncio.shield(self._ending)
+
+    @contextlib.contextmanager
+    def _lingering(self) -> Iterator[None]:
+        """While a command waits, this node stays after a stop until no worker of the run is left."""
+        self._lingerers += 1
+        self.node.linger()
+        try:
+            yield
+        finally:
+            self._lingerers -= 1
+            if not self._lingerers:
+                self._perform(self.node.stop_lingering())
 
     async def plan_with(self, test: Callable[[Plan], bool]) -> Plan | None:
         """The next plan that passes the test; None if this node's part ends before."""

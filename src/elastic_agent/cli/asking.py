@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import getpass
 import os
+import pwd
 import re
 import sys
 import time
@@ -15,24 +15,27 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.printable import escaped
 
 if TYPE_CHECKING:
-    from elastic_agent.agent.control import Answer
+    from elastic_agent.agent.control import AgentAddress, Answer
 
 DRAIN_PAGE = """\
 Usage: elastic-agent drain [NODE] [--run RUN] [--deadline WHEN]
 
-Has a node leave its run in good order: all workers of the run are told (client.notice), save and leave; then the
-others go on without that node. Without NODE it is this machine's. Returns when the others go on; the node's agent ends
-with exit code 6. To be run on any machine of the run, by the user who runs the agents, or root.
+Has a node leave its run: all workers of the run get a notice (client.notice), save and leave; then the others go on
+without that node. Without NODE it is this machine's. Returns when the last worker process of the node has exited, so
+that the machine can be rebooted (exit code 0), or when that cannot be confirmed (exit code 7). The node's agent ends
+with exit code 6. Run it on any machine of the run, as the user who runs the agents, or as root.
 """
 
 STOP_PAGE = """\
 Usage: elastic-agent stop [--run RUN] [--deadline WHEN]
 
-Ends a run everywhere: all workers are told (client.notice), save and leave; the agents end with exit code 75. Started
-again under the same run id, the run goes on from what was saved. To be run on any machine of the run, by the user
-who runs the agents, or root.
+Ends a run everywhere: all workers get a notice (client.notice), save and leave; the agents end with exit code 75.
+Started again under the same run id, the run goes on from what was saved. Returns when the last worker process of every
+node has exited (exit code 0), or when that cannot be confirmed (exit code 7). Run it on any machine of the run, as the
+user who runs the agents, or as root.
 """
 
 OPTIONS_PAGE = """\
@@ -40,6 +43,7 @@ OPTIONS_PAGE = """\
   --run RUN         which run, where several have agents on this machine
   --deadline WHEN   when workers that are still there are stopped: seconds from now, or a time such as 17:30 or
                     2026-11-21T17:30 [default: the agent's settings]
+  --user USER       only agents of this user; for root, where several users run agents on this machine
 """
 
 
@@ -50,6 +54,8 @@ class Request:
     node: str | None
     run_id: str | None
     left_s: float | None
+    uid: int | None
+    """Only agents of this user."""
 
 
 def drain(argv: Sequence[str]) -> int:
@@ -71,7 +77,7 @@ def _ask(do: str, argv: Sequence[str], page: str) -> int:
 
 
 def _parse(do: str, argv: Sequence[str]) -> Request:
-    words, given = list(argv), {"--run": "", "--deadline": ""}
+    words, given = list(argv), {"--run": "", "--deadline": "", "--user": ""}
     rest: list[str] = []
     while words:
         word, equals, value = words.pop(0).partition("=")
@@ -80,14 +86,15 @@ def _parse(do: str, argv: Sequence[str]) -> Request:
                 raise UsageError(f"{do}: {word} has no value")
             given[word] = value if equals else words.pop(0)
         elif word.startswith("-"):
-            raise UsageError(f"{do}: unknown option {quoted(word)}; expected --run or --deadline")
+            raise UsageError(f"{do}: unknown option {quoted(word)}; expected --run, --deadline or --user")
         else:
             rest.append(word)
     if len(rest) > (1 if do == "drain" else 0):
         expected = "one node" if do == "drain" else "options only"
         raise UsageError(f"{do}: got {quoted(' '.join(rest))}; expected {expected}")
     left_s = _seconds_until(do, given["--deadline"], time.time()) if given["--deadline"] else None
-    return Request(rest[0] if rest else None, given["--run"] or None, left_s)
+    uid = _uid_of(do, given["--user"]) if given["--user"] else None
+    return Request(rest[0] if rest else None, given["--run"] or None, left_s, uid)
 
 
 def _seconds_until(do: str, text: str, now_s: float) -> float:
@@ -123,43 +130,72 @@ def _moment(text: str, complaint: str, expected: str) -> datetime.datetime:
 
 async def _carry_out(do: str, wanted: Request) -> int:
     # Here and not above: the other commands answer with the standard library alone.
-    from elastic_agent.agent.control import Command, agents_here, answer_of, command
+    from elastic_agent.agent.control import Command, agents_here, command, describe_all
 
-    found = {name: answer for name in agents_here() if (answer := await answer_of(name, Command("describe")))}
-    name = _choose(do, wanted, found)
-    words = f"elastic-agent {do} by {_who()}"
+    found = await describe_all([one for one in agents_here() if wanted.uid in (None, one.uid)])
+    agent = _choose(do, wanted, found)
+    if agent.uid != os.geteuid():
+        print(f"asking the agent of user {_name_of(agent.uid)} (pid {agent.pid})", flush=True)
+    words = f"elastic-agent {do} by {_name_of(os.getuid())}"
     last: Answer | None = None
     try:
-        async for last in command(name, Command(do, wanted.node, wanted.left_s, words)):
-            print(last.text, file=sys.stderr if last.failed else sys.stdout, flush=True)
-    except OSError:
-        pass  # its agent ended, as asked
+        async for last in command(agent, Command(do, wanted.node, wanted.left_s, words)):
+            print(escaped(last.text), file=sys.stderr if last.failed else sys.stdout, flush=True)
+    except (OSError, ValueError):
+        pass  # it has ended, or is no agent
     if last is None:
-        raise UsageError(f"{do}: the agent ended before it answered")
+        raise UsageError(f"{do}: the agent (pid {agent.pid}) ended before it answered")
+    if not last.done:
+        whose = wanted.node or ("this machine" if do == "drain" else "every node")
+        print(
+            f"elastic-agent: {do}: the agent (pid {agent.pid}) ended before it confirmed that the workers of {whose} "
+            "have exited; check there before you go on",
+            file=sys.stderr,
+            flush=True,
+        )
+    if last.unconfirmed or not last.done:
+        return ExitCode.NOT_STOPPED
     return ExitCode.USAGE if last.failed else ExitCode.FINISHED
 
 
-def _choose(do: str, wanted: Request, found: dict[str, Answer]) -> str:
+def _choose(do: str, wanted: Request, found: dict[AgentAddress, Answer]) -> AgentAddress:
     """Which agent to ask: the node's own if it is here, else any of the run."""
-    of_run = {name: one for name, one in found.items() if wanted.run_id in (None, one.run_id)}
+
+    of_run = {address: one for address, one in found.items() if wanted.run_id in (None, one.run_id)}
     if not of_run:
         whose = f"of run {wanted.run_id} " if wanted.run_id else ""
         raise UsageError(
-            f"{do}: no agent {whose}on this machine listens to this user; expected to be run on a machine of the run, "
+            f"{do}: no agent {whose}on this machine answers this user; expected to be run on a machine of the run, "
             "by the user who runs its agents, or root"
         )
-    runs = sorted({one.run_id for one in of_run.values()})
+    users = {address.uid for address in of_run}
+    if len(users) > 1:  # anybody can pretend to be an agent of any run
+        listed = ", ".join(sorted(map(_name_of, users)))
+        raise UsageError(f"{do}: this machine has such agents of the users {listed}; name one with --user")
+    runs = sorted({escaped(one.run_id) for one in of_run.values()})
     if len(runs) > 1:
-        raise UsageError(f"{do}: this machine has agents of the runs {', '.join(runs)}; name one by --run")
+        raise UsageError(f"{do}: this machine has agents of the runs {', '.join(runs)}; name one with --run")
     if do == "drain" and wanted.node is None and len(of_run) > 1:
-        nodes = ", ".join(sorted(one.node for one in of_run.values()))
+        nodes = ", ".join(sorted(escaped(one.node) for one in of_run.values()))
         raise UsageError(f"drain: this machine has the nodes {nodes}; name one")
-    own = [name for name, one in of_run.items() if one.node == wanted.node]
+    own = [address for address, one in of_run.items() if one.node == wanted.node]
     return (own or list(of_run))[0]
 
 
-def _who() -> str:
+def _name_of(uid: int) -> str:
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.getuid()}"
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _uid_of(do: str, user: str) -> int:
+    """The number of a user given by name or number.
+
+    Raises:
+        UsageError: there is no such user.
+    """
+    try:
+        return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError):
+        raise UsageError(f"{do}: --user: got {quoted(user)}; expected a user of this machine") from None

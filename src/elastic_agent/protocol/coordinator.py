@@ -19,7 +19,7 @@ from .leases import LeaseLedger, Sighting
 from .notices import hear
 from .records import NODE_ID_HELD, RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
 from .running import decide_running
-from .situation import FAR_S, Decision, PhaseClock, Situation, carried, names, uncleared
+from .situation import FAR_S, Decision, PhaseClock, Situation, carried, departed, names, uncleared
 
 ACK_PATIENCE_LEASES = 2.0
 """How many lease times the verdict is kept for live members that do not acknowledge it."""
@@ -105,7 +105,7 @@ class Coordinator:
             decision = decide_forming(now)
         else:
             decision = decide_running(now)
-        return self._with_housekeeping(decision, now_s)
+        return self._with_housekeeping(self._with_departures(now, decision), now_s)
 
     # -- the first plan of a store --------------------------------------------------------------
 
@@ -256,17 +256,39 @@ class Coordinator:
             return None  # perhaps the newcomer is the holder's node, restarted
         return f"node id {member.node_id} {NODE_ID_HELD} at {holder.member.address}"
 
+    @staticmethod
+    def _with_departures(now: Situation, decision: Decision) -> Decision:
+        """Publish, if nothing else is to be published, that nodes which were asked to leave have left.
+
+        Commands such as ``drain`` return by this: only then has the last worker of the node exited.
+        """
+        gone = departed(now) if decision.plan is None and not now.plan.is_terminal else ()
+        if not gone:
+            return decision
+        leaving = tuple(one for one in now.plan.leaving if one not in gone)
+        plan = msgspec.structs.replace(now.plan, version=now.plan.version + 1, leaving=leaving)
+        return replace(decision, plan=plan)
+
     def _wind_up(self, now: Situation) -> Decision:
-        """Keep the verdict readable until everybody alive has acknowledged it."""
-        until_s = now.clock.since_s + ACK_PATIENCE_LEASES * now.policy.lease_ttl_s
-        newcomers = self._newcomers_after_stop(now, until_s)
+        """Keep the outcome readable until every live member has acknowledged it.
+
+        After a stop, first wait until no worker of the run is left, and publish that: ``stop`` returns by it.
+        """
+        waits = self._still_stopping(now)
+        if waits:
+            return await_clearing(now, waits)
+        if now.plan.phase is Phase.STOPPED and now.plan.awaiting:
+            cleared = msgspec.structs.replace(now.plan, version=now.plan.version + 1, awaiting=())
+            return Decision("the workers of every node have exited", cleared)
+        if now.clock.cleared_s is None:
+            now.clock.cleared_s = now.now_s
+        patience_s = ACK_PATIENCE_LEASES * now.policy.lease_ttl_s
+        until_s = now.clock.cleared_s + patience_s
+        newcomers = self._newcomers_after_stop(now, now.clock.since_s + patience_s)
         alive = [one for one in now.by_node.values() if one not in newcomers]
         if alive and now.now_s < until_s:
             who = names(one.member.node_id for one in alive)
             return Decision(f"the run is over; {who} still to acknowledge", wake_s=until_s)
-        waits = self._still_stopping(now)
-        if waits:
-            return await_clearing(now, waits)
         if newcomers:
             plan = now.plan
             fresh = Plan(RECORD_VERSION, plan.version + 1, Phase.FORMING, 1, "", newcomers[0].member.policy)

@@ -199,7 +199,6 @@ def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
             losses=_losses(now, len(seats)),
             order=remember(plan.order, seats),
             notice=carried(now),
-            leaving=tuple(key for key in plan.leaving if not _departed(now, key)),
         ),
     )
 

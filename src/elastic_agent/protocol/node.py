@@ -147,6 +147,8 @@ class Node:
         """This node has seen the run going on."""
         self._lease_lost: str | None = None
         self._ending: Depart | None = None
+        self._lingers = False
+        """After a stop this node stays until no worker of any node is left: a command waits for that."""
 
     @property
     def met(self) -> bool:
@@ -186,7 +188,37 @@ class Node:
             return self._end(Depart(Outcome.FAILED, plan.reason), Grace.NONE)
         if not self._met:
             return []  # it was stopped before this node came, which wants to go on with it
+        if self._lingers and plan.awaiting and self._ending is None:
+            if self.activity in (Activity.STARTING, Activity.RUNNING):
+                return self._stop(Grace.DRAIN, plan.reason)
+            return self._await_others()
         return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.DRAIN)
+
+    def _await_others(self) -> list[Action]:
+        """The run is stopped and no worker of this node is left; those of others may be."""
+        assert self.plan is not None  # it says so
+        if self.activity is Activity.STOPPING:
+            return []
+        self.activity = Activity.IDLE
+        return self._announce(State.READY, self.plan.generation + 1)
+
+    @property
+    def is_lingering(self) -> bool:
+        """Whether the run is stopped and this node stays only until no worker of any node is left."""
+        stopped = self.plan is not None and self.plan.phase is Phase.STOPPED and self._met
+        idle = self.activity in (Activity.IDLE, Activity.STOPPING) and self._ending is None
+        return self._lingers and stopped and idle
+
+    def linger(self) -> None:
+        """From now on, stay after a stop until no worker of any node is left."""
+        self._lingers = True
+
+    def stop_lingering(self) -> list[Action]:
+        """Do not wait for the workers of other nodes any longer."""
+        lingering, self._lingers = self.is_lingering, False
+        if not lingering or self.plan is None:
+            return []
+        return self._end(Depart(Outcome.STOPPED, self.plan.reason), Grace.DRAIN)
 
     def _heard(self, plan: Plan) -> list[Action]:
         """What was asked for need not be said any longer than it takes to come true.
@@ -326,6 +358,8 @@ class Node:
             return self._depart(self._ending)
         if self.plan is not None and self.plan.phase is Phase.FORMING:
             return self._say_ready()
+        if self.is_lingering:
+            return self._await_others()
         return []  # the plan that follows the failure is still to come
 
     # -- the lease and the operator -------------------------------------------------------------
@@ -364,6 +398,8 @@ class Node:
         """
         if self._draining is not None or self._ending is not None or self.activity is Activity.GONE:
             return []
+        if self.is_lingering:
+            return []  # the run ends anyway
         self._draining = reason
         working = self.activity in (Activity.STARTING, Activity.RUNNING)
         if (

@@ -343,7 +343,7 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     notice: Notice | None = None
     """What the workers of the running world were told; while the next one forms, what they are going to be told."""
     leaving: tuple[Name, ...] = ()
-    """Incarnations that were asked to leave, and have not yet."""
+    """Incarnations that were asked to leave and whose workers may still run."""
     heard: dict[Name, Count] = {}
     """The newest ask of each incarnation that was heard."""
     delegate: Name | None = None

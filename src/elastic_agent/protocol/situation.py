@@ -38,6 +38,8 @@ class PhaseClock:
 
     since_s: float
     enough_since_s: float | None = None
+    cleared_s: float | None = None
+    """Terminal phases: since when no worker of the run is left."""
     notice: int = 0
     """Serial of the notice whose end is kept here."""
     notice_ends_s: float = FAR_S
@@ -60,6 +62,8 @@ class PhaseClock:
         self.since_s += lasted_s
         if self.enough_since_s is not None:
             self.enough_since_s += lasted_s
+        if self.cleared_s is not None:
+            self.cleared_s += lasted_s
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,21 @@ def stopped_before(member: Member, generation: int) -> bool:
     if member.state is State.READY:
         return member.generation >= generation
     return member.state is State.LEFT
+
+
+def departed(situation: Situation) -> tuple[str, ...]:
+    """Incarnations that were asked to leave and whose workers have exited: they said so, or they are fenced."""
+    ledger = situation.ledger
+    replaced = {old for one in ledger.sightings.values() for old in one.member.replaces}
+
+    def is_gone(incarnation: str) -> bool:
+        known = ledger.sightings.get(incarnation)
+        if incarnation in replaced or (known is not None and known.member.state is State.LEFT):
+            return True
+        fenced_s = ledger.fenced_s(incarnation, situation.policy)
+        return fenced_s is not None and fenced_s <= situation.now_s
+
+    return tuple(one for one in situation.plan.leaving if is_gone(one))
 
 
 def uncleared(situation: Situation) -> dict[str, float]:

@@ -1,0 +1,251 @@
+"""``elastic-agent drain`` and ``stop`` return when the last worker process has exited, whatever else runs here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.control import Answer, Command, agents_here, command
+from elastic_agent.exit_codes import ExitCode
+from tests.processes import freeze, thaw
+
+from .cluster import Cluster
+from .conftest import MakeCluster
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+SAVING = Path(__file__).parent / "saving_on_sigterm.py"
+SAVE_S = 6.0
+
+
+@pytest.fixture(params=["c10d"])
+def etcd(request: pytest.FixtureRequest) -> str | None:
+    """A c10d store for most tests; some name etcd too."""
+    return str(request.getfixturevalue("shared_etcd")) if request.param == "etcd" else None
+
+
+def typed(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command typed on this machine."""
+    command = [sys.executable, "-m", "elastic_agent", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90)
+
+
+def work(cluster: Cluster, **save_s: float) -> None:
+    """One node of each name, one worker each, which saves for so long; returns when all work."""
+    for index, (node, seconds) in enumerate(save_s.items()):
+        start = cluster.start if index else cluster.start_host
+        start(node, script=SAVING, arguments=(str(cluster.folder), str(seconds)))
+    everyone = set(save_s)
+    cluster.wait("all to work", lambda: {one["node_id"] for one in newest(cluster)} == everyone or None)
+    cluster.wait("all to be known to work", lambda: all_say_running(cluster, everyone) or None)
+
+
+def newest(cluster: Cluster) -> list[dict[str, object]]:
+    born = cluster.born()
+    return [one for one in born if one["generation"] == born[-1]["generation"]]
+
+
+def all_say_running(cluster: Cluster, nodes: set[str]) -> bool:
+    generation = cluster.born()[-1]["generation"]
+    said = [one for one in cluster.journal("state") if one["generation"] == generation]
+    return {one["node"] for one in said if one["state"] == "running"} == nodes
+
+
+def check_saved_and_gone(cluster: Cluster, *nodes: str) -> None:
+    """To be asked when the command has returned: each of these nodes' workers saved, and its process is gone."""
+    saved = {one["node_id"] for one in cluster.notes("saved")}
+    assert saved >= set(nodes), f"still saving: {set(nodes) - saved}\n{cluster.story()}"
+    left = [one["worker_id"] for one in cluster.born() if one["node_id"] in nodes and is_alive(one["pid"])]
+    assert not left, f"{left} still there\n{cluster.story()}"
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    return False
+
+
+# -- when they return ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
+def test_drain_of_another_node_returns_when_its_worker_has_saved(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:2", run_id="slow-drain")
+    work(cluster, a=0.0, b=SAVE_S)
+    done = typed("drain", "b", "--run", "slow-drain")
+    check_saved_and_gone(cluster, "b")
+    assert (done.returncode, done.stderr) == (ExitCode.FINISHED, "")
+    assert "run slow-drain: b has left, the others go on" in done.stdout
+    assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
+
+
+@pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
+def test_stop_returns_when_the_last_worker_of_every_node_has_saved(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("2", run_id="slow-stop")
+    work(cluster, a=0.0, b=SAVE_S)
+    answers = asyncio.run(answers_of(cluster, "a", Command("stop")))
+    check_saved_and_gone(cluster, "a", "b")
+    assert [one.text.split(":")[0] for one in answers[1:]] == ["run slow-stop stopped"]
+    assert not answers[-1].failed
+    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
+
+
+async def answers_of(cluster: Cluster, name: str, wanted: Command) -> list[Answer]:
+    """What this agent answers; the command picks any agent of the run that is on the machine."""
+    (agent,) = (one for one in agents_here() if one.pid == cluster.agents[name].pid)
+    return [answer async for answer in command(agent, wanted)]
+
+
+def test_drain_of_this_machine_returns_when_its_worker_has_saved(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1", run_id="own-drain")
+    work(cluster, a=2.0)
+    done = typed("drain", "--run", "own-drain")
+    check_saved_and_gone(cluster, "a")
+    assert done.returncode == ExitCode.FINISHED, done.stderr
+    assert "run own-drain: a has left, no other node trains" in done.stdout
+
+
+def test_a_failure_elsewhere_is_not_taken_for_the_drain(make_cluster: MakeCluster) -> None:
+    """Another generation begins while the leaver still saves."""
+    cluster = make_cluster("1:2", "--restart-grace", "0.2", run_id="disturbed-drain")
+    work(cluster, a=0.0, b=2.0)
+    asked = subprocess.Popen(
+        [sys.executable, "-m", "elastic_agent", "drain", "b", "--run", "disturbed-drain"],
+        stdout=subprocess.PIPE,
+    )
+    cluster.wait("b to save", lambda: cluster.notes("saving") or None)
+    os.kill(cluster.pid_of("a/0"), signal.SIGKILL)
+    stdout, _ = asked.communicate(timeout=60)
+    assert not [one for one in cluster.born() if one["node_id"] == "b" and is_alive(one["pid"])]
+    assert b"b has left" in stdout
+
+
+def test_an_agent_that_dies_meanwhile_confirms_nothing(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1", run_id="lost-drain")
+    work(cluster, a=30.0)
+    asked = subprocess.Popen(
+        [sys.executable, "-m", "elastic_agent", "drain", "--run", "lost-drain"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    cluster.wait("a to save", lambda: cluster.notes("saving") or None)
+    cluster.agents["a"].kill_agent()
+    _, stderr = asked.communicate(timeout=60)
+    assert asked.returncode == ExitCode.NOT_STOPPED
+    assert "ended before it confirmed that the workers of this machine have exited" in stderr
+    assert "has left" not in stderr
+
+
+# -- what else is on the machine ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listening(name: bytes, backlog: int = 8) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(b"\0" + name)
+        sock.listen(backlog)
+        yield sock
+
+
+def test_names_of_other_programs_sockets_may_hold_any_bytes(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1", run_id="among-others")
+    work(cluster, a=0.0)
+    with listening(b"caf\xe9"), listening(b"elastic-agent/\xff/1"), listening(b"elastic-agent/abc/x"):
+        done = typed("stop", "--run", "among-others")
+    assert (done.returncode, done.stderr) == (ExitCode.FINISHED, "")
+
+
+def test_an_agent_that_is_stopped_or_silent_holds_up_no_other(make_cluster: MakeCluster) -> None:
+    frozen, cluster = make_cluster("1", run_id="frozen"), make_cluster("1", run_id="thawed")
+    work(frozen, a=0.0)
+    work(cluster, a=0.0)
+    freeze(frozen.agents["a"].pid)
+    began_s = time.monotonic()
+    with listening(f"elastic-agent/{os.geteuid()}/1-00".encode()):
+        done = typed("stop", "--run", "thawed")
+    assert done.returncode == ExitCode.FINISHED, done.stderr
+    assert time.monotonic() - began_s < 20
+    thaw(frozen.agents["a"].pid)
+
+
+OTHER_USER = 61_002
+FAKE = """
+import json, os, socket, sys
+os.setuid(int(sys.argv[1]))
+sock = socket.socket(socket.AF_UNIX)
+sock.bind(f"\\0elastic-agent/{sys.argv[1]}/{os.getpid()}-ab")
+sock.listen(8)
+print("ready", flush=True)
+while True:
+    peer, _ = sock.accept()
+    wanted = json.loads(peer.makefile().readline())
+    described = {"run_id": "prod", "node": "n1", "nodes": ["n1"]}
+    answer = described if wanted["do"] == "describe" else {"text": "\\x1b[2Jn1 has left"}
+    peer.sendall(json.dumps(answer).encode() + b"\\n")
+    peer.close()
+"""
+
+
+@pytest.fixture
+def fake_agent() -> Iterator[None]:
+    """Another user's process that pretends to be an agent of run prod."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start another user's process")
+    with subprocess.Popen(
+        [sys.executable, "-c", FAKE, str(OTHER_USER)], stdout=subprocess.PIPE, cwd="/"
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield
+        process.kill()
+
+
+def test_another_users_process_cannot_pass_for_an_agent_of_the_run(
+    make_cluster: MakeCluster, fake_agent: None
+) -> None:
+    cluster = make_cluster("1", run_id="prod")
+    work(cluster, a=0.0)
+    done = typed("drain", "n1", "--run", "prod")
+    assert done.returncode == ExitCode.USAGE
+    assert f"agents of the users {OTHER_USER}, root; name one with --user" in done.stderr
+    done = typed("stop", "--run", "prod", "--user", "root")
+    assert done.returncode == ExitCode.FINISHED, done.stderr
+    assert "run prod stopped" in done.stdout
+    assert cluster.wait_end() == {"a": ExitCode.STOPPED}
+
+
+def test_root_reads_whose_agent_answers_and_no_control_characters(fake_agent: None) -> None:
+    done = typed("drain", "n1", "--run", "prod")
+    assert done.stdout.startswith(f"asking the agent of user {OTHER_USER} (pid ")
+    assert "\x1b" not in done.stdout
+    assert "\\x1b[2Jn1 has left" in done.stdout
+
+
+def test_a_user_that_does_not_exist_is_named() -> None:
+    done = typed("stop", "--user", "no-such-user")
+    assert done.returncode == ExitCode.USAGE
+    assert '--user: got "no-such-user"; expected a user of this machine' in done.stderr
+
+
+def test_a_command_out_of_bounds_is_refused_by_the_agent(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1", run_id="bounds")
+    work(cluster, a=0.0)
+    (agent,) = (one for one in agents_here() if one.pid == cluster.agents["a"].pid)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(f"\0{agent.name}")
+        sock.sendall(b'{"do":"drain","left_s":-5}\n')
+        answer = sock.makefile().readline()
+    assert '"failed":true' in answer
+    assert "left_s" in answer
+    assert not cluster.journal("drain")
