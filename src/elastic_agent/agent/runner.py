@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -154,7 +153,7 @@ class Runner:
         running = self._running
         if running is None or running.gone:
             return
-        deadline_s = time.time() + notice.left_s
+        deadline_s = guard_events.boottime_s() + notice.left_s
         running.heartbeats.tell(notice.serial, notice.cause.value, int(deadline_s * 1e9))
         self._journal.write(
             "notice",

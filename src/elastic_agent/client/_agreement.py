@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from elastic_agent.client._notice import CAUSES, Notice, NoticeBoard
 
 TYPE_CHECKING = False
@@ -82,7 +80,7 @@ class Agreement:
         if newest is not None and serial == agreed:
             self._agreed = newest
         else:  # the agent of another rank was quicker than ours
-            self._agreed = Notice(reason=CAUSES[cause - 1], deadline=time.time() + left_ms / 1000)
+            self._agreed = Notice.due(CAUSES[cause - 1], left_ms / 1000)
 
     def _start(self, serial: int, newest: Notice | None) -> None:
         """Tell the others what is known here; runs beside the next step."""

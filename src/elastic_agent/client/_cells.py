@@ -8,7 +8,7 @@ order:
     word 1   step: the last step it named; 0 until it names one
     word 2   notice: the serial number of the newest notice; 0 = none. The agent writes this and the next two
     word 3   its cause, as a number: 1 and up in the order of ``CAUSES``
-    word 4   when workers are stopped, in nanoseconds of Unix time
+    word 4   when workers are stopped, in nanoseconds of CLOCK_BOOTTIME
     word 5   looks: 1 once the worker has asked for notices
     word 6   left: the serial number of the notice after which the worker has saved and left
     word 7   zero, kept for later
@@ -90,7 +90,7 @@ class HeartbeatFile:
             os.close(fd)
 
     def tell(self, serial: int, cause: str, deadline_ns: int) -> None:
-        """Give every worker this notice.
+        """Give every worker this notice; ``deadline_ns`` is in nanoseconds of CLOCK_BOOTTIME.
 
         Raises:
             ValueError: there is no such cause, or the file was closed.

@@ -23,19 +23,27 @@ class Notice(Record):
     __slots__ = {  # noqa: RUF023 - this order is the repr's
         "reason": "'preempted' or 'walltime': the whole run ends, to go on later; 'drain': a node leaves, the others "
         "go on without it; 'grow': a node joins; 'operator': somebody ends the run.",
-        "deadline": "When workers that are still there are stopped, in seconds of Unix time (time.time()). "
-        "0.0 if that is not known.",
+        "deadline": "When workers that are still there are stopped, in seconds of Unix time (time.time()), by the "
+        "clock as it stood when this notice was first seen.",
+        "deadline_boottime": "The same in seconds of CLOCK_BOOTTIME, which no change of the clock moves.",
     }
     reason: str
     deadline: float
+    deadline_boottime: float
 
     def __repr__(self) -> str:
         return f"Notice({self._shown()})"
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline; never less than 0."""
-        return max(0.0, self.deadline - time.time())
+        """Until the deadline, whatever happens to the clock; never less than 0."""
+        return max(0.0, self.deadline_boottime - time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    @classmethod
+    def due(cls, reason: str, left_s: float) -> Notice:
+        """Seen now, with so much time left."""
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return cls(reason=reason, deadline=time.time() + left_s, deadline_boottime=now_s + left_s)
 
 
 class NoticeBoard:
@@ -77,4 +85,5 @@ class NoticeBoard:
 
 
 def _read(words: memoryview) -> Notice:
-    return Notice(reason=CAUSES[words[_CAUSE] - 1], deadline=words[_DEADLINE_NS] / 1e9)
+    left_s = words[_DEADLINE_NS] / 1e9 - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Notice.due(CAUSES[words[_CAUSE] - 1], left_s)
