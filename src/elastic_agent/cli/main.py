@@ -12,6 +12,7 @@ from functools import partial
 
 from elastic_agent.cli import asking, run, serve, settings, stacks, version
 from elastic_agent.cli.help import help_page
+from elastic_agent.cli.streams import open_closed_streams
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.flags import HelpRequested, VersionRequested
 from elastic_agent.exit_codes import ExitCode
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> in
         argv: the words after the program's name; None means this process's own.
         owns_process: this is the whole program: ``WorkerBornError`` may unwind it.
     """
+    open_closed_streams()
     try:
         return _answer(list(sys.argv[1:] if argv is None else argv), owns_process)
     except KeyboardInterrupt:

@@ -34,11 +34,10 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     from elastic_agent.agent.early_notice import EarlyNotice
     from elastic_agent.agent.warm import start_guard
     from elastic_agent.service_manager import ServiceManager
-    from elastic_agent.workers.guard_client import become_subreaper, open_missing_standard_streams
+    from elastic_agent.workers.guard_client import become_subreaper
 
     early = EarlyNotice(resolved.settings.notice_signal)
     manager = ServiceManager.taken_from(os.environ)  # before anything is started that would inherit it
-    open_missing_standard_streams()
     become_subreaper()
     guard = start_guard(
         resolved.settings, owns_process=owns_process
