@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -26,3 +27,11 @@ def _no_server_stays_behind() -> Iterator[None]:
     tracker: Any = resource_tracker
     server._forkserver._stop()
     tracker._resource_tracker._stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_reach_what_tests_start() -> None:
+    """Under nohup, or in the background of a script, what is started here would ignore these signals, too."""
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(signum) == signal.SIG_IGN:
+            signal.signal(signum, lambda *_: None)  # a process that is started by exec has the default again

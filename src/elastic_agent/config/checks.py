@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from elastic_agent.config.directories import problem_with_file, problem_with_fol
 from elastic_agent.config.draft import Draft
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.kinds import NO_SIGNAL
+from elastic_agent.config.source import Layer, Source
 from elastic_agent.values import largest_world
 
 
@@ -26,6 +28,25 @@ def check_paths(draft: Draft) -> None:
         problem = problem_with_file(draft.values["event_journal"])
         if problem:
             raise draft.wrong("event_journal", problem, "a file that can be written")
+
+
+def leave_ignored_signals(draft: Draft) -> None:
+    """Drop from the default set the signals that were ignored when this program was started.
+
+    ``nohup`` ignores SIGHUP and a shell without job control SIGINT and SIGQUIT of its background jobs, so that these
+    go on when a terminal closes or Ctrl-C is meant for others. A signal that is named is handled all the same.
+    """
+    wanted = draft.values["signals_to_handle"]
+    ignored = [name for name in wanted if signal.getsignal(signal.Signals[name]) == signal.SIG_IGN]
+    if not ignored or draft.is_given("signals_to_handle"):
+        return
+    names = ", ".join(ignored)
+    source = Source(Layer.DEFAULT, f"default, without {names}: ignored at the start")
+    draft.put("signals_to_handle", tuple(name for name in wanted if name not in ignored), source)
+    draft.note(
+        f"ignoring {names}, as when this agent was started (nohup, or a script's background job); "
+        f"--signals-to-handle {','.join(wanted)} has them handled"
+    )
 
 
 def check_notices(draft: Draft) -> None:

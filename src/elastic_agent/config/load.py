@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from elastic_agent.config.allocation import check_allocation
-from elastic_agent.config.checks import check_notices, check_paths, check_requeue, check_script
+from elastic_agent.config.checks import (
+    check_notices,
+    check_paths,
+    check_requeue,
+    check_script,
+    leave_ignored_signals,
+)
 from elastic_agent.config.derive import derive_directories, derive_meeting
 from elastic_agent.config.draft import Draft, Note, complaint, default_of
 from elastic_agent.config.environment import doubtful_variables, read_environment
@@ -93,6 +99,8 @@ def resolve(
     derive_meeting(draft)
     derive_directories(draft, environ)
     check_paths(draft)
+    if only is None or "signals_to_handle" in only:
+        leave_ignored_signals(draft)
     check_notices(draft)
     check_requeue(draft)
     script, script_args = _script(draft, line, file)

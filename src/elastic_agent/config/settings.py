@@ -313,7 +313,8 @@ class Settings:
         kinds.SIGNALS,
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         TROUBLE,
-        "The signals that make the agent stop its workers and leave.",
+        "The signals that make the agent stop its workers and leave. Where this is not set, one that is ignored when "
+        "the agent is started, as by nohup, stays ignored.",
         torchrun=True,
     )
     monitor_interval: float = _setting(

@@ -44,10 +44,13 @@ class StopRequests:
     """SIGTERM and SIGINT from now on; whoever waits for them waits for other news too."""
 
     def __init__(self) -> None:
-        """Take the signals over, until the process ends."""
+        """Take the signals over, until the process ends; one that is ignored (``serve &`` in a script) stays so."""
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._signalled)
+            if signal.getsignal(signum) == signal.SIG_IGN:
+                get_logger().info(f"ignoring {signum.name}, as when this program was started")
+            else:
+                signal.signal(signum, self._signalled)
 
     def _signalled(self, signum: int, frame: FrameType | None) -> None:
         self._news.put(signal.Signals(signum).name)
