@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from elastic_agent.config import Endpoint, Layer, NodeRange, UsageError
@@ -135,9 +137,34 @@ def test_what_is_for_etcd_alone_is_named_where_it_does_nothing(shell: Shell) -> 
         "--etcd-user has no effect here: it is for --rdzv-backend etcd",
     ]
     there = ["--rdzv-backend", "etcd", "--rdzv-endpoint", "a,b:1", "--rdzv-id", "x", "--etcd-user", "me"]
-    met = shell.load(there)
+    met = shell.load([*there, "--etcd-ca", shell.write("ca.pem", "")])
     assert [str(one) for one in met.settings.rdzv_endpoint.members] == ["a:2379", "b:1"]
     assert not [note for note in met.notes if note.level == "warning"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "mode", "encrypted", "said"),
+    [
+        ("127.0.0.1,localhost,[::1]", 0o640, False, []),
+        ("127.0.0.1", 0o644, False, ["can be read by every user"]),
+        ("etcd1,127.0.0.1", 0o600, False, ["sent to etcd at etcd1:2379,127.0.0.1:2379 without encryption"]),
+        ("etcd1", 0o600, True, []),
+        ("etcd1", 0o604, False, ["can be read by every user", "without encryption"]),
+    ],
+)
+def test_a_password_for_etcd_that_others_can_read_is_warned_of_once(
+    shell: Shell, endpoint: str, mode: int, encrypted: bool, said: list[str]
+) -> None:
+    password = shell.write("password", "hunter2\n")
+    Path(password).chmod(mode)
+    options = ["--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", "x"]
+    options += ["--etcd-user", "me", "--etcd-password-file", password]
+    options += ["--etcd-ca", shell.write("ca.pem", "")] if encrypted else []
+    warnings = [note.text for note in shell.load(options).notes if note.level == "warning"]
+    assert len(warnings) == len(said), warnings
+    for warning, words in zip(warnings, said, strict=True):
+        assert words in warning
+        assert "hunter2" not in warning
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,32 @@ def test_what_does_not_exist_is_named_with_what_was_perhaps_meant(
     assert expected in complaint(shell, argv)
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--etcd-password", "hunter2"],
+        ["--etcd-password=hunter2"],
+        ["--etcd_pass", "hunter2"],
+        ["--etcd-p=hunter2"],
+        ["--rdzv-endpoint", "http://trainer:hunter2@etcd1:2379"],
+        ["--rdzv-endpoint", "trainer:hunter2@etcd1:2379"],
+        ["--rdzv-endpoint", "etcd1,trainer:hunter2@etcd2"],
+        ["--rdzv-endpoint", "trainer:hunter2/@@etcd1"],
+        ["--master-addr", "trainer:hunter2@etcd1"],
+        ["--rdzv-conf", "etcd_password=hunter2"],
+        ["--rdzv-conf", "user=me,password=hunter2,oops"],
+    ],
+    ids=" ".join,
+)
+def test_a_password_in_a_mistake_is_not_shown(shell: Shell, argv: list[str]) -> None:
+    assert "hunter2" not in complaint(shell, argv)
+    assert "hunter2" not in complaint(shell, ["--rdzv-backend", "etcd", *argv])
+
+
+def test_a_password_on_the_command_line_is_answered_with_the_option_for_a_file(shell: Shell) -> None:
+    assert "did you mean --etcd-password-file?" in complaint(shell, ["--etcd-password", "hunter2"])
+
+
 def test_an_option_at_the_end_without_its_value(shell: Shell) -> None:
     with pytest.raises(UsageError, match=r"^--nnodes: no value follows it; expected N or MIN:MAX"):
         load_settings(["--nnodes"], shell.environ)

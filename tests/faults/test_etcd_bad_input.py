@@ -10,7 +10,7 @@ import pytest
 
 from tests.etcd import EtcdCluster
 
-from .cluster import Cluster
+from .cluster import Cluster, descendants
 from .conftest import MakeCluster
 from .test_bad_input import check_one_error, web_server
 
@@ -67,15 +67,30 @@ def test_another_program_at_the_endpoint_is_named(make_cluster: MakeCluster) -> 
 
 
 def test_the_password_is_nobodys_business(make_cluster: MakeCluster, tmp_path: Path) -> None:
-    """Not the workers', not the logs', not that of whoever lists the processes."""
-    shown = tmp_path / "environment.json"
+    """Not the workers', not the preloaded modules', not the logs', not that of anyone who lists the processes."""
+    cluster: Cluster = make_cluster("1", "--etcd-user", "trainer", "--preload", "looks_around")
+    shown = cluster.folder / "environment.json"
+    preloaded = tmp_path / "environment-of-the-spawner.json"
+    (tmp_path / "looks_around.py").write_text(
+        f"import json, os\njson.dump(dict(os.environ), open({str(preloaded)!r}, 'w'))\n"
+    )
     script = tmp_path / "show.py"
-    script.write_text(f"import json, os, sys\njson.dump(dict(os.environ), open({str(shown)!r}, 'w'))\n")
-    cluster: Cluster = make_cluster("1", "--etcd-user", "trainer")
+    script.write_text(
+        f"import json, os, time\njson.dump(dict(os.environ), open({str(shown)!r} + '~', 'w'))\n"
+        f"os.rename({str(shown)!r} + '~', {str(shown)!r})\n"
+        f"while os.path.exists({str(shown)!r}):\n    time.sleep(0.01)\n"
+    )
     agent = cluster.start("a", script=script, ELASTIC_AGENT_ETCD_PASSWORD=PASSWORD)
-    assert cluster.wait_end() == {"a": 0}, cluster.story()
+    cluster.wait("the script", lambda: shown.exists() or None)
+    processes = [agent.pid, *descendants(agent.pid)]
+    assert len(processes) >= 3, "the agent, its guard, a worker"
+    for pid in processes:
+        assert PASSWORD.encode() not in Path(f"/proc/{pid}/environ").read_bytes(), f"process {pid}"
     environment = json.loads(shown.read_text())
+    shown.unlink()
+    assert cluster.wait_end() == {"a": 0}, cluster.story()
     assert PASSWORD not in environment.values()
+    assert PASSWORD not in json.loads(preloaded.read_text()).values()
     assert not [
         name for name in environment if name in ("GRPC_VERBOSITY", "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION")
     ]

@@ -23,15 +23,19 @@ from .identity import IdentityError
 from .warm import is_warm, likely_slots, spawner_config, why_cold
 
 
-def launch(resolved: Resolved, guard: Guard, manager: ServiceManager, early: EarlyNotice) -> int:
+def launch(
+    resolved: Resolved, guard: Guard, manager: ServiceManager, early: EarlyNotice, password: str
+) -> int:
     """Run this node's agent, with the guard that was started for it, until its part is over. Returns the exit code.
+
+    ``password``: for etcd, taken out of the environment before the guard was started.
 
     Raises:
         UsageError: what only this machine can tell is wrong with the settings.
     """
     settings = resolved.settings
     try:
-        return _run(settings, guard, manager, early)
+        return _run(settings, guard, manager, early, password)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
@@ -71,7 +75,7 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _run(settings: Settings, guard: Guard, manager: ServiceManager, early: EarlyNotice) -> int:
+def _run(settings: Settings, guard: Guard, manager: ServiceManager, early: EarlyNotice, password: str) -> int:
     with _without_collections():
         import_torch_quietly()
         from elastic_agent.transport.addresses import shorten_lookups
@@ -89,7 +93,7 @@ def _run(settings: Settings, guard: Guard, manager: ServiceManager, early: Early
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")
     try:
-        agent = Agent(settings, slots, guard, meeting_place(settings), manager, early)
+        agent = Agent(settings, slots, guard, meeting_place(settings, password), manager, early)
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
         raise UsageError(str(error)) from None
     try:

@@ -6,6 +6,7 @@ import os
 
 from elastic_agent.config.environment import ETCD_PASSWORD
 from elastic_agent.config.errors import UsageError
+from elastic_agent.config.etcd_password import read_password_file
 from elastic_agent.config.kinds import ETCD
 from elastic_agent.config.settings import Settings
 from elastic_agent.rendezvous.place import MeetingPlace
@@ -15,13 +16,12 @@ from elastic_agent.values import Endpoint, EtcdAccess
 from .slurm_nodes import reachable_endpoint
 
 
-def meeting_place(settings: Settings) -> MeetingPlace:
-    """The place for the backend that the settings name.
+def meeting_place(settings: Settings, password: str) -> MeetingPlace:
+    """The place for the backend that the settings name; ``password``: for etcd, from the environment.
 
     Raises:
         UsageError: the password cannot be read.
     """
-    password = os.environ.pop(ETCD_PASSWORD, "")  # workers do not inherit it
     endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
     return open_place(
         reachable_endpoint(endpoint, os.environ),
@@ -36,7 +36,7 @@ def meeting_place(settings: Settings) -> MeetingPlace:
 def _access(settings: Settings, password: str) -> EtcdAccess:
     if settings.etcd_password_file is not None:
         try:
-            password = settings.etcd_password_file.read_text().rstrip("\n")
+            password = read_password_file(settings.etcd_password_file)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--etcd-password-file {settings.etcd_password_file}: {error}") from None
     if settings.etcd_user and not password:

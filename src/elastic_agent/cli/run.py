@@ -33,11 +33,14 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.early_notice import EarlyNotice
     from elastic_agent.agent.warm import start_guard
+    from elastic_agent.config.etcd_password import take_password
     from elastic_agent.service_manager import ServiceManager
     from elastic_agent.workers.guard_client import become_subreaper
 
     early = EarlyNotice(resolved.settings.notice_signal)
-    manager = ServiceManager.taken_from(os.environ)  # before anything is started that would inherit it
+    # Before anything is started that would inherit them:
+    manager = ServiceManager.taken_from(os.environ)
+    password = take_password(os.environ)
     become_subreaper()
     guard = start_guard(
         resolved.settings, owns_process=owns_process
@@ -52,7 +55,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     try:
         from elastic_agent.agent.launch import launch
 
-        return launch(resolved, guard, manager, early)
+        return launch(resolved, guard, manager, early, password)
     except UsageError:  # what only torch can tell, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:

@@ -13,6 +13,7 @@ from elastic_agent.config.directories import (
     temporary_state_dir,
 )
 from elastic_agent.config.draft import Draft, default_of
+from elastic_agent.config.etcd_password import exposures
 from elastic_agent.config.kinds import ETCD, parse_endpoints
 from elastic_agent.config.source import Layer, Source
 from elastic_agent.config.values import STATIC_PORT, NodeRange
@@ -90,6 +91,11 @@ def _meet_in_etcd(draft: Draft) -> None:
     endpoint = draft.values["rdzv_endpoint"]
     if any(member.port == 0 for member in endpoint.members):
         raise draft.wrong("rdzv_endpoint", "whose port 0 is no port to dial", "a port from 1 to 65535")
+    _check_access(draft, endpoint)
+
+
+def _check_access(draft: Draft, endpoint: Endpoint) -> None:
+    """Certificates and password: complete, readable, and not by everyone."""
     for one, other in (("etcd_cert", "etcd_key"), ("etcd_key", "etcd_cert")):
         if draft.is_given(one) and not draft.is_given(other):
             raise draft.wrong(one, "which is of no use alone", f"--{other.replace('_', '-')} beside it")
@@ -99,6 +105,10 @@ def _meet_in_etcd(draft: Draft) -> None:
             raise draft.wrong(name, "which cannot be read", "a file that this user can read")
     if draft.is_given("etcd_password_file") and not draft.is_given("etcd_user"):
         raise draft.wrong("etcd_password_file", "which is of no use alone", "--etcd-user beside it")
+    if draft.is_given("etcd_user"):
+        encrypted = any(draft.is_given(name) for name in ("etcd_ca", "etcd_cert"))
+        for warning in exposures(endpoint, draft.values["etcd_password_file"], encrypted=encrypted):
+            draft.warn(warning)
 
 
 def _endpoint_from_master(draft: Draft) -> None:

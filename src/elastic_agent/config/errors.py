@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 _SHOWN_CHARACTERS = 80
+_SECRETS = re.compile(r"((?:^|//)[^/:@\s]*:(?!//)).+(?=@)|(password\s*=\s*)[^,]+", re.IGNORECASE)
 
 
 class UsageError(Exception):
@@ -28,12 +30,21 @@ class BadValueError(Exception):
         self.hint = hint
 
 
+def masked(text: str) -> str:
+    """``text`` for a message, without the passwords of URLs (also of those that lack a scheme) and of ``password=``.
+
+    >>> masked("http://trainer:hunter2@etcd1:2379"), masked("user=trainer,password=hunter2,timeout=5")
+    ('http://trainer:***@etcd1:2379', 'user=trainer,password=***,timeout=5')
+    """
+    return _SECRETS.sub(lambda found: f"{found[1] or found[2]}***", text)
+
+
 def quoted(value: object) -> str:
     """``value`` for a one-line message: in quotes, control characters escaped, cut in the middle when long.
 
     Both ends stay, because a path is known by its last part.
     """
-    text = str(value)
+    text = masked(str(value))
     if len(text) > _SHOWN_CHARACTERS:
         half = (_SHOWN_CHARACTERS - 3) // 2
         text = f"{text[:half]}...{text[-half:]}"

@@ -155,7 +155,9 @@ def _abbreviations() -> dict[str, str]:
     """Every prefix that means one option: first among torchrun's options, then among all."""
     torchrun_flags = [spec.flag for spec in specs() if spec.torchrun] + [HELP]
     every_flag = [spec.flag for spec in specs()] + [HELP, VERSION]
-    return _unique_prefixes(every_flag) | _unique_prefixes(torchrun_flags)
+    found = _unique_prefixes(every_flag) | _unique_prefixes(torchrun_flags)
+    whole = {spec.flag for spec in specs() if not spec.abbreviated}
+    return {word: flag for word, flag in found.items() if flag not in whole or word in _written(flag)}
 
 
 def _unique_prefixes(flags: Iterable[str]) -> dict[str, str]:

@@ -244,6 +244,8 @@ def parse_endpoints(text: str, default_port: int) -> Endpoint:
 def _parse_endpoint(text: str, default_port: int) -> Endpoint:
     if "://" in text:
         raise BadValueError("which is a URL")
+    if "@" in text:
+        raise BadValueError("which has a user in it (of etcd: --etcd-user)")
     host, port = _split_endpoint(text)
     if not host:
         raise BadValueError("which names no host")

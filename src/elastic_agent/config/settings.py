@@ -48,6 +48,7 @@ class Spec:
         variable: its ``ELASTIC_AGENT_`` variable.
         other_variables: more variables that are read after those, in this order.
         shown_default: the default in words where the text alone would not explain it.
+        abbreviated: the flag may be shortened. Not one whose short form looks as if a secret followed it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Spec:
     variable: str
     other_variables: tuple[str, ...]
     shown_default: str
+    abbreviated: bool
 
     @property
     def flag(self) -> str:
@@ -88,6 +90,7 @@ def _setting(
     variable: str = "",
     other_variables: tuple[str, ...] = (),
     shown_default: str = "",
+    abbreviated: bool = True,
     value: Any = None,
     factory: Callable[[], Any] | None = None,
 ) -> Any:
@@ -97,7 +100,19 @@ def _setting(
         shown = shown_default or (default if default is not None else "not set")
         own = variable or f"ELASTIC_AGENT_{name.upper()}"
         return Spec(
-            name, kind, default, group, help, torchrun, short, why, no_effect, own, other_variables, shown
+            name=name,
+            kind=kind,
+            default=default,
+            group=group,
+            help=help,
+            torchrun=torchrun,
+            short=short,
+            why=why,
+            no_effect=no_effect,
+            variable=own,
+            other_variables=other_variables,
+            shown_default=shown,
+            abbreviated=abbreviated,
         )
 
     metadata = {"spec": spec}
@@ -243,7 +258,11 @@ class Settings:
         "ELASTIC_AGENT_ETCD_PASSWORD, which workers do not inherit.",
     )
     etcd_password_file: Path | None = _setting(
-        kinds.PATH, None, MEETING, "A file that holds the password of --etcd-user and nothing else."
+        kinds.PATH,
+        None,
+        MEETING,
+        "A file that holds the password of --etcd-user and nothing else.",
+        abbreviated=False,  # --etcd-password SECRET is a mistake, not a file's name
     )
     port_range: PortRange | None = _setting(
         kinds.PORT_RANGE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import re
@@ -16,8 +17,8 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from elastic_agent import __version__
 from elastic_agent.config.directories import default_state_dir, make_state_dir
-from elastic_agent.config.environment import ETCD_PASSWORD
-from elastic_agent.config.errors import BadValueError, UsageError
+from elastic_agent.config.errors import BadValueError, UsageError, masked
+from elastic_agent.config.etcd_password import exposures, read_password_file, take_password
 from elastic_agent.config.kinds import ENDPOINT, parse_endpoints
 from elastic_agent.protocol.records import RECORD_VERSION, Address, Fingerprint, Member, Policy, State
 from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess
@@ -68,7 +69,7 @@ def _create(params: RendezvousParameters, access: Access | None) -> RendezvousHa
     policy = _policy(params)
     endpoint = _endpoint(params, DEFAULT_PORT if access is None else ETCD_PORT)
     if access is None and endpoint.others:
-        raise ValueError(f"--rdzv-endpoint {params.endpoint} names several endpoints; this backend has one")
+        raise ValueError(f"--rdzv-endpoint {endpoint} names several endpoints; this backend has one")
     incarnation = new_incarnation()
     member = Member(
         version=RECORD_VERSION,
@@ -123,20 +124,20 @@ def _endpoint(params: RendezvousParameters, default_port: int) -> Endpoint:
         return parse_endpoints(params.endpoint or "127.0.0.1", default_port)
     except BadValueError as error:
         raise ValueError(
-            f"--rdzv-endpoint {params.endpoint}: {error}; expected {ENDPOINT.accepted}"
+            f"--rdzv-endpoint {masked(params.endpoint)}: {error}; expected {ENDPOINT.accepted}"
         ) from None
 
 
 def _access(params: RendezvousParameters) -> Access:
     """How to get into etcd; the password is taken out of the environment, so that no worker inherits it."""
-    password = os.environ.pop(ETCD_PASSWORD, "")
+    password = take_password(os.environ)
     file = params.get("etcd_password_file")
     if file:
         try:
-            password = Path(file).read_text().rstrip("\n")
+            password = read_password_file(Path(file))
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"--rdzv-conf etcd_password_file={file}: {error}") from None
-    return Access(
+    access = Access(
         params.get("etcd_prefix", EtcdAccess().prefix),
         ca=params.get("cacert") or params.get("ca_cert"),
         cert=params.get("cert") or params.get("ssl_cert"),
@@ -144,6 +145,17 @@ def _access(params: RendezvousParameters) -> Access:
         user=params.get("etcd_user", ""),
         password=password,
     )
+    if access.user and password:
+        _warn_of_exposures(params, access)
+    return access
+
+
+def _warn_of_exposures(params: RendezvousParameters, access: Access) -> None:
+    file = params.get("etcd_password_file")
+    encrypted = any((access.ca, access.cert, access.key))
+    endpoint = _endpoint(params, ETCD_PORT)
+    for warning in exposures(endpoint, Path(file) if file else None, encrypted=encrypted):
+        logging.getLogger(__name__).warning(warning)
 
 
 def _policy(params: RendezvousParameters) -> Policy:
