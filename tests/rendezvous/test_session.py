@@ -19,7 +19,18 @@ from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 
-from .support import LEASE_S, MARGIN_S, Hindered, Participant, Relay, hosted, participants, policy, run
+from .support import (
+    LEASE_S,
+    MARGIN_S,
+    PATIENCE_S,
+    Hindered,
+    Participant,
+    Relay,
+    hosted,
+    participants,
+    policy,
+    run,
+)
 
 LATE_S = 1.0
 """How late a timer may come on a busy machine."""
@@ -183,6 +194,28 @@ def test_a_frozen_store_costs_the_lease_at_its_deadline_and_a_new_incarnation_jo
                 assert again.world is not None
                 assert again.world.seats[0].incarnation == "a-2"
                 assert again.charged == 0
+
+    run(story())
+
+
+def test_an_error_in_what_a_lost_lease_brings_about_ends_the_session(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """Or the agent would live on without a lease, a timer or a word, until somebody kills it."""
+
+    async def story() -> None:
+        with hosted(endpoint, tmp_path / "host") as host:
+            a = Participant("a", endpoint, policy(2, 2), tmp_path)
+
+            def hear(event: events.SessionEvent) -> None:
+                if isinstance(event, events.PlanSeen):  # both connections are there
+                    host.freeze()
+                if isinstance(event, events.LeaseLost):
+                    raise OSError("no space left on device")
+
+            a.session.listen(hear)
+            with pytest.raises(OSError, match="no space left"):
+                await asyncio.wait_for(a.session.run(), PATIENCE_S)
 
     run(story())
 

@@ -223,7 +223,6 @@ class Agent(ElasticAgent):
     async def _take_part(self, run_id: str, seat: NodeSeat, narrator: Narrator) -> Ending:
         settings = self._settings
         incarnation = new_incarnation()
-        seat.record(incarnation, self._processes())
         session = self._session = Session(
             self._meeting, self._member(seat, incarnation), settings.lease_ttl, settings.local_addr
         )
@@ -237,7 +236,7 @@ class Agent(ElasticAgent):
             start_workers=self._start_workers,
             new_guard=self._new_guard,
             remember=self._meeting.remember,
-            new_life=lambda life: seat.record(life, self._processes()),
+            write_down=lambda life: seat.record(life, self._processes()),
             join_timeout_s=settings.join_timeout,
         )
         self._supervisor = Supervisor(parts, seat.node_id, incarnation, settings.hang_timeout)
@@ -327,8 +326,6 @@ class Agent(ElasticAgent):
         self._guard = Guard.start()
         if is_warm(self._settings):
             self._guard.keep_warm(spawner_config(self._settings, self._slots))
-        if self._seat is not None and self._supervisor is not None:
-            self._seat.record(self._supervisor.node.incarnation, self._processes())
         return self._guard
 
     # -- workers --------------------------------------------------------------------------------

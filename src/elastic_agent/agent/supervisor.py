@@ -71,8 +71,8 @@ class Parts:
     new_guard: Callable[[], Guard]
     remember: Callable[[Plan], None]
     """Keep on disk what a new store would have to know."""
-    new_life: Callable[[str], None]
-    """Write down the new incarnation beside the processes it has."""
+    write_down: Callable[[str], None]
+    """Keep on disk the present incarnation and the processes it has; raises OSError if that cannot be done."""
     join_timeout_s: float
     """For how long the store is dialled at most."""
 
@@ -119,6 +119,7 @@ class Supervisor:
         """Until the node's part is over; its last word has been written, or could not be."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._callback_failed)
+        self._write_down(self.node.incarnation)
         session = asyncio.create_task(self._parts.session.run())
         session.add_done_callback(self._session_ended)
         try:
@@ -341,6 +342,11 @@ class Supervisor:
         self._perform_without_stop(self.node.failed(generation, failure))
         runner.abandon(event)
         self._workers_stopped(())
+        if not self._write_down(self.node.incarnation):
+            # A successor would take the end of the old guard for the end of the workers that the new one starts.
+            self._parts.session.fenced(
+                "its new guard process could not be written down in the state directory"
+            )
 
     def _workers_started(self, generation: int) -> None:
         self._perform(self.node.started(generation))
@@ -405,9 +411,22 @@ class Supervisor:
         incarnation = new_incarnation()
         self._log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
         self._journal("rejoin", incarnation=incarnation)
-        self._parts.new_life(incarnation)
+        self._write_down(incarnation)
         self._parts.session.rejoin(incarnation, met=self.node.met)
         self._perform(self.node.rejoined(incarnation))
+
+    def _write_down(self, incarnation: str) -> bool:
+        """Whether that could be done; without it an agent that comes after a crash of this one has to wait."""
+        try:
+            self._parts.write_down(incarnation)
+        except OSError as error:
+            self._log.warning(
+                "cannot write the state directory; if this agent is killed, the next one of this node has to wait "
+                "for the end of its lease",
+                error=str(error),
+            )
+            return False
+        return True
 
     def _journal(self, event: str, **details: object) -> None:
         self._parts.journal.write(event, **details)

@@ -46,7 +46,7 @@ from elastic_agent.transport.lane import Lane
 from . import events
 from .clock import boottime_s
 from .connector import BootstrapOffer, Connector
-from .threads import aside, call
+from .threads import aside, call, until_one_ends
 
 T = TypeVar("T")
 
@@ -131,6 +131,8 @@ class Session:
         self._own_address = address
         self._local_address = ""
         self._flushed = asyncio.Event()
+        self._failed: asyncio.Future[None]
+        """Ends the session with what went wrong beside its conversations."""
         self._commands: _Connection | None = None
 
     def listen(self, tell: Callable[[events.SessionEvent], None]) -> None:
@@ -224,23 +226,25 @@ class Session:
     # -- the session's life ---------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Stay registered until cancelled."""
-        timer = asyncio.create_task(self._keep_time())
+        """Stay registered until cancelled. Raises what went wrong in here or in ``listen``'s callback."""
+        self._failed = asyncio.get_running_loop().create_future()
         try:
-            while True:
-                commands, watch = _Connection("store-commands"), _Connection("store-watch")
-                try:
-                    await self._attend(commands, watch)
-                except TransportError as error:  # also: no port is free for an offer, or none of ours answers
-                    self._tell(events.Disconnected(str(error)))
-                    await asyncio.sleep(REDIAL_MIN_S)
-                finally:
-                    commands.close()
-                    watch.close()
+            await until_one_ends(self._keep_time(), self._stay_connected(), self._failed)
         finally:
-            timer.cancel()
             self._stop_reaching()
             self._drop_offers()
+
+    async def _stay_connected(self) -> None:
+        while True:
+            commands, watch = _Connection("store-commands"), _Connection("store-watch")
+            try:
+                await self._attend(commands, watch)
+            except TransportError as error:  # also: no port is free for an offer, or none of ours answers
+                self._tell(events.Disconnected(str(error)))
+                await asyncio.sleep(REDIAL_MIN_S)
+            finally:
+                commands.close()
+                watch.close()
 
     async def _attend(self, commands: _Connection, watch: _Connection) -> None:
         """Connect and work until the store is lost."""
@@ -258,15 +262,7 @@ class Session:
             self._registered_in = None
             if self._lease is not None and self._lease.expired(boottime_s()):
                 self._lose("the store was lost for longer than that")
-        tasks = [asyncio.create_task(self._pump(commands)), asyncio.create_task(self._watch(watch))]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await until_one_ends(self._pump(commands), self._watch(watch))
 
     async def _dial(self, connection: _Connection) -> NodeLink:
         """Dial until somebody answers; with jitter, for a whole cluster may be dialling."""
@@ -469,6 +465,7 @@ class Session:
             return  # overtaken; the watch brings the newer plan
         self._stop_reaching()
         self._reaching = asyncio.create_task(self._reach_bootstrap(world))
+        self._reaching.add_done_callback(self._reached)
 
     async def _reach_bootstrap(self, world: World) -> None:
         address = world.bootstrap
@@ -481,6 +478,12 @@ class Session:
             return
         self._drop_offers(needed=world.bootstrap)
         self._tell(events.Prepared(world.generation))
+
+    def _reached(self, reaching: asyncio.Task[None]) -> None:
+        """An error of our own ends the session: without it nobody would know that this node never starts."""
+        error = None if reaching.cancelled() else reaching.exception()
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)
 
     def _stop_reaching(self) -> None:
         """What was to be started is overtaken."""

@@ -1,10 +1,10 @@
-"""Awaiting blocking store calls that may never come back."""
+"""Awaiting blocking store calls that may never come back, and work that must not end unnoticed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -59,3 +59,16 @@ async def aside(work: Callable[[], T], timeout_s: float) -> T:
         return await call(lane, work, timeout_s)
     finally:
         lane.abandon()
+
+
+async def until_one_ends(*work: Awaitable[None]) -> None:
+    """Do all of this at once until one of it ends; the rest is cancelled. Raises what that one raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,147 @@
+"""What the agent's loop makes of trouble, with a real session, store and guard."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.narrator import Narrator
+from elastic_agent.agent.runner import Runner
+from elastic_agent.agent.supervisor import Graces, Parts, Supervisor
+from elastic_agent.protocol.records import RECORD_VERSION, Member, State, World
+from elastic_agent.rendezvous.meeting import Meeting
+from elastic_agent.rendezvous.session import Session
+from elastic_agent.values import Endpoint
+from elastic_agent.workers.guard_client import Guard
+from tests.ports import free_port
+from tests.rendezvous.support import LEASE_S, PATIENCE_S, HostProcess, hosted, policy
+
+
+class Scene:
+    """A supervisor whose node waits for a second one; what it wrote down, and whether it can."""
+
+    def __init__(self, endpoint: Endpoint, folder: Path) -> None:
+        self.guard = Guard.start()
+        self.written: list[str] = []
+        self.disk_is_full = False
+        self.plan_seen = asyncio.Event()
+        self._registered: asyncio.Queue[str] = asyncio.Queue()
+        meeting = Meeting(endpoint, folder, port_range=None, port_rest_s=0.0)
+        meeting.set_run_id("run")
+        member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(2, 2))
+        parts = Parts(
+            guard=self.guard,
+            session=Session(meeting, member, LEASE_S),
+            journal=self,  # type: ignore[arg-type]
+            narrator=Narrator("here", self._status),
+            graces=Graces(0.1, 0.1),
+            start_workers=self._start_workers,
+            new_guard=self._new_guard,
+            remember=lambda plan: None,
+            write_down=self._write_down,
+            join_timeout_s=PATIENCE_S,
+        )
+        self.supervisor = Supervisor(parts, "a", "a-1", 0.0)
+
+    def write(self, event: str, **details: object) -> None:
+        """As a journal."""
+        if event == "registered":
+            self._registered.put_nowait(str(details["incarnation"]))
+        if event == "plan":
+            self.plan_seen.set()
+
+    async def registered(self) -> str:
+        """The incarnation that registers next."""
+        return await asyncio.wait_for(self._registered.get(), PATIENCE_S)
+
+    @staticmethod
+    async def _status() -> str:
+        return ""
+
+    @staticmethod
+    def _start_workers(world: World, runner: Runner) -> None:
+        raise AssertionError("there is no second node")
+
+    def _new_guard(self) -> Guard:
+        self.guard = Guard.start()
+        return self.guard
+
+    def _write_down(self, incarnation: str) -> None:
+        if self.disk_is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.written.append(incarnation)
+
+
+@contextmanager
+def scene(endpoint: Endpoint, folder: Path) -> Iterator[Scene]:
+    opened = Scene(endpoint, folder)
+    try:
+        yield opened
+    finally:
+        opened.guard.close()
+
+
+@pytest.fixture
+def endpoint() -> Endpoint:
+    return Endpoint("127.0.0.1", free_port())
+
+
+@pytest.fixture
+def host(endpoint: Endpoint, tmp_path: Path) -> Iterator[HostProcess]:
+    with hosted(endpoint, tmp_path / "host") as opened:
+        yield opened
+
+
+def test_a_node_that_lost_its_lease_comes_again_although_the_disk_is_full(
+    endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def story() -> None:
+        with scene(endpoint, tmp_path) as here:
+            life = asyncio.create_task(here.supervisor.run())
+            assert await here.registered() == "a-1"
+            assert here.written == ["a-1"]
+            await asyncio.wait_for(here.plan_seen.wait(), PATIENCE_S)
+            here.disk_is_full = True
+            host.freeze()
+            await asyncio.sleep(LEASE_S)
+            host.thaw()
+            again = await here.registered()
+            assert again == here.supervisor.node.incarnation != "a-1"
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+
+    asyncio.run(story())
+    assert "cannot write the state directory" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("disk_is_full", [False, True], ids=["written down", "disk full"])
+def test_a_new_guard_starts_nothing_for_an_incarnation_that_names_the_old_one_on_disk(
+    endpoint: Endpoint, host: HostProcess, tmp_path: Path, disk_is_full: bool
+) -> None:
+    """A successor that finds the old guard gone would take the workers of the new one for gone."""
+
+    async def story() -> None:
+        with scene(endpoint, tmp_path) as here:
+            life = asyncio.create_task(here.supervisor.run())
+            await here.registered()
+            here.disk_is_full = disk_is_full
+            old = here.guard
+            os.kill(old.pid, signal.SIGKILL)
+            if disk_is_full:
+                assert await here.registered() != "a-1"
+            else:
+                while here.written != ["a-1", "a-1"]:
+                    await asyncio.sleep(0.01)  # the guard's end comes through its pipe
+                assert here.supervisor.node.incarnation == "a-1"
+            assert here.guard is not old
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+
+    asyncio.run(story())
