@@ -136,7 +136,7 @@ def test_settings_refuse_what_run_would_refuse() -> None:
 def test_stacks_of_no_worker_are_a_mistake() -> None:
     told = elastic_agent("stacks", "no-such-run")
     assert told.returncode == 2
-    assert "no worker of run no-such-run runs on this machine" in told.stderr
+    assert "no worker of run no-such-run of user" in told.stderr
     assert "Usage: elastic-agent stacks" in elastic_agent("stacks", "--help").stdout
 
 

@@ -46,7 +46,7 @@ def test_its_handlers_are_known(pid: int) -> None:
 
 
 def test_it_is_found_as_a_worker(pid: int) -> None:
-    (worker,) = living_workers(MARKS["ELASTIC_AGENT_RUN_ID"])
+    (worker,) = living_workers(os.geteuid(), MARKS["ELASTIC_AGENT_RUN_ID"])
     assert (worker.pid, worker.worker_id) == (pid, "n1/0")
 
 

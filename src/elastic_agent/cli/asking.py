@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import os
-import pwd
 import re
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
+
+from .users import name_of, uid_of
 
 if TYPE_CHECKING:
     from elastic_agent.agent.control import AgentAddress, Answer
@@ -93,7 +94,7 @@ def _parse(do: str, argv: Sequence[str]) -> Request:
         expected = "one node" if do == "drain" else "options only"
         raise UsageError(f"{do}: got {quoted(' '.join(rest))}; expected {expected}")
     left_s = _seconds_until(do, given["--deadline"], time.time()) if given["--deadline"] else None
-    uid = _uid_of(do, given["--user"]) if given["--user"] else None
+    uid = uid_of(do, given["--user"]) if given["--user"] else None
     return Request(rest[0] if rest else None, given["--run"] or None, left_s, uid)
 
 
@@ -135,8 +136,8 @@ async def _carry_out(do: str, wanted: Request) -> int:
     found = await describe_all([one for one in agents_here() if wanted.uid in (None, one.uid)])
     agent = _choose(do, wanted, found)
     if agent.uid != os.geteuid():
-        print(f"asking the agent of user {_name_of(agent.uid)} (pid {agent.pid})", flush=True)
-    words = f"elastic-agent {do} by {_name_of(os.getuid())}"
+        print(f"asking the agent of user {name_of(agent.uid)} (pid {agent.pid})", flush=True)
+    words = f"elastic-agent {do} by {name_of(os.getuid())}"
     last: Answer | None = None
     try:
         async for last in command(agent, Command(do, wanted.node, wanted.left_s, words)):
@@ -170,7 +171,7 @@ def _choose(do: str, wanted: Request, found: dict[AgentAddress, Answer]) -> Agen
         )
     users = {address.uid for address in of_run}
     if len(users) > 1:  # anybody can pretend to be an agent of any run
-        listed = ", ".join(sorted(map(_name_of, users)))
+        listed = ", ".join(sorted(map(name_of, users)))
         raise UsageError(f"{do}: this machine has such agents of the users {listed}; name one with --user")
     runs = sorted({escaped(one.run_id) for one in of_run.values()})
     if len(runs) > 1:
@@ -180,22 +181,3 @@ def _choose(do: str, wanted: Request, found: dict[AgentAddress, Answer]) -> Agen
         raise UsageError(f"drain: this machine has the nodes {nodes}; name one")
     own = [address for address, one in of_run.items() if one.node == wanted.node]
     return (own or list(of_run))[0]
-
-
-def _name_of(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-def _uid_of(do: str, user: str) -> int:
-    """The number of a user given by name or number.
-
-    Raises:
-        UsageError: there is no such user.
-    """
-    try:
-        return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
-    except (KeyError, ValueError):
-        raise UsageError(f"{do}: --user: got {quoted(user)}; expected a user of this machine") from None

@@ -7,15 +7,20 @@ from collections.abc import Sequence
 
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.printable import escaped
 from elastic_agent.processes import catches
 from elastic_agent.workers.living import LivingWorker, living_workers
 
-PAGE = """\
-Usage: elastic-agent stacks [RUN]
+from .users import name_of, uid_of
 
-Has every worker of this machine, or of one run, write the Python stacks of all its threads to its standard
+PAGE = """\
+Usage: elastic-agent stacks [RUN] [--user USER]
+
+Has every worker of this user on this machine, or of one run, write the Python stacks of all its threads to its standard
 error (its log file, if output is redirected). The workers are not stopped. Warm workers can always do that; cold ones
 (--worker-start) if their script has imported elastic_agent.client. The others are named and left alone.
+
+  --user USER   the workers of this user, for root
 """
 
 
@@ -28,19 +33,32 @@ def stacks(argv: Sequence[str]) -> int:
     if any(word in ("-h", "--help") for word in argv):
         print(PAGE, end="", flush=True)
         return ExitCode.FINISHED
-    if len(argv) > 1 or any(word.startswith("-") for word in argv):
-        raise UsageError(f"stacks: got {quoted(' '.join(argv))}; expected a run's id, or nothing")
-    run_id = argv[0] if argv else None
-    workers = living_workers(run_id)
+    run_id, uid = _parse(argv)
+    workers = living_workers(uid, run_id)
     if not workers:
         whose = f"of run {run_id} " if run_id else ""
         raise UsageError(
-            f"stacks: no worker {whose}runs on this machine, as far as this user can see; expected to be run "
-            "where the agent runs, by the same user or root"
+            f"stacks: no worker {whose}of user {name_of(uid)} runs on this machine; expected to be run where the agent "
+            "runs, as the same user (or as root, with --user)"
         )
     for worker in workers:
-        print(f"{worker.run_id}  {worker.worker_id}  pid {worker.pid}  {_ask(worker)}", flush=True)
+        what = f"{worker.run_id}  {worker.worker_id}  pid {worker.pid}  {_ask(worker)}"
+        print(escaped(what), flush=True)
     return ExitCode.FINISHED
+
+
+def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
+    words, uid = list(argv), os.geteuid()
+    for index, word in enumerate(words):
+        if word == "--user" and index + 1 < len(words):
+            uid = uid_of("stacks", words[index + 1])
+            del words[index : index + 2]
+            break
+    if len(words) > 1 or any(word.startswith("-") for word in words):
+        raise UsageError(
+            f"stacks: got {quoted(' '.join(argv))}; expected a run's id, --user USER, or nothing"
+        )
+    return (words[0] if words else None), uid
 
 
 def _ask(worker: LivingWorker) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,9 +31,12 @@ class LivingWorker:
         return ""
 
 
-def living_workers(run_id: str | None = None) -> list[LivingWorker]:
-    """Those whose environment this user may read; of one run if it is named. Their own children are left out."""
-    found = {one.pid: one for one in _marked() if run_id in (None, one.run_id)}
+def living_workers(uid: int, run_id: str | None = None) -> list[LivingWorker]:
+    """A user's workers, of one run if it is named. Their own children are left out.
+
+    Root could read the environment of every process, but what stands in that of another user's is not to be trusted.
+    """
+    found = {one.pid: one for one in _marked(uid) if run_id in (None, one.run_id)}
     own = [one for one in found.values() if not _is_child_of(one, found)]
     return sorted(own, key=lambda one: (one.run_id, one.worker_id))
 
@@ -47,16 +51,23 @@ def _parent(pid: int) -> int:
     return process.parent if process is not None else 0
 
 
-def _marked() -> Iterator[LivingWorker]:
+def _marked(uid: int) -> Iterator[LivingWorker]:
     for pid in process_ids():
         try:
-            variables = environment(pid)
-        except OSError:  # another user's, or gone
+            variables = environment(pid) if os.stat(f"/proc/{pid}").st_uid == uid else {}
+        except OSError:  # not to be read by this user, or gone
             continue
         with contextlib.suppress(KeyError, ValueError):
             yield LivingWorker(
                 pid,
                 variables[f"{_PREFIX}RUN_ID"],
                 variables[f"{_PREFIX}WORKER_ID"],
-                int(variables[f"{_PREFIX}STACKS_SIGNAL"]),
+                _signal_number(variables[f"{_PREFIX}STACKS_SIGNAL"]),
             )
+
+
+def _signal_number(text: str) -> int:
+    number = int(text)
+    if not 1 <= number < signal.NSIG:
+        raise ValueError(f"{number} is no signal")
+    return number
