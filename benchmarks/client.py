@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 import timeit
-from pathlib import Path
 
 from elastic_agent.client._cells import HeartbeatFile
 
@@ -90,7 +89,7 @@ def worker_variables(file: HeartbeatFile) -> dict[str, str]:
 def measure(rounds: int) -> list[Figure]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        HeartbeatFile.create(Path(folder) / "heartbeats", 1) as file,
+        HeartbeatFile.create(folder, 1) as file,
     ):
         under_agent = worker_variables(file)
         bare = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}

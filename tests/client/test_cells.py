@@ -8,52 +8,48 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.client._cells import CELL_BYTES, HeartbeatFile, claim_cell
+from elastic_agent.client._cells import CELL_BYTES, PREFIX, SUFFIX, HeartbeatFile, claim_cell
 
 
 def test_file_is_small_complete_and_for_its_owner_only(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeats"
     before = os.umask(0)
     try:
-        file = HeartbeatFile.create(path, 8)
+        file = HeartbeatFile.create(tmp_path, 8)
     finally:
         os.umask(before)
     with file:
+        path = Path(file.path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.read_bytes() == bytes(8 * CELL_BYTES)
         assert path.stat().st_blocks > 0, "its space is not reserved: a beat on a full disk would be a SIGBUS"
         assert [file.read(slot) for slot in range(file.slots)] == [(0, 0)] * 8
-        assert os.listdir(tmp_path) == ["heartbeats"]
+        assert [*tmp_path.iterdir()] == [path]
 
 
 def test_each_cell_lies_where_the_layout_says(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeats"
-    with HeartbeatFile.create(path, 2) as file:
-        words = claim_cell(str(path), 1)
+    with HeartbeatFile.create(tmp_path, 2) as file:
+        words = claim_cell(file.path, 1)
         assert words is not None
         words[1] = -5
         words[0] = 3
         assert file.read(1) == (3, -5)
-        raw = path.read_bytes()
+        raw = Path(file.path).read_bytes()
         assert raw[:64] == bytes(64)
         assert int.from_bytes(raw[64:72], "little") == 3
         assert int.from_bytes(raw[72:80], "little", signed=True) == -5
         assert raw[80:] == bytes(48)
 
 
-def test_new_generations_file_replaces_the_old_one_without_disturbing_its_workers(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeats"
-    with HeartbeatFile.create(path, 1) as old:
-        words = claim_cell(str(path), 0)
-        assert words is not None
-        with HeartbeatFile.create(path, 1) as new:
-            words[0] = 1
-            assert old.read(0) == (1, 0)
-            assert new.read(0) == (0, 0)
+def test_no_name_can_be_guessed_from_another(tmp_path: Path) -> None:
+    """Where every user may make files, a name that is known beforehand can be taken beforehand."""
+    with HeartbeatFile.create(tmp_path, 1) as one, HeartbeatFile.create(tmp_path, 1) as other:
+        middles = [Path(file.path).name[len(PREFIX) : -len(SUFFIX)] for file in (one, other)]
+    assert middles[0] != middles[1]
+    assert all(len(bytes.fromhex(middle)) >= 8 for middle in middles)
 
 
 def test_closing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
-    file = HeartbeatFile.create(tmp_path / "heartbeats", 1)
+    file = HeartbeatFile.create(tmp_path, 1)
     file.close()
     file.close()
     assert os.listdir(tmp_path) == []
@@ -61,18 +57,10 @@ def test_closing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
         file.read(0)
 
 
-def test_closing_leaves_a_newer_file_of_that_name_alone(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeats"
-    old = HeartbeatFile.create(path, 1)
-    with HeartbeatFile.create(path, 2):
-        old.close()
-        assert path.stat().st_size == 2 * CELL_BYTES
-
-
 @pytest.mark.parametrize("slot", [-1, 2])
 def test_slot_that_is_not_there_is_refused(tmp_path: Path, slot: int) -> None:
     with (
-        HeartbeatFile.create(tmp_path / "heartbeats", 2) as file,
+        HeartbeatFile.create(tmp_path, 2) as file,
         pytest.raises(IndexError, match=f"slot {slot} was asked for; expected 0 to 1"),
     ):
         file.read(slot)
@@ -80,14 +68,13 @@ def test_slot_that_is_not_there_is_refused(tmp_path: Path, slot: int) -> None:
 
 def test_file_without_slots_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="0 slots was asked for; expected at least 1"):
-        HeartbeatFile.create(tmp_path / "heartbeats", 0)
+        HeartbeatFile.create(tmp_path, 0)
 
 
-def test_failure_to_create_leaves_nothing_behind(tmp_path: Path) -> None:
-    taken = tmp_path / "heartbeats"
-    taken.mkdir()
-    with pytest.raises(OSError, match="directory"):
-        HeartbeatFile.create(taken, 1)
-    assert os.listdir(tmp_path) == ["heartbeats"]
+def test_failure_to_create_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError):
-        HeartbeatFile.create(tmp_path / "nowhere" / "heartbeats", 1)
+        HeartbeatFile.create(tmp_path / "nowhere", 1)
+    monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)  # as on a disk with less room
+    with pytest.raises(OSError, match="No space left on device"):
+        HeartbeatFile.create(tmp_path, 1)
+    assert not [*tmp_path.iterdir()]

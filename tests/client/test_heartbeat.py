@@ -28,7 +28,7 @@ for line in sys.stdin:
 @pytest.fixture
 def cells(tmp_path: Path) -> Iterator[HeartbeatFile]:
     """The heartbeat file of a node with three slots."""
-    with HeartbeatFile.create(tmp_path / "heartbeats", 3) as file:
+    with HeartbeatFile.create(tmp_path, 3) as file:
         yield file
 
 

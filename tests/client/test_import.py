@@ -33,7 +33,7 @@ def test_without_an_agent_hardly_anything_is_loaded() -> None:
 
 
 def test_under_an_agent_only_small_c_modules_come_on_top(tmp_path: Path) -> None:
-    with HeartbeatFile.create(tmp_path / "heartbeats", 2) as file:
+    with HeartbeatFile.create(tmp_path, 2) as file:
         variables = {
             **AGENT_ENVIRONMENT,
             "ELASTIC_AGENT_HEARTBEAT": file.path,

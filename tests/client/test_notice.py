@@ -34,7 +34,7 @@ for line in sys.stdin:
 @pytest.fixture
 def cells(tmp_path: Path) -> Iterator[HeartbeatFile]:
     """The file of a node with three slots."""
-    with HeartbeatFile.create(tmp_path / "cells", 3) as file:
+    with HeartbeatFile.create(tmp_path, 3) as file:
         yield file
 
 
@@ -52,13 +52,13 @@ def test_the_agent_and_its_client_number_the_causes_alike() -> None:
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_notice_is_seen_at_once_with_reason_and_deadline(cells: HeartbeatFile, cause: str) -> None:
-    deadline_s = time.time() + 60
     with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
         assert worker.ask() == "None"
+        before_s = time.time() - 1e-3
         cells.tell(7, cause, boottime_ns_in(60))
         reason, seen_s, left_s = eval(worker.ask())
     assert reason == cause
-    assert abs(seen_s - deadline_s) < 0.1
+    assert before_s <= seen_s - 60 <= time.time()
     assert 50 < left_s <= 60
 
 
@@ -153,7 +153,7 @@ for step in range(100_000):
 @pytest.mark.parametrize("every", [1, 3])
 def test_all_ranks_stop_at_the_same_step_even_if_one_alone_was_told(tmp_path: Path, every: int) -> None:
     """Only rank 2's agent is quick enough to tell its worker."""
-    files = [HeartbeatFile.create(tmp_path / f"cells-{rank}", 1) for rank in range(3)]
+    files = [HeartbeatFile.create(tmp_path, 1) for rank in range(3)]
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", AGREE, str(rank), str(every), str(tmp_path / "meet")],

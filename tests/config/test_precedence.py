@@ -186,7 +186,7 @@ WORKER = {
     "ELASTIC_AGENT_GENERATION": "4",
     "ELASTIC_AGENT_RESTARTS": "1",
     "ELASTIC_AGENT_FIRST_GENERATION": "0",
-    "ELASTIC_AGENT_HEARTBEAT": "/dev/shm/cells",
+    "ELASTIC_AGENT_HEARTBEAT": "/dev/shm/elastic-agent.0.beat",
     "ELASTIC_AGENT_STACKS_SIGNAL": "36",
 }
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import (
@@ -17,13 +16,12 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
-from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.processes import start_ticks
 from elastic_agent.protocol.node import Activity, Outcome
-from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Member, State, World
+from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Member, Seat, State, World
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.place import MeetingPlace
@@ -42,6 +40,7 @@ from .control import ControlSocket
 from .early_notice import EarlyNotice
 from .environment import RunFacts, worker_environment
 from .fingerprint import fingerprint
+from .heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
 from .identity import NodeSeat, sweep_seats, take_seat
 from .interfaces import interface_of
 from .journal import Journal
@@ -200,9 +199,9 @@ class Agent(ElasticAgent):
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
         folder = self._settings.state_dir / "nodes" / run_id
         refused: frozenset[str] = frozenset()
+        sweep_heartbeat_files()
         while True:
             seat = self._seat = self._take_seat(folder, refused)
-            seat.sweep(_memory_folder())
             bind_context(node=seat.node_id)
             self._journal.bind(node=seat.node_id)
             ending = await self._take_part(run_id, seat, narrator)
@@ -337,22 +336,32 @@ class Agent(ElasticAgent):
         seat = world.seat_of(incarnation)
         plan = supervisor.node.plan
         assert seat is not None  # only seated nodes start
-        assert self._seat is not None  # held as long as the node takes part
-        heartbeat_file = self._seat.heartbeat_file(_memory_folder(), world.generation)
+        heartbeats = make_heartbeat_file(seat.slots)
+        try:
+            envs = self._environments(world, seat, heartbeats.path, plan.charged if plan is not None else 0)
+            context = make_context(
+                self._settings, self._guard, self._logs, self._closer, world.generation, envs
+            )
+        except BaseException:
+            heartbeats.close()
+            raise
+        runner.start(world.generation, context, heartbeats)
+
+    def _environments(
+        self, world: World, seat: Seat, heartbeat_file: str, restarts: int
+    ) -> dict[int, dict[str, str]]:
         facts = RunFacts(
             run_id=self._meeting.run_id or "",
             role=self._settings.role,
-            restarts=plan.charged if plan is not None else 0,
+            restarts=restarts,
             max_restarts=self._settings.max_restarts,
             first_generation=world.generation == 1,
-            heartbeat_file=str(heartbeat_file),
+            heartbeat_file=heartbeat_file,
             stacks_signal=DEFAULT_STACKS_SIGNAL,
             gloo_interface=interface_of(seat.address),
             virtual_local_rank=self._settings.virtual_local_rank,
         )
-        envs = {slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)}
-        context = make_context(self._settings, self._guard, self._logs, self._closer, world.generation, envs)
-        runner.start(world.generation, context, HeartbeatFile.create(heartbeat_file, seat.slots))
+        return {slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)}
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -368,8 +377,8 @@ class Agent(ElasticAgent):
         self._closer.drain_closing(OUTPUT_PATIENCE_S)
         if isinstance(self._logs, GenerationLogs):
             self._logs.close()
+        sweep_heartbeat_files()
         if self._seat is not None:
-            self._seat.sweep(_memory_folder())
             self._seat.release()
             sweep_seats(self._settings.state_dir / "nodes")
         self._journal.close()
@@ -380,9 +389,3 @@ def _unwritable(state_dir: Path, error: OSError) -> UsageError:
     return UsageError(
         f"--state-dir {state_dir} cannot be used:{place} {error.strerror}; give one that can be written"
     )
-
-
-def _memory_folder() -> Path:
-    """Where small shared files live without touching a disk."""
-    shared = Path("/dev/shm")
-    return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -71,18 +70,6 @@ class NodeSeat:
     predecessor: str | None
     """The previous incarnation under this id whose workers are proven gone, if there was one."""
     _handle: int
-    _mark: str
-    """Distinguishes this seat's shared files from those of every other on the machine."""
-
-    def heartbeat_file(self, folder: Path, generation: int) -> Path:
-        """Where a generation's heartbeat file lies."""
-        return folder / f"elastic-agent-{self._mark}-{generation}.beat"
-
-    def sweep(self, folder: Path) -> None:
-        """Remove the heartbeat files of earlier holders that did not live to do it."""
-        for left in folder.glob(f"elastic-agent-{self._mark}-*.beat*"):
-            with contextlib.suppress(OSError):
-                left.unlink()
 
     def record(self, incarnation: str, processes: list[Process]) -> None:
         """Write down who holds the seat now, and the processes a successor has to look for."""
@@ -121,7 +108,7 @@ def take_seat(
                 f"node id {wanted} is held by another agent on this machine; "
                 "choose another --node-id, or leave it out to get a free one"
             )
-        return NodeSeat(wanted, True, _proven_gone(handle, wait_s), handle, _mark(folder, wanted))
+        return NodeSeat(wanted, True, _proven_gone(handle, wait_s), handle)
     base = host_name()
     for number in range(1, MAX_AGENTS_PER_MACHINE + 1):
         node_id = base if number == 1 else f"{base}-{number}"
@@ -129,12 +116,8 @@ def take_seat(
             continue
         handle = _lock(folder / f"{node_id}.lock")
         if handle is not None:
-            return NodeSeat(node_id, False, _proven_gone(handle, wait_s), handle, _mark(folder, node_id))
+            return NodeSeat(node_id, False, _proven_gone(handle, wait_s), handle)
     raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are taken in {folder}")
-
-
-def _mark(folder: Path, node_id: str) -> str:
-    return hashlib.sha256(os.fsencode(folder.absolute() / node_id)).hexdigest()[:16]
 
 
 def _lock(path: Path) -> int | None:

@@ -31,6 +31,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
 
+PREFIX, SUFFIX = "elastic-agent.", ".beat"
+"""Of a file's name; what stands between them is random."""
+
 CELL_BYTES = 64
 WORD_BYTES = 8
 CELL_WORDS = CELL_BYTES // WORD_BYTES
@@ -45,6 +48,9 @@ LEFT = 6
 CAUSES = ("preempted", "walltime", "drain", "grow", "operator")
 """Why workers are told that they will be stopped; word 3 counts from 1."""
 
+_ENOSPC = 28  # errno is one more module to load
+_AGENT_LOCK = 1 << 40
+
 
 class HeartbeatFile:
     """The agent's side: makes the file and reads what the workers wrote."""
@@ -54,16 +60,15 @@ class HeartbeatFile:
         """Where it is; workers get this as ELASTIC_AGENT_HEARTBEAT."""
         self.slots = size // CELL_BYTES
         """How many cells it has."""
-        self._made = os.fstat(fd)
+        self._fd = fd
         self._memory = mmap.mmap(fd, size)
         self._words = memoryview(self._memory).cast("q")
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], slots: int) -> HeartbeatFile:
-        """Make ``path``, readable by its owner only, with an empty cell for each of ``slots`` workers.
+    def create(cls, folder: str | os.PathLike[str], slots: int) -> HeartbeatFile:
+        """Make a file in ``folder``, readable by its owner only, with an empty cell for each of ``slots`` workers.
 
-        It appears complete or not at all. A file of that name is replaced; workers that had it open go
-        on writing to the old one, unseen.
+        Its name cannot be guessed: where every user may make files, nobody has made one of that name before.
 
         Raises:
             ValueError: ``slots`` is less than 1.
@@ -71,23 +76,18 @@ class HeartbeatFile:
         """
         if slots < 1:
             raise ValueError(f"a heartbeat file for {slots} slots was asked for; expected at least 1")
-        final = os.fspath(path)
-        draft = f"{final}.{os.urandom(8).hex()}"
+        path, fd = _make_locked(os.fspath(folder))
         size = slots * CELL_BYTES
-        fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Written, not merely truncated to size: a hole would first need its space when a worker
             # beats, and on a full disk kill it there with SIGBUS.
             if os.write(fd, bytes(size)) != size:
-                raise OSError(f"{draft}: no room for {size} bytes")
-            file = cls(final, fd, size)
-            os.rename(draft, final)
-            return file
+                raise OSError(_ENOSPC, os.strerror(_ENOSPC), path)
+            return cls(path, fd, size)
         except BaseException:
-            os.unlink(draft)
-            raise
-        finally:
+            os.unlink(path)
             os.close(fd)
+            raise
 
     def tell(self, serial: int, cause: str, deadline_ns: int) -> None:
         """Give every worker this notice; ``deadline_ns`` is in nanoseconds of CLOCK_BOOTTIME.
@@ -124,7 +124,7 @@ class HeartbeatFile:
         return self._words[first + BEATS], self._words[first + STEP]
 
     def close(self) -> None:
-        """Let go of the file, and remove it unless a newer one took its place. Repeatable.
+        """Let go of the file, and remove it. Repeatable.
 
         Workers that have it open are not disturbed.
         """
@@ -133,10 +133,11 @@ class HeartbeatFile:
             return
         self._memory.close()
         try:
-            if os.path.samestat(os.stat(self.path), self._made):
-                os.unlink(self.path)
+            os.unlink(self.path)
         except FileNotFoundError:
-            return
+            pass
+        finally:
+            os.close(self._fd)
 
     def __enter__(self) -> HeartbeatFile:
         return self
@@ -148,6 +149,29 @@ class HeartbeatFile:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _make_locked(folder: str) -> tuple[str, int]:
+    """A new empty file, and a descriptor that holds the agent's lock on it. Raises OSError."""
+    while True:
+        path = os.path.join(folder, f"{PREFIX}{os.urandom(8).hex()}{SUFFIX}")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        if lock_as_agent(fd) and os.fstat(fd).st_nlink:
+            return path, fd
+        os.close(fd)  # before it was locked another agent took it for abandoned
+
+
+def lock_as_agent(fd: int) -> bool:
+    """Lock a heartbeat file as its agent does; False if another process has that lock. Raises OSError.
+
+    The lock vanishes with its holder, or when that closes the file. It lies beyond all cells, as their claims are
+    locks too.
+    """
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _AGENT_LOCK)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
 def claim_cell(path: str, slot: int) -> memoryview | None:

@@ -1,0 +1,124 @@
+"""Heartbeat files where there is no room for them, and those that killed agents leave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
+from elastic_agent.client._cells import HeartbeatFile
+from tests.cli.support import COMMAND, clean_environment
+
+MAKE = """
+import sys
+from elastic_agent.client._cells import HeartbeatFile
+file = HeartbeatFile.create(sys.argv[1], 1)
+print(file.path, flush=True)
+sys.stdin.read()
+"""
+WITH_FULL_MEMORY = """
+mount -t tmpfs -o size=4k,mode=1777 tmpfs /dev/shm || exit
+head -c 4096 /dev/zero >/dev/shm/filler
+exec "$0" "$@"
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def test_it_is_on_a_disk_where_memory_cannot_be_used(tmp_path: Path, temporary: Path) -> None:
+    with make_heartbeat_file(2, str(tmp_path / "nowhere")) as file:
+        assert Path(file.path).parent == temporary
+        assert file.slots == 2
+
+
+def test_both_places_are_named_where_neither_can_be_used(tmp_path: Path, temporary: Path) -> None:
+    temporary.rmdir()
+    nowhere = str(tmp_path / "nowhere")
+    with pytest.raises(
+        OSError, match=r"in .*nowhere \(No such file.*\) or in \$TMPDIR \(No such file"
+    ) as told:
+        make_heartbeat_file(2, nowhere)
+    assert f"see df {nowhere}" in str(told.value)
+
+
+def test_workers_start_where_shared_memory_is_full(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from elastic_agent import client; client.heartbeat(1); print('trained')")
+    agent = [*COMMAND, "--state-dir", str(tmp_path / "state"), "--worker-start", "cold", str(script)]
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", WITH_FULL_MEMORY, *agent],
+        env=clean_environment({"TMPDIR": str(tmp_path)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.stderr.startswith(("unshare:", "mount:")):
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    assert "heartbeats and notices are off" not in done.stderr
+    assert f"the heartbeat file is in {tmp_path}, as /dev/shm cannot be used: No space left" in done.stderr
+    assert not [*tmp_path.glob("*.beat")]
+
+
+def test_files_of_killed_agents_are_removed_and_no_others(tmp_path: Path) -> None:
+    makers = [
+        subprocess.Popen(
+            [sys.executable, "-c", MAKE, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    paths = []
+    for maker in makers:
+        assert maker.stdout is not None
+        paths.append(maker.stdout.readline().strip())
+    killed, living = makers
+    try:
+        killed.kill()
+        killed.communicate()
+        os.mkfifo(tmp_path / "elastic-agent.fifo.beat")
+        (tmp_path / "elastic-agent.link.beat").symlink_to(paths[1])
+        (tmp_path / "precious.beat").touch()
+        before = {one.name for one in tmp_path.iterdir()}
+        sweep_heartbeat_files(str(tmp_path))
+        assert before - {one.name for one in tmp_path.iterdir()} == {Path(paths[0]).name}
+    finally:
+        living.kill()
+        living.communicate()
+
+
+def test_there_may_be_nothing_to_sweep(tmp_path: Path) -> None:
+    sweep_heartbeat_files(str(tmp_path / "nowhere"))
+
+
+def test_a_new_file_that_another_agent_took_for_abandoned_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from elastic_agent.client import _cells
+
+    lock, swept = _cells.lock_as_agent, []
+
+    def swept_first(fd: int) -> bool:
+        if not swept:
+            swept.extend(tmp_path.glob("*.beat"))
+            swept[0].unlink()
+        return lock(fd)
+
+    monkeypatch.setattr(_cells, "lock_as_agent", swept_first)
+    with HeartbeatFile.create(tmp_path, 1) as file:
+        assert [*tmp_path.glob("*.beat")] == [Path(file.path)] != swept
