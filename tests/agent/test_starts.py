@@ -1,9 +1,13 @@
-"""Workers that cannot be started at all."""
+"""Workers that are hard to start, or cannot be started at all."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
+
+from elastic_agent.agent.identity import host_name
 from tests.cli.support import elastic_agent
 
 
@@ -16,3 +20,28 @@ def test_a_program_that_cannot_be_started_ends_the_run_in_good_order(tmp_path: P
     assert result.returncode == 1, result.stderr
     assert "could not start its workers: cannot start" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("words", [["train.py"], ["-m", "train"]], ids=["script", "module"])
+def test_a_warm_worker_whose_script_and_folder_were_removed_says_what_is_missing(
+    tmp_path: Path, words: list[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.py").write_text("import os, shutil, sys; shutil.rmtree(os.getcwd()); sys.exit(1)\n")
+    options = ["--state-dir", str(tmp_path / "state"), "--max-restarts", "1", "--log-format", "console"]
+    result = elastic_agent(*options, *words, under=["env", "-C", str(folder)])
+    assert result.returncode == 1
+    assert "workers start cold" not in result.stderr
+    missing = "can't open file 'train.py'" if words == ["train.py"] else "No module named train"
+    assert f"the run failed: worker {host_name()}/0 exited with code" in result.stderr
+    assert missing in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("how", ["warm", "cold"])
+def test_a_script_whose_name_is_not_utf_8_is_run(tmp_path: Path, how: str) -> None:
+    script = os.fsdecode(b"caf\xe9.py")
+    (tmp_path / script).write_text("import sys; print(ascii(sys.argv))\n")
+    options = ["--state-dir", str(tmp_path / "state"), "--worker-start", how]
+    result = elastic_agent(*options, script, under=["env", "-C", str(tmp_path)])
+    assert (result.returncode, result.stdout) == (0, "['caf\\udce9.py']\n"), result.stderr

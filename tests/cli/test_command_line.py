@@ -171,3 +171,15 @@ def test_a_script_called_like_a_command_can_be_named(tmp_path: Path) -> None:
         done = elastic_agent(*argv)
         assert done.returncode == 2
         assert f'script "{argv[-1]}" does not exist' in done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv", [["train.py"], ["/bin/true.py"], ["-m", "http.server"], ["serve"]], ids=lambda argv: argv[-1]
+)
+def test_from_a_working_directory_that_was_removed_nothing_starts(tmp_path: Path, argv: list[str]) -> None:
+    """torch cannot be loaded there: its MKL ends the process with a line of its own that explains nothing."""
+    leaving = ["sh", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "sh"]
+    done = elastic_agent(*argv, under=["env", "-C", str(tmp_path), *leaving])
+    assert done.returncode == 2
+    assert done.stderr.startswith("elastic-agent: the working directory cannot be used: No such file")
+    assert done.stderr.count("\n") == 1

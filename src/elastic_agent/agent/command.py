@@ -29,7 +29,7 @@ def job_fingerprint(settings: Settings) -> str:
 
     The same script gives the same fingerprint on every machine, wherever it lies there.
     """
-    digest = hashlib.sha256(os.path.basename(settings.script).encode())
+    digest = hashlib.sha256(os.fsencode(os.path.basename(settings.script)))
     if not settings.module:
         try:
             digest.update(Path(settings.script).read_bytes())

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from elastic_agent.cli.help import serve_page
+from elastic_agent.config.checks import check_working_directory
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.flags import CommandLine, HelpRequested, parse_command_line
@@ -30,6 +31,7 @@ def serve(argv: Sequence[str]) -> int:
         print(serve_page(OPTIONS), flush=True)
         return ExitCode.FINISHED
     _check(line)
+    check_working_directory()
     resolved = resolve(line, os.environ, script_needed=False, only=OPTIONS)
     if resolved.settings.standalone and resolved.settings.rdzv_endpoint is None:
         _check_port(resolved)

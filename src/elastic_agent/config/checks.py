@@ -7,8 +7,9 @@ import signal
 import stat
 import sys
 from collections.abc import Mapping
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
+from pathlib import Path
 
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
 from elastic_agent.config.draft import Draft
@@ -79,6 +80,7 @@ def check_requeue(draft: Draft) -> None:
 
 def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
     """The script can be started as the settings say; raises ``UsageError``."""
+    check_working_directory()
     values = draft.values
     if values["module"] and values["no_python"] and not values["run_path"]:
         raise UsageError(f"{draft.sources['module']} and {draft.sources['no_python']} exclude each other")
@@ -95,7 +97,7 @@ def _check_python_script(script: str) -> None:
     try:
         is_folder = stat.S_ISDIR(os.stat(script).st_mode)
     except FileNotFoundError:
-        where = "" if os.path.isabs(script) else f" in {_shown_directory()}"
+        where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
         raise UsageError(f"script {quoted(script)} does not exist{where}; {expected}") from None
     except (OSError, ValueError) as error:
         # A folder on the way cannot be searched, a part of the name is too long, there is a NUL in it.
@@ -105,14 +107,6 @@ def _check_python_script(script: str) -> None:
         raise UsageError(f"script {quoted(script)} is a folder without __main__.py; {expected}")
     if not os.access(script, os.R_OK):
         raise UsageError(f"script {quoted(script)} cannot be read by this user; {expected}")
-
-
-def _shown_directory() -> str:
-    """The working directory for a message; it may have been removed."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return "the working directory, which was removed"
 
 
 def _check_program(program: str, search_path: str) -> None:
@@ -126,15 +120,68 @@ def _check_program(program: str, search_path: str) -> None:
         raise UsageError(f"program {quoted(program)} {where}; expected a program, as --no-python is given")
 
 
-def check_module(name: str) -> None:
-    """The outermost package of a module to start can be found; raises ``UsageError``.
+def check_working_directory() -> None:
+    """There is one: it was not removed since this shell entered it; raises ``UsageError``."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the working directory cannot be used: {error.strerror} (was it removed?); torch needs one to be "
+            "loaded: cd to another and start again"
+        ) from None
 
-    What is inside the package only its import would tell.
+
+def check_module(name: str) -> None:
+    """A module to start can be found, as far as that can be told without importing its packages.
+
+    Raises:
+        UsageError: it certainly cannot.
     """
-    outermost = name.partition(".")[0]
-    if PathFinder.find_spec(outermost, [os.getcwd()]) is not None or find_spec(outermost) is not None:
+    parts = name.split(".")
+    spec = _outermost(parts[0])
+    for position, part in enumerate(parts[1:], start=1):
+        if spec is None or _finds_its_modules_itself(spec):
+            break
+        found = ".".join(parts[:position])
+        if spec.submodule_search_locations is None:
+            hint = f" (a module is named without .py: -m {found})" if parts[position:] == ["py"] else ""
+            raise _not_found(name, f"is not found: {found} is a module and not a package{hint}")
+        spec = _inner(part, spec)
+    if spec is None:
+        raise _not_found(name, f"is not found from {os.getcwd()}")
+    if spec.submodule_search_locations is None or _finds_its_modules_itself(spec):
         return
-    raise UsageError(
-        f"module {quoted(name)} is not found from {os.getcwd()}; expected a module that "
-        f"{sys.executable} -m can start (is its package installed in this environment?)"
+    if _inner("__main__", spec) is None:
+        raise _not_found(name, "is a package without __main__")
+
+
+def _not_found(name: str, wrong: str) -> UsageError:
+    return UsageError(
+        f"module {quoted(name)} {wrong}; expected a module that {sys.executable} -m can start "
+        "(is its package installed in this environment?)"
     )
+
+
+def _outermost(name: str) -> ModuleSpec | None:
+    """Where ``python -m`` would find a package or module that is in no package."""
+    try:
+        return PathFinder.find_spec(name, [os.getcwd(), *sys.path]) or find_spec(name)
+    except (ImportError, ValueError):  # no name of a module at all, or one without a specification
+        return None
+
+
+def _inner(name: str, package: ModuleSpec) -> ModuleSpec | None:
+    # By its last name only: of one with dots, the parent would have to be imported.
+    return PathFinder.find_spec(name, list(package.submodule_search_locations or ()))
+
+
+def _finds_its_modules_itself(package: ModuleSpec) -> bool:
+    """Whether importing the package may change where its modules are found."""
+    if package.origin is None:  # a namespace: just folders
+        return False
+    try:
+        code = Path(package.origin).read_bytes()
+    except OSError:  # built in, or in an archive
+        return True
+    ways = (b"__path__", b"sys.modules", b"meta_path", b"path_hooks")
+    return not package.origin.endswith(".py") or any(way in code for way in ways)

@@ -105,12 +105,15 @@ def become(
     if _STACKS_SIGNAL in env:
         faulthandler.register(int(env[_STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
     started()
-    if argv[2] == "-m":
-        sys.argv = ["-m", *argv[4:]]
-        if not sys.flags.safe_path:
-            sys.path.insert(0, os.getcwd())
-        return _module_program(argv[3], alter_argv=True)
-    return _script_program(argv, env)
+    try:
+        if argv[2] == "-m":
+            sys.argv = ["-m", *argv[4:]]
+            if not sys.flags.safe_path:
+                sys.path.insert(0, os.getcwd())
+            return _module_program(argv[3], alter_argv=True)
+        return _script_program(argv)
+    except Exception:
+        os.execvpe(argv[0], argv, env)  # it cannot run: let CPython itself say why, in its own words
 
 
 # --- the process ----------------------------------------------------------------------------------
@@ -166,7 +169,7 @@ def forget_files() -> None:
 # --- the program ----------------------------------------------------------------------------------
 
 
-def _script_program(argv: list[str], env: dict[str, str]) -> PythonProgram:
+def _script_program(argv: list[str]) -> PythonProgram:
     script = argv[2]
     sys.argv = argv[2:]
     path = (
@@ -177,12 +180,9 @@ def _script_program(argv: list[str], env: dict[str, str]) -> PythonProgram:
         return _module_program("__main__", alter_argv=False)
     if not sys.flags.safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
-    try:
-        with open(path, "rb") as file:
-            source = file.read()
-        code = compile(source, path, "exec", dont_inherit=True)
-    except Exception:
-        os.execvpe(argv[0], argv, env)  # it cannot run: let CPython itself say why, in its own words
+    with open(path, "rb") as file:
+        source = file.read()
+    code = compile(source, path, "exec", dont_inherit=True)
     return PythonProgram(code, _new_main(path).__dict__)
 
 
