@@ -1,0 +1,83 @@
+"""``-m MODULE``: a module that is not there is found out before anything starts, and none that is there is refused."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.config.checks import check_module
+from elastic_agent.config.errors import UsageError
+
+FILES = {
+    "train.py": "",
+    "package/__init__.py": "raise SystemExit('imported')",
+    "package/__main__.py": "",
+    "package/inner/__init__.py": "raise SystemExit('imported')",
+    "package/inner/train.py": "",
+    "namespace/inner/train.py": "",
+    "moved/__init__.py": "__path__.append('elsewhere')",
+}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train",
+        "package",
+        "package.inner.train",
+        "namespace.inner.train",
+        "moved.train",  # only its import would tell
+        "http.server",
+        "os.path",
+        "torch.distributed.run",
+    ],
+)
+def test_what_python_would_start_is_accepted(name: str) -> None:
+    check_module(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("trian", "is not found from"),
+        ("pakage.inner.train", "is not found from"),
+        ("package.iner.train", "is not found from"),
+        ("package.inner.trian", "is not found from"),
+        ("namespace.inner.trian", "is not found from"),
+        ("namespace", "is a package without __main__"),
+        ("package.inner", "is a package without __main__"),
+        (
+            "train.py",
+            "is not found: train is a module and not a package (a module is named without .py: -m train)",
+        ),
+        ("", "is not found from"),
+        ("..", "is not found from"),
+        ("package..train", "is not found from"),
+        ("package/inner/train.py", "is not found from"),
+        ("pakk\udce9ge", "is not found from"),
+    ],
+)
+def test_what_python_would_not_start_is_refused(name: str, wrong: str) -> None:
+    with pytest.raises(UsageError, match=r"^module \".*\" [^\n]*$") as refused:
+        check_module(name)
+    assert wrong in str(refused.value)
+
+
+def test_of_a_package_in_an_archive_nothing_is_known(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(project / "packages.zip", "w") as archive:
+        archive.writestr("zipped/__init__.py", "")
+    monkeypatch.syspath_prepend(str(project / "packages.zip"))
+    check_module("zipped.train")
+    assert "zipped" not in sys.modules
