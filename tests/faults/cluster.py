@@ -92,6 +92,11 @@ class AgentProcess:
     def signal(self, signum: signal.Signals) -> None:
         os.kill(self.pid, signum)
 
+    def signal_all(self, signum: signal.Signals) -> None:
+        """To every process below the agent, and then to the agent, as Slurm does with ``proctrack/linuxproc``."""
+        for pid in (*reversed(descendants(self.pid)), self.pid):
+            _send(pid, signum)
+
 
 def _send(pid: int, signum: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):

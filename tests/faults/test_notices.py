@@ -122,6 +122,26 @@ def test_workers_that_do_not_leave_get_the_plain_signal_at_the_deadline(
     check_nothing_left(cluster)
 
 
+SLURM_STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
+
+
+def test_a_signal_to_every_process_of_a_slurm_step_lets_all_save(make_cluster: MakeCluster) -> None:
+    """Warm workers and cold ones, and the processes beside them. The controller cannot be asked here."""
+    cluster = make_cluster("1:2", "--requeue", "never")
+    step = {**SLURM_STEP, "SLURM_CONF": "/dev/null"}
+    cluster.start_host("a", 2, script=HEEDING, **step)
+    cluster.start("b", 1, "--worker-start", "cold", script=HEEDING, **{**step, "SLURM_PROCID": "1"})
+    first = cluster.wait_training("a", "b")
+    cluster.wait_event("spawner_ready", "a")
+    for name in "ab":
+        cluster.agents[name].signal_all(signal.SIGUSR1)
+    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED), cluster.story()
+    check_all_told_and_left(cluster, first, "walltime")
+    check_every_step_once(cluster)
+    assert not cluster.journal("spawner_died") + cluster.journal("guard_lost")
+    check_nothing_left(cluster)
+
+
 def hears(agent: AgentProcess, signum: signal.Signals) -> bool:
     """Whether the signal has a handler there."""
     return bool(int(status_field(agent.pid, "SigCgt"), 16) >> (signum - 1) & 1)

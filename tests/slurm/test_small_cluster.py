@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from .cluster import Slurm, need_slurm
-from .support import DEPLOY, SMALL, finish, nodes_of, notes
+from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
 
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LIVES = 4
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +35,28 @@ def test_agents_meet_although_only_slurm_knows_the_names_of_the_nodes(slurm: Slu
     finish(job)
     assert nodes_of(notes(folder, "born"), 1) == {"n0": 1, "n1": 1}
     job.wait_said("n0 is no host name here; Slurm reaches that node at")
+
+
+def test_a_job_whose_workers_get_the_signal_too_loses_no_step_in_four_lives(
+    slurm: Slurm, folder: Path
+) -> None:
+    """Two workers on n0, one on n1; each life ends by the signal that announces the end of a job."""
+    job = slurm.submit(DEPLOY / "elastic.sbatch", *SMALL, "--nodes=2", folder=folder)
+    before = 0
+    for life in range(LIVES):
+        before = wait_steps(job, after=before)[-1]["generation"]
+        if life == LIVES - 1:
+            break
+        slurm.ask("scancel", "--signal=USR1", job.id)
+        job.wait_state("PENDING")
+        job.start_soon()
+    finish(job)
+    taken = steps(folder)
+    assert [one["step"] for one in taken] == list(range(1, len(taken) + 1)), (
+        "a step was lost or trained twice"
+    )
+    assert len({one["generation"] for one in taken}) == LIVES
+    assert {one["restarts"] for one in notes(folder, "born")} == {0}
+    assert {one["reason"] for one in notes(folder, "left")} == {"walltime"}
+    assert job.facts()["Restarts"] == str(LIVES - 1)
+    assert "died" not in job.output, "helper processes outlive the signal as well"

@@ -96,6 +96,28 @@ def test_a_worker_has_default_signals(driver: Driver, tmp_path: Path) -> None:
     assert [mask & ~(0b11 << 31) for mask in masks] == [0, 0, 0]
 
 
+def test_a_worker_begins_with_the_signals_ignored_that_its_launch_names(
+    driver: Driver, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    wanted = ("grep", "-E", "^SigIgn:", "/proc/self/status")
+    ignored = (signal.SIGUSR1, signal.SIGUSR2)
+    driver.guard.spawn(1, [program(0, *wanted, stdout=str(output), ignored=ignored)])
+    assert driver.until(Exited).returncode == 0
+    mask = int(output.read_text().split()[1], 16) & ~(0b11 << 31)
+    assert {number + 1 for number in range(64) if mask >> number & 1} == set(ignored)
+
+
+def test_a_signal_that_comes_before_the_guard_is_ready_does_not_end_it() -> None:
+    for _ in range(3):
+        guard = Guard.start()
+        for signum in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP):
+            os.kill(guard.pid, signum)
+        driver = Driver(guard)
+        driver.until(Ready)
+        guard.close()
+
+
 def test_a_worker_leads_its_own_session_and_dies_with_the_guard(driver: Driver) -> None:
     driver.guard.spawn(1, [program(0, *SLEEP)])
     pid = driver.until(Spawned).pids[0]

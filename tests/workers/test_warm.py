@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,48 @@ def test_a_killed_standby_is_not_used(warm: Driver, tmp_path: Path, news: News) 
     assert len(warm.until(Spawned).pids) == 2
     assert {news.line().split()[0] for _ in range(2)} == {"warm"}
     assert warm.of(Exited)[1:] == []
+    stop(warm)
+
+
+def test_signals_for_the_whole_job_end_neither_the_spawner_nor_its_standbys(
+    warm: Driver, tmp_path: Path, news: News
+) -> None:
+    """Nor do they reach the workers that standbys become later."""
+    signums = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGRTMIN)
+    warm.until(Warm)
+    standbys = await_standbys(warm.guard.pid)
+    for signum in signums:
+        for pid in (*standbys, spawner_of(warm.guard.pid)):
+            os.kill(pid, signum)
+    warm.guard.spawn(1, [script(tmp_path, news, STAY, slot=slot) for slot in range(4)])
+    assert standbys < {*warm.until(Spawned).pids.values()}
+    assert {news.line().split()[0] for _ in range(4)} == {"warm"}
+    assert warm.of(SpawnerDied) == []
+    stop(warm)
+
+
+def test_a_warm_worker_begins_with_the_signals_ignored_that_its_launch_names(
+    warm: Driver, tmp_path: Path, news: News
+) -> None:
+    """Unless a module that was loaded before handles one; all others are as in any program."""
+    (tmp_path / "handles_usr2.py").write_text("import signal\nsignal.signal(signal.SIGUSR2, print)\n")
+    keep_warm(warm.guard, tmp_path, "handles_usr2", standbys=1)
+    warm.until(Warm)
+    body = "print(open('/proc/self/status').read(), file=open(sys.argv[2], 'w'))"
+    launch = script(tmp_path, news, body, str(tmp_path / "status"))
+    warm.guard.spawn(1, [replace(launch, ignored=(signal.SIGUSR1, signal.SIGUSR2))])
+    assert warm.until(Exited).returncode == 0
+    assert news.line().startswith("warm")
+    pairs = (
+        line.split() for line in (tmp_path / "status").read_text().splitlines() if line.startswith("Sig")
+    )
+    masks = {name.rstrip(":"): int(mask, 16) for name, mask in pairs if name != "SigQ:"}
+    assert masks["SigBlk"] == masks["SigPnd"] == 0
+    assert {number for number in _linux.JOB_SIGNALS if masks["SigIgn"] >> (number - 1) & 1} == {
+        signal.SIGUSR1
+    }
+    handled = {number for number in _linux.JOB_SIGNALS if masks["SigCgt"] >> (number - 1) & 1}
+    assert handled == {signal.SIGUSR2, signal.SIGINT}  # the second is Python's own
     stop(warm)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from string import Template
 
@@ -10,7 +13,9 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from elastic_agent.config.directories import default_log_dir
+from elastic_agent.config.kinds import NO_SIGNAL
 from elastic_agent.config.settings import Settings
+from elastic_agent.config.slurm import is_step
 from elastic_agent.config.values import StreamChoice
 from elastic_agent.protocol.records import Growth, Policy, World
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
@@ -114,6 +119,18 @@ def _std(choice: StreamChoice, slots: int) -> dict[int, Std]:
     return {slot: Std(choice.of(slot)) for slot in range(slots)}
 
 
+def signals_to_ignore(settings: Settings, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Signals that must not end a worker which has no handler for them.
+
+    Slurm sends the notice signal to every process of a step, not to the agents alone, where it finds them by their
+    parents (proctrack/linuxproc). A worker that died of it could not save. SIGTERM is not among them: it is also what
+    ends workers, and what they end their own children with.
+    """
+    if not is_step(environ) or settings.notice_signal in (NO_SIGNAL, "SIGTERM"):
+        return ()
+    return (int(signal.Signals[settings.notice_signal]),)
+
+
 def make_context(
     settings: Settings,
     guard: Guard,
@@ -144,4 +161,5 @@ def make_context(
         numa_options=NumaOptions(AffinityMode(binding)) if binding is not None else None,
         warm=is_warm(settings),
         warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
+        ignored_signals=signals_to_ignore(settings, os.environ),
     )

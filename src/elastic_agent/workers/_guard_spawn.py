@@ -15,6 +15,7 @@ from elastic_agent.workers._wire import STARTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any, NoReturn
 
 _ALL_SIGNALS = signal.valid_signals()
@@ -29,7 +30,7 @@ class DeadStandbyError(Exception):
 class LaunchSpec:
     """One worker to start; the fields of `guard_client.Launch`."""
 
-    __slots__ = ("argv", "cwd", "env", "fields", "slot", "stderr", "stdout", "warm")
+    __slots__ = ("argv", "cwd", "env", "fields", "ignored", "slot", "stderr", "stdout", "warm")
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
@@ -40,6 +41,7 @@ class LaunchSpec:
         self.cwd: str | None = fields["cwd"]
         self.stdout: str | None = fields["stdout"]
         self.stderr: str | None = fields["stderr"]
+        self.ignored: list[int] = fields["ignored"]
 
 
 def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
@@ -71,7 +73,7 @@ def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
 def fork_helper(argv: list[str], env: dict[str, str], inherited_fd: int) -> int:
     """Start a process of our own that inherits one more descriptor; returns its pid. Raises OSError.
 
-    A program that cannot be started ends with 127.
+    It begins with the signals of jobs blocked. A program that cannot be started ends with 127.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
     try:
@@ -80,7 +82,7 @@ def fork_helper(argv: list[str], env: dict[str, str], inherited_fd: int) -> int:
             try:
                 os.setsid()
                 os.set_inheritable(inherited_fd, True)
-                _restore_signals()
+                _restore_signals(blocked=_linux.JOB_SIGNALS)
                 os.execvpe(argv[0], argv, env)
             finally:
                 os._exit(127)
@@ -137,7 +139,7 @@ def _become_worker(launch: LaunchSpec, stderr_fd: int | None, guard_pid: int, er
         if launch.cwd is not None:
             os.chdir(launch.cwd)
         doing = f"start {launch.argv[0]!r}"
-        _restore_signals()
+        _restore_signals(ignored=launch.ignored)
         os.execvpe(launch.argv[0], launch.argv, launch.env)
     except BaseException as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
@@ -151,8 +153,8 @@ def _redirect(path: str, fd: int) -> None:
     os.dup2(opened, fd)
 
 
-def _restore_signals() -> None:
+def _restore_signals(ignored: Collection[int] = (), blocked: Collection[int] = ()) -> None:
     signal.set_wakeup_fd(-1)
     for signum in _RESETTABLE:
-        signal.signal(signum, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.signal(signum, signal.SIG_IGN if signum in ignored else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

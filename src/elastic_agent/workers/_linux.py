@@ -8,9 +8,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import time
 
 from elastic_agent.processes import Process, all_processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -20,6 +25,26 @@ _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+JOB_SIGNALS: frozenset[int] = frozenset(
+    (
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGALRM,
+        signal.SIGTSTP,
+        signal.SIGTTIN,
+        signal.SIGTTOU,
+        signal.SIGXCPU,
+        signal.SIGPWR,
+        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+    )
+)
+"""Sent to a terminal, a service or a job as a whole. The agent decides what they mean: its guard and its spawner
+do not end by them."""
 
 
 def boottime_ns() -> int:
@@ -106,6 +131,27 @@ class BoottimeTimer:
         """Take note of an expiry, so that the descriptor is not readable until the next."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 8)
+
+
+@contextlib.contextmanager
+def job_signals_blocked() -> Iterator[None]:
+    """Have processes that are started meanwhile begin with these signals blocked: until they are ready for them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock_job_signals() -> None:
+    """Take those that came meanwhile, and what comes."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS)
+
+
+def forget_job_signals() -> None:
+    """Discard those that came while they were blocked."""
+    while signal.sigtimedwait(JOB_SIGNALS, 0) is not None:
+        pass
 
 
 def send_signal(pid: int, signum: int) -> None:

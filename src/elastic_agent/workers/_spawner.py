@@ -53,12 +53,12 @@ def serve_as_fork(fd: int, guard_pid: int, preload: list[str], folder: str) -> N
 
 
 def _restore_signals() -> None:
-    """As in a Python that was started with nothing ignored and nothing blocked, as the guard starts one."""
+    """As in a Python that was started with nothing ignored and the signals of jobs blocked, as the guard starts one."""
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
         usual = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
         if signal.getsignal(signum) not in (usual, None):  # None: a handler in C, which is not ours
             signal.signal(signum, usual)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.pthread_sigmask(signal.SIG_SETMASK, _linux.JOB_SIGNALS)
 
 
 def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonProgram:
@@ -313,4 +313,14 @@ def _prepare(
         doing(f"enter the directory {launch['cwd']!r}")
         os.chdir(launch["cwd"])
     doing(f"start {launch['argv'][0]!r}")
+    _take_signals(launch["ignored"])
     return become(launch["argv"], launch["env"], imported, lambda: line.send(STARTED))
+
+
+def _take_signals(ignored: list[int]) -> None:
+    """From here on signals are the worker's. What came before was for the job as a whole, and is not."""
+    _linux.forget_job_signals()
+    for signum in ignored:
+        if signal.getsignal(signum) == signal.SIG_DFL:  # else a preloaded module handles it
+            signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

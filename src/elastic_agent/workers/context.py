@@ -80,6 +80,7 @@ class WorkerContext(PContext):
         cwd: Directory to start in; None: this process's own.
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
         warm_patience_s: How long they wait for a spawner that still imports.
+        ignored_signals: Which signals they begin with ignored.
         events: Where `_poll` and `close` get events from (usually `guard.read_events`, when nobody else
             reads it); None: somebody calls `handle`.
     """
@@ -104,6 +105,7 @@ class WorkerContext(PContext):
         numa_options: NumaOptions | None = None,
         warm: bool = False,
         warm_patience_s: float = 10.0,
+        ignored_signals: tuple[int, ...] = (),
     ) -> None:
         super().__init__(
             name,
@@ -125,6 +127,7 @@ class WorkerContext(PContext):
         self._numa_options = numa_options
         self._warm = warm
         self._warm_patience_s = warm_patience_s
+        self._ignored_signals = ignored_signals
         self._started = False
         self._stopped = False
         self._lost: GuardLost | None = None
@@ -186,6 +189,7 @@ class WorkerContext(PContext):
             stdout=self.stdouts[slot] or None,
             stderr=self.stderrs[slot] or None,
             warm=self._warm,
+            ignored=self._ignored_signals,
         )
 
     def _poll(self) -> RunProcsResult | None:

@@ -46,20 +46,6 @@ if TYPE_CHECKING:
 _LAST_OUTPUT_S = 1.0
 """How long output may take to leave after everything else is done."""
 
-# Aimed at the whole service, terminal or job; the agent decides what they mean.
-_IGNORED_SIGNALS = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGTSTP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-)
-
 
 class Lease:
     """The deadline in shared memory, and a timer that goes off at it."""
@@ -295,8 +281,9 @@ def main(arguments: list[str]) -> None:
     _linux.open_missing_standard_streams()
     for fd in (socket_fd, memory_fd):
         os.set_inheritable(fd, False)
-    for signum in _IGNORED_SIGNALS:
+    for signum in _linux.JOB_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+    _linux.unblock_job_signals()
     _linux.become_subreaper()
     _linux.set_process_name("elastic-guard")
     guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]))

@@ -73,7 +73,8 @@ class Launch:
     None is the guard's own stream, which for stderr passes through the guard so that its last 8 KiB are
     known. `os.devnull` as `stderr` means: not shown, last 8 KiB known all the same. `argv[0]` is searched
     in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be
-    `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python.
+    `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python. It begins with the
+    signals in `ignored` ignored, and with all others as any program does.
     """
 
     slot: int
@@ -83,6 +84,7 @@ class Launch:
     stdout: str | None = None
     stderr: str | None = None
     warm: bool = False
+    ignored: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -264,9 +266,12 @@ class Guard:
         with _Means() as means:
             arguments = means.arguments(kill_patience_s)
             # A session of its own: Ctrl-C and Ctrl-Z on the agent's terminal are the agent's business.
-            process = subprocess.Popen(
-                [sys.executable, *_GUARD_OPTIONS, *arguments], pass_fds=means.theirs, start_new_session=True
-            )
+            with _linux.job_signals_blocked():
+                process = subprocess.Popen(
+                    [sys.executable, *_GUARD_OPTIONS, *arguments],
+                    pass_fds=means.theirs,
+                    start_new_session=True,
+                )
             return cls(process, *means.ours())
 
     @classmethod
@@ -288,9 +293,10 @@ class Guard:
             spawner_line, guards_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 arguments = means.arguments(kill_patience_s)
-                pid = os.fork()
-                if pid == 0:
-                    _become_guard(arguments, means, spawner_line, guards_end, config, processors)
+                with _linux.job_signals_blocked():
+                    pid = os.fork()
+                    if pid == 0:
+                        _become_guard(arguments, means, spawner_line, guards_end, config, processors)
             finally:
                 spawner_line.close()
                 guards_end.close()
