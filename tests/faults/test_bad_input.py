@@ -35,6 +35,19 @@ def etcd() -> None:
 ROOT = "elastic-agent/1"
 
 
+BEYOND_ALL = 2**53
+HISTORY_BEYOND_ALL = {
+    "generation": BEYOND_ALL,
+    "world": {
+        "generation": BEYOND_ALL,
+        "seats": [["evil", "evil", "127.0.0.1", 1, 0, "default"]],
+        "bootstrap": ["127.0.0.1", 4000],
+        "bootstrap_node": "evil",
+    },
+}
+"""The highest generation that a record may hold: no plan can go above it."""
+
+
 class Bomb:
     """Makes a file when it is unpickled."""
 
@@ -70,6 +83,7 @@ def test_bad_records_in_the_store_are_reported_once_and_ignored(make_cluster: Ma
         "foreign": json.dumps({**real, "incarnation": "foreign", "version": 99}),
         "stranger": json.dumps({**real, "incarnation": "somebody-else"}),
         "greedy": json.dumps({**real, "incarnation": "greedy", "slots": 10**9}),
+        "prophet": json.dumps({**real, "incarnation": "prophet", "history": HISTORY_BEYOND_ALL}),
         "pickled": pickle.dumps(Bomb(cluster.folder / "exploded")),
     }
     for name, record in bad.items():

@@ -19,6 +19,8 @@ from elastic_agent.protocol.records import (
     Seat,
     State,
     World,
+    decode,
+    encode,
 )
 from elastic_agent.protocol.situation import Decision
 
@@ -175,6 +177,7 @@ class Table:
             if wanted.plan is None and not wanted.condemn and not wanted.forget:
                 return
             if wanted.plan is not None:
+                assert decode(Plan, encode(wanted.plan)) == wanted.plan, "no node could read this"
                 self.plans.append(wanted.plan)
                 self.coordinator.published(wanted.plan, self.now_s)
             for key in wanted.condemn:

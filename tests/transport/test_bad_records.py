@@ -10,7 +10,7 @@ import time
 import msgspec
 import pytest
 
-from elastic_agent.protocol.records import MAX_RECORD_BYTES, encode
+from elastic_agent.protocol.records import MAX_RECORD_BYTES, Phase, encode
 from elastic_agent.transport import c10d
 from elastic_agent.transport.lane import Lane
 
@@ -123,6 +123,7 @@ BAD_PLANS = {
     "no envelope": encode(plan(2)),
     "no plan in it": b'{"plan": {"version": 2}}',
     "another version's": b'{"plan": ' + encode(plan(7)) + b"}",
+    "it runs without a world": b'{"plan": ' + encode(plan(2, phase=Phase.RUNNING)) + b"}",
     "its world is nowhere": b'{"plan": ' + encode(plan(2)) + b', "world": "0123abc"}',
     "its world is elsewhere": b'{"plan": ' + encode(plan(2)) + b', "world": "../../id"}',
     "oversized": b" " * 5_000_000,

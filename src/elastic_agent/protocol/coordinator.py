@@ -17,9 +17,34 @@ import msgspec
 from .forming import await_clearing, decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
 from .notices import hear
-from .records import NODE_ID_HELD, RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
+from .records import (
+    NODE_ID_HELD,
+    RECORD_VERSION,
+    History,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    RecordError,
+    State,
+    World,
+    check_readable,
+)
 from .running import decide_running
-from .situation import FAR_S, Decision, PhaseClock, Situation, carried, departed, names, uncleared
+from .situation import (
+    FAR_S,
+    Decision,
+    PhaseClock,
+    Situation,
+    carried,
+    departed,
+    leased_too_long,
+    names,
+    uncleared,
+)
+
+MAX_REFUSED = 256
+"""How many incarnations are told at a time that they may not take part: every node reads about them."""
 
 ACK_PATIENCE_LEASES = 2.0
 """How many lease times the verdict is kept for live members that do not acknowledge it."""
@@ -87,6 +112,10 @@ class Coordinator:
 
     def decide(self, now_s: float) -> Decision:
         """What to do now, with the reason. Calling it again without news changes nothing."""
+        decision = self._decide(now_s)
+        return decision if decision.plan is None else self._readable(decision, decision.plan)
+
+    def _decide(self, now_s: float) -> Decision:
         if self.plan is None:
             return self._first_plan(now_s)
         overdue = self._overdue(now_s)
@@ -106,6 +135,29 @@ class Coordinator:
         else:
             decision = decide_running(now)
         return self._with_housekeeping(self._with_departures(now, decision), now_s)
+
+    def _readable(self, decision: Decision, plan: Plan) -> Decision:
+        """Never publish what every node refuses to read: it would wait for ever for a plan that it can follow.
+
+        Records are bounded so that this takes more of them than a run has (a world too large for one plan, say).
+        """
+        try:
+            check_readable(plan)
+        except RecordError as error:
+            reason = f"the run cannot go on: the next plan would be unreadable ({error})"[:512]
+            generation, charged = (
+                (self.plan.generation, self.plan.charged) if self.plan is not None else (0, 0)
+            )
+            failed = Plan(
+                RECORD_VERSION, plan.version, Phase.FAILED, generation, reason, plan.policy, charged=charged
+            )
+        else:
+            return decision
+        try:
+            check_readable(failed)
+        except RecordError:  # no version is left
+            return replace(decision, reason=reason, plan=None)
+        return replace(decision, reason=reason, plan=failed)
 
     # -- the first plan of a store --------------------------------------------------------------
 
@@ -231,7 +283,7 @@ class Coordinator:
         for one in now.ledger.sightings.values():
             if not one.alive or one.member.incarnation in refused or one.member.state is State.LEFT:
                 continue
-            why = self._why_refused(now, one)
+            why = self._why_refused(now, one) if len(refused) < MAX_REFUSED else None
             if why is not None:
                 refused[one.member.incarnation] = why[:512]
         if set(refused) <= set(now.plan.refused):
@@ -244,7 +296,7 @@ class Coordinator:
     @staticmethod
     def _why_refused(now: Situation, one: Sighting) -> str | None:
         member = one.member
-        if one.lease.ttl_s > now.policy.lease_ttl_s + 1e-9:
+        if leased_too_long(one, now.policy):
             return (
                 f"{member.node_id} asks for a lease of {one.lease.ttl_s:g} s, longer than the run's "
                 f"{now.policy.lease_ttl_s:g} s; start every agent with the same --lease-ttl"

@@ -26,12 +26,17 @@ MAX_RECORD_BYTES = 256 * 1024
 MAX_PLAN_BYTES = 4 * 1024 * 1024
 """Largest plan or world record accepted, in bytes (a world of 4,096 nodes takes about 600 KiB)."""
 
+MAX_TOLD_GENERATION = 2**40
+"""The highest generation that a node is believed to have known (a new one each second reaches it in 35,000 years): the
+coordinator goes above it, and what it publishes then must be in bounds too."""
+
 Name = Annotated[str, Meta(pattern=rf"\A{NAME_PATTERN}\Z")]
 Text = Annotated[str, Meta(max_length=512)]
 LongText = Annotated[str, Meta(max_length=4096)]
 Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Generation = Annotated[int, Meta(ge=0, le=2**53)]
+Version = Annotated[int, Meta(ge=1, le=2**53)]
 Count = Annotated[int, Meta(ge=0, le=2**31)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 
@@ -143,7 +148,7 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
 class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What every worker of the running world is told: save, and leave by then."""
 
-    serial: Annotated[int, Meta(ge=1)]
+    serial: Version
     """The version of the plan that it came with."""
     cause: Cause
     left_s: Seconds
@@ -308,7 +313,7 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The coordinator's newest word. Each version follows exactly the one before."""
 
     format: int
-    version: Annotated[int, Meta(ge=1)]
+    version: Version
     phase: Phase
     generation: Generation
     reason: Text
@@ -416,6 +421,28 @@ def decode(kind: type[R], data: bytes) -> R:
     return record
 
 
+def check_whole(plan: Plan) -> None:
+    """Check a plan that was put together from what the store has of it.
+
+    Raises:
+        RecordError: it says that a generation runs, but not which world; or its world is of a later generation.
+    """
+    sealed = plan.world.generation if plan.world is not None else 0
+    if plan.phase is Phase.RUNNING and sealed != plan.generation:
+        raise RecordError(f"generation {plan.generation} is said to run, without its world")
+    if sealed > plan.generation:
+        raise RecordError(f"plan of generation {plan.generation}, its world is of a later one")
+
+
+def check_readable(plan: Plan) -> None:
+    """Check a plan that is about to be published as its readers will.
+
+    Raises:
+        RecordError: they would refuse it; the message names what and where.
+    """
+    check_whole(decode(Plan, encode(plan)))
+
+
 def _check(record: object) -> None:
     """What types alone cannot say."""
     if isinstance(record, Member) and record.version != RECORD_VERSION:
@@ -429,18 +456,25 @@ def _check(record: object) -> None:
         raise RecordError(
             f"policy of {policy.min_nodes} to {policy.max_nodes} nodes that allows none of these numbers"
         )
+    for history in _histories(record):
+        if history.world is not None and history.world.generation > history.generation:
+            raise RecordError(f"history of generation {history.generation}, its world is of a later one")
     for world in _worlds(record):
         _check_world(world)
+
+
+def _histories(record: object) -> list[History]:
+    if isinstance(record, History):
+        return [record]
+    return [record.history] if isinstance(record, Member) and record.history is not None else []
 
 
 def _worlds(record: object) -> list[World]:
     if isinstance(record, World):
         return [record]
-    if isinstance(record, (Plan, History)):
+    if isinstance(record, Plan):
         return [record.world] if record.world is not None else []
-    if isinstance(record, Member) and record.history is not None and record.history.world is not None:
-        return [record.history.world]
-    return []
+    return [history.world for history in _histories(record) if history.world is not None]
 
 
 def _check_world(world: World) -> None:

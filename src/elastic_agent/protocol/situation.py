@@ -142,10 +142,17 @@ def spokesmen(plan: Plan, sightings: Iterable[Sighting]) -> dict[str, Sighting]:
     for one in sightings:
         if not one.alive or one.member.incarnation in plan.refused or one.member.state is State.LEFT:
             continue
+        if leased_too_long(one, plan.policy):
+            continue  # about to be refused
         known = chosen.get(one.member.node_id)
         if known is None or _precedes(one, known):
             chosen[one.member.node_id] = one
     return chosen
+
+
+def leased_too_long(one: Sighting, policy: Policy) -> bool:
+    """Whether this incarnation's workers could outlive what the run waits for when a node is lost."""
+    return one.lease.ttl_s > policy.lease_ttl_s + 1e-9
 
 
 def _precedes(one: Sighting, other: Sighting) -> bool:

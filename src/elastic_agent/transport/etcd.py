@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, decode, encode
+from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, check_whole, decode, encode
 
 from .base import NotAStoreError, Snapshot, StoreLostError
 from .etcd_client import (
@@ -142,7 +142,9 @@ def store_id(client: EtcdClient, prefix: str) -> str:
 @lru_cache(maxsize=8)
 def _decode_plan(data: bytes) -> Plan:
     """Read once for all connections of the process."""
-    return decode(Plan, data)
+    plan = decode(Plan, data)
+    check_whole(plan)
+    return plan
 
 
 class _PlanReader:

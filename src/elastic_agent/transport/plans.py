@@ -19,7 +19,16 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from elastic_agent.protocol.records import MAX_PLAN_BYTES, Name, Plan, RecordError, World, decode, encode
+from elastic_agent.protocol.records import (
+    MAX_PLAN_BYTES,
+    Name,
+    Plan,
+    RecordError,
+    World,
+    check_whole,
+    decode,
+    encode,
+)
 
 from .store import StoreClient
 
@@ -144,7 +153,7 @@ class PlanReader:
                 changes["awaiting"] = world.seats
         if envelope.order is not None:
             changes["order"] = self._part(envelope.order, self._orders, _decode_order)
-        return msgspec.structs.replace(plan, **changes) if changes else plan
+        return _whole(msgspec.structs.replace(plan, **changes) if changes else plan)
 
     def _part(self, digest: str, cache: dict[str, T], parse: Callable[[bytes], T]) -> T:
         part = cache.get(digest)
@@ -228,6 +237,14 @@ class PlanWriter:
         self._client.delete(
             [f"{self._prefix}/latest", *keys, *(f"{self._prefix}/part/{digest}" for digest in parts)]
         )
+
+
+def _whole(plan: Plan) -> Plan:
+    try:
+        check_whole(plan)
+    except RecordError as error:
+        raise _DamagedError(str(error)) from None
+    return plan
 
 
 def _parts_of(data: bytes) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastic_agent.protocol.records import Lease, Member, RecordError, decode
+import msgspec
+
+from elastic_agent.protocol.records import MAX_TOLD_GENERATION, Lease, Member, RecordError, decode
 
 GONE = b"-"
 """Stands where a forgotten incarnation's records were: they can be written no more."""
@@ -36,8 +38,22 @@ class RecordReader:
         except RecordError as error:
             member = None
             self._reject(f"{self._prefix}/m/{name}: {error}", rejected)
+        else:
+            member = self._without_tale(member, rejected)
         self._members[name] = (data, member)
         return member
+
+    def _without_tale(self, member: Member, rejected: list[str]) -> Member:
+        """The member as it is, or without a history that no run can have."""
+        told = member.history
+        if told is None or told.generation <= MAX_TOLD_GENERATION:
+            return member
+        self._reject(
+            f"{self._prefix}/m/{member.incarnation}: it tells of generation {told.generation}, which no run reaches; "
+            "what it tells is ignored",
+            rejected,
+        )
+        return msgspec.structs.replace(member, history=None)
 
     def leases(self, found: Mapping[str, bytes], rejected: list[str] | None) -> dict[str, Lease]:
         """The leases in these bytes, by incarnation; ``rejected``: where to complain, if anywhere."""

@@ -1,0 +1,114 @@
+"""Any record that is in bounds, for property-based tests."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from elastic_agent.protocol.records import (
+    RECORD_VERSION,
+    Address,
+    Failure,
+    FailureKind,
+    Fingerprint,
+    History,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    Policy,
+    Seat,
+    State,
+    World,
+)
+
+names = st.text("abzAZ0129._:@+-", min_size=1, max_size=12).filter(lambda name: name not in (".", ".."))
+texts = st.text(max_size=20)
+counts = st.integers(0, 2**31)
+generations = st.integers(0, 2**53)
+seconds = st.floats(0, 1e7)
+leases_s = st.floats(0.2, 3600)
+addresses = st.builds(Address, st.text(min_size=1, max_size=20), st.integers(1, 65535))
+failures = st.builds(
+    Failure,
+    st.sampled_from(FailureKind),
+    texts,
+    tail=texts,
+    slot=st.none() | counts,
+    returncode=st.none() | st.integers(-255, 255),
+    blames=st.none() | names,
+)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    low, high = sorted(draw(st.tuples(st.integers(1, 65536), st.integers(1, 65536))))
+    return Policy(
+        low, high, draw(counts), draw(leases_s), draw(seconds), draw(seconds), draw(seconds), draw(seconds)
+    )
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    rank = 0
+    seats = []
+    for node in draw(st.lists(names, min_size=1, max_size=4, unique=True)):
+        seats.append(Seat(node, draw(names), draw(names), draw(st.integers(1, 64)), rank, draw(texts)))
+        rank += seats[-1].slots
+    return World(draw(generations), tuple(seats), draw(addresses), seats[0].node_id)
+
+
+orders = st.lists(names, max_size=4).map(tuple)
+
+
+@st.composite
+def some_histories(draw: st.DrawFn) -> History:
+    sealed = draw(st.none() | worlds())
+    generation = draw(st.integers(sealed.generation if sealed is not None else 0, 2**53))
+    verdict = draw(st.none() | st.sampled_from(Phase))
+    return History(generation, sealed, draw(counts), draw(orders), verdict, draw(st.booleans()))
+
+
+histories = some_histories()
+members = st.builds(
+    Member,
+    version=st.just(RECORD_VERSION),
+    node_id=names,
+    incarnation=names,
+    address=names,
+    slots=st.integers(1, 65536),
+    state=st.sampled_from(State),
+    generation=generations,
+    policy=policies(),
+    explicit_id=st.booleans(),
+    bootstrap=st.none() | addresses,
+    failure=st.none() | failures,
+    stop_s=seconds,
+    replaces=orders,
+    preferred_rank=st.none() | counts,
+    role=texts,
+    fingerprint=st.builds(Fingerprint, texts, texts, texts, texts),
+    history=st.none() | histories,
+)
+plans = st.builds(
+    Plan,
+    format=st.just(RECORD_VERSION),
+    version=st.integers(1, 2**53),
+    phase=st.sampled_from(Phase),
+    generation=generations,
+    reason=texts,
+    policy=policies(),
+    world=st.none() | worlds(),
+    awaiting=worlds().map(lambda one: one.seats),
+    charged=counts,
+    failure=st.none() | failures,
+    failed_node=st.none() | names,
+    free=st.booleans(),
+    succeeded=orders,
+    order=orders,
+    refused=st.dictionaries(names, texts, max_size=3),
+    losses=st.dictionaries(names, counts, max_size=3),
+    start_failures=st.dictionaries(names, counts, max_size=3),
+    avoid_bootstrap=orders,
+)
+leases = st.builds(Lease, names, leases_s, counts, st.booleans())
+records = members | leases | plans | worlds() | histories
