@@ -152,6 +152,13 @@ class Table:
         """The newest incarnation of this node renews no more."""
         self.silent.add(self.newest[node])
 
+    def change_coordinator(self) -> None:
+        """Another coordinator takes over, by what is in the store."""
+        self.coordinator = Coordinator(self.now_s, self.plan)
+        for key, said in self.members.items():
+            self.coordinator.observe(said, self.leases[key], self.now_s)
+        self.carry_out()
+
     # -- time -----------------------------------------------------------------------------------
 
     def wait(self, seconds: float) -> None:

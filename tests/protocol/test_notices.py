@@ -13,6 +13,7 @@ from elastic_agent.protocol.node import (
     Node,
     Notify,
     Outcome,
+    Prepare,
     Request,
     StopWorkers,
 )
@@ -48,6 +49,7 @@ from tests.protocol.test_node import starting as starting_node
 
 FORMING, RUNNING, STOPPED = Phase.FORMING, Phase.RUNNING, Phase.STOPPED
 TIME_S = 30.0
+OVER = msgspec.structs.replace(sealed(1, 9, "a-1", "b-1"), phase=STOPPED, reason="SIGUSR1 at b")
 
 
 def leave(node: str, serial: int = 1, left_s: float = TIME_S) -> Ask:
@@ -305,10 +307,26 @@ def test_who_comes_to_the_same_store_after_the_stop_goes_on_with_the_run() -> No
     table.all_say(State.YIELDED, "a", "b")
     table.wait(STEP_S)
     table.comes("a", life=2)
+    table.says("a", State.READY, 2)
     assert table.stand == (STOPPED, 1), "not everybody has acknowledged it"
     table.life_says("a-1", State.LEFT)
     table.says("b", State.LEFT)
     assert table.stand == (FORMING, 2)
+
+
+def test_a_node_that_stands_by_does_not_undo_a_stop_that_it_has_yet_to_read() -> None:
+    """Neither where another coordinator sees it for the first time, nor however long it is cut off."""
+    table = heeding("a", "b", rules=policy(max_nodes=2))
+    table.comes("c")
+    asks(table, "a", stop())
+    table.all_say(State.YIELDED, "a", "b")
+    table.all_say(State.LEFT, "a", "b")
+    table.change_coordinator()
+    assert table.stand == (STOPPED, 1)
+    table.wait(3 * TTL_S)
+    assert table.stand == (STOPPED, 1)
+    table.says("c", State.LEFT)
+    assert table.last.done
 
 
 def test_who_lost_its_lease_while_the_run_was_stopped_does_not_take_it_up_again() -> None:
@@ -316,7 +334,7 @@ def test_who_lost_its_lease_while_the_run_was_stopped_does_not_take_it_up_again(
     asks(table, "a", stop())
     table.all_say(State.YIELDED, "a", "b")
     table.wait(STEP_S)
-    table.comes("b", life=2, replaces=("b-1",), met=True)
+    table.comes("b", life=2, replaces=("b-1",))
     table.says("a", State.LEFT)
     assert table.stand == (STOPPED, 1), "it has yet to hear of the stop"
     table.says("b", State.LEFT)
@@ -331,11 +349,12 @@ def test_a_stopped_run_is_not_over_and_not_taken_up_again_while_workers_of_it_ma
     asks(table, "a", stop(cause=Cause.OPERATOR))
     table.says("b", State.LEFT)
     table.comes("b", life=2, replaces=("b-1",))
+    table.says("b", State.READY, 2)
     table.wait(3 * TTL_S)
     assert table.stand == (STOPPED, 1), "a takes longer to stop its workers than the verdict is kept"
     assert not table.last.done
     table.says("a", State.LEFT)
-    assert table.stand == (FORMING, 2)
+    assert (table.stand, table.world) == ((RUNNING, 2), ["b"])
 
 
 def test_a_finished_run_begins_anew_unless_it_finishes_once() -> None:
@@ -503,23 +522,37 @@ def test_workers_still_there_at_the_deadline_get_the_time_of_a_drain() -> None:
 
 
 def test_a_stopped_run_ends_a_node_that_was_in_it_but_not_one_that_comes_later() -> None:
-    over = msgspec.structs.replace(sealed(1, 9, "a-1", "b-1"), phase=STOPPED, reason="SIGUSR1 at b")
     node = running_node()
-    assert node.plan_changed(over) == [StopWorkers(Grace.DRAIN, "SIGUSR1 at b")]
+    assert node.plan_changed(OVER) == [StopWorkers(Grace.DRAIN, "SIGUSR1 at b")]
     assert node.stopped()[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
-    newcomer = type(node)("c-1")
-    assert newcomer.plan_changed(over) == []
-    assert newcomer.plan_changed(forming(2, 10)) == [Announce(State.READY, 2)]
+    newcomer = Node("c-1")
+    assert newcomer.plan_changed(OVER) == [Announce(State.READY, 2)]
+    assert newcomer.plan_changed(forming(2, 10)) == [], "it said so already"
+    assert newcomer.plan_changed(sealed(2, 11, "c-1")) == [Prepare(world(2, "c-1"))]
 
 
-def test_a_node_remembers_over_a_lost_lease_that_it_met_the_run() -> None:
+def test_a_stopped_run_ends_a_node_that_was_in_it_and_lost_its_lease_meanwhile() -> None:
     node = running_node()
-    assert node.met
     node.lease_lost("the lease ran out")
     node.stopped()
     node.rejoined("a-2")
-    assert node.met
-    assert not type(node)("c-1").met
+    assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
+
+
+def test_a_stopped_run_ends_a_node_that_stood_by() -> None:
+    node = Node("c-1")
+    assert node.plan_changed(sealed(1, 8, "a-1", "b-1")) == []
+    assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
+
+
+def test_a_node_does_not_go_on_with_the_run_that_it_was_asked_to_end() -> None:
+    """Though it came too late to see it going on."""
+    node = Node("c-1")
+    node.ask(stop())
+    assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
+    node = Node("c-1")
+    node.plan_changed(OVER)
+    assert node.ask(stop())[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
 
 
 def test_what_was_asked_stands_until_it_came_true() -> None:
@@ -611,7 +644,7 @@ def test_a_stop_is_published_again_when_the_last_worker_has_exited() -> None:
     table.life_says("a-1", State.YIELDED, 1)
     table.life_says("b-1", State.YIELDED, 1)
     assert table.stand == (Phase.STOPPED, 1)
-    table.life_says("a-1", State.READY, 2)  # it lingers: a command waits
+    table.life_says("a-1", State.STOPPED, 1)  # it lingers: a command waits
     assert [seat.node_id for seat in table.plan.awaiting] == ["a", "b"]
     table.life_says("b-1", State.LEFT, 1)
     assert (table.plan.phase, table.plan.awaiting) == (Phase.STOPPED, ())
@@ -631,7 +664,7 @@ def lingering_node() -> Node:
     node.linger()
     stopping = node.plan_changed(plan(Phase.STOPPED, 1, 3, world=sealed, awaiting=sealed.seats))
     assert [type(one) for one in stopping] == [StopWorkers]
-    assert node.stopped() == [Announce(State.READY, 2)]
+    assert node.stopped() == [Announce(State.STOPPED, 1)]
     return node
 
 
@@ -640,6 +673,11 @@ def test_a_node_with_a_waiting_command_stays_until_the_others_have_exited() -> N
     assert node.drain("the deadline has passed") == []
     departs = node.plan_changed(plan(Phase.STOPPED, 1, 4))
     assert departs == [Announce(State.LEFT, 1), Depart(Outcome.STOPPED, "stopped 1")]
+
+
+def test_a_node_that_only_waits_for_the_others_does_not_take_part_in_the_next_life() -> None:
+    departs = lingering_node().plan_changed(plan(Phase.FORMING, 2, 4))
+    assert departs == [Announce(State.LEFT, 2), Depart(Outcome.STOPPED, "forming 2")]
 
 
 def test_a_node_does_not_wait_for_others_when_the_store_is_lost() -> None:

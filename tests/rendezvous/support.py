@@ -240,7 +240,7 @@ class Participant:
                     self._perform(self.node.stopped())
                 case machine.Rejoin():
                     self.lives += 1
-                    self.session.rejoin(f"{self.name}-{self.lives}", met=self.node.met)
+                    self.session.rejoin(f"{self.name}-{self.lives}")
                     self._perform(self.node.rejoined(f"{self.name}-{self.lives}"))
                 case machine.Depart():
                     pass

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections import Counter
 
 from .cluster import Cluster
 from .mutants import MUTANTS, Mutant
-from .run import run_seed, run_seeds, stopwatch, story_of
+from .run import Draw, run_seed, run_seeds, stopwatch, story_of
+from .scenario import ETCD, FAULTS, HOSTINGS
 
 
 def main() -> int:
@@ -21,30 +23,52 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes to use")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="run with this deliberate bug")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first broken rule")
+    parser.add_argument("--focus", type=_kinds, default=(), help="only these faults, separated by commas")
+    parser.add_argument("--hosting", choices=HOSTINGS, help="where the store lives; without it, drawn")
     options = parser.parse_args()
     mutant = MUTANTS[options.mutant] if options.mutant else None
+    draw = Draw(options.focus, options.hosting)
     if options.seed is not None:
-        return _one(options.seed, mutant, options.story)
-    return _many(options, mutant)
+        return _one(options.seed, mutant, draw, options.story)
+    return _many(options, mutant, draw)
 
 
-def _one(seed: int, mutant: Mutant | None, story: bool) -> int:
-    result = run_seed(seed, mutant, tell=story)
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(kind.strip() for kind in text.split(","))
+    unknown = sorted({*kinds} - {*FAULTS, *ETCD})
+    if unknown:
+        known = ", ".join(sorted({*FAULTS, *ETCD}))
+        raise argparse.ArgumentTypeError(f"no faults: {', '.join(unknown)}; there are {known}")
+    return kinds
+
+
+def _flags(mutant: Mutant | None, draw: Draw) -> str:
+    """What the command line needs beside the seed to run the same universe again."""
+    given = {
+        "--mutant": mutant.name if mutant else "",
+        "--focus": ",".join(draw.focus),
+        "--hosting": draw.hosting or "",
+    }
+    return "".join(f" {flag} {shlex.quote(value)}" for flag, value in given.items() if value)
+
+
+def _one(seed: int, mutant: Mutant | None, draw: Draw, story: bool) -> int:
+    result = run_seed(seed, mutant, draw, tell=story)
     if story:
-        print(Cluster(seed).scenario)
+        print(Cluster(seed, focus=draw.focus, hosting=draw.hosting).scenario)
         print(story_of(result))
     print(f"seed {seed}: {result.what or 'every rule held'} ({result.events} events, {result.verdict})")
     return 1 if result.rule else 0
 
 
-def _many(options: argparse.Namespace, mutant: Mutant | None) -> int:
+def _many(options: argparse.Namespace, mutant: Mutant | None, draw: Draw) -> int:
     began = stopwatch()
     seeds = range(options.start, options.start + options.seeds)
     verdicts: Counter[str] = Counter()
     rules: Counter[str] = Counter()
     first: dict[str, int] = {}
     ran = events = 0
-    for result in run_seeds(seeds, options.jobs, mutant):
+    for result in run_seeds(seeds, options.jobs, mutant, draw):
         ran += 1
         events += result.events
         verdicts[result.verdict] += 1
@@ -53,8 +77,8 @@ def _many(options: argparse.Namespace, mutant: Mutant | None) -> int:
             first.setdefault(result.rule, result.seed)
             print(f"seed {result.seed}: {result.what[:300]}", flush=True)
             if not options.keep_going:
-                print(story_of(run_seed(result.seed, mutant, tell=True)))
-                print(f"replay: python -m tests.simulator --seed {result.seed} --story")
+                print(story_of(run_seed(result.seed, mutant, draw, tell=True)))
+                print(f"replay: python -m tests.simulator --seed {result.seed}{_flags(mutant, draw)} --story")
                 break
     took_s = stopwatch() - began
     print(

@@ -91,6 +91,7 @@ class Agent:
         self.outcome: Depart | None = None
         self.unreachable = False
         self.asked_to_leave = False
+        self.asked_for_the_end = False
         self.asking = Asking(cluster, self)
         self.store_id: str | None = None
         """The store this incarnation is registered in."""
@@ -240,9 +241,7 @@ class Agent:
         self.cluster.story(self.name, "rejoins as {}: {}", self.incarnation, action.reason)
         first = self._first_record((*self.member.replaces, old))
         # what was asked for and not heard is said again by the new incarnation
-        self.member = msgspec.structs.replace(
-            first, ask=self.member.ask, heeds=self.member.heeds, met=self.node.met
-        )
+        self.member = msgspec.structs.replace(first, ask=self.member.ask, heeds=self.member.heeds)
         self.cluster.embodied(self)
         self.held, self._in_store, self.store_id = None, None, None
         self._carry_out(self.node.rejoined(self.incarnation))

@@ -62,7 +62,12 @@ class Asking:
         ask = self._new(cause, left_s, words, None)
         if cause is Cause.OPERATOR:  # a command, which waits until no worker of the run is left
             agent.node.linger()
-        agent.post_always(lambda: agent.node.ask(ask))
+
+        def utter() -> list[Action]:
+            agent.asked_for_the_end = True
+            return agent.node.ask(ask)
+
+        agent.post_always(utter)
         self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: agent.node.drain(words))
         self.cluster.checker.notices.stops(agent, ask)
 

@@ -145,10 +145,11 @@ class Checker:
 
     def announced(self, agent: Agent, member: Member) -> None:
         """A node is about to write this about itself."""
-        if member.state not in (State.READY, State.LEFT):
+        if member.state not in (State.READY, State.STOPPED, State.LEFT):
             return
+        self.notices.announced(agent, member)
         for group in self.live:
-            older = group.generation < member.generation or member.state is State.LEFT
+            older = group.generation < member.generation or member.state is not State.READY
             if group.agent is agent and older:
                 self.broken(
                     "safety 2 (ready only when stopped)",
@@ -268,7 +269,8 @@ class Checker:
         came = [
             key
             for key, (one, _) in seen.items()
-            if (one.state, one.generation) == (State.READY, 0) and not self.cluster.agents[key].node.met
+            if (one.state, one.generation) == (State.READY, before.generation + 1)
+            and not self.cluster.agents[key].node.met
         ]
         self.require(bool(came), "the verdict stands", "nobody came to go on with the stopped run")
         self.require(plan.generation == before.generation + 1, "the next life", "its generation")

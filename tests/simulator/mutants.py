@@ -294,13 +294,15 @@ def _leaves_the_end_to_the_asker(right: Any) -> Any:
 
 
 def _takes_any_for_newcomers(right: Any) -> Any:
-    def newcomers(now: situation.Situation, until_s: float) -> list[leases.Sighting]:
-        strangers = {
-            node_id: replace(one, member=msgspec.structs.replace(one.member, met=False))
-            for node_id, one in now.by_node.items()
-        }
-        found = {one.member.node_id for one in right.__func__(replace(now, by_node=strangers), until_s)}
-        return [one for node_id, one in now.by_node.items() if node_id in found]
+    def newcomers(now: situation.Situation) -> list[leases.Sighting]:
+        if now.plan.phase is not records.Phase.STOPPED:
+            return []
+        next_generation = now.plan.generation + 1
+        return [
+            one
+            for one in now.by_node.values()
+            if one.member.state is State.READY and one.member.generation in (0, next_generation)
+        ]
 
     return staticmethod(newcomers)
 
@@ -406,9 +408,15 @@ _OF_NOTICES = (
     ),
     Mutant(
         "taken-up-by-the-stopped",
-        "a node that missed the stop, its lease being lost, takes the run up again",
+        "a node that has not read the stop yet takes the run up again",
         ((coordinator.Coordinator, "_newcomers_after_stop", _takes_any_for_newcomers),),
         focus=("stop", "partition", "deaf", "agent freeze"),
+    ),
+    Mutant(
+        "taken-up-by-the-asker",
+        "a node that had the run stopped before it read a plan takes it up again",
+        ((node.Node, "_asks_for_the_end", lambda right: property(lambda self: False)),),
+        focus=("stop", "join"),
     ),
     Mutant(
         "any-size",

@@ -287,11 +287,18 @@ class NoticeRules:
         return set(store.members) if store is not None else set()
 
     def read(self, agent: Agent, plan: Plan) -> None:
-        """An agent has read this plan."""
+        """An agent has read this plan, and not acted on it yet."""
         if plan.phase is Phase.STOPPED:
             self._know.add(agent)
         if plan.notice is not None and plan.notice.ends and (agent.node.met or not plan.is_terminal):
             self._told_the_end.add(agent)  # not who comes after the stop, to go on with the run
+
+    def announced(self, agent: Agent, member: Member) -> None:
+        """An agent that is ready for the generation after the stop wants to go on with the run."""
+        plan = agent.node.plan
+        if plan is not None and plan.phase is Phase.STOPPED and member.generation > plan.generation:
+            rule = "who had the run stopped does not take it up again"
+            self._require(not agent.asked_for_the_end, rule, agent.name)
 
     def departs(self, agent: Agent, ending: Depart) -> None:
         """An agent's part is over."""

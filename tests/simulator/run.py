@@ -27,12 +27,22 @@ class Result:
     story: tuple[tuple[float, str, str], ...] = ()
 
 
-def run_seed(seed: int, mutant: Mutant | None = None, *, tell: bool = False) -> Result:
-    """One universe from its beginning to its end."""
+@dataclass(frozen=True)
+class Draw:
+    """What of a scenario is given rather than drawn from the seed."""
+
+    focus: tuple[str, ...] = ()
+    """The only kinds of faults; none: drawn."""
+    hosting: str | None = None
+    """Where the store lives; None: drawn."""
+
+
+def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = Draw(), *, tell: bool = False) -> Result:
+    """One universe from its beginning to its end. A mutant's own focus and hosting count if ``draw`` has none."""
+    if mutant is not None:
+        draw = Draw(draw.focus or mutant.focus, draw.hosting or mutant.hosting)
     with applied(mutant) as quirks:
-        focus = mutant.focus if mutant is not None else ()
-        hosting = mutant.hosting if mutant is not None else None
-        cluster = Cluster(seed, quirks, focus, hosting=hosting, tell=tell)
+        cluster = Cluster(seed, quirks, draw.focus, hosting=draw.hosting, tell=tell)
         rule, what = None, ""
         try:
             _live(cluster)
@@ -69,23 +79,26 @@ def _live(cluster: Cluster) -> None:
         checker.all_is_over()
 
 
-def run_seeds(seeds: Iterable[int], jobs: int, mutant: Mutant | None = None) -> Iterable[Result]:
+def run_seeds(
+    seeds: Iterable[int], jobs: int, mutant: Mutant | None = None, draw: Draw = Draw()
+) -> Iterable[Result]:
     """Many universes, in order of their seeds."""
     if jobs <= 1:
         for seed in seeds:
-            yield run_seed(seed, mutant)
+            yield run_seed(seed, mutant, draw)
         return
     with get_context("fork").Pool(jobs) as pool:
-        yield from pool.imap(_Runner(mutant.name if mutant is not None else None), seeds, chunksize=16)
+        yield from pool.imap(_Runner(mutant.name if mutant is not None else None, draw), seeds, chunksize=16)
 
 
 @dataclass(frozen=True)
 class _Runner:
     mutant: str | None
     """By name: the mutants themselves cannot be sent to another process."""
+    draw: Draw
 
     def __call__(self, seed: int) -> Result:
-        return run_seed(seed, MUTANTS[self.mutant] if self.mutant is not None else None)
+        return run_seed(seed, MUTANTS[self.mutant] if self.mutant is not None else None, self.draw)
 
 
 def story_of(result: Result, width: int = 150) -> str:

@@ -72,6 +72,7 @@ GREMLINS = (
     "unreachable",
     "reaches nobody",
 )
+HOSTINGS = ("agent", "serve", "cluster", "etcd")
 FAULTS = tuple(sorted({*FENCE, *STORE, *WORK, *CHURN, *NOTICES, *MISCHIEF}))
 
 

@@ -412,7 +412,7 @@ class Supervisor:
         self._log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
         self._journal("rejoin", incarnation=incarnation)
         self._write_down(incarnation)
-        self._parts.session.rejoin(incarnation, met=self.node.met)
+        self._parts.session.rejoin(incarnation)
         self._perform(self.node.rejoined(incarnation))
 
     def _write_down(self, incarnation: str) -> bool:

@@ -334,9 +334,8 @@ class Coordinator:
             return Decision("the workers of every node have exited", cleared)
         if now.clock.cleared_s is None:
             now.clock.cleared_s = now.now_s
-        patience_s = ACK_PATIENCE_LEASES * now.policy.lease_ttl_s
-        until_s = now.clock.cleared_s + patience_s
-        newcomers = self._newcomers_after_stop(now, now.clock.since_s + patience_s)
+        until_s = now.clock.cleared_s + ACK_PATIENCE_LEASES * now.policy.lease_ttl_s
+        newcomers = self._newcomers_after_stop(now)
         alive = [one for one in now.by_node.values() if one not in newcomers]
         if alive and now.now_s < until_s:
             who = names(one.member.node_id for one in alive)
@@ -361,19 +360,15 @@ class Coordinator:
         return uncleared(replace(now, plan=after))
 
     @staticmethod
-    def _newcomers_after_stop(now: Situation, until_s: float) -> list[Sighting]:
-        """Nodes that came after the run was stopped: they want to go on with it.
+    def _newcomers_after_stop(now: Situation) -> list[Sighting]:
+        """Nodes that want to go on with the stopped run: they have read that it was stopped, and say so.
 
-        Not who was in it and only comes back, its lease having been lost: that has yet to hear that it was stopped.
+        A node that has not read it yet may have been in the run, whatever its record says and however late it is seen.
         """
         if now.plan.phase is not Phase.STOPPED:
             return []
-        return [
-            one
-            for one in now.by_node.values()
-            if (one.member.state, one.member.generation, one.member.met) == (State.READY, 0, False)
-            and (one.first_seen_s > now.clock.since_s or now.now_s >= until_s)
-        ]
+        next_life = (State.READY, now.plan.generation + 1)
+        return [one for one in now.by_node.values() if (one.member.state, one.member.generation) == next_life]
 
     def _with_housekeeping(self, decision: Decision, now_s: float) -> Decision:
         """Add what is due in any phase: the next lease to end, records nobody needs any more."""

@@ -150,7 +150,7 @@ def _await_others_until(now: Situation, chosen: list[Sighting]) -> float:
         one
         for one in now.by_node.values()
         if one.member.node_id not in here
-        and one.member.state is not State.LEAVING
+        and one.member.state not in (State.LEAVING, State.STOPPED)
         and one.member.incarnation not in now.plan.leaving
         and not (one.member.state is State.READY and one.member.generation == now.plan.generation)
         and not now.held_back(one)

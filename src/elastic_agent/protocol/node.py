@@ -152,7 +152,7 @@ class Node:
 
     @property
     def met(self) -> bool:
-        """Whether this node has seen the run going on; to be said by every later incarnation of it."""
+        """Whether this node has seen the run going on, under whatever incarnation."""
         return self._met
 
     @property
@@ -175,6 +175,8 @@ class Node:
             return self._end(Depart(Outcome.REFUSED, plan.refused[self.incarnation]), Grace.NONE)
         if plan.is_terminal:
             return self._over(plan)
+        if self.announced.state is State.STOPPED:  # it stayed only to read how the stop went
+            return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.NONE)
         self._met = True
         if plan.phase is Phase.FORMING:
             return self._heard(plan) + self._forming(plan)
@@ -186,8 +188,9 @@ class Node:
             return self._end(Depart(Outcome.FINISHED, plan.reason), Grace.NONE)
         if plan.phase is Phase.FAILED:
             return self._end(Depart(Outcome.FAILED, plan.reason), Grace.NONE)
-        if not self._met:
-            return []  # it was stopped before this node came, which wants to go on with it
+        if self._wants_next_life:
+            # To a coordinator, a node that has not read the stop yet looks the same: only the node itself knows.
+            return self._announce(State.READY, plan.generation + 1)
         if self._lingers and plan.awaiting and self._ending is None:
             if self.activity in (Activity.STARTING, Activity.RUNNING):
                 return self._stop(Grace.DRAIN, plan.reason)
@@ -200,12 +203,17 @@ class Node:
         if self.activity is Activity.STOPPING:
             return []
         self.activity = Activity.IDLE
-        return self._announce(State.READY, self.plan.generation + 1)
+        return self._announce(State.STOPPED, self.plan.generation)
+
+    @property
+    def _wants_next_life(self) -> bool:
+        """Whether the run was stopped before this node came, and not because this node asked for it."""
+        return not self._met and not self._asks_for_the_end
 
     @property
     def is_lingering(self) -> bool:
         """Whether the run is stopped and this node stays only until no worker of any node is left."""
-        stopped = self.plan is not None and self.plan.phase is Phase.STOPPED and self._met
+        stopped = self.plan is not None and self.plan.phase is Phase.STOPPED and not self._wants_next_life
         idle = self.activity in (Activity.IDLE, Activity.STOPPING) and self._ending is None
         return self._lingers and stopped and idle
 
@@ -234,6 +242,10 @@ class Node:
         self._asked = None
         return [Request(None)]
 
+    @property
+    def _asks_for_the_end(self) -> bool:
+        return self._asked is not None and self._asked[0].leaver is None
+
     def store_replaced(self) -> list[Action]:
         """The store was lost and a new one found: its plan versions start anew; say again where we stand.
 
@@ -242,8 +254,8 @@ class Node:
         self.plan = None
         if self.activity is Activity.GONE:
             return []
-        known, asked = self._end_known, self._asked
-        if known is None or self._ending is not None or (asked is not None and asked[0].leaver is None):
+        known = self._end_known
+        if known is None or self._ending is not None or self._asks_for_the_end:
             return [self.announced]
         again = Ask(self.next_ask, known.cause, known.left_s, known.words)
         return [self.announced, *self.ask(again)]
@@ -387,6 +399,8 @@ class Node:
         if self.activity is Activity.GONE or self._ending is not None:
             return []
         self._asked, self._asks = (ask, self.generation), ask.serial
+        if self._asks_for_the_end and self.plan is not None and self.plan.phase is Phase.STOPPED:
+            return self._over(self.plan)  # what is asked for has happened
         return [Request(ask)]
 
     def drain(self, reason: str, ask: Ask | None = None) -> list[Action]:

@@ -57,6 +57,8 @@ class State(enum.StrEnum):
     """After a notice my workers saved and left; none of this generation runs any more."""
     LEAVING = "leaving"
     """My workers are being stopped and I shall not come back."""
+    STOPPED = "stopped"
+    """The run was stopped, and so are my workers of this generation; I stay only until those of all nodes are."""
     LEFT = "left"
     """My workers are stopped (or stuck in the kernel for good) and I am not coming back."""
 
@@ -284,8 +286,6 @@ class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """Workers of this node look at notices."""
     ask: Ask | None = None
     """Until the coordinator has heard it."""
-    met: bool = False
-    """Its agent has seen the run going on, under an earlier incarnation. Once the run is stopped, it leaves with it."""
 
 
 class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -168,6 +168,8 @@ def stopped_before(member: Member, generation: int) -> bool:
     """Whether the node itself says that its workers of every generation below this one are stopped."""
     if member.state is State.READY:
         return member.generation >= generation
+    if member.state is State.STOPPED:
+        return member.generation + 1 >= generation
     return member.state is State.LEFT
 
 

@@ -252,7 +252,7 @@ class Companion:
                     self._stop()
                 case machine.Rejoin():
                     incarnation = new_incarnation()
-                    self._session.rejoin(incarnation, met=self._node.met)
+                    self._session.rejoin(incarnation)
                     self._perform(self._node.rejoined(incarnation))
                 case machine.Depart():
                     self._over(action)

@@ -167,13 +167,8 @@ class Session:
         self._prepare = world
         self._wake.set()
 
-    def rejoin(self, incarnation: str, *, met: bool = False) -> None:
-        """Register as a new incarnation that replaces the present one, whose workers are gone.
-
-        Args:
-            incarnation: the new one.
-            met: whether the node has seen the run going on.
-        """
+    def rejoin(self, incarnation: str) -> None:
+        """Register as a new incarnation that replaces the present one, whose workers are gone."""
         replaces = (*self.member.replaces, self.member.incarnation)[-64:]
         self.member = msgspec.structs.replace(
             self.member,
@@ -183,7 +178,6 @@ class Session:
             generation=0,
             failure=None,
             bootstrap=None,
-            met=met,
         )
         self._lease = None
         self._prepare = None
