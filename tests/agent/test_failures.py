@@ -6,8 +6,9 @@ import json
 import textwrap
 from pathlib import Path
 
-from tests.cli.support import elastic_agent
+from tests.cli.support import COMMAND, elastic_agent
 from tests.processes import TAKE_A_CUT_NAME, process_with_a_cut_name
+from tests.small_disk import run_on_small_disk
 
 
 def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
@@ -50,3 +51,35 @@ def test_a_hanging_worker_whose_name_the_kernel_cut_within_a_character_is_restar
     assert code == 0, log
     assert "made no progress for 0.5 s" in log
     assert "workers write their stacks" in log
+
+
+def test_pipes_in_the_place_of_a_workers_files_hold_nobody_up(tmp_path: Path) -> None:
+    script = """
+        import os, sys
+        error_file = os.environ["TORCHELASTIC_ERROR_FILE"]
+        stderr_log = os.path.join(os.path.dirname(error_file), "stderr.log")
+        if os.environ["ELASTIC_AGENT_GENERATION"] == "1":
+            os.unlink(stderr_log)
+            for path in (error_file, stderr_log):
+                os.mkfifo(path)
+            sys.exit(7)
+    """
+    code, log = run(tmp_path, script, "--max-restarts", "1", "--redirects", "3")
+    assert code == 0, log
+    assert "exited with code 7" in log
+
+
+def test_a_full_disk_for_the_output_is_named_as_the_cause(tmp_path: Path) -> None:
+    """The error itself cannot be written there."""
+    script = tmp_path / "train.py"
+    script.write_text("import os; os.write(1, bytes(60_000)); raise RuntimeError('x' * 60_000)")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    options = ["--max-restarts", "0", "--redirects", "3", "--log-dir", str(logs), "--worker-start", "cold"]
+    agent = [*COMMAND, "--state-dir", str(tmp_path / "state"), *options, str(script)]
+    done = run_on_small_disk(logs, "64k", agent)
+    assert done.returncode == 1, done.stderr
+    assert (
+        "exited with code 1 (there is no room for its output: No space left on device, see df " in done.stderr
+    )
+    assert str(logs) in done.stderr

@@ -11,7 +11,8 @@ import pytest
 
 from elastic_agent.agent.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
 from elastic_agent.client._cells import HeartbeatFile
-from tests.cli.support import COMMAND, clean_environment
+from tests.cli.support import COMMAND
+from tests.small_disk import run_on_small_disk
 
 MAKE = """
 import sys
@@ -19,11 +20,6 @@ from elastic_agent.client._cells import HeartbeatFile
 file = HeartbeatFile.create(sys.argv[1], 1)
 print(file.path, flush=True)
 sys.stdin.read()
-"""
-WITH_FULL_MEMORY = """
-mount -t tmpfs -o size=4k,mode=1777 tmpfs /dev/shm || exit
-head -c 4096 /dev/zero >/dev/shm/filler
-exec "$0" "$@"
 """
 
 
@@ -56,16 +52,8 @@ def test_workers_start_where_shared_memory_is_full(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("from elastic_agent import client; client.heartbeat(1); print('trained')")
     agent = [*COMMAND, "--state-dir", str(tmp_path / "state"), "--worker-start", "cold", str(script)]
-    done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", WITH_FULL_MEMORY, *agent],
-        env=clean_environment({"TMPDIR": str(tmp_path)}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    if done.stderr.startswith(("unshare:", "mount:")):
-        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    fill = ["sh", "-c", 'head -c 4096 /dev/zero >/dev/shm/filler; exec "$0" "$@"']
+    done = run_on_small_disk(Path("/dev/shm"), "4k", [*fill, *agent], TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout
     assert "heartbeats and notices are off" not in done.stderr

@@ -21,6 +21,7 @@ from elastic_agent.protocol.records import FailureKind
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.guard_client import Guard, GuardLost, Stopped, boottime_s
+from elastic_agent.workers.last_words import LastWords
 from elastic_agent.workers.logs import GenerationLogs
 from tests.processes import freeze
 
@@ -141,6 +142,33 @@ def test_workers_that_could_not_even_be_asked_for_count_as_stopped_at_once(
     bench = asyncio.run(scene())
     assert bench.reported == [("stopped", ())]
     assert not [*tmp_path.glob("*.beat")]
+
+
+def test_files_that_cannot_be_read_in_time_do_not_keep_a_failure_from_being_told(
+    guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file server that hangs."""
+    monkeypatch.setattr(runner, "LAST_WORDS_S", 0.05)
+    answers = threading.Event()
+
+    def hang(self: WorkerContext, slot: int) -> LastWords:
+        answers.wait(PATIENCE_S)
+        return LastWords(stderr="too late")
+
+    monkeypatch.setattr(WorkerContext, "last_words", hang)
+
+    async def scene() -> Bench:
+        bench = Bench(guard, tmp_path)
+        bench.start(1, sys.executable, "-I", "-S", "-c", "raise SystemExit(3)")
+        await bench.until("failed", (1, FailureKind.WORKER))
+        answers.set()
+        bench.runner.stop(0.0)
+        await bench.until("stopped", ())
+        bench.close()
+        return bench
+
+    bench = asyncio.run(scene())
+    assert [what for what, _ in bench.reported].count("failed") == 1
 
 
 def test_a_full_disk_takes_the_journal_and_nothing_else() -> None:

@@ -85,7 +85,7 @@ def recorded(message: str, stack: str = "") -> str:
     ],
 )
 def test_the_summary_from_stderr(returncode: int, stderr: str, summary: str) -> None:
-    assert describe(0, returncode, None, stderr).summary("n2") == f"worker n2/0 {summary}"
+    assert describe(0, returncode, "", stderr).summary("n2") == f"worker n2/0 {summary}"
 
 
 def test_the_error_file_says_it_better_than_stderr() -> None:
@@ -119,6 +119,19 @@ def test_any_other_error_file_does_no_harm(content: str) -> None:
     assert describe(0, 1, content, TRACEBACK).message in ("RuntimeError: boom", "x")
 
 
+@pytest.mark.parametrize(
+    ("returncode", "error", "summary"),
+    [
+        (1, "", "exited with code 1 (there is no room for its output: DISK FULL)"),
+        (1, "boom", "exited with code 1 (there is no room for its output: DISK FULL): boom"),
+        (-7, "", "was killed by SIGBUS (there is no room for its output: DISK FULL)"),
+    ],
+)
+def test_a_full_disk_stands_before_the_error(returncode: int, error: str, summary: str) -> None:
+    failure = describe(0, returncode, recorded(error), "", "DISK FULL")
+    assert failure.summary("n2") == f"worker n2/0 {summary}"
+
+
 def test_sizes_are_bounded() -> None:
     lines = "".join(f"line {number} ü\n" for number in range(10_000))
     failure = describe(0, 1, recorded("E" * 10_000), lines)
@@ -148,7 +161,7 @@ def test_a_file_name_that_is_no_utf_8_is_shown_as_python_shows_it() -> None:
     ],
 )
 def test_nothing_of_an_error_moves_the_cursor_or_turns_the_text_around(text: str) -> None:
-    for failure in (describe(0, 1, recorded(text, text), ""), describe(0, 1, None, text)):
+    for failure in (describe(0, 1, recorded(text, text), ""), describe(0, 1, "", text)):
         assert failure.message == "red"
         assert failure.tail == "red"
 
@@ -156,11 +169,11 @@ def test_nothing_of_an_error_moves_the_cursor_or_turns_the_text_around(text: str
 @settings(deadline=None)
 @given(
     returncode=st.integers(-64, 255).filter(bool),
-    error_file=st.none() | st.text() | any_text.map(recorded),
+    error_file=st.text() | any_text.map(recorded),
     stderr=st.text(max_size=5000) | any_text.map(lambda text: TRACEBACK + text),
 )
 def test_whatever_was_printed_the_summary_is_one_printable_line(
-    returncode: int, error_file: str | None, stderr: str
+    returncode: int, error_file: str, stderr: str
 ) -> None:
     failure = describe(0, returncode, error_file, stderr)
     summary = failure.summary("n2")

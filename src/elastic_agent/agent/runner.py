@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from elastic_agent.workers.clearing import CLEAR_LIMIT_S, Cleared, Clearing
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.gpu_memory import GpuMemory
 from elastic_agent.workers.guard_client import Guard
+from elastic_agent.workers.last_words import NOTHING_READ, LastWords
 
 from .journal import Journal
 
@@ -36,6 +38,9 @@ LOOK_AT_LEAST_EVERY_S = 5.0
 
 HEED_LOOKS_EVERY_S = (0.05, 1.0)
 """The first pause between two looks whether workers look at notices, and the longest; it grows."""
+
+LAST_WORDS_S = 2.0
+"""How long it may take to read what a failed worker's files say."""
 
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
@@ -67,6 +72,8 @@ class _Running:
     stopping: bool = False
     succeeding: bool = False
     failed: bool = False
+    told: bool = False
+    """How a worker failed has been told."""
     heeds: bool = False
     """A worker was seen to look at notices."""
 
@@ -279,7 +286,7 @@ class Runner:
             return
         if event.returncode != 0 and not running.heartbeats.left(event.slot):
             running.failed = True
-            self._tell.failed(event.generation, self._failure(running, event))
+            self._read_last_words(running, event)
             return
         if event.returncode != 0:
             self._log.warning(
@@ -290,8 +297,27 @@ class Runner:
             running.succeeding = True
             self._guard.stop(0.0)  # end what the workers left behind
 
-    def _failure(self, running: _Running, event: guard_events.Exited) -> Failure:
-        told = next(one for one in running.context.failures if one.slot == event.slot)
+    def _read_last_words(self, running: _Running, event: guard_events.Exited) -> None:
+        """Tell how a worker failed as soon as its files have been read; a file server that hangs is not waited for."""
+        loop = asyncio.get_running_loop()
+        context, slot = running.context, event.slot
+
+        def read() -> None:
+            words = context.last_words(slot)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+                loop.call_soon_threadsafe(tell, words)
+
+        def tell(words: LastWords) -> None:
+            late.cancel()
+            if self._running is running and not running.told:
+                running.told = True
+                self._tell.failed(event.generation, self._failure(running, event, words))
+
+        late = loop.call_later(LAST_WORDS_S, tell, NOTHING_READ)
+        threading.Thread(target=read, name="last-words", daemon=True).start()
+
+    def _failure(self, running: _Running, event: guard_events.Exited, words: LastWords) -> Failure:
+        told = running.context.failure(event.slot, words)
         return Failure(
             FailureKind.WORKER,
             told.summary(self._node_id)[:512],

@@ -33,6 +33,7 @@ from elastic_agent.workers.guard_client import (
     SpawnFailed,
     Stopped,
 )
+from elastic_agent.workers.last_words import LastWords, read_last_words
 
 if TYPE_CHECKING:
     from torch.numa.binding import NumaOptions
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["BackgroundCloser", "WorkerContext"]
 
 _COULD_NOT_START = 127  # what shells say of a command that they cannot run
-_ERROR_FILE_BYTES = 1024 * 1024
 _CLOSE_MARGIN_S = 10.0
 
 
@@ -134,7 +134,7 @@ class WorkerContext(PContext):
         self._spawn_failed: SpawnFailed | None = None
         self._spawned_pids: dict[int, int] = {}
         self._exits: dict[int, Exited] = {}
-        self._failures: dict[int, failure.WorkerFailure] = {}
+        self._failed: list[int] = []
         self._result: RunProcsResult | None = None
 
     # --- what is known ----------------------------------------------------------------------------
@@ -151,8 +151,21 @@ class WorkerContext(PContext):
 
     @property
     def failures(self) -> list[failure.WorkerFailure]:
-        """Workers that failed by themselves, the first one first; not those that a stop ended."""
-        return list(self._failures.values())
+        """Workers that failed by themselves, the first one first; not those that a stop ended. Reads their files."""
+        return [self.failure(slot, self.last_words(slot)) for slot in self._failed]
+
+    def last_words(self, slot: int) -> LastWords:
+        """What the files of a worker that has ended say. May block as long as a file system hangs."""
+        streams = {"stdout": self.stdouts[slot], "stderr": self.stderrs[slot]}
+        files = {name: path for name, path in streams.items() if path not in ("", os.devnull)}
+        return read_last_words(self.error_files[slot], files)
+
+    def failure(self, slot: int, words: LastWords) -> failure.WorkerFailure:
+        """How a worker failed, by its exit, which `handle` has been told, and by what its files say."""
+        event = self._exits[slot]
+        return failure.describe(
+            slot, event.returncode, words.error_file, words.stderr or event.stderr_tail, words.no_room
+        )
 
     @property
     def spawn_failure(self) -> SpawnFailed | None:
@@ -234,7 +247,7 @@ class WorkerContext(PContext):
         elif isinstance(event, Exited):
             self._exits[event.slot] = event
             if event.returncode != 0 and not event.stopping:
-                self._failures[event.slot] = self._describe(event)
+                self._failed.append(event.slot)
         elif isinstance(event, Stopped):
             self._stopped = True
 
@@ -242,16 +255,12 @@ class WorkerContext(PContext):
         for event in self._events() if self._events is not None else ():
             self.handle(event)
 
-    def _describe(self, event: Exited) -> failure.WorkerFailure:
-        content = _read_error_file(self.error_files[event.slot])
-        return failure.describe(event.slot, event.returncode, content, event.stderr_tail)
-
     # --- torch's result ---------------------------------------------------------------------------
 
     def _conclude(self) -> RunProcsResult | None:
         failures = {
             slot: self._process_failure(slot, self._exits[slot].pid, self._exits[slot].returncode)
-            for slot in self._failures
+            for slot in self._failed
         }
         if self._spawn_failed is not None:
             slot = max(0, self._spawn_failed.slot)
@@ -272,23 +281,16 @@ class WorkerContext(PContext):
         )
 
     def _process_failure(self, slot: int, pid: int, exitcode: int, message: str = "") -> ProcessFailure:
+        error_file = self.error_files[slot]
         try:
-            result = ProcessFailure(slot, pid, exitcode, self.error_files[slot])
+            result = ProcessFailure(slot, pid, exitcode, error_file if os.path.isfile(error_file) else "")
         except Exception:  # whatever the worker wrote there, it is not what torch expects
             result = ProcessFailure(slot, pid, exitcode, "")
         if message:
             result.message = message
-        elif slot in self._failures and self._failures[slot].message:
-            result.message = self._failures[slot].message
+        elif slot in self._failed and (told := self.failure(slot, self.last_words(slot)).message):
+            result.message = told
         # torch finds the first failure by whole seconds, of which the error file's are the worker's own;
         # the order of the deaths, in which these are made, decides among equal ones.
         result.timestamp = int(time.time())
         return result
-
-
-def _read_error_file(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(_ERROR_FILE_BYTES)
-    except OSError:
-        return None

@@ -38,7 +38,7 @@ class WorkerFailure:
 
     `returncode` is negative for a signal, whose name is then `signal_name` ("" otherwise). `message` is the
     error on one line, at most 500 characters, "" when nothing is known. `tail` is the end of its traceback
-    or stderr, at most 2 KiB of UTF-8.
+    or stderr, at most 2 KiB of UTF-8. `no_room`: why its output could not be written to its files, "" if it could.
     """
 
     slot: int
@@ -46,6 +46,7 @@ class WorkerFailure:
     signal_name: str
     message: str
     tail: str
+    no_room: str = ""
 
     def summary(self, node_id: str) -> str:
         """One line, such as "worker n2/0 exited with code 1: RuntimeError: boom"."""
@@ -56,16 +57,20 @@ class WorkerFailure:
             head = f"{worker} was ended by SIGTERM"
         else:
             head = f"{worker} was killed by {self.signal_name}"
+        if self.no_room:
+            head = f"{head} (there is no room for its output: {self.no_room})"
         if self.message:
             return f"{head}: {self.message}"
         hint = _HINTS.get(self.signal_name)
-        return f"{head} ({hint})" if hint else head
+        return f"{head} ({hint})" if hint and not self.no_room else head
 
 
-def describe(slot: int, returncode: int, error_file: str | None, stderr_tail: str) -> WorkerFailure:
+def describe(
+    slot: int, returncode: int, error_file: str, stderr_tail: str, no_room: str = ""
+) -> WorkerFailure:
     """The failure of a worker that ended with `returncode`.
 
-    `error_file` is the content of the file that torch's `@record` writes, None when there is none; anything
+    `error_file` is the content of the file that torch's `@record` writes, "" when there is none; anything
     but what torch writes is ignored. Without it the error is read from the end of stderr.
     """
     message, tail = _from_error_file(error_file) if error_file else ("", "")
@@ -78,6 +83,7 @@ def describe(slot: int, returncode: int, error_file: str | None, stderr_tail: st
         signal_name=_signal_name(returncode),
         message=_one_line(message),
         tail=_last_bytes(tail or stderr_tail),
+        no_room=no_room,
     )
 
 

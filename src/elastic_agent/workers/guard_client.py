@@ -27,7 +27,6 @@ from elastic_agent.workers._wire import (
     DEADLINE_BYTES,
     MAILBOX_OFFSET,
     NO_SLOT,
-    TAIL_BYTES,
     LineBuffer,
     encode,
 )
@@ -117,7 +116,8 @@ class Exited:
     """A worker ended. Events come in the order of the deaths, so the first with a returncode other than 0
     failed first.
 
-    `returncode` is negative for a signal; `stderr_tail` is empty when it is 0. `stopping`: the guard was
+    `returncode` is negative for a signal; `stderr_tail` is empty when it is 0, and when stderr went to a file, which
+    nobody reads here. `stopping`: the guard was
     stopping or killing the generation by then, so this is no failure of the worker's own.
     """
 
@@ -253,7 +253,6 @@ class Guard:
         self._active = False
         self._lost = False
         self._closed = False
-        self._stderr_files: dict[int, str] = {}
 
     @classmethod
     def start(cls, kill_patience_s: float = 5.0) -> Guard:
@@ -339,9 +338,6 @@ class Guard:
             )
         self._active = True
         self._generation = generation
-        self._stderr_files = {
-            launch.slot: launch.stderr for launch in launches if launch.stderr not in (None, os.devnull)
-        }
         payload = encode({"launches": [asdict(launch) for launch in launches]})
         os.ftruncate(self._memory_fd, MAILBOX_OFFSET + len(payload))
         os.pwrite(self._memory_fd, payload, MAILBOX_OFFSET)
@@ -418,9 +414,6 @@ class Guard:
     def _event(self, message: Message) -> GuardEvent:
         kind = message.pop("event")
         if kind == "exited":
-            path = self._stderr_files.get(message["slot"])
-            if path is not None and message["returncode"] != 0:
-                message["stderr_tail"] = _read_tail(path)
             return Exited(**message)
         if kind == "spawned":
             pids = {int(slot): pid for slot, pid in message["pids"].items()}
@@ -544,15 +537,6 @@ def _become_guard(
 def _check_signal(signum: int) -> None:
     if signum not in signal.valid_signals():
         raise ValueError(f"{signum!r} is not the number of a signal")
-
-
-def _read_tail(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return file.read(TAIL_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def kill_orphans(keep: Collection[int] = (), patience_s: float = 2.0) -> tuple[int, ...]:

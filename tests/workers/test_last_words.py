@@ -1,0 +1,41 @@
+"""What is read of a failed worker's files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.workers.last_words import NOTHING_READ, LastWords, read_last_words
+
+
+def test_the_error_file_and_the_end_of_stderr(tmp_path: Path) -> None:
+    error, stderr = tmp_path / "error.json", tmp_path / "stderr.log"
+    error.write_bytes(b'{"message": "caf\xe9"}')
+    stderr.write_text("x" * 100_000 + "the end\n")
+    words = read_last_words(str(error), {"stderr": str(stderr), "stdout": str(tmp_path / "missing.log")})
+    assert words == LastWords('{"message": "caf\N{REPLACEMENT CHARACTER}"}', "x" * (8192 - 8) + "the end\n")
+
+
+def test_an_error_file_is_read_up_to_a_megabyte(tmp_path: Path) -> None:
+    error = tmp_path / "error.json"
+    error.write_text("x" * 2_000_000)
+    assert len(read_last_words(str(error), {}).error_file) == 1024 * 1024
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [make_fifo, Path.mkdir, make_zeros, lambda path: None])
+def test_what_is_no_file_says_nothing_and_holds_nobody_up(tmp_path: Path, make: object) -> None:
+    assert callable(make)
+    for name in ("error.json", "stderr.log"):
+        make(tmp_path / name)
+    words = read_last_words(str(tmp_path / "error.json"), {"stderr": str(tmp_path / "stderr.log")})
+    assert words == NOTHING_READ
