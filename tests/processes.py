@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -67,6 +68,17 @@ def status_field(pid: int, name: str) -> str:
         if key == name:
             return value.strip()
     raise AssertionError(f"no {name} in the status of {pid}")
+
+
+@contextlib.contextmanager
+def no_descriptors_left() -> Iterator[None]:
+    """This process can open nothing more; what is open stays so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 CUT_NAME = "train-modeles-\N{REPLACEMENT CHARACTER}"

@@ -793,5 +793,5 @@ def test_asked_again_without_news_the_coordinator_wants_nothing_more(rules: Poli
     table = Table(rules)
     play(table, events)
     again = table.coordinator.decide(table.now_s)
-    assert (again.plan, again.condemn, again.forget) == (None, (), ())
+    assert (again.plan, again.condemn, again.forget) == (None, {}, ())
     assert again == table.coordinator.decide(table.now_s)

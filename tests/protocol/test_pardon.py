@@ -86,12 +86,12 @@ def coordinator_waiting_for_a_second_node() -> Coordinator:
 
 def test_overdue_leases_are_not_condemned_right_after_a_pause() -> None:
     coordinator = coordinator_waiting_for_a_second_node()
-    assert coordinator.decide(5 * TTL_S).condemn == ("a",)
+    assert coordinator.decide(5 * TTL_S).condemn == {"a": "no renewal was seen for 6 s"}
     coordinator.stood_still(5 * TTL_S, 4 * TTL_S)
     decision = coordinator.decide(5 * TTL_S)
-    assert decision.condemn == ()
+    assert not decision.condemn
     assert decision.wake_s <= 5 * TTL_S + TTL_S / 3
-    assert coordinator.decide(5 * TTL_S + TTL_S / 3).condemn == ("a",)
+    assert "a" in coordinator.decide(5 * TTL_S + TTL_S / 3).condemn
 
 
 def test_time_that_the_coordinator_slept_through_is_no_time_to_join() -> None:

@@ -106,6 +106,7 @@ def policy(least: int, most: int, **changes: float) -> Policy:
         fence_margin_s=MARGIN_S,
         settle_s=SETTLE_S,
         join_timeout_s=changes.get("join_s", 600.0),
+        start_timeout_s=changes.get("start_s", 30.0),
     )
 
 

@@ -8,16 +8,19 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
-from elastic_agent.protocol.records import Phase
+from elastic_agent.protocol.records import Address, FailureKind, Phase
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.clock import boottime_s
+from elastic_agent.rendezvous.connector import Connector
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
+from tests.processes import no_descriptors_left
 
 from .support import (
     LEASE_S,
@@ -216,6 +219,48 @@ def test_an_error_in_what_a_lost_lease_brings_about_ends_the_session(
             a.session.listen(hear)
             with pytest.raises(OSError, match="no space left"):
                 await asyncio.wait_for(a.session.run(), PATIENCE_S)
+
+    run(story())
+
+
+class WithoutDescriptors:
+    """A connector of a process that has no file descriptor left when it is to dial a bootstrap store."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+
+    def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
+        with no_descriptors_left():
+            self._connector.dial_bootstrap(address, timeout_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connector, name)
+
+
+def test_a_node_that_cannot_open_a_socket_to_the_bootstrap_store_says_so(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """Or the others would wait for it until the start time-out, and nobody would know why."""
+
+    async def story() -> None:
+        with hosted(endpoint, tmp_path / "host"):
+            async with Participant("a", endpoint, policy(1, 1), tmp_path, through=WithoutDescriptors) as a:
+                failed = await a.hear(events.PrepareFailed)
+                assert failed.failure.kind is FailureKind.BOOTSTRAP
+                assert "too many open files" in failed.failure.summary
+
+    run(story())
+
+
+def test_a_node_is_told_for_what_its_lease_was_condemned(endpoint: Endpoint, tmp_path: Path) -> None:
+    async def story() -> None:
+        with hosted(endpoint, tmp_path / "host"):
+            rules = policy(1, 1, start_s=0.5)
+            a = Participant("a", endpoint, rules, tmp_path)
+            a.session.prepare = lambda world: None  # type: ignore[method-assign]  # its start hangs
+            async with a:
+                lost = await a.hear(events.LeaseLost)
+                assert "its workers were not started within 0.5 s (--start-timeout)" in lost.reason
 
     run(story())
 

@@ -21,6 +21,7 @@ from elastic_agent.transport.addresses import (
     resolve,
 )
 from elastic_agent.transport.base import UnreachableError
+from tests.processes import no_descriptors_left
 
 from .support import free_endpoint
 
@@ -34,6 +35,15 @@ def has_ipv6() -> bool:
 
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+
+
+def test_a_process_without_a_descriptor_for_a_socket_says_that_it_reaches_nobody() -> None:
+    resolve("127.0.0.1")  # Python reads a module of its own for the first one
+    with pytest.raises(UnreachableError) as caught, no_descriptors_left():
+        connect("127.0.0.1", 1, 1.0)
+    assert str(caught.value) == (
+        "127.0.0.1: this process has too many open files to open a socket; raise ulimit -n"
+    )
 
 
 LOOPBACK = ["localhost", "LocalHost.", "ip6-localhost", "127.0.0.1", "127.0.1.1", "127.9.9.9", "::1"]

@@ -268,14 +268,16 @@ class Coordinator:
 
     # -- every phase ----------------------------------------------------------------------------
 
-    def _overdue(self, now_s: float) -> tuple[str, ...]:
-        """Leases that ran out, and incarnations whose successor has proven them gone."""
+    def _overdue(self, now_s: float) -> dict[str, str]:
+        """Leases that ran out, and incarnations whose successor has proven them gone; with the reason."""
         replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
-        return tuple(
-            one.member.incarnation
-            for one in self.ledger.sightings.values()
-            if one.alive and (now_s >= one.ends_s or one.member.incarnation in replaced)
-        )
+        overdue: dict[str, str] = {}
+        for key, one in self.ledger.sightings.items():
+            if one.alive and key in replaced:
+                overdue[key] = "a later incarnation of the node has replaced it"
+            elif one.alive and now_s >= one.ends_s:
+                overdue[key] = f"no renewal was seen for {one.lease.ttl_s:g} s"
+        return overdue
 
     def _refusals(self, now: Situation) -> Plan | None:
         """Who may not take part: a second agent with a living node's id, a lease longer than the run's."""

@@ -50,18 +50,19 @@ def await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
         waits: who is waited for, as :func:`~.situation.uncleared` says.
     """
     nodes = {seat.incarnation: seat.node_id for seat in now.plan.awaiting}
-    condemn: list[str] = []
+    condemn: dict[str, str] = {}
     wake_s = FAR_S
     for incarnation, clear_s in waits.items():
         if clear_s != FAR_S:
             wake_s = min(wake_s, clear_s)
             continue
-        stop_by_s = now.clock.since_s + now.ledger.sightings[incarnation].member.stop_s + STOP_SLACK_S
+        limit_s = now.ledger.sightings[incarnation].member.stop_s + STOP_SLACK_S
+        stop_by_s = now.clock.since_s + limit_s
         if now.now_s >= stop_by_s:
-            condemn.append(incarnation)
+            condemn[incarnation] = f"its workers were not stopped within {limit_s:g} s"
         wake_s = min(wake_s, stop_by_s)
     who = names(nodes[one] for one in waits)
-    return Decision(f"waiting until the workers of {who} are stopped", condemn=tuple(condemn), wake_s=wake_s)
+    return Decision(f"waiting until the workers of {who} are stopped", condemn=condemn, wake_s=wake_s)
 
 
 def _charge(now: Situation) -> bool:

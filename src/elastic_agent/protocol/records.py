@@ -295,14 +295,16 @@ class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     ttl_s: Annotated[float, Meta(ge=0.2, le=3600)]
     beat: Count = 0
     condemned: bool = False
+    why: Text = ""
+    """For what it was condemned, for people."""
 
     def renewed(self) -> Lease:
         """The record a renewal writes over this one."""
         return msgspec.structs.replace(self, beat=self.beat + 1)
 
-    def condemn(self) -> Lease:
+    def condemn(self, why: str = "") -> Lease:
         """The record a condemnation writes over this one; it can never be renewed again."""
-        return msgspec.structs.replace(self, condemned=True)
+        return msgspec.structs.replace(self, condemned=True, why=why[:512])
 
 
 NODE_ID_HELD = "is held by a living agent"

@@ -33,7 +33,8 @@ def decide_running(now: Situation) -> Decision:
     slow = [seat for seat in world.seats if _is_slow(now, seat)]
     if slow:
         who = names(seat.node_id for seat in slow)
-        return Decision(f"{who} did not start in time", condemn=tuple(seat.incarnation for seat in slow))
+        limit = f"its workers were not started within {now.policy.start_timeout_s:g} s (--start-timeout)"
+        return Decision(f"{who} did not start in time", condemn={seat.incarnation: limit for seat in slow})
     kept = _keep_successes(now, world)
     if kept is not None:
         return kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,14 +18,14 @@ class Decision:
     """What the coordinator wants done, and why.
 
     ``plan`` follows the current plan's version by one, or is None when nothing changes. ``condemn``
-    are incarnations whose leases are to be condemned (each may fail: a renewal won the race).
+    are incarnations whose leases are to be condemned, with the reason (each may fail: a renewal won the race).
     ``forget`` are incarnations whose records can be removed. ``wake_s`` is the time, by the
     coordinator's clock, at which to decide again if nothing is heard before.
     """
 
     reason: str
     plan: Plan | None = None
-    condemn: tuple[str, ...] = ()
+    condemn: Mapping[str, str] = field(default_factory=dict)
     forget: tuple[str, ...] = ()
     wake_s: float = FAR_S
     done: bool = False

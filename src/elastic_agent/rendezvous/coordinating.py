@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -231,11 +231,11 @@ class RunDriver:
             self._log.debug("coordinator", decision=decision.reason)
             self._link.write_status(decision.reason)
 
-    def _condemn(self, incarnations: Collection[str]) -> bool:
+    def _condemn(self, incarnations: Mapping[str, str]) -> bool:
         progress = False
-        for incarnation in incarnations:
+        for incarnation, why in incarnations.items():
             lease = self._coordinator.ledger.sightings[incarnation].lease
-            if self._link.condemn(lease) or incarnation not in self.refresh([incarnation]).leases:
+            if self._link.condemn(lease, why) or incarnation not in self.refresh([incarnation]).leases:
                 self._coordinator.condemned(incarnation)
                 progress = True
         return progress

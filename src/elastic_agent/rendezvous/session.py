@@ -365,9 +365,12 @@ class Session:
         )
         if self.member.incarnation != member.incarnation:
             return  # a new incarnation was taken meanwhile
-        held = HeldLease.granted(granted, sent_s) if granted is not None else None
-        if held is None or held.expired(boottime_s()):
-            self._lose("it was condemned, or over, before the registration was answered")
+        if granted is None:
+            await self._find_out_why_lost(connection, link, member.incarnation)
+            return
+        held = HeldLease.granted(granted, sent_s)
+        if held.expired(boottime_s()):
+            self._lose("it was over before the registration was answered")
             return
         self._lease = held
         self._time_next_renewal(sent_s)
@@ -378,6 +381,12 @@ class Session:
         if self._retell and self._plan is not None:
             self._tell(events.PlanSeen(self._plan))
         self._retell = False
+
+    async def _find_out_why_lost(self, connection: _Connection, link: NodeLink, incarnation: str) -> None:
+        """This incarnation may not register (again)."""
+        stored = await connection.call(lambda: link.read_lease(incarnation), self._patience_s)
+        if self.member.incarnation == incarnation:
+            self._lose(_condemnation(stored))
 
     def _same_word(self, member: Member) -> bool:
         mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap)
@@ -439,7 +448,7 @@ class Session:
         if self._lease is not held:
             return  # lost or replaced meanwhile
         if stored is None or stored.condemned:
-            self._lose("the coordinator condemned it (no renewal reached the store in time)")
+            self._lose(_condemnation(stored))
         else:  # an earlier renewal had an unknown outcome: it did happen
             self._lease = HeldLease(stored, held.deadline_s)
             self._renew_due = True
@@ -467,7 +476,7 @@ class Session:
             await aside(
                 lambda: self._connector.dial_bootstrap(address, BOOTSTRAP_TIMEOUT_S), 2 * BOOTSTRAP_TIMEOUT_S
             )
-        except TransportError as error:
+        except (TransportError, OSError) as error:
             self._tell(events.PrepareFailed(world.generation, _unreachable(world, error)))
             return
         self._drop_offers(needed=world.bootstrap)
@@ -486,6 +495,13 @@ class Session:
             self._reaching = None
 
 
-def _unreachable(world: World, error: TransportError) -> Failure:
+def _condemnation(stored: Lease | None) -> str:
+    """Why a lease that is not what it should be was lost, in words."""
+    if stored is None:
+        return "the store has no record of it any more (it was condemned, and removed since)"
+    return f"the coordinator condemned it: {stored.why or 'it does not say why'}"
+
+
+def _unreachable(world: World, error: Exception) -> Failure:
     summary = f"the bootstrap store of {world.bootstrap_node} cannot be reached: {error}"
     return Failure(FailureKind.BOOTSTRAP, summary[:512], blames=world.bootstrap_node)

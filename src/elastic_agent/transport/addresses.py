@@ -36,6 +36,8 @@ def resolve(host: str) -> list[Address]:
             f"the name {host} is not known on this machine ({error.strerror}); "
             "give an address, or a name that every machine resolves"
         ) from None
+    except OSError as error:  # no descriptor is left to read the resolver's files with
+        raise UnreachableError(f"the name {host} cannot be looked up ({error.strerror})") from None
     except UnicodeError:
         raise UnreachableError(
             f"{host!r} is no host name; give an address, or a name that resolves"
@@ -138,7 +140,11 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
     addresses = resolve(host)
     problems: list[str] = []
     for family, address in addresses:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            problems.append(f"{address}: {_explain(error, timeout_s)}")
+            continue
         sock.settimeout(max(0.1, timeout_s / len(addresses)))
         try:
             sock.connect((address, port))
@@ -163,6 +169,9 @@ def _explain(error: OSError, timeout_s: float) -> str:
         errno.EHOSTUNREACH: "the host cannot be reached (down, or a firewall)",
         errno.ENETUNREACH: "no route to that network",
         errno.EADDRNOTAVAIL: "this machine has no address of that kind",
+        errno.EAFNOSUPPORT: "this machine has no address of that kind",
+        errno.EMFILE: "this process has too many open files to open a socket; raise ulimit -n",
+        errno.ENFILE: "this machine has too many open files to open a socket",
     }
     return known.get(error.errno or 0, error.strerror or str(error))
 

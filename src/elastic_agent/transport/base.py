@@ -100,7 +100,7 @@ class CoordinatorLink(Protocol):
     def write_status(self, text: str) -> None:
         """Say in words what is awaited; overwrites what was said before."""
 
-    def condemn(self, lease: Lease) -> bool:
+    def condemn(self, lease: Lease, why: str = "") -> bool:
         """Compare-and-set the lease to its condemned form; False if it was renewed meanwhile."""
 
     def forget(self, incarnation: str) -> None:

@@ -420,10 +420,10 @@ class C10dCoordinatorLink:
         """The first writer of a version wins."""
         return self._writer.publish(plan)
 
-    def condemn(self, lease: Lease) -> bool:
+    def condemn(self, lease: Lease, why: str = "") -> bool:
         """Compare-and-set the lease to its condemned form."""
         key = f"{self._prefix}/l/{lease.incarnation}"
-        wanted = encode(lease.condemn())
+        wanted = encode(lease.condemn(why))
         stored = self._client.exchange(key, encode(lease), wanted)
         if stored != wanted and stored != encode(lease) and lease_in(stored, lease.incarnation) == lease:
             stored = self._client.exchange(key, stored, wanted)  # the same, spelled otherwise

@@ -466,14 +466,14 @@ class Term:
         data = text[:MAX_STATUS_CHARS].encode("utf-8", "replace")
         self._while_in_office([], [put(self._keys.status, data, self._lease_id)])
 
-    def condemn(self, lease: Lease) -> bool:
+    def condemn(self, lease: Lease, why: str = "") -> bool:
         """Compare-and-set the lease to its condemned form."""
         key = self._keys.lease(lease.incarnation)
         stored = self._client.get(key)
         if stored is None or lease_in(stored.value, lease.incarnation) != lease:
             return False
         done = self._while_in_office(
-            [was_written_at(key, stored.mod_revision)], [put(key, encode(lease.condemn()), stored.lease)]
+            [was_written_at(key, stored.mod_revision)], [put(key, encode(lease.condemn(why)), stored.lease)]
         )
         return bool(done.succeeded)
 
