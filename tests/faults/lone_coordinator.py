@@ -9,7 +9,7 @@ from elastic_agent.logs import configure_logging
 from elastic_agent.rendezvous.candidate import Candidate
 from elastic_agent.rendezvous.etcd_meeting import Members
 from elastic_agent.rendezvous.memory import RunMemory
-from elastic_agent.transport.etcd import RunKeys
+from elastic_agent.transport.etcd import RunKeys, run_life
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.faults.cluster import LEASE_S
 
@@ -22,9 +22,9 @@ def main() -> None:
     members = Members(Endpoint(first.host, first.port, tuple(others)), EtcdAccess(prefix))
     configure_logging("json", "debug", sys.stderr)
     memory = RunMemory(Path(state_dir))
-    candidate = Candidate(
-        run_id, RunKeys(prefix, run_id), lambda: members.dial()[0], memory, LEASE_S, lambda: None
-    )
+    keys = RunKeys(prefix, run_id)
+    run_life(members.dial()[0], keys)  # as the first node does
+    candidate = Candidate(run_id, keys, lambda: members.dial()[0], memory, LEASE_S, lambda: None)
     candidate.start()
     candidate.join()
 

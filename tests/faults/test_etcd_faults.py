@@ -15,7 +15,7 @@ import pytest
 from tests.etcd import EtcdCluster
 from tests.processes import freeze, thaw
 
-from .cluster import LEASE_S, AgentProcess, Cluster
+from .cluster import LEASE_S, PATIENCE_S, AgentProcess, Cluster
 from .conftest import MakeCluster
 from .rules import see_it_end
 
@@ -221,7 +221,8 @@ def test_the_coordinators_machine_dies_and_the_others_go_on(
     assert cluster.world(first) == cluster.world(third)
     assert third > second > first
     see_it_end(cluster, restarts=0)
-    assert three.keys(f"/tests/{cluster.mark}/1/r/") == [], "everything of a finished run is removed"
+    ended = f"/tests/{cluster.mark}/1/r/job/ended"
+    assert three.keys(f"/tests/{cluster.mark}/1/r/") == [ended], "the rest of a finished run is removed"
 
 
 def test_after_everything_was_killed_the_run_goes_on_under_a_higher_generation(
@@ -244,3 +245,24 @@ def test_after_everything_was_killed_the_run_goes_on_under_a_higher_generation(
     third = cluster.wait_training("a", "b", after=second)
     assert cluster.world(first) == cluster.world(third)
     see_it_end(cluster, restarts=1)
+
+
+def test_a_node_that_slept_through_the_end_of_its_run_joins_the_next_one_of_that_name(
+    make_cluster: MakeCluster, three: EtcdCluster
+) -> None:
+    cluster = make_cluster("1:2")
+    a, b = cluster.start_host("a"), cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    b.freeze_node()
+    last = cluster.wait_training("a", after=first)
+    cluster.let_finish()
+    assert a.process.wait(PATIENCE_S) == 0, cluster.story()
+    (cluster.folder / "finish").unlink()
+
+    cluster.start("a")
+    begun = cluster.wait_training("a", after=last)
+    assert begun == last + 1, "the next run goes above the generations of the one that ended"
+    b.thaw()
+    joined = cluster.wait_training("a", "b", after=begun)
+    assert joined == begun + 1, cluster.story()
+    see_it_end(cluster, restarts=0)

@@ -12,7 +12,7 @@ from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Membe
 from elastic_agent.rendezvous.candidate import Candidate
 from elastic_agent.rendezvous.etcd_meeting import Members
 from elastic_agent.rendezvous.memory import RunMemory
-from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys
+from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, campaign, run_life
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
 
@@ -70,3 +70,38 @@ def test_an_unfinished_run_that_etcd_lost_goes_on_above_what_the_machine_remembe
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2), plan.reason
+
+
+def test_a_machine_that_slept_through_the_end_of_its_run_begins_above_it(
+    members: Members, tmp_path: Path
+) -> None:
+    """It remembers an earlier generation of a run that still went on; etcd knows how that run ended."""
+    memory = RunMemory(tmp_path / "state")
+    memory.save(RUN, History(generation=3, charged=1))
+    ended = History(generation=4, charged=1, verdict=Phase.FINISHED, settled=True)
+    term_of_the_run(members).remove_run(ended)
+    with candidate(members, memory):
+        plan = node(members, "a").next_plan(0, PATIENCE_S)
+    assert plan is not None
+    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 5, 0), plan.reason
+    assert plan.world is None
+
+
+def test_a_stopped_run_is_taken_up_above_its_end_by_a_machine_that_does_not_remember_it(
+    members: Members, tmp_path: Path
+) -> None:
+    ended = History(generation=4, charged=1, order=("b", "a"), verdict=Phase.STOPPED, settled=True)
+    term_of_the_run(members).remove_run(ended)
+    with candidate(members, RunMemory(tmp_path / "state")):
+        plan = node(members, "a").next_plan(0, PATIENCE_S)
+    assert plan is not None
+    assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 5, 1), plan.reason
+    assert plan.order == ("b", "a")
+
+
+def term_of_the_run(members: Members) -> Term:
+    client, keys = members.dial()[0], RunKeys(ACCESS.prefix, RUN)
+    run_life(client, keys)
+    term = campaign(client, keys, "a test", LEASE_S, 0.1)
+    assert term is not None
+    return term

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from elastic_agent.rendezvous.etcd_meeting import Members
-from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, campaign
+from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, campaign, run_life
 from elastic_agent.transport.etcd_client import EtcdClient, delete, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
@@ -49,6 +49,7 @@ class EtcdScene(Scene):
 
     def term(self, run_id: str = "run", lease_ttl_s: float = LEASE_TTL_S, patience_s: float = 0.01) -> Term:
         """The office of a new coordinator; nobody else is in it."""
+        run_life(self.client(), self.keys(run_id))  # a node has come
         term = campaign(self.client(), self.keys(run_id), "a test", lease_ttl_s, patience_s)
         assert term is not None, "somebody else coordinates"
         self._open.callback(term.resign)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.protocol.records import State
+from elastic_agent.protocol.records import History, Phase, State
 from elastic_agent.transport import etcd
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
 from elastic_agent.transport.etcd import DeposedError, EtcdLink, KeptLeases, Term, campaign
 from elastic_agent.transport.etcd_client import EtcdClient, prefix_end
+from elastic_agent.transport.etcd_plans import UnknownPlanError
 from elastic_agent.transport.lane import Lane
 
 from .etcd_scene import EtcdScene
@@ -28,6 +29,8 @@ def everything(scene: EtcdScene) -> dict[bytes, tuple[bytes, int]]:
     return {one.key: (one.value, one.mod_revision) for one in found.kvs}
 
 
+ENDED = History(generation=4, charged=1, verdict=Phase.FINISHED, settled=True)
+
 # -- the term of office ---------------------------------------------------------------------------
 
 WRITES: dict[str, Callable[[Term], object]] = {
@@ -35,7 +38,7 @@ WRITES: dict[str, Callable[[Term], object]] = {
     "condemn": lambda term: term.condemn(lease("a")),
     "forget": lambda term: term.forget("a"),
     "write_status": lambda term: term.write_status("from the past"),
-    "remove_run": lambda term: term.remove_run(),
+    "remove_run": lambda term: term.remove_run(ENDED),
 }
 
 
@@ -77,6 +80,7 @@ def test_an_office_ends_when_its_holder_is_cut_off_and_another_takes_over_within
     etcd_scene: EtcdScene,
 ) -> None:
     lease_ttl_s = 4.0
+    etcd_scene.node()
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
         client = EtcdClient.dial(relay.endpoint, etcd_scene.access)
         cut_off = campaign(client, etcd_scene.keys(), "cut off", lease_ttl_s, 0.1)
@@ -174,7 +178,9 @@ def test_a_coordinator_that_was_behind_a_compaction_hears_of_everybody_once(etcd
     assert coordinator.wait(PATIENCE_S) == ["b"]
 
 
-def test_a_candidate_that_was_behind_a_compaction_stands_again(etcd_scene: EtcdScene) -> None:
+def test_a_candidate_that_was_behind_a_compaction_looks_whether_the_office_is_free(
+    etcd_scene: EtcdScene,
+) -> None:
     first, client = etcd_scene.term(), etcd_scene.client()
 
     def pass_by() -> None:
@@ -184,8 +190,10 @@ def test_a_candidate_that_was_behind_a_compaction_stands_again(etcd_scene: EtcdS
         compact(etcd_scene)
 
     Behind(client, pass_by)
-    assert campaign(client, etcd_scene.keys(), "behind", 5.0, PATIENCE_S) is None
-    assert etcd_scene.term().publish(plan(1))
+    term = campaign(client, etcd_scene.keys(), "behind", 5.0, PATIENCE_S)
+    assert term is not None
+    assert term.publish(plan(1))
+    term.resign()
 
 
 # -- restarts -------------------------------------------------------------------------------------
@@ -272,12 +280,53 @@ def test_what_is_no_plan_keeps_nobody_from_the_next_one(etcd_scene: EtcdScene, d
     assert node.next_plan(1, 0.05) is None
     assert node.read_plan() == plan(1)
     assert coordinator.read_plan() == plan(1)
-    assert etcd_scene.node().read_plan() is None, "one that knows nothing yet"
+    assert etcd_scene.node().read_plan() == plan(1), "one that knows nothing yet looks what it was before"
     assert coordinator.publish(plan(2))
     assert node.next_plan(1, PATIENCE_S) == plan(2)
     assert etcd_scene.node().read_plan() == plan(2)
     assert len(etcd_scene.complaints) == 2, "once a connection"
     assert all(f"{etcd_scene.root()}/plan" in line and "\n" not in line for line in etcd_scene.complaints)
+
+
+def test_the_next_coordinator_goes_on_from_the_plan_that_was_overwritten_with_something_else(
+    etcd_scene: EtcdScene,
+) -> None:
+    """Nodes know of that plan, and would ignore all that begin at version 1 again."""
+    first, node = etcd_scene.term(), etcd_scene.node()
+    for version in (1, 2, 3, 4):
+        assert first.publish(plan(version))
+    first.resign()
+    for garbage in (b"oops", b"", b"{}"):
+        etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", garbage)
+    successor = etcd_scene.term()
+    assert successor.read_plan() == plan(4)
+    assert not successor.publish(plan(1))
+    assert successor.publish(plan(5))
+    assert node.next_plan(4, PATIENCE_S) == plan(5)
+
+
+def test_a_plan_that_nothing_tells_any_more_is_named_and_no_other_begins_in_its_place(
+    etcd_scene: EtcdScene,
+) -> None:
+    first = etcd_scene.term()
+    assert first.publish(plan(1))
+    etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", b"oops")
+    first.resign()
+    compact(etcd_scene)
+    with pytest.raises(UnknownPlanError, match=f"{etcd_scene.root()}/plan in etcd is no plan") as caught:
+        etcd_scene.term().read_plan()
+    assert "\n" not in str(caught.value)
+    node = etcd_scene.joined("a")
+    assert node.read_plan() is None
+    assert node.renew(lease("a"), lease("a").renewed()), "those who train go on"
+
+
+def test_garbage_where_never_was_a_plan_does_not_keep_a_run_from_beginning(etcd_scene: EtcdScene) -> None:
+    etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", b"oops")
+    term = etcd_scene.term()
+    assert term.read_plan() is None
+    assert term.publish(plan(1))
+    assert etcd_scene.node().read_plan() == plan(1)
 
 
 # -- leases of etcd -------------------------------------------------------------------------------
@@ -336,12 +385,62 @@ def test_nothing_of_a_finished_run_is_left_and_other_runs_stay(etcd_scene: EtcdS
     term.condemn(lease("b"))
     term.forget("b")
     before = {key for key in everything(scene) if key.startswith(scene.keys("run2").root)}
-    term.remove_run()
+    term.remove_run(ENDED)
     term.resign()
     node.write(member("a", state=State.LEFT))
     assert not node.renew(lease("a"), lease("a").renewed())
-    assert set(everything(scene)) == {f"{scene.access.prefix}/1/id".encode(), *before}
+    left = {f"{scene.access.prefix}/1/id".encode(), scene.keys().ended}
+    assert set(everything(scene)) == {*left, *before}
     assert other.read_lease("a") == lease("a")
+
+
+def test_an_agent_that_slept_through_the_end_of_its_run_finds_another_life_of_it(
+    etcd_scene: EtcdScene,
+) -> None:
+    """As in a new store: plan versions start anew."""
+    sleeper = etcd_scene.joined("a")
+    term = etcd_scene.term()
+    term.publish(plan(1))
+    term.remove_run(ENDED)
+    assert not sleeper.renew(lease("a"), lease("a").renewed())
+    with pytest.raises(StoreLostError, match="removed the records of the earlier run"):
+        sleeper.register(member("a"), lease("a2"))
+    assert set(everything(etcd_scene)) == {
+        f"{etcd_scene.access.prefix}/1/id".encode(),
+        etcd_scene.keys().ended,
+    }
+    next_run = etcd_scene.node()
+    assert next_run.store_id != sleeper.store_id
+    assert next_run.store_id == etcd_scene.node().store_id, "the nodes of one life agree on its name"
+    assert next_run.register(member("b"), lease("b")) is not None
+    with pytest.raises(StoreLostError, match="removed the records of the earlier run"):
+        sleeper.register(member("a"), lease("a2"))
+
+
+def test_a_run_whose_records_were_removed_has_no_coordinator_until_a_node_comes(
+    etcd_scene: EtcdScene,
+) -> None:
+    first, keys = etcd_scene.term(), etcd_scene.keys()
+    first.remove_run(ENDED)
+    first.resign()
+    assert campaign(etcd_scene.client(), keys, "sleeper", 5.0, 0.05) is None
+    lane = Lane("standing")
+    client = etcd_scene.client()
+    standing = lane.submit(lambda: campaign(client, keys, "sleeper", 5.0, 10 * PATIENCE_S))
+    etcd_scene.node()
+    assert standing.result(PATIENCE_S) is None, "it stands anew, for this life of the run"
+    term = etcd_scene.term()
+    assert term.read_plan() is None
+    assert term.read_ended() == ENDED
+    lane.abandon()
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\xff"])
+def test_what_is_no_ending_counts_as_none(etcd_scene: EtcdScene, data: bytes) -> None:
+    term = etcd_scene.term()
+    assert term.read_ended() is None
+    etcd_scene.stranger().set(f"{etcd_scene.root()}/ended", data)
+    assert term.read_ended() is None
 
 
 def test_what_an_abandoned_connection_wrote_arrives_late_and_undoes_nothing(etcd_scene: EtcdScene) -> None:

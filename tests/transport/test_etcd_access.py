@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from elastic_agent.protocol.records import History, Phase
 from elastic_agent.rendezvous.etcd_meeting import Members
 from elastic_agent.transport.base import NotAStoreError, TransportError
 from elastic_agent.transport.etcd_client import EtcdClient
@@ -62,9 +63,12 @@ def use_everything(scene: EtcdScene, run_id: str = "run") -> None:
     term.forget("b")
     client: Any = node
     client._client.keep_alive(scene.kept.of(client._client, "a"))
-    term.remove_run()
+    ended = History(generation=1, verdict=Phase.FINISHED, settled=True)
+    term.remove_run(ended)
     term.resign()
-    assert scene.term(run_id).read_plan() is None
+    next_term = scene.term(run_id)
+    assert next_term.read_plan() is None
+    assert next_term.read_ended() == ended
 
 
 def refusal(cluster: EtcdCluster, access: EtcdAccess) -> str:

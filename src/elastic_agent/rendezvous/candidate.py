@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import threading
@@ -14,6 +15,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.transport.base import TransportError
 from elastic_agent.transport.etcd import DeposedError, RunKeys, Term, campaign
 from elastic_agent.transport.etcd_client import EtcdClient
+from elastic_agent.transport.etcd_plans import UnknownPlanError
 
 from .coordinating import RunDriver
 from .memory import RunMemory
@@ -60,6 +62,8 @@ class Candidate(threading.Thread):
         self._client: EtcdClient | None = None
         self._term: Term | None = None
         self._over = False
+        self._gave_up_for = ""
+        """The last reason that was logged."""
         self._log = get_logger().bind(run=run_id)
         self.winding_up = False
         """Whether this agent coordinates a run that is over, but not everybody alive knows."""
@@ -116,8 +120,10 @@ class Candidate(threading.Thread):
         except DeposedError as error:
             self._log.info("this agent does not coordinate the run any more", reason=str(error))
         except TransportError as error:
-            if self._goes_on():
-                self._log.info("this agent gives up coordinating the run", reason=str(error))
+            if self._goes_on() and str(error) != self._gave_up_for:  # it may be so again each second
+                self._gave_up_for = str(error)
+                level = self._log.error if isinstance(error, UnknownPlanError) else self._log.info
+                level("this agent gives up coordinating the run", reason=str(error))
             raise
         finally:
             self._term = None
@@ -126,9 +132,7 @@ class Candidate(threading.Thread):
 
     def _coordinate(self, term: Term) -> None:
         if term.read_plan() is None:
-            # etcd loses no plan: if this machine knows a verdict, everybody knew it, and the run was removed. Whoever
-            # comes now under that name begins anew, also if another agent of the old run has not quite ended.
-            self._memory.settle(self._run_id)
+            self._take_over_ending(term)
         # Our own agent must not read the verdict and end before it is known that the run has to be wound up.
         driver = RunDriver(
             self._run_id, term, self._memory, time.monotonic(), lambda: self._set_winding_up(True)
@@ -137,11 +141,23 @@ class Candidate(threading.Thread):
         while not self._stopping.is_set():
             driver.turn(hints, time.monotonic())
             if driver.over:
-                term.remove_run()
+                assert driver.plan is not None  # by which it is over
+                term.remove_run(driver.plan.history(settled=True))
                 self._over = True
                 return
             self._set_winding_up(driver.winding_up)
             hints = term.wait(max(0.001, driver.wake_s - time.monotonic()))
+
+    def _take_over_ending(self, term: Term) -> None:
+        """The run has no plan: learn how the last one of its name ended, which this machine may have slept through."""
+        ended = term.read_ended()
+        if ended is None:
+            # etcd loses no plan: if this machine knows a verdict, everybody knew it, and the run was removed. Whoever
+            # comes now under that name begins anew, also if another agent of the old run has not quite ended.
+            self._memory.settle(self._run_id)
+            return
+        with contextlib.suppress(OSError):  # the driver says that the state directory cannot be written
+            self._memory.save(self._run_id, ended)
 
     def _set_winding_up(self, value: bool) -> None:
         if value != self.winding_up:

@@ -160,6 +160,11 @@ class EtcdMeeting(MeetingPlace):
         assert self.run_id is not None  # set before
         client, store = self._members.dial()
         keys = RunKeys(self._access.prefix, self.run_id)
+        try:
+            link = EtcdLink(client, keys, store, self._kept, let_go=lambda: self._members.suspect(client))
+        except BaseException:
+            client.close()
+            raise
         with self._lock:
             if self._candidate is None:
                 self._candidate = Candidate(
@@ -171,7 +176,7 @@ class EtcdMeeting(MeetingPlace):
                     self._poke,
                 )
                 self._candidate.start()
-        return EtcdLink(client, keys, store, self._kept, let_go=lambda: self._members.suspect(client))
+        return link
 
     @property
     def busy_with(self) -> list[str]:

@@ -3,10 +3,12 @@
 Keys, all under ``<prefix>/1/``:
 
     id                       random name of this etcd's life: another one means that its data were lost
+    r/<run>/life             random name of this life of the run's records, which ends when they are removed
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
-    r/<run>/plan             the newest plan
+    r/<run>/plan             the newest plan (see :mod:`.etcd_plans`)
     r/<run>/status           what the coordinator waits for, in words
     r/<run>/leader           who coordinates
+    r/<run>/ended            of the last life: generation, verdict and what else the next one has to know
 
 A lease is renewed and condemned by transactions on its record, as in every store of ours, and judged by the
 coordinator's clock. The leases of etcd itself serve two ends: records of nodes that have died with everybody
@@ -16,18 +18,18 @@ transaction that compares that key, so whoever was deposed writes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, check_whole, decode, encode
+from elastic_agent.protocol.records import History, Lease, Member, Plan, RecordError, decode, encode
 
 from .base import NotAStoreError, Snapshot, StoreLostError
 from .etcd_client import (
@@ -35,7 +37,6 @@ from .etcd_client import (
     CompactedError,
     EtcdClient,
     LeaseGoneError,
-    News,
     delete,
     exists,
     get,
@@ -46,6 +47,7 @@ from .etcd_client import (
     was_created_at,
     was_written_at,
 )
+from .etcd_plans import PlanReader, UnknownPlanError
 from .etcd_watch import Watch
 from .record_reader import GONE, RecordReader, lease_in
 
@@ -61,6 +63,9 @@ LEAST_LEADER_S = 2
 
 GRAVE_S = 3600
 """How long no forgotten incarnation can be written again."""
+
+ENDED_S = 30 * 24 * 3600
+"""How long the generations of a run that ended are remembered in etcd, so that the next one of its name goes above."""
 
 MAX_STATUS_CHARS = 2048
 
@@ -84,6 +89,7 @@ class RunKeys:
         self.root = f"{self.shown}/".encode()
         self.members, self.leases = self.root + b"m/", self.root + b"l/"
         self.plan, self.status, self.leader = (self.root + name for name in (b"plan", b"status", b"leader"))
+        self.life, self.ended = self.root + b"life", self.root + b"ended"
 
     def member(self, incarnation: str) -> bytes:
         """The key of its member record."""
@@ -139,56 +145,14 @@ def store_id(client: EtcdClient, prefix: str) -> str:
     return name
 
 
-@lru_cache(maxsize=8)
-def _decode_plan(data: bytes) -> Plan:
-    """Read once for all connections of the process."""
-    plan = decode(Plan, data)
-    check_whole(plan)
-    return plan
-
-
-class _PlanReader:
-    """The newest plan, over one connection; what is none is complained of once."""
-
-    def __init__(self, client: EtcdClient, keys: RunKeys, complain: Complain) -> None:
-        self._client = client
-        self._keys = keys
-        self._complain = complain
-        self._told: set[bytes] = set()
-        self.revision = 0
-        """In which the key was written last, as of the last reading; 0: it is missing."""
-        self.next_revision = 0
-        """To go on watching from."""
-        self.best: Plan | None = None
-
-    def read(self) -> Plan | None:
-        """The newest plan as a majority of etcd has it; what is damaged is passed over."""
-        found = self._client.range(self._keys.plan)
-        self.next_revision = found.header.revision + 1
-        self.revision = found.kvs[0].mod_revision if found.kvs else 0
-        if found.kvs:
-            self.take(found.kvs[0].value)
-        else:
-            self.best = None
-        return self.best
-
-    def follow(self, news: Iterable[News]) -> Plan | None:
-        """The newest plan after these changes, of which some may have been read already."""
-        for one in news:
-            if one.next_revision > self.next_revision:
-                self.next_revision = one.next_revision
-                for data in one.written.values():
-                    self.take(data)
-        return self.best
-
-    def take(self, data: bytes) -> None:
-        """This is what the key holds now."""
-        try:
-            self.best = _decode_plan(data)
-        except RecordError as error:
-            if data[:200] not in self._told and len(self._told) < 100:
-                self._told.add(data[:200])
-                self._complain(f"{self._keys.shown}/plan: {error}")
+def run_life(client: EtcdClient, keys: RunKeys) -> bytes:
+    """The random name of this life of the run's records; made up by the first node that comes."""
+    found = client.get(keys.life)
+    if found is None:
+        made = secrets.token_hex(4).encode()
+        done = client.transact([is_missing(keys.life)], [put(keys.life, made)], [get(keys.life)])
+        return made if done.succeeded else _value(done.responses[0]) or made
+    return bytes(found.value)
 
 
 class EtcdLink:
@@ -218,15 +182,16 @@ class EtcdLink:
         self._keys = keys
         self._store_id = store
         self._kept = kept
-        self._plans = _PlanReader(client, keys, complain)
+        self._plans = PlanReader(client, keys.plan, complain)
         self._watch: Watch | None = None
         self._written: dict[str, int] = {}
         """In which revision this incarnation's member record was written, as far as known."""
+        self._life = run_life(client, keys)
 
     @property
     def store_id(self) -> str:
-        """Random name of this etcd's life."""
-        return self._store_id
+        """Random name of this etcd's life, and of the run's in it."""
+        return f"{self._store_id}.{self._life.decode('ascii', 'replace')}"
 
     @property
     def local_address(self) -> str:
@@ -234,7 +199,12 @@ class EtcdLink:
         return self._client.local_address
 
     def register(self, member: Member, lease: Lease) -> Lease | None:
-        """Write both records at once, unless the lease was condemned."""
+        """Write both records at once, unless the lease was condemned.
+
+        Raises:
+            StoreLostError: also if an earlier run of this name was removed since this link was dialled; plan
+                versions start anew then, as in a new store.
+        """
         name = lease.incarnation
         lease_key, member_key = self._keys.lease(name), self._keys.member(name)
         while True:
@@ -246,12 +216,18 @@ class EtcdLink:
                 lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
             done = self._transact(
                 name,
-                [was_written_at(lease_key, stored.mod_revision if stored is not None else 0)],
+                [
+                    has_value(self._keys.life, self._life),
+                    was_written_at(lease_key, stored.mod_revision if stored is not None else 0),
+                ],
                 {lease_key: encode(lease), member_key: encode(member)},
+                [get(self._keys.life)],
             )
             if done.succeeded:
                 self._written[name] = done.header.revision
                 return lease
+            if _value(done.responses[0]) != self._life:
+                raise StoreLostError("etcd has removed the records of the earlier run of this name")
 
     def write(self, member: Member) -> None:
         """Replace the member record, if the incarnation is still known; a late write never undoes a newer one."""
@@ -347,7 +323,7 @@ class Term:
         self._in_office = was_created_at(keys.leader, since)
         self._since = since
         self._records = RecordReader(keys.shown)
-        self._plans = _PlanReader(client, keys, _log_complaint)
+        self._plans = PlanReader(client, keys.plan, _log_complaint)
         self._next_revision = since
         self._watch: Watch | None = None
         self._keeper: _Keeper | None = None
@@ -435,8 +411,26 @@ class Term:
         return key[len(prefix) :].decode("utf-8", "replace")
 
     def read_plan(self) -> Plan | None:
-        """The newest plan, or None before the first."""
-        return self._plans.read()
+        """The newest plan, or None before the first.
+
+        Raises:
+            UnknownPlanError: there is one that cannot be read.
+        """
+        plan = self._plans.read()
+        if self._plans.unknown:
+            raise UnknownPlanError(self._keys.plan)
+        return plan
+
+    def read_ended(self) -> History | None:
+        """What is known of the last run of this name, whose records were removed."""
+        found = self._client.get(self._keys.ended)
+        if found is None:
+            return None
+        try:
+            return decode(History, found.value)
+        except RecordError as error:
+            _log_complaint(f"{self._keys.ended.decode()}: {error}")
+            return None
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -488,9 +482,12 @@ class Term:
             ],
         )
 
-    def remove_run(self) -> None:
-        """The run is over and everybody knows: leave nothing of it behind."""
-        self._while_in_office([], [delete(self._keys.root, prefix_end(self._keys.root))])
+    def remove_run(self, ended: History) -> None:
+        """The run is over and every agent alive knows: leave nothing of it but what the next one has to know."""
+        key = self._keys.ended
+        kept = self._client.grant(ENDED_S)
+        before, after = delete(self._keys.root, key), delete(key + b"\0", prefix_end(self._keys.root))
+        self._while_in_office([], [before, after, put(key, encode(ended), kept)])
 
     def _while_in_office(self, compare: list[Any], then: list[Any]) -> Any:
         """The transaction's answer.
@@ -549,7 +546,9 @@ class _Keeper(threading.Thread):
 def campaign(
     client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, patience_s: float
 ) -> Term | None:
-    """Become the run's coordinator as soon as nobody else is; None if somebody else still was after a while.
+    """Become the run's coordinator as soon as there is none; None if there still was one after a while.
+
+    A run whose records were removed has none until a node comes to the next one of its name.
 
     Args:
         client: becomes the term's own if there is one.
@@ -559,22 +558,30 @@ def campaign(
         patience_s: how long to wait at most, seconds.
     """
     ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
+    life = client.range(keys.life)
+    if not life.kvs:
+        _watch_once(client, keys.life, life.header.revision + 1, patience_s)
+        return None
     found = client.range(keys.leader)
     if found.kvs:
-        try:
-            client.watch(keys.leader, None, found.header.revision + 1, patience_s)
-        except CompactedError:
-            return None
+        _watch_once(client, keys.leader, found.header.revision + 1, patience_s)
         if client.get(keys.leader) is not None:
             return None
     lease_id = client.grant(ttl_s)
-    done = client.transact([is_missing(keys.leader)], [put(keys.leader, who.encode(), lease_id)])
+    unchanged = has_value(keys.life, life.kvs[0].value)
+    done = client.transact([unchanged, is_missing(keys.leader)], [put(keys.leader, who.encode(), lease_id)])
     if not done.succeeded:
         client.revoke(lease_id)
         return None
     term = Term(client, keys, lease_id, int(done.header.revision))
     term.begin(ttl_s)
     return term
+
+
+def _watch_once(client: EtcdClient, key: bytes, revision: int, timeout_s: float) -> None:
+    """Wait until the key has perhaps changed since that revision."""
+    with contextlib.suppress(CompactedError):
+        client.watch(key, None, revision, timeout_s)
 
 
 def _value(response: Any) -> bytes | None:

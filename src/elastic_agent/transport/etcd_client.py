@@ -163,9 +163,13 @@ class EtcdClient:
         found = self.range(key)
         return found.kvs[0] if found.kvs else None
 
-    def range(self, key: bytes, end: bytes | None = None) -> Any:
-        """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it."""
-        request = rpc.RangeRequest(key=key, range_end=end or b"")
+    def range(self, key: bytes, end: bytes | None = None, revision: int = 0) -> Any:
+        """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it.
+
+        Raises:
+            CompactedError: what was there in that revision is forgotten (0: the newest, which never is).
+        """
+        request = rpc.RangeRequest(key=key, range_end=end or b"", revision=revision)
         return self._call(self._line.kv.Range, request)
 
     def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
@@ -321,6 +325,8 @@ class EtcdClient:
     def _explained(self, error: Any) -> Exception:
         if "requested lease not found" in _details(error):
             return LeaseGoneError("etcd knows no such lease")
+        if "required revision has been compacted" in _details(error):
+            return CompactedError("that revision was compacted")
         return explain(error, str(self.endpoint), self._access, self._timeout_s)
 
 
