@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastic_agent.protocol.records import Phase, State
-from tests.protocol.support import CRASH, SETTLE_S, TTL_S, Table, policy, running
+from elastic_agent.protocol.records import Lease, Phase, State
+from tests.protocol.support import CRASH, MARGIN_S, SETTLE_S, TTL_S, Table, member, policy, running
 
 ALONE = ("a", "b")
 
@@ -59,3 +59,26 @@ def test_a_node_that_came_and_found_no_room_does_not_count_as_lost() -> None:
     table.all_say(State.READY, *ALONE, "c", "d")
     assert table.world == ["a", "b", "c"]
     assert table.plan.losses == {}
+
+
+def test_records_of_many_dead_agents_are_removed_a_few_at_a_time() -> None:
+    """Each removal takes a round trip to the store, and the living must not wait for hundreds."""
+    table = running(*ALONE, rules=policy(max_nodes=3))
+    coordinator = table.coordinator
+    for life in range(100):
+        lease = Lease(f"c-{life}", TTL_S)
+        coordinator.observe(member("c", lease.incarnation, generation=0), lease, table.now_s)
+        coordinator.condemned(lease.incarnation)
+    gone_s = table.now_s + TTL_S + MARGIN_S
+    for key in ("a-1", "b-1"):
+        coordinator.observe(table.members[key], table.leases[key].renewed(), gone_s)
+    decisions = []
+    while (decision := coordinator.decide(gone_s)).forget:
+        decisions.append(decision)
+        for incarnation in decision.forget:
+            coordinator.forgotten(incarnation)
+    assert sum(len(one.forget) for one in decisions) == 100
+    assert max(len(one.forget) for one in decisions) <= 20
+    assert all(one.wake_s == gone_s for one in decisions[:-1]), (
+        "it goes on at once, after looking at what is new"
+    )

@@ -416,14 +416,22 @@ class Checker:
             return
         enough = cluster.enough_healthy()
         since_s = max(self.forming_since_s or 0.0, cluster.scenario.quiet_s)
-        late = cluster.kernel.now - since_s > cluster.scenario.bound_s
+        bound_s = cluster.scenario.bound_s + self._revocations_s()
+        late = cluster.kernel.now - since_s > bound_s
         if enough and late and self.forming_since_s is not None:
             well = len(cluster.healthy())
-            bound_s = cluster.scenario.bound_s
             self.broken(
                 "liveness (a world is sealed in time)", f"{well} nodes are well; no world in {bound_s:.1f} s"
             )
         cluster.kernel.after(0.2, self.watch_liveness)
+
+    def _revocations_s(self) -> float:
+        """How long it takes to end the leases of incarnations that died: a round trip to the store for each.
+
+        Faults may leave hundreds within a few lease times, more than any cluster would.
+        """
+        dead = sum(not one.process.alive for one in self.cluster.agents.values())
+        return 4 * self.cluster.scenario.latency_s * dead
 
     def losses_were_noticed(self) -> None:
         """Some time after the end of the faults no running plan counts on nodes that are gone."""

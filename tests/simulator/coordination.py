@@ -130,15 +130,15 @@ class Coordination:
             decision = core.decide(self.machine.clock())
             self._wake_s = decision.wake_s
             self._tell(decision)
-            acted = bool(decision.condemn or decision.forget)
+            acted = bool(decision.condemn)
             for incarnation in decision.condemn:
                 yield from self._condemn(core, incarnation)
+            if decision.plan is not None:
+                yield from self._publish(core, decision.plan)
             for incarnation in decision.forget:
                 yield from self._decree("forget", incarnation)
                 core.forgotten(incarnation)
-            if decision.plan is not None:
-                yield from self._publish(core, decision.plan)
-            elif not acted:
+            if decision.plan is None and not acted:
                 if decision.done and core.plan is not None and not self.cluster.may_go_on(core.plan):
                     self.machine.remember(core.plan.history(settled=True))
                     yield from self._clear_away()

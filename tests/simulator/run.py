@@ -12,6 +12,7 @@ from .checker import RuleBrokenError
 from .cluster import Cluster
 from .faults import Faults
 from .mutants import MUTANTS, Mutant, applied
+from .pairs import ANYTHING, Draw, pair_of
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,7 @@ class Result:
     story: tuple[tuple[float, str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Draw:
-    """What of a scenario is given rather than drawn from the seed."""
-
-    focus: tuple[str, ...] = ()
-    """The only kinds of faults; none: drawn."""
-    hosting: str | None = None
-    """Where the store lives; None: drawn."""
-
-
-def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = Draw(), *, tell: bool = False) -> Result:
+def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = ANYTHING, *, tell: bool = False) -> Result:
     """One universe from its beginning to its end. A mutant's own focus and hosting count if ``draw`` has none."""
     if mutant is not None:
         draw = Draw(draw.focus or mutant.focus, draw.hosting or mutant.hosting)
@@ -80,25 +71,26 @@ def _live(cluster: Cluster) -> None:
 
 
 def run_seeds(
-    seeds: Iterable[int], jobs: int, mutant: Mutant | None = None, draw: Draw = Draw()
+    seeds: Iterable[int], jobs: int, mutant: Mutant | None = None, draw: Draw | None = ANYTHING
 ) -> Iterable[Result]:
-    """Many universes, in order of their seeds."""
+    """Many universes, in order of their seeds. ``draw``: None for the pair of faults whose turn it is."""
+    runner = _Runner(mutant.name if mutant is not None else None, draw)
     if jobs <= 1:
-        for seed in seeds:
-            yield run_seed(seed, mutant, draw)
+        yield from map(runner, seeds)
         return
     with get_context("fork").Pool(jobs) as pool:
-        yield from pool.imap(_Runner(mutant.name if mutant is not None else None, draw), seeds, chunksize=16)
+        yield from pool.imap(runner, seeds, chunksize=16)
 
 
 @dataclass(frozen=True)
 class _Runner:
     mutant: str | None
     """By name: the mutants themselves cannot be sent to another process."""
-    draw: Draw
+    draw: Draw | None
 
     def __call__(self, seed: int) -> Result:
-        return run_seed(seed, MUTANTS[self.mutant] if self.mutant is not None else None, self.draw)
+        mutant = MUTANTS[self.mutant] if self.mutant is not None else None
+        return run_seed(seed, mutant, self.draw if self.draw is not None else pair_of(seed))
 
 
 def story_of(result: Result, width: int = 150) -> str:

@@ -9,9 +9,12 @@ import sys
 import pytest
 
 from .mutants import MUTANTS, Mutant
+from .pairs import PAIRS, pair_of
 from .run import run_seed, story_of
+from .scenario import ETCD, FAULTS
 
 SEEDS = 1200
+PAIR_SEEDS = 600
 SLICE = 100
 
 
@@ -30,6 +33,24 @@ def test_every_rule_holds_in_every_universe(first: int) -> None:
         if result.rule is not None:
             pytest.fail(story(seed))
     assert {"finished", "failed"} <= verdicts, "the universes are too tame"
+
+
+def test_every_pair_of_faults_occurs_in_turn() -> None:
+    drawn = [pair_of(seed) for seed in range(len(PAIRS))]
+    assert len(set(drawn)) == len(PAIRS)
+    for kind in {*FAULTS, *ETCD}:
+        assert any(kind in one.focus for one in drawn), kind
+
+
+@pytest.mark.parametrize("first", range(0, PAIR_SEEDS, SLICE))
+def test_every_rule_holds_where_two_kinds_of_faults_meet(first: int) -> None:
+    for seed in range(first, first + SLICE):
+        draw = pair_of(seed)
+        result = run_seed(seed, None, draw)
+        if result.rule is not None:
+            told = run_seed(seed, None, draw, tell=True)
+            replay = f"python -m tests.simulator --seed {seed} --story --pairs"
+            pytest.fail(f"{draw}: {told.what}\n{story_of(told)}\nreplay: {replay}")
 
 
 @pytest.mark.parametrize("seed", [8, 9], ids=["etcd", "c10d"])

@@ -46,6 +46,9 @@ from .situation import (
 MAX_REFUSED = 256
 """How many incarnations are told at a time that they may not take part: every node reads about them."""
 
+FORGET_AT_ONCE = 16
+"""How many records are removed before the coordinator reads what is new: each takes a round trip to the store."""
+
 ACK_PATIENCE_LEASES = 2.0
 """How many lease times the verdict is kept for live members that do not acknowledge it."""
 
@@ -393,8 +396,8 @@ class Coordinator:
             decision.reason,
             decision.plan,
             decision.condemn,
-            tuple(forget),
-            min(decision.wake_s, max(next_end_s, now_s)),
+            tuple(forget[:FORGET_AT_ONCE]),
+            now_s if len(forget) > FORGET_AT_ONCE else min(decision.wake_s, max(next_end_s, now_s)),
             decision.done,
         )
 
