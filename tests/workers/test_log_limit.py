@@ -123,9 +123,7 @@ for number in range({last + 1}):
     limit.watch(OutputFiles(plain=frozenset({str(path)})))
     with path.open("ab") as file:
         subprocess.run([sys.executable, "-S", "-c", code], stdout=file, check=True)
-    limit.close()
-    assert limit._thread is not None
-    limit._thread.join(20)
+    limit.close(20)
 
 
 @pytest.mark.usefixtures("file_system")
@@ -170,6 +168,67 @@ def test_on_a_full_disk_space_goes_before_text(
     begin_anew(str(path), LIMIT)
     assert path.stat().st_size == 0
     assert "no space to keep all of" in caplog.text
+
+
+# --- at the end of a generation -------------------------------------------------------------------
+
+
+def finish(path: Path) -> None:
+    """The generation ends, and no look was due before."""
+    limit = LogLimit(LIMIT, look_every_s=1000)
+    limit.watch(OutputFiles(plain=frozenset({str(path)})))
+    limit.close(20)
+
+
+def taken(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.parent.iterdir())
+
+
+def test_what_came_since_the_last_look_is_cut_at_the_end(path: Path, writer: Writer) -> None:
+    """The first, and the last, that is: it may be the only one."""
+    writer.write(20 * LIMIT // LINE_BYTES)
+    finish(path)
+    assert taken(path) <= LIMIT
+    first = numbers(Path(f"{path}.first").read_bytes())
+    assert first == [*range(PART // LINE_BYTES)]
+    assert path.read_bytes().startswith(b"[elastic-agent: output between .first and this was removed")
+    end = numbers(path.read_bytes())[1:]  # a line may be cut
+    assert end == [*range(end[0], writer.written)]
+    assert len(end) > 2 * PART // LINE_BYTES - 5
+    assert not Path(f"{path}.previous").exists()
+
+
+@pytest.mark.usefixtures("file_system")
+@pytest.mark.parametrize("parts", [0.1, 1.5, 3, 20])
+def test_the_parts_moved_away_earlier_count_and_the_end_is_whole(
+    path: Path, writer: Writer, parts: float
+) -> None:
+    for count in (2.5, 1.9, parts):
+        begin_anew(str(path), LIMIT)
+        writer.write(int(count * PART) // LINE_BYTES)
+    finish(path)
+    assert taken(path) <= LIMIT
+    assert Path(f"{path}.first").stat().st_size >= PART - 4096
+    kept = Path(f"{path}.previous")
+    end = numbers((kept.read_bytes() if kept.exists() else b"") + path.read_bytes())[1:]
+    assert end == [*range(end[0], writer.written)]
+    assert len(end) > PART // LINE_BYTES
+
+
+def test_what_is_within_the_limit_stays_in_one_piece(path: Path, writer: Writer) -> None:
+    writer.write(LIMIT // LINE_BYTES)
+    finish(path)
+    assert path.read_bytes() == lines(0, writer.written)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_files_of_a_generation_are_looked_at_when_the_next_begins(path: Path, writer: Writer) -> None:
+    limit = LogLimit(LIMIT, look_every_s=1000)
+    limit.watch(OutputFiles(plain=frozenset({str(path)})))
+    writer.write(20 * LIMIT // LINE_BYTES)
+    limit.watch(OutputFiles(plain=frozenset({f"{path}-of-the-next"})))
+    limit.close(20)
+    assert taken(path) <= LIMIT
 
 
 # --- files that torch follows ---------------------------------------------------------------------
@@ -278,24 +337,21 @@ def test_what_torch_follows_is_not_cut(
 
 
 WORKER = """
-import os, pathlib, sys, time
 print("the beginning")
-print("filler\\n" * 20000, flush=True)
-node = pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
-deadline = time.monotonic() + 60
-while (node / "stdout.log").stat().st_size > 4096:
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
+print("filler\\n" * 200000)
 print("the end")
 """
 
 
 def test_an_agent_keeps_its_workers_files_small(tmp_path: Path) -> None:
+    """All of it comes at once, so that the agent may look only when the worker has ended."""
     (tmp_path / "worker.py").write_text(WORKER)
     command = [sys.executable, "-m", "elastic_agent", "-r", "3", "--log-limit", "96K"]
     command += ["--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs")]
     subprocess.run([*command, str(tmp_path / "worker.py")], check=True, timeout=100, capture_output=True)
     (node,) = (tmp_path / "logs" / "latest" / "latest").iterdir()
+    outputs = [*(node / "0").glob("stdout.log*")]
+    assert sum(file.stat().st_size for file in outputs) <= LIMIT
     assert (node / "0" / "stdout.log.first").read_text().startswith("the beginning\nfiller\n")
     assert (node / "0" / "stdout.log").read_text().endswith("the end\n")
     assert (node / "0" / "stderr.log").read_text() == ""

@@ -22,18 +22,22 @@ import ctypes
 import errno
 import logging
 import os
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 
-__all__ = ["PARTS", "LogLimit", "OutputFiles", "begin_anew", "take_out_middle"]
+__all__ = ["PARTS", "LogLimit", "OutputFiles", "begin_anew", "cut_middle", "take_out_middle"]
 
 PARTS = 3
 """The beginning, what came before the newest part, and the newest part: each has as much of the limit."""
 
 LOOK_EVERY_S = 5.0
-"""A file may exceed its limit by what a worker writes in this time."""
+"""A file may exceed its limit by what a worker writes in this time, as long as it runs."""
+
+CLOSE_S = 5.0
+"""How long the last look may take."""
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _STAT_BLOCK_BYTES = 512
@@ -57,9 +61,9 @@ class OutputFiles:
 
 
 class LogLimit:
-    """Looks after the files of the generation that runs, in a thread of its own.
+    """Looks after the files of the generation that runs, and at its end once more, in a thread of its own.
 
-    A thread, because a file system may hang and the agent's loop must not. Nobody ever waits for it.
+    A thread, because a file system may hang and the agent's loop must not.
 
     Args:
         limit_bytes: What a file may take, the parts of it that were moved away included.
@@ -70,32 +74,46 @@ class LogLimit:
         self._limit_bytes = limit_bytes
         self._look_every_s = look_every_s
         self._files = OutputFiles()
-        self._closed = threading.Event()
+        self._written: queue.SimpleQueue[OutputFiles | None] = queue.SimpleQueue()
+        """Files that no worker writes to any more; None: there will be no others."""
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
 
     def watch(self, files: OutputFiles) -> None:
-        """Look after these from now on, and no longer after earlier ones."""
+        """Look after these from now on; nobody writes to earlier ones any more."""
+        self._written.put(self._files)
         self._files = files
         if self._thread is None and (files.plain or files.followed):
             self._thread = threading.Thread(target=self._run, name="log-limit", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        """Look after nothing any more."""
-        self._closed.set()
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Nobody writes to any of them any more. Waits for the last look, but not longer than that."""
+        self._written.put(self._files)
+        self._written.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def look(self) -> None:
         """Make smaller what is too large."""
-        files = self._files
+        self._look_at(self._files, begin_anew)
+
+    def _look_at(self, files: OutputFiles, cut: Callable[[str, int], None]) -> None:
         for path in files.plain:
-            self._apply(begin_anew, path)
+            self._apply(cut, path)
         for path in files.followed:
             self._apply(take_out_middle, path)
 
     def _run(self) -> None:
-        while not self._closed.wait(self._look_every_s):
-            self.look()
+        while True:
+            try:
+                written = self._written.get(timeout=self._look_every_s)
+            except queue.Empty:
+                self.look()
+                continue
+            if written is None:
+                return
+            self._look_at(written, cut_middle)
 
     def _apply(self, cut: Callable[[str, int], None], path: str) -> None:
         try:
@@ -177,6 +195,45 @@ def _take_off(handle: int, end: int, copy: FileIO) -> bool:
         return False
     copy.truncate(copy.tell() - (end - whole))
     return True
+
+
+def cut_middle(path: str, limit_bytes: int) -> None:
+    """Bring a file that nobody writes to any more, and its parts, within the limit. Its end stays in it.
+
+    Raises OSError.
+    """
+    first, previous = f"{path}.first", f"{path}.previous"
+    if sum(map(_size, (first, previous, path))) <= limit_bytes:
+        return
+    with open(path, "r+b", buffering=0) as file:
+        if not os.path.exists(first):
+            with open(first, "xb", buffering=0) as copy:
+                _copy(file.fileno(), copy.fileno(), 0, limit_bytes // PARTS)
+        left = limit_bytes - _size(first)
+        if _size(path) < left and os.path.exists(previous):
+            with open(previous, "r+b", buffering=0) as before:
+                _keep_end(before.fileno(), left - _size(path))
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(previous)
+        _keep_end(file.fileno(), left)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _keep_end(handle: int, kept_bytes: int) -> None:
+    """Move the end of a file to its beginning, behind a note of what was removed there; takes no space meanwhile."""
+    target = os.pwrite(handle, _CUT_BEFORE, 0)
+    source = os.fstat(handle).st_size - max(0, kept_bytes - target)
+    while data := os.pread(handle, _CHUNK_BYTES, source):
+        source += len(data)
+        target += os.pwrite(handle, data, target)
+    os.ftruncate(handle, target)
 
 
 def take_out_middle(path: str, limit_bytes: int) -> None:
