@@ -25,7 +25,8 @@ class ExitCode(IntEnum):
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.FINISHED: "the run finished: every worker succeeded; from serve: it was stopped",
     ExitCode.FAILED: "workers failed and the restart budget is spent, or they could not start",
-    ExitCode.USAGE: "an option, a variable, the settings file or the script is wrong; nothing was started",
+    ExitCode.USAGE: "an option, a variable, the settings file or the script is wrong, or this user may not have the "
+    "files or processes that it takes; nothing was started",
     ExitCode.TOO_FEW_NODES: "not enough nodes came within join_timeout",
     ExitCode.NO_STORE: "the rendezvous endpoint cannot be reached, or what answers there is not a store; from serve: "
     "it is not this machine's, or it is taken",

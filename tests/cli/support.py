@@ -7,8 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from sysconfig import get_path
 
 import pytest
+
+import elastic_agent as elastic_agent_package
 
 COMMAND = [sys.executable, "-m", "elastic_agent"]
 
@@ -20,11 +24,14 @@ def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def elastic_agent(
-    *argv: str, variables: Mapping[str, str] | None = None, under: Sequence[str] = ()
+    *argv: str,
+    variables: Mapping[str, str] | None = None,
+    under: Sequence[str] = (),
+    command: Sequence[str] = COMMAND,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``elastic-agent`` to its end; ``under``: a command that runs the command that follows it."""
     return subprocess.run(
-        [*under, *COMMAND, *argv],
+        [*under, *command, *argv],
         env=clean_environment(variables),
         capture_output=True,
         text=True,
@@ -42,3 +49,22 @@ def without_overrides() -> list[str]:
         pytest.skip("as root this needs setpriv (util-linux)")
     overrides = "-dac_override,-dac_read_search"
     return ["setpriv", f"--inh-caps={overrides}", f"--bounding-set={overrides}"]
+
+
+def command_of_another_user(uid: int) -> list[str]:
+    """The command as another user would run it; as it is, without root. Skips where that user has no such Python."""
+    if os.geteuid() != 0:
+        return COMMAND
+    if shutil.which("setpriv") is None:
+        pytest.skip("as root this needs setpriv (util-linux)")
+    packages = os.pathsep.join((str(Path(elastic_agent_package.__file__).parents[1]), get_path("purelib")))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for python in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
+        command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env"]
+        command += [f"PYTHONPATH={packages}", "HOME=/nonexistent", python]
+        if (
+            subprocess.run([*command, "-c", "import elastic_agent, torch"], capture_output=True).returncode
+            == 0
+        ):
+            return [*command, "-m", "elastic_agent"]
+    return pytest.skip("another user has no Python of this version, or cannot read these packages")

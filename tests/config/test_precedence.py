@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_every_setting_can_come_from_our_variable_and_from_the_file(shell: Shell
         "port_range": "5:6",
         "numa_binding": "socket",
         "start_method": "fork",
+        "python_exec": sys.executable,
         "worker_start": "cold",
         "preload": "lightning,torch._dynamo",
         "redirects": "3",
@@ -168,12 +170,12 @@ def test_torchs_own_variables_for_what_has_no_option_there(shell: Shell) -> None
         [],
         {
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7",
-            "PYTHON_EXEC": "/opt/python",
+            "PYTHON_EXEC": sys.executable,
             "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${rank}] ",
         },
     ).settings
     assert settings.shutdown_timeout == 7.0
-    assert settings.python_exec == "/opt/python"
+    assert settings.python_exec == sys.executable
     assert settings.log_line_prefix_template == "[${rank}] "
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -70,7 +71,9 @@ def likely_slots(wanted: str) -> int | None:
         return int(wanted)
     if wanted == "cpu":
         return os.cpu_count() or 1
-    devices = [name for name in os.listdir("/dev") if name.startswith(("nvidia", "kfd", "dri", "accel"))]
+    devices: list[str] = []
+    with contextlib.suppress(OSError):
+        devices = [name for name in os.listdir("/dev") if name.startswith(("nvidia", "kfd", "dri", "accel"))]
     if wanted == "gpu-or-1" and not devices:
         return 1
     return None  # torch knows

@@ -23,7 +23,6 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
     """
     resolved = load_settings(argv, os.environ)
     settings = resolved.settings
-    make_state_dir(settings.state_dir, os.environ)
     if settings.module and not settings.run_path and not settings.python_exec:
         check_module(settings.script)
     return _launch(resolved, owns_process)
@@ -32,19 +31,24 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
 def _launch(resolved: Resolved, owns_process: bool) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.early_notice import EarlyNotice
-    from elastic_agent.agent.warm import start_guard
+    from elastic_agent.agent.limits import check_limits
+    from elastic_agent.agent.warm import likely_slots, start_guard
     from elastic_agent.config.etcd_password import take_password
     from elastic_agent.service_manager import ServiceManager
     from elastic_agent.workers.guard_client import become_subreaper
 
     early = EarlyNotice(resolved.settings.notice_signal)
+    check_limits(likely_slots(resolved.settings.nproc_per_node) or 1)
+    make_state_dir(resolved.settings.state_dir, os.environ)
     # Before anything is started that would inherit them:
     manager = ServiceManager.taken_from(os.environ)
     password = take_password(os.environ)
     become_subreaper()
-    guard = start_guard(
-        resolved.settings, owns_process=owns_process
-    )  # first: workers inherit nothing of the rest
+    try:
+        # First: workers inherit nothing of the rest.
+        guard = start_guard(resolved.settings, owns_process=owns_process)
+    except OSError as error:
+        raise UsageError(f"cannot start the guard process: {error}") from None
     from elastic_agent.logs import configure_logging, get_logger
 
     settings = resolved.settings

@@ -57,10 +57,12 @@ def _check_port(resolved: Resolved) -> None:
 def _serve(resolved: Resolved) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.launch import import_torch_quietly
+    from elastic_agent.agent.limits import check_open_files
     from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
     from elastic_agent.rendezvous import serving
 
     settings = resolved.settings
+    check_open_files(slots=0)
     configure_logging(settings.log_format, settings.log_level, sys.stderr)
     log = get_logger()
     for note in resolved.notes:

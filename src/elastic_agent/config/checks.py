@@ -84,12 +84,19 @@ def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
     values = draft.values
     if values["module"] and values["no_python"] and not values["run_path"]:
         raise UsageError(f"{draft.sources['module']} and {draft.sources['no_python']} exclude each other")
-    if values["run_path"]:
+    search_path = environ.get("PATH", os.defpath)
+    if values["no_python"] and not values["run_path"]:
+        if problem := _problem_with_program(script, search_path):
+            raise UsageError(
+                f"program {quoted(script)} {problem}; expected a program, as --no-python is given"
+            )
+        return
+    if values["run_path"] or not values["module"]:
         _check_python_script(script)
-    elif values["no_python"]:
-        _check_program(script, environ.get("PATH", os.defpath))
-    elif not values["module"]:
-        _check_python_script(script)
+    if draft.is_given("python_exec") and (
+        problem := _problem_with_program(values["python_exec"], search_path)
+    ):
+        raise draft.wrong("python_exec", f"which {problem}")
 
 
 def _check_python_script(script: str) -> None:
@@ -109,15 +116,15 @@ def _check_python_script(script: str) -> None:
         raise UsageError(f"script {quoted(script)} cannot be read by this user; {expected}")
 
 
-def _check_program(program: str, search_path: str) -> None:
+def _problem_with_program(program: str, search_path: str) -> str:
+    """Why it cannot be started, to follow its name; empty when it can."""
     if os.sep in program:
-        places = [program]
-        where = "is not an executable file"
+        places, problem = [program], "is not an executable file"
     else:
         places = [os.path.join(folder or ".", program) for folder in search_path.split(os.pathsep)]
-        where = "is not found on PATH"
-    if not any(os.path.isfile(place) and os.access(place, os.X_OK) for place in places):
-        raise UsageError(f"program {quoted(program)} {where}; expected a program, as --no-python is given")
+        problem = "is not found on PATH"
+    found = any(os.path.isfile(place) and os.access(place, os.X_OK) for place in places)
+    return "" if found else problem
 
 
 def check_working_directory() -> None:

@@ -312,6 +312,15 @@ def _parse_text(text: str) -> str:
 TEXT = Kind("TEXT", f"1 to {_LONGEST_NAME} printable characters", _parse_text)
 
 
+def _parse_program(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise BadValueError("which is not a program")
+    return text
+
+
+PROGRAM = Kind("PROGRAM", "the path of a program, or its name on the PATH", _parse_program)
+
+
 def _parse_command(text: str) -> str:
     if not text.strip():
         raise BadValueError("which is empty")

@@ -437,7 +437,7 @@ class Settings:
         torchrun=True,
     )
     python_exec: str | None = _setting(
-        kinds.TEXT,
+        kinds.PROGRAM,
         None,
         WORKERS,
         "The Python that runs the script.",

@@ -1,0 +1,73 @@
+"""Limits of this user under which nothing could work are named before anything is started."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.support import command_of_another_user, elastic_agent
+from tests.ports import free_port
+
+USER = 61003
+"""Without processes of its own."""
+
+
+def limited(option: str, limit: int) -> list[str]:
+    """A command that runs another with a limit of the shell's."""
+    return ["bash", "-c", f'ulimit {option} {limit}; exec "$@"', "bash"]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("print('trained')\n")
+    return path
+
+
+def test_too_few_open_files_are_refused_and_as_many_as_it_asks_for_are_enough(
+    script: Path, tmp_path: Path
+) -> None:
+    argv = ["--nproc-per-node", "2", "--tee", "3", "--state-dir", str(tmp_path / "state"), str(script)]
+    refused = elastic_agent(*argv, under=limited("-n", 24))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    said = re.fullmatch(
+        r"elastic-agent: a process of this user may have only 24 open files; "
+        r"expected (\d+) or more for 2 workers: raise the limit .*\n",
+        refused.stderr,
+    )
+    assert said is not None, refused.stderr
+    done = elastic_agent(*argv, under=limited("-n", int(said[1])))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained") == 2
+
+
+def test_a_server_without_enough_open_files_is_refused(tmp_path: Path) -> None:
+    argv = ["serve", "--rdzv-endpoint", f"localhost:{free_port()}", "--state-dir", str(tmp_path)]
+    refused = elastic_agent(*argv, under=limited("-n", 24))
+    assert refused.returncode == 2
+    assert "may have only 24 open files; expected" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_too_few_processes_are_refused() -> None:
+    """As root they are somebody else's: root has no such limit."""
+    refused = elastic_agent("-m", "json.tool", command=[*limited("-u", 8), *command_of_another_user(USER)])
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "elastic-agent: this user may start only" in refused.stderr
+    assert "more processes and threads here; expected 14 or more for 1 worker" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_python_that_this_user_cannot_start_is_refused(script: Path) -> None:
+    """It was started by a user who can, who then became this one."""
+    program = (
+        "import sys; sys.executable = '/root/python'; from elastic_agent.cli.main import main; "
+        "sys.exit(main(sys.argv[1:], owns_process=True))"
+    )
+    refused = elastic_agent(str(script), command=[sys.executable, "-c", program])
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert 'this Python, "/root/python", cannot be started by this user' in refused.stderr
+    assert refused.stderr.count("\n") == 1
