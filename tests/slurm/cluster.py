@@ -65,8 +65,9 @@ KillWait=3
 SlurmdTimeout=5
 """
 
-ADDRESS = "10.213.78.1"
-"""Of everything: Slurm finds no address at all (AI_ADDRCONFIG) where there is only the loopback's own."""
+ADDRESSES = {"head": "10.213.78.1", **{name: f"10.213.78.{10 + number}" for number, name in enumerate(NODES)}}
+"""Of the controller, and of each node while it lives. On the loopback, whose own would not do: Slurm finds no address
+at all (AI_ADDRCONFIG) where there is no other."""
 
 NAMESPACES = ("--mount", "--pid", "--net", "--uts")
 
@@ -121,13 +122,15 @@ class Slurm:
     def _write_files(self) -> None:
         (self.folder / "home").mkdir()
         (self.folder / "state").mkdir()
-        names = " ".join(NODES) if self._names_resolve else ""
-        (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n{ADDRESS} head {names}\n")
+        known = {"localhost": "127.0.0.1", "head": ADDRESSES["head"]}
+        hosts = {**known, **(ADDRESSES if self._names_resolve else {})}
+        (self.folder / "hosts").write_text("".join(f"{hosts[name]} {name}\n" for name in hosts))
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
         lines = [
-            f"NodeName={name} NodeHostname=head NodeAddr={ADDRESS} Port={17001 + number} {what} RealMemory=1000"
+            f"NodeName={name} NodeHostname=head NodeAddr={ADDRESSES[name]} Port={17001 + number} {what} "
+            "RealMemory=1000"
             for number, (name, what) in enumerate(NODES.items())
         ]
         lines += [
@@ -146,8 +149,8 @@ class Slurm:
     def _begin_namespaces(self) -> None:
         """The first process of the PID namespace waits for orphans; bash reaps them."""
         begin = (
-            f"mount --bind hosts /etc/hosts && ip link set lo up && ip addr add {ADDRESS} dev lo && hostname head"
-            " && touch begun && { sleep infinity & wait; }"
+            f"mount --bind hosts /etc/hosts && ip link set lo up && ip addr add {ADDRESSES['head']} dev lo"
+            " && hostname head && touch begun && { sleep infinity & wait; }"
         )
         with (self.folder / "namespaces.log").open("wb") as log:
             self._init = subprocess.Popen(
@@ -230,10 +233,13 @@ class Slurm:
 
     def start_node(self, name: str) -> None:
         conf = str(self.folder / "slurm.conf")
+        self.ask("ip", "addr", "replace", ADDRESSES[name], "dev", "lo")
         self._daemon(name, "slurmd", "-D", "-c", "-N", name, "-f", conf, SLURMD_NODENAME=name)
 
     def lose_node(self, name: str) -> None:
-        """As a power cut: SIGKILL to slurmd and to all that runs on the node, before anybody can tell."""
+        """As a power cut: SIGKILL to slurmd and to all that runs on the node, before anybody can tell, and nothing
+        answers at its address, which is no other node's."""
+        self.ask("ip", "addr", "del", ADDRESSES[name], "dev", "lo")
         pids = self.processes(SLURMD_NODENAME=name)  # Slurm's own inherit it from slurmd
         for signum in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:

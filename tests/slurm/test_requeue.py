@@ -91,6 +91,27 @@ def test_a_site_that_requeues_in_its_own_way_is_left_to_it(slurm: Slurm, folder:
     job.wait_said("the job is requeued", command)
 
 
+def without_its_first_node(slurm: Slurm, folder: Path, *options: str) -> Job:
+    """The elastic job on all nodes, when the one with its batch script and the store has failed."""
+    job = started(slurm, folder, "--nodes=3", *options, ELASTIC_AGENT_JOIN_TIMEOUT="2")
+    slurm.lose_node("n0")
+    slurm.give_up("n0")
+    return job
+
+
+def test_a_job_that_lost_the_node_of_its_batch_script_is_requeued(slurm: Slurm, folder: Path) -> None:
+    """Slurm would leave it running, with nobody training, until its time limit."""
+    job = without_its_first_node(slurm, folder)
+    assert job.wait_state("PENDING", "FAILED", "CANCELLED") == "PENDING"
+    assert job.facts()["Restarts"] == "1"
+
+
+def test_one_that_may_not_be_requeued_is_cancelled(slurm: Slurm, folder: Path) -> None:
+    job = without_its_first_node(slurm, folder, "--no-requeue")
+    assert job.wait_state("CANCELLED", "FAILED", "PENDING") == "CANCELLED"
+    job.wait("the processes of the job to end", lambda: not job.processes())
+
+
 def test_a_run_that_has_failed_stays_out_of_the_queue(slurm: Slurm, folder: Path) -> None:
     script = folder / "elastic.sbatch"
     script.write_text(ELASTIC.read_text().replace("train.py", "failing.py"))

@@ -45,7 +45,7 @@ from .identity import NodeSeat, sweep_seats, take_seat
 from .interfaces import interface_of
 from .journal import Journal
 from .narrator import Narrator
-from .requeueing import Policy, Stop, decide, requeue
+from .requeueing import Done, Policy, Stop, decide, requeue, rescue
 from .runner import DEFAULT_STACKS_SIGNAL, Runner
 from .service import Service, Standing
 from .signals import Meanings, SignalDesk
@@ -272,11 +272,16 @@ class Agent(ElasticAgent):
         if self._supervisor is None:
             return
         policy = Policy.of(self._settings)
+        done: Done | None = None
+        if ending.outcome is Outcome.UNREACHABLE and self._job is not None:
+            self._signals.only_waiting = True
+            done = await rescue(policy, self._job)
         decision = decide(policy, self._job, Stop.of(ending, self._supervisor.node.incarnation))
         if decision.why:
             self._log.info(decision.why)
         if decision.act:
             done = await requeue(policy, self._job)
+        if done is not None:
             self._journal.write("requeued", failed=done.level == "error", words=done.text)
             (self._log.error if done.level == "error" else self._log.info)(done.text)
 

@@ -2,11 +2,12 @@
 
 The decision is pure; ``requeue`` carries it out. The job is requeued when it was stopped because its time ran out
 or because another job takes its place, with the training state saved; never when the run finished, failed or was
-stopped by a person.
+stopped by a person. And when it lost the node of its batch script, and the store with it (``rescue``).
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,13 +15,19 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.protocol.node import Outcome
 
 from .scontrol import SlurmError
-from .slurm_job import SlurmJob, run_requeue_command
+from .slurm_job import REQUEUE_TIMEOUT_S, SlurmJob, run_requeue_command
 
 if TYPE_CHECKING:  # it imports torch, which nothing here needs
     from .supervisor import Ending
 
 REASONS = frozenset({"preempted", "walltime"})
 """Why a job is stopped that would go on if it could."""
+
+TURN_S = REQUEUE_TIMEOUT_S + 15.0
+"""How long each survivor leaves a lost job to the one before it."""
+
+RESCUERS = 3
+"""So many survivors try; the others end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +125,39 @@ async def requeue(policy: Policy, job: SlurmJob | None) -> Done:
             f"{name} could not be requeued: {error}; its state is saved: requeue or submit it to go on",
         )
     return Done("info", f"the job is requeued: {did}")
+
+
+# -- a job without its batch script ---------------------------------------------------------------
+
+
+async def rescue(policy: Policy, job: SlurmJob) -> Done | None:
+    """Requeue, or else cancel, a job that lost the node of its batch script; None: there is nothing to do here.
+
+    Called when the store does not answer any more, so the surviving agents cannot agree who acts. Slurm's order of the
+    nodes decides: each leaves the one before it ``TURN_S``. Slurm may end this process before this returns.
+    """
+    try:
+        survivors = await job.survivors()
+        if job.node not in survivors[:RESCUERS]:
+            return None
+        turn = survivors.index(job.node)
+        if turn:
+            await asyncio.sleep(turn * TURN_S)
+            if not await job.survivors():
+                return None
+    except SlurmError as error:
+        return Done("error", f"cannot find out whether job {job.id} lost its batch host: {error}")
+    return await _requeue_or_cancel(policy, job)
+
+
+async def _requeue_or_cancel(policy: Policy, job: SlurmJob) -> Done:
+    lost = f"job {job.id} lost its batch host, and with it the store"
+    allowed = policy.when != "never" and job.requeues < policy.most
+    done = await requeue(policy, job) if allowed else Done("info", "the job may not be requeued")
+    try:
+        if await job.survivors():
+            await job.cancel()
+            return Done("error", f"{lost}: {done.text}; the job is cancelled, submit it again to go on")
+    except SlurmError as error:
+        return Done("error", f"{lost}: {done.text}; it cannot be cancelled either: {error}")
+    return Done(done.level, f"{lost}: {done.text}")

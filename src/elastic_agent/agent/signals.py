@@ -57,6 +57,8 @@ class SignalDesk:
         """Signals to leave that have come."""
         self.hosting_on = False
         """The agent's own part is over; it only serves the store to others."""
+        self.only_waiting = False
+        """The agent's own part is over, and it does nothing for others either: the first signal ends it."""
         self._meanings = meanings
         self._job = job
         self._early = early
@@ -94,7 +96,7 @@ class SignalDesk:
     def _leave_signalled(self, signum: signal.Signals) -> None:
         self.asked.append(int(signum))
         self._on_leaving(f"{signum.name} received")
-        if self._supervisor is None or len(self.asked) > 1:
+        if self._supervisor is None or self.only_waiting or len(self.asked) > 1:
             self._log.warning(f"{signum.name} received: ending at once")
             self._end_at_once()
         elif self.hosting_on:

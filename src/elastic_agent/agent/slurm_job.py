@@ -1,7 +1,7 @@
 """The Slurm job that this agent is a task of: when it ends, and how it is put back into the queue.
 
-What Slurm tells in the environment is read by ``config/slurm.py``. Here are the two things that only its controller
-knows or does; ``scontrol`` asks it.
+What Slurm tells in the environment is read by ``config/slurm.py``. Here is what only its controller knows or does;
+``scontrol`` and ``scancel`` ask it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastic_agent.config.slurm import is_step
+from elastic_agent.config.slurm import expand_hosts, is_step
 
 from .scontrol import SlurmError, run_command, scontrol
 
@@ -63,6 +63,9 @@ class SlurmJob:
     first: bool = True
     """This is the first task of its step. A signal comes to all of them: this one asks what it means."""
 
+    node: str = ""
+    """The node of this task, as Slurm names it."""
+
     @staticmethod
     def from_environment(environ: Mapping[str, str]) -> SlurmJob | None:
         """The job whose step this process belongs to, if it belongs to one."""
@@ -74,6 +77,7 @@ class SlurmJob:
             int(restarts) if restarts.isdigit() else 0,
             float(end) if end.isdigit() else None,
             first=environ.get("SLURM_PROCID", "0") == "0",
+            node=environ.get("SLURMD_NODENAME", ""),
         )
 
     async def end(self) -> JobEnd:
@@ -106,6 +110,23 @@ class SlurmJob:
                 return already
             raise
         return f"scontrol requeue {self.id}"
+
+    async def survivors(self) -> list[str]:
+        """The nodes that are left to the job if Slurm took away the one where its batch script ran; else none.
+
+        That happens to a job of ``sbatch --no-kill``. Nothing ends it any more before its time limit, whatever its
+        steps do. Raises ``SlurmError``.
+        """
+        facts = await self._facts()
+        nodes = expand_hosts(facts.get("NodeList", ""))
+        host = facts.get("BatchHost", "")
+        batch = facts.get("BatchFlag", "0") != "0"
+        present = facts.get("JobState") == "RUNNING" and facts.get("Restarts") == str(self.requeues)
+        return nodes if batch and present and host and host not in nodes else []
+
+    async def cancel(self) -> None:
+        """End the job for good, unless it has been requeued meanwhile: then it waits. Raises ``SlurmError``."""
+        await run_command(("scancel", "--state=RUNNING", self.id), REQUEUE_TIMEOUT_S)
 
     async def _was_requeued(self) -> bool:
         with contextlib.suppress(SlurmError):
@@ -141,5 +162,6 @@ def parse_facts(text: str) -> dict[str, str]:
     The first of each name counts: a comment or a path, which may hold anything, comes later in the line.
     """
     line = text.lstrip().split("\n")[0]
-    pairs = re.findall(r" (Restarts|EndTime|PreemptTime)=(\S*)", line)
+    names = "JobState|Restarts|BatchFlag|EndTime|PreemptTime|NodeList|BatchHost"
+    pairs = re.findall(rf" ({names})=(\S*)", line)
     return dict(reversed(pairs))
