@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_agent.protocol.records import History, Phase, State
-from tests.protocol.support import MARGIN_S, TTL_S, Table, world
+from tests.protocol.support import MARGIN_S, STEP_S, TTL_S, Table, plan, policy, world
 
 SEALED = History(8, world(8, "a-1", "b-1", "c-1"), 1, ("a", "b", "c"))
 FORMING = History(8, world(7, "a-1", "b-1"), 1, ("a", "b"))
@@ -48,3 +48,41 @@ def test_a_run_that_is_over_does_not_begin_again_for_a_higher_generation() -> No
     table.comes("a", state=State.SUCCEEDED, generation=7)
     table.comes("b", history=SEALED)
     assert table.stand == (Phase.FINISHED, 7)
+
+
+# -- what the run's nodes hold leases by -------------------------------------------------------
+
+LONG_S = 2 * TTL_S
+BROAD_S = 3 * MARGIN_S
+LONGER = policy(min_nodes=1, lease_ttl_s=LONG_S, fence_margin_s=BROAD_S)
+RAN = plan(Phase.RUNNING, 8, 20, policy=LONGER, world=world(8, "a-1", "b-1")).history()
+
+
+def test_whom_a_new_store_does_not_hear_of_has_the_lease_and_the_margin_of_the_run_before() -> None:
+    """Not those of the node that is back first, which may ask for less than the run had."""
+    table = Table(policy(min_nodes=1), remembered=RAN)
+    table.comes("b", state=State.RUNNING, generation=8, history=RAN)
+    table.wait(LONG_S)
+    assert table.stand == (Phase.FORMING, 9)
+    table.says("b", State.READY)
+    table.wait(BROAD_S - STEP_S)
+    assert table.stand == (Phase.FORMING, 9), "a's workers may still run"
+    table.wait(STEP_S)
+    assert table.stand == (Phase.RUNNING, 9)
+
+
+def test_a_node_of_the_run_is_not_refused_for_its_lease_where_another_is_back_first() -> None:
+    for remembered in (RAN, None):
+        table = Table(policy(min_nodes=1), remembered=remembered)
+        table.comes("c", 1)
+        table.comes("a", ttl_s=LONG_S, state=State.RUNNING, generation=8, history=RAN)
+        table.wait(LONG_S)
+        assert table.plan.refused == {}
+        assert (table.plan.policy.lease_ttl_s, table.plan.policy.fence_margin_s) == (LONG_S, BROAD_S)
+
+
+def test_the_lease_of_an_earlier_run_of_that_name_does_not_count() -> None:
+    over = plan(Phase.FINISHED, 8, 20, policy=LONGER, world=world(8, "a-1")).history(settled=True)
+    table = Table(remembered=over)
+    table.comes("a")
+    assert table.plan.policy.lease_ttl_s == TTL_S

@@ -215,9 +215,18 @@ def test_of_two_histories_the_one_with_the_higher_generation_is_the_newer(
 
 def test_what_is_kept_of_a_plan_names_the_verdict_only_when_there_is_one() -> None:
     sealed = plan(Phase.RUNNING, 2, 5, world=world(2, "a-1"), charged=1, order=("a",))
-    assert sealed.history() == History(2, sealed.world, 1, ("a",))
+    known = History(
+        2,
+        sealed.world,
+        1,
+        ("a",),
+        lease_ttl_s=POLICY.lease_ttl_s,
+        fence_margin_s=POLICY.fence_margin_s,
+    )
+    assert sealed.history() == known
     ended = msgspec.structs.replace(sealed, phase=Phase.FINISHED)
-    assert ended.history(settled=True) == History(2, sealed.world, 1, ("a",), Phase.FINISHED, True)
+    over = msgspec.structs.replace(known, verdict=Phase.FINISHED, settled=True)
+    assert ended.history(settled=True) == over
     assert ended.policy == POLICY
 
 

@@ -80,6 +80,7 @@ class Agent:
         self.machine: Machine = holder.machine
         self.name = f"{holder.node_id}{holder.mark}.{holder.lives}"
         self.began_s = cluster.kernel.now
+        self.policy = cluster.policy_for(holder)
         self.incarnation = cluster.new_incarnation(holder)
         self.guard = Guard(cluster, self)
         self.process = self.machine.process(f"agent {self.name}")
@@ -90,8 +91,7 @@ class Agent:
         self.held: HeldLease | None = None
         self.outcome: Depart | None = None
         self.unreachable = False
-        self.asked_to_leave = False
-        self.asked_for_the_end = False
+        self.asked_to_leave = self.asked_for_the_end = False
         self.asking = Asking(cluster, self)
         self.store_id: str | None = None
         """The store this incarnation is registered in."""
@@ -129,7 +129,7 @@ class Agent:
             slots=self.holder.slots(),
             state=State.READY,
             generation=0,
-            policy=self.cluster.policy,
+            policy=self.policy,
             stop_s=self.cluster.stop_takes_s(),
             replaces=replaces[-64:],
             bootstrap=Address(self.machine.name, 2000),
@@ -322,7 +322,7 @@ class Agent:
             try:
                 self._renewed.items.clear()
                 self._keeper_mail.put("renew")
-                if (yield self._renewed, self.cluster.call_s()) is None:
+                if (yield self._renewed, self._call_s) is None:
                     continue
                 connection = yield from self._dial()
                 plan = yield from self._reread_plan(connection)
@@ -334,7 +334,7 @@ class Agent:
             return
 
     def _reread_plan(self, connection: Connection) -> Routine:
-        data = yield from connection.call("read_plan", timeout_s=self.cluster.call_s())
+        data = yield from connection.call("read_plan", timeout_s=self._call_s)
         connection.close()
         return decode(Plan, data) if data is not None and connection.store.store_id == self.store_id else None
 
@@ -358,6 +358,11 @@ class Agent:
         )
         self.post(lambda: self.node.prepare_failed(generation, failure))
 
+    @property
+    def _call_s(self) -> float:
+        """How long a lane waits for the store's answer."""
+        return self.policy.lease_ttl_s * self.cluster.scenario.patience
+
     # -- lanes to the store ---------------------------------------------------------------------
 
     def _dial(self) -> Routine:
@@ -366,7 +371,7 @@ class Agent:
             connection = self.cluster.endpoint.connect(self)
             if connection is not None:
                 try:
-                    yield from connection.call("hello", timeout_s=self.cluster.call_s())
+                    yield from connection.call("hello", timeout_s=self._call_s)
                     self._last_contact_s = self.machine.clock()
                     return connection
                 except StoreLostError:
@@ -411,10 +416,10 @@ class Agent:
 
     def _register(self, connection: Connection) -> Routine:
         incarnation, new_store = self.incarnation, self.store_id is not None
-        lease = Lease(incarnation, self.cluster.policy.lease_ttl_s)
+        lease = Lease(incarnation, self.policy.lease_ttl_s)
         sent_s = self._sent_s(connection, lease)
         member = encode(self.member)
-        data = yield from connection.register(incarnation, encode(lease), member, self.cluster.call_s())
+        data = yield from connection.register(incarnation, encode(lease), member, self._call_s)
         if incarnation != self.incarnation or (new_store and self.held is None):
             return
         found = decode(Lease, data)
@@ -430,8 +435,7 @@ class Agent:
             self._registered(connection, held)
 
     def _time_next_renewal(self, sent_s: float) -> None:
-        ttl_s = self.cluster.policy.lease_ttl_s
-        self._renew_at_s = next_renewal_s(ttl_s, sent_s, self.machine.clock())
+        self._renew_at_s = next_renewal_s(self.policy.lease_ttl_s, sent_s, self.machine.clock())
 
     def _sent_s(self, connection: Connection, lease: Lease) -> float:
         """When this record was first sent to this store."""
@@ -479,7 +483,7 @@ class Agent:
         assert held is not None  # the caller looked
         wanted = held.record.renewed()
         sent_s = self._sent_s(connection, wanted)
-        call_s = self.cluster.call_s()
+        call_s = self._call_s
         self.cluster.at("renewal sent", self)
         done = yield from connection.call(
             "renew", incarnation, encode(held.record), encode(wanted), timeout_s=call_s
@@ -522,7 +526,7 @@ class Agent:
     def _write(self, connection: Connection) -> Routine:
         incarnation, data, store_id = self.incarnation, encode(self.member), self.store_id
         args = (incarnation, self._in_store, data)
-        found = yield from connection.call("write", *args, timeout_s=self.cluster.call_s())
+        found = yield from connection.call("write", *args, timeout_s=self._call_s)
         if (incarnation, store_id) == (self.incarnation, self.store_id):
             self._in_store = found
 

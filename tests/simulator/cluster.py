@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from elastic_agent.protocol.node import Grace, Outcome
 from elastic_agent.protocol.records import Phase, Plan, Policy, World
 
@@ -212,6 +214,14 @@ class Cluster:
         name = f"{holder.node_id}-i{self._incarnations}"
         holder.incarnations.append(name)
         return name
+
+    def policy_for(self, holder: Seatholder) -> Policy:
+        """What this agent is started with: perhaps a shorter lease, unless it is of those that begin the run."""
+        share = self.scenario.least_lease
+        if share == 1.0 or (holder.lives == 1 and self.holders.index(holder) < self.scenario.nodes):
+            return self.policy
+        ttl_s = self.policy.lease_ttl_s * self.kernel.random.choice((1.0, share))
+        return msgspec.structs.replace(self.policy, lease_ttl_s=ttl_s)
 
     def embodied(self, agent: Agent) -> None:
         """This agent lives under the name it has now."""
@@ -448,9 +458,13 @@ class Cluster:
             self.checker.broken("liveness", f"{len(self.healthy())} nodes are well, yet: {plan.reason}")
 
     def check_refusal(self, incarnation: str, why: str) -> None:
-        """Only a second agent with the id of a living one may be refused."""
+        """Only a second agent with the id of a living one may be refused, or one that comes with a longer lease."""
         agent = self.agents.get(incarnation)
         if agent is None:
+            return
+        if "longer than" in why:
+            trained = agent.guard.group is not None
+            self.checker.require(not trained, "no node is refused that has trained", f"{agent.name}: {why}")
             return
         others = [
             other

@@ -482,6 +482,12 @@ _ALL = (
         focus=("crash at publishing", "join", "partition"),
     ),
     Mutant(
+        "forgets-the-lease",
+        "a new store goes by the lease of whoever is back first",
+        ((records.Policy, "covering", lambda right: lambda self, history: self),),
+        focus=("store crash", "partition", "join", "agent crash", "etcd data loss"),
+    ),
+    Mutant(
         "ready-before-stopped",
         "a node says ready while its workers are still being stopped",
         ((node.Node, "_forming", _ready_at_once),),

@@ -124,6 +124,8 @@ class Scenario:
     """Whether agents of a stopped run are soon started again."""
     last_ask: str | None
     """What is asked for when the faults are over."""
+    least_lease: float
+    """For which part of the run's lease some agents ask that come or come back later; 1: all ask for the same."""
 
     @property
     def store_survives(self) -> bool:
@@ -223,6 +225,7 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         save_s=random.choice((0.1, 0.5, 3.0)),
         requeued=random.random() < 0.5,
         last_ask=random.choice((None, None, None, "stop", "drain", "drain other")),
+        least_lease=random.choice((1.0, 1.0, 1.0, 0.4)),
     )
 
 

@@ -123,8 +123,8 @@ class Coordinator:
             return self._first_plan(now_s)
         overdue = self._overdue(now_s)
         now = Situation.of(self.plan, self.ledger, self.clock, now_s)
-        refused = self._refusals(now)
         higher = self._higher_history()
+        refused = self._refusals(now) if higher is None else None  # by the rules that follow from it
         if overdue or refused is not None:
             decision = Decision("housekeeping", refused, overdue, wake_s=now_s)
         elif self.plan.is_terminal:
@@ -173,6 +173,8 @@ class Coordinator:
             return Decision("nobody is here yet")
         policy = alive[0].member.policy
         history = self._newest_history()
+        if history is not None:
+            policy = policy.covering(history)
         fresh = Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", policy)
         if history is None:
             return Decision(fresh.reason, fresh)
@@ -247,7 +249,7 @@ class Coordinator:
         wrote to its disk and could not publish any more, being deposed: no worker ever ran in it.
         """
         plan = self.plan
-        if plan is None:
+        if plan is None or plan.is_terminal:
             return None
         later = [one for one in self._told() if one.generation > plan.generation]
         if plan.phase is Phase.RUNNING:
@@ -261,6 +263,7 @@ class Coordinator:
         awaiting = plan.awaiting + (plan.world.seats if plan.world is not None else ())
         later = msgspec.structs.replace(
             plan,
+            policy=plan.policy.covering(history),
             generation=history.generation,
             world=history.world,
             awaiting=awaiting,

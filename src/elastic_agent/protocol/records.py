@@ -181,6 +181,16 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     finishes_once: bool = False
     """A run that has finished is not begun anew under its name."""
 
+    def covering(self, history: History) -> Policy:
+        """These rules, with a lease and a margin that suffice for nodes that may still run what is remembered."""
+        if history.settled:
+            return self
+        return msgspec.structs.replace(
+            self,
+            lease_ttl_s=max(self.lease_ttl_s, history.lease_ttl_s),
+            fence_margin_s=max(self.fence_margin_s, history.fence_margin_s),
+        )
+
     def fit(self, nodes: int) -> int:
         """The largest world allowed of so many nodes; 0 if there is none."""
         return largest_world(nodes, self.min_nodes, self.max_nodes, self.node_counts)
@@ -251,6 +261,10 @@ class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     """How the run ended, if it has."""
     settled: bool = False
     """Everybody alive knew the verdict; whoever comes now begins anew, above this generation."""
+    lease_ttl_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    """The longest lease of any node of the run, seconds."""
+    fence_margin_s: Seconds = 0.0
+    """The longest fence margin by which the run went."""
 
     @property
     def rank(self) -> tuple[int, int, bool, bool]:
@@ -364,7 +378,16 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     def history(self, *, settled: bool = False) -> History:
         """What has to be kept on disk of this plan, by the coordinator before anybody can read it."""
         verdict = self.phase if self.is_terminal else None
-        return History(self.generation, self.world, self.charged, self.order, verdict, settled)
+        return History(
+            self.generation,
+            self.world,
+            self.charged,
+            self.order,
+            verdict,
+            settled,
+            self.policy.lease_ttl_s,
+            self.policy.fence_margin_s,
+        )
 
 
 R = TypeVar("R", Member, Lease, Plan, World, History)
