@@ -61,7 +61,7 @@ RAN = plan(Phase.RUNNING, 8, 20, policy=LONGER, world=world(8, "a-1", "b-1")).hi
 def test_whom_a_new_store_does_not_hear_of_has_the_lease_and_the_margin_of_the_run_before() -> None:
     """Not those of the node that is back first, which may ask for less than the run had."""
     table = Table(policy(min_nodes=1), remembered=RAN)
-    table.comes("b", state=State.RUNNING, generation=8, history=RAN)
+    table.comes("b", state=State.RUNNING, generation=8, history=RAN, stop_s=10 * TTL_S)
     table.wait(LONG_S)
     assert table.stand == (Phase.FORMING, 9)
     table.says("b", State.READY)
