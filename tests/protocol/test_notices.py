@@ -53,11 +53,11 @@ OVER = msgspec.structs.replace(sealed(1, 9, "a-1", "b-1"), phase=STOPPED, reason
 
 
 def leave(node: str, serial: int = 1, left_s: float = TIME_S) -> Ask:
-    return Ask(serial, Cause.DRAIN, left_s, f"{node} leaves", leaver=node)
+    return Ask(serial, Cause.DRAIN, left_s, f"{node} leaves", leaver=node, life=1)
 
 
 def stop(serial: int = 1, cause: Cause = Cause.PREEMPTED, left_s: float = TIME_S) -> Ask:
-    return Ask(serial, cause, left_s, "SIGUSR1 at a")
+    return Ask(serial, cause, left_s, "SIGUSR1 at a", life=1)
 
 
 def heeding(*nodes: str, rules: Policy | None = None) -> Table:
@@ -563,12 +563,43 @@ def test_what_was_asked_stands_until_it_came_true() -> None:
     assert node.plan_changed(forming(2, 4, heard={"a-1": 1}))[0] == Request(None)
 
 
+def test_what_was_asked_of_a_run_before_it_was_stopped_and_taken_up_again_is_void() -> None:
+    """The node that asked was cut off meanwhile, and comes back with the ask in its record."""
+    for old in (stop(), leave("a")):
+        table = heeding("a", "b")
+        asks(table, "a", stop())
+        table.all_say(State.YIELDED, "a", "b")
+        table.all_say(State.LEFT, "a", "b")
+        table.comes("a", life=2)
+        table.says("a", State.READY, 2)
+        table.comes("c", generation=0, ask=old)
+        assert (table.plan.phase, table.plan.life) == (FORMING, 2)
+        asks(table, "c", msgspec.structs.replace(old, life=2))
+        assert table.plan.phase is STOPPED or table.plan.leaving == ("a-2",)
+
+
+def test_a_node_withdraws_what_it_asked_of_an_earlier_life_of_the_run() -> None:
+    node = running_node()
+    node.ask(stop())
+    node.lease_lost("the lease ran out")
+    node.stopped()
+    node.rejoined("a-2")
+    taken_up = msgspec.structs.replace(forming(2, 10), life=2)
+    assert node.plan_changed(taken_up) == [Request(None), Announce(State.READY, 2)]
+
+
+def test_what_is_asked_before_the_first_plan_is_said_with_it() -> None:
+    node = Node("c-1")
+    assert node.ask(msgspec.structs.replace(stop(), life=0)) == []
+    assert node.plan_changed(forming(1, 1)) == [Request(stop()), Announce(State.READY, 1)]
+
+
 def test_that_the_run_ends_is_said_again_to_a_new_store_by_whoever_was_told() -> None:
     """The one who asked for it may have read there that it is stopped, and gone."""
     node = running_node()
     told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
     node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
-    again = Request(Ask(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b"))
+    again = Request(Ask(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1))
     assert node.store_replaced() == [node.announced, again]
     assert node.store_replaced() == [node.announced], "it stands in the member record"
     assert node.next_ask == 2
@@ -581,7 +612,7 @@ def test_the_end_is_said_again_even_where_the_lease_was_lost_with_the_store() ->
     node.lease_lost("the store is gone")
     node.stopped()
     node.rejoined("a-2")
-    assert node.store_replaced()[-1] == Request(Ask(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b"))
+    assert node.store_replaced()[-1] == Request(Ask(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1))
 
 
 def test_the_end_of_a_run_that_was_taken_up_again_is_forgotten() -> None:

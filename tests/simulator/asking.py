@@ -65,6 +65,7 @@ class Asking:
 
         def utter() -> list[Action]:
             agent.asked_for_the_end = True
+            self.cluster.checker.notices.asks_for_the_end(agent, ask)
             return agent.node.ask(ask)
 
         agent.post_always(utter)

@@ -369,6 +369,12 @@ _OF_NOTICES = (
         focus=("drain other", "join", "worker fails"),
     ),
     Mutant(
+        "obeys-an-earlier-life",
+        "what a node asked for before the run was stopped and taken up again is heard afterwards",
+        ((notices, "_is_of_this_life", _always(True)),),
+        focus=("stop", "partition", "agent freeze", "join"),
+    ),
+    Mutant(
         "half-the-time",
         "workers are stopped when half of the time that they were told is over",
         ((situation.PhaseClock, "of", _half_the_time),),

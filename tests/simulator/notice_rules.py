@@ -52,6 +52,10 @@ class NoticeRules:
         """Agents that have read that the run was stopped."""
         self._told_the_end: set[Agent] = set()
         """Agents that have read that the run is to end."""
+        self._life = 0
+        """How often the run was taken up again."""
+        self._ends_asked: dict[tuple[Agent, int], int] = {}
+        """(Agent, serial of its ask that the run ends) → in which life it was uttered."""
         self._heard: dict[tuple[str, str], int] = {}
         """(Store, incarnation) → the newest of its asks that was ever heard there."""
         self._since_s: dict[tuple[str, int], float] = {}
@@ -70,6 +74,7 @@ class NoticeRules:
             fresh = self._freshly_heard(store, before, plan)
             self._given_for_a_reason(before, plan, fresh)
             if before.phase is Phase.STOPPED and plan.phase is Phase.FORMING:
+                self._life += 1
                 self._told_the_end.clear()  # taken up again, by somebody who came for that
             if before.phase is not Phase.STOPPED:
                 self._carried(before, plan)
@@ -94,6 +99,9 @@ class NoticeRules:
             key, serial = (store.store_id, incarnation), plan.heard[incarnation]
             known = self._heard.get(key, 0)
             self._require(serial > known, "an ask is heard once", f"{incarnation}'s {serial} after {known}")
+            life = self._ends_asked.get((self.cluster.agents[incarnation], serial), self._life)
+            why = f"{incarnation}'s {serial} of life {life} in life {self._life}"
+            self._require(life == self._life, "what was asked of an earlier life is over", why)
             self._heard[key] = serial
         return fresh
 
@@ -349,6 +357,11 @@ class NoticeRules:
 
         stopped_then = self.stopped
         self._later(asker, ask, look)
+
+    def asks_for_the_end(self, agent: Agent, ask: Ask) -> None:
+        """This agent says it now; the life of the run that it means is the one that it knows of."""
+        if agent.node.plan is not None:
+            self._ends_asked[agent, ask.serial] = self._life
 
     def _later(self, asker: Agent, ask: Ask, look: Callable[[], None]) -> None:
         """Look when this ask must have come true, if all is well until then and was when it was uttered.

@@ -183,7 +183,10 @@ class Coordinator:
             return Decision(again.reason, again)
         once = policy.finishes_once and history.verdict is Phase.FINISHED
         if history.settled and not once:  # another run under the same name
-            again = msgspec.structs.replace(fresh, generation=history.generation + 1, order=history.order)
+            generation = history.generation + 1
+            again = msgspec.structs.replace(
+                fresh, generation=generation, life=generation, order=history.order
+            )
             return Decision(again.reason, again)
         known = msgspec.structs.replace(
             fresh,
@@ -191,6 +194,7 @@ class Coordinator:
             charged=history.charged,
             order=history.order,
             world=history.world,
+            life=history.life,
         )
         if once:
             reason = "the run has finished before; it is not run again"
@@ -409,5 +413,5 @@ def _next_life(fresh: Plan, generation: int, order: tuple[str, ...], charged: in
     """A stopped run goes on: above its generation, with the restarts that it has used."""
     reason = f"the run goes on after generation {generation}, in which it was stopped"
     return msgspec.structs.replace(
-        fresh, generation=generation + 1, order=order, charged=charged, reason=reason
+        fresh, generation=generation + 1, life=generation + 1, order=order, charged=charged, reason=reason
     )

@@ -21,6 +21,8 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+
 from .records import Ask, Failure, FailureKind, Notice, Phase, Plan, State, World
 
 
@@ -136,6 +138,8 @@ class Node:
         self._draining: str | None = None
         self._asked: tuple[Ask, int] | None = None
         """What stands in the member record, and the generation then."""
+        self._life: int | None = None
+        """Which life of the run this node knows of."""
         self._asks = 0
         """Serial of the newest ask."""
         self._end_known: Notice | None = None
@@ -167,6 +171,7 @@ class Node:
         if self.activity is Activity.GONE or (self.plan is not None and plan.version <= self.plan.version):
             return []
         self.plan = plan
+        self._life = plan.life
         if not plan.is_terminal:  # a stopped run that was taken up again has no end any more
             self._end_known = plan.notice if plan.notice is not None and plan.notice.ends else None
         if self._lease_lost is not None:
@@ -190,6 +195,7 @@ class Node:
             return self._end(Depart(Outcome.FAILED, plan.reason), Grace.NONE)
         if self._wants_next_life:
             # To a coordinator, a node that has not read the stop yet looks the same: only the node itself knows.
+            self._life = plan.generation + 1
             return self._announce(State.READY, plan.generation + 1)
         if self._lingers and plan.awaiting and self._ending is None:
             if self.activity in (Activity.STARTING, Activity.RUNNING):
@@ -231,11 +237,17 @@ class Node:
     def _heard(self, plan: Plan) -> list[Action]:
         """What was asked for need not be said any longer than it takes to come true.
 
-        That the run is to end is said to the end: should the store be lost meanwhile, the next one has to know.
+        That the run is to end is said to the end: should the store be lost meanwhile, the next one has to know. But
+        not in another life of the run, which began while this node was cut off.
         """
         if self._asked is None:
             return []
         ask, generation = self._asked
+        if not ask.life:  # asked for before the first plan
+            return self.ask(ask)
+        if ask.life < plan.life:
+            self._asked = None
+            return [Request(None)]
         heard = plan.heard.get(self.incarnation, 0) >= ask.serial
         if ask.leaver is None or not heard or plan.generation <= generation:
             return []
@@ -398,10 +410,12 @@ class Node:
         """Somebody at this node wants a node to leave, or the whole run to end."""
         if self.activity is Activity.GONE or self._ending is not None:
             return []
+        if self._life is not None:
+            ask = msgspec.structs.replace(ask, life=self._life)
         self._asked, self._asks = (ask, self.generation), ask.serial
         if self._asks_for_the_end and self.plan is not None and self.plan.phase is Phase.STOPPED:
             return self._over(self.plan)  # what is asked for has happened
-        return [Request(ask)]
+        return [Request(ask)] if self._life is not None else []  # else with the first plan
 
     def drain(self, reason: str, ask: Ask | None = None) -> list[Action]:
         """This node is to leave; the others go on without it.

@@ -24,6 +24,7 @@ def hear(now: Situation) -> Decision | None:
         (one.member.incarnation, one.member.ask)
         for one in now.ledger.sightings.values()
         if one.alive and one.member.state is not State.LEFT and one.member.ask is not None
+        if _is_of_this_life(now, one.member.ask)
     ]
     new = [(key, ask) for key, ask in asks if ask.serial > now.plan.heard.get(key, 0)]
     if not new:
@@ -35,6 +36,11 @@ def hear(now: Situation) -> Decision | None:
     reason = "; ".join(dict.fromkeys(ask.words for _, ask in new))
     reason = plan.reason if plan.is_terminal else reason
     return Decision(reason, msgspec.structs.replace(plan, version=now.plan.version + 1, reason=reason[:512]))
+
+
+def _is_of_this_life(now: Situation, ask: Ask) -> bool:
+    """Whether it was not asked for before the run was taken up again, by a node that was cut off meanwhile."""
+    return ask.life >= now.plan.life
 
 
 def _follow(now: Situation, plan: Plan, ask: Ask) -> Plan:

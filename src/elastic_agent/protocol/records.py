@@ -145,6 +145,8 @@ class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Who wants it, for people."""
     leaver: Name | None = None
     """The node that is to leave; None: the run is to end everywhere."""
+    life: Generation = 0
+    """The life of the run that it was made in (see :attr:`Plan.life`)."""
 
 
 class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -265,6 +267,8 @@ class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     """The longest lease of any node of the run, seconds."""
     fence_margin_s: Seconds = 0.0
     """The longest fence margin by which the run went."""
+    life: Generation = 1
+    """See :attr:`Plan.life`."""
 
     @property
     def rank(self) -> tuple[int, int, bool, bool]:
@@ -369,6 +373,8 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The newest ask of each incarnation that was heard."""
     delegate: Name | None = None
     """Stopped: the incarnation that speaks for the run outside of it (has the job queued again, say)."""
+    life: Generation = 1
+    """The first generation since the run began, or was taken up again after a stop; earlier asks are void."""
 
     @property
     def is_terminal(self) -> bool:
@@ -387,6 +393,7 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
             settled,
             self.policy.lease_ttl_s,
             self.policy.fence_margin_s,
+            self.life,
         )
 
 
