@@ -354,7 +354,8 @@ class Coordinator:
             return Decision(f"the run is over; {who} still to acknowledge", wake_s=until_s)
         if newcomers:
             plan = now.plan
-            fresh = Plan(RECORD_VERSION, plan.version + 1, Phase.FORMING, 1, "", newcomers[0].member.policy)
+            policy = newcomers[0].member.policy.covering(plan.history())  # nodes of the run may yet come back
+            fresh = Plan(RECORD_VERSION, plan.version + 1, Phase.FORMING, 1, "", policy)
             fresh = msgspec.structs.replace(fresh, heard=plan.heard)
             again = _next_life(fresh, plan.generation, plan.order, plan.charged)
             return Decision(again.reason, again)
