@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -34,10 +35,12 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
 
+    open_standard_streams()
     become_subreaper()
     signal.signal(signal.SIGALRM, raise_timeout)
     signal.signal(signal.SIGTERM, raise_exit)
-    signal.signal(signal.SIGHUP, raise_exit)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, raise_exit)
     signal.alarm(options.limit_s)
     try:
         code = wait_for(start(options.command))
@@ -51,6 +54,23 @@ def main() -> int:
         return TIMED_OUT
     finally:
         kill_descendants()
+
+
+def open_standard_streams() -> None:
+    """Where one was closed, the first file that a program opens takes its place: a shell's own script does."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        try:
+            usable = fd == 0 or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+            os.fstat(fd)
+        except OSError:
+            usable = False
+        if not usable:
+            os.dup2(nothing, fd)
+    if nothing > 2:
+        os.close(nothing)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def become_subreaper() -> None:

@@ -107,7 +107,6 @@ KINDS = {
     "a package with __main__.py": Kind(
         "package", {"package/__init__.py": "", "package/__main__.py": FAILS}, module=True
     ),
-    "a package without __main__.py": Kind("package", {"package/__init__.py": ""}, module=True),
     "a module that its package imports": Kind(
         "package.train",
         {"package/__init__.py": "from . import train\n", "package/train.py": "print(__name__)\n"},
@@ -116,7 +115,6 @@ KINDS = {
     "a module whose package raises": Kind(
         "package.train", {"package/__init__.py": "1 / 0\n", "package/train.py": ""}, module=True
     ),
-    "a module that is not there": Kind("package.train", {"package/__init__.py": ""}, module=True),
     "a module with an error of syntax": Kind("train", {"train.py": "x = = 1\n"}, module=True),
 }
 
