@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.rendezvous.meeting import Meeting
 from elastic_agent.values import Endpoint
+from tests.cli.support import COMMAND, clean_environment
 
 POLICY = Policy(min_nodes=1, max_nodes=2)
 WORLD = World(7, (Seat("n1", "old", "10.0.0.1", 1, 0),), Address("10.0.0.1", 1234), "n1")
@@ -67,3 +69,27 @@ def test_a_node_that_left_a_running_run_still_knows_it(meeting: Meeting) -> None
     meeting.run_ended()
     plan = first_plan_of_a_new_store(meeting)
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "left"), [([], []), (["--rdzv-id", "mine"], ["mine.run"])], ids=["unnamed", "named"]
+)
+def test_an_agent_alone_that_is_killed_leaves_behind_only_what_can_be_taken_up(
+    tmp_path: Path, options: list[str], left: list[str]
+) -> None:
+    """Its port is a random one, so without a name its next life is another run in any case."""
+    script = tmp_path / "train.py"
+    script.write_text("print('up', flush=True); input()\n")
+    with subprocess.Popen(
+        [*COMMAND, "--state-dir", str(tmp_path / "state"), *options, str(script)],
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"up\n"
+        agent.kill()
+        agent.stdout.read()  # until its workers are gone, too
+    kept = [path.name for folder in ("jobs", "runs") for path in (tmp_path / "state" / folder).glob("*")]
+    assert kept == left

@@ -24,7 +24,7 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.rendezvous.coordinating import CoordinatorThread
-from elastic_agent.rendezvous.memory import KEPT_SETTLED, RunMemory
+from elastic_agent.rendezvous.memory import KEPT_SETTLED, KEPT_UNNAMED, RunMemory
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.values import Endpoint
@@ -283,6 +283,27 @@ def test_the_disk_keeps_the_newest_of_the_settled_runs_and_every_other_run(tmp_p
     assert {f"{kind}-{number}" for kind in ("open", "unheard") for number in range(5)} <= left
     settled = {name for name in left if name.startswith("settled")}
     assert settled == {f"settled-{number}" for number in range(50, KEPT_SETTLED + 50)}
+
+
+def test_of_unnamed_runs_that_were_killed_the_disk_keeps_the_newest(tmp_path: Path) -> None:
+    going_on, elsewhere = "run-ffffffff", "run-eeeeeeee"
+    own = RunMemory(tmp_path)
+    own.save(going_on, History(3))
+    (tmp_path / "nodes" / elsewhere).mkdir(parents=True)
+    for number in range(KEPT_UNNAMED + 5):
+        run_id = f"run-{number:08x}"
+        RunMemory(tmp_path).save(run_id, History(3))  # by an agent of its own, which was killed then
+        os.utime(*(tmp_path / "runs" / f"{run_id}.run").iterdir(), (number, number))
+    RunMemory(tmp_path).save(elsewhere, History(3))
+    RunMemory(tmp_path).save("named", History(3))
+    for path in (tmp_path / "runs").glob("*.run/*"):
+        if path.parent.stem in (going_on, elsewhere, "named"):
+            os.utime(path, (0, 0))  # longer ago than all others
+    own.save("run-newest", History(3))
+    left = {path.name.removesuffix(".run") for path in (tmp_path / "runs").iterdir()}
+    assert left - {f"run-{number:08x}" for number in range(5, KEPT_UNNAMED + 5)} == {
+        *(going_on, elsewhere, "named", "run-newest")
+    }
 
 
 def test_a_run_that_begins_again_is_not_forgotten(tmp_path: Path) -> None:

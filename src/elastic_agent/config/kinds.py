@@ -299,7 +299,9 @@ def _parse_name(text: str) -> str:
 
 
 NAME = Kind(
-    "ID", f"1 to {_LONGEST_NAME} of the characters A-Z a-z 0-9 . _ : @ + -, but not . or ..", _parse_name
+    "ID",
+    f"1 to {_LONGEST_NAME} of the characters A-Z a-z 0-9 . _ : @ + -, except . and .. alone",
+    _parse_name,
 )
 
 

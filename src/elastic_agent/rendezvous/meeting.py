@@ -6,19 +6,16 @@ election repeats on every dial, so another agent of the same machine takes over 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from pathlib import Path
-
-import msgspec
 
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink, UnreachableError
 from elastic_agent.values import Endpoint, PortRange
 
 from .coordinating import CoordinatorThread
-from .incarnation import new_incarnation
-from .memory import write_atomically
+from .job_files import JobFiles
+from .memory import PassingMemory, new_run_id
 from .place import MeetingPlace
 
 DIAL_TIMEOUT_S = 5.0
@@ -42,7 +39,9 @@ class Meeting(MeetingPlace):
     ) -> None:
         """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
         super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
-        self._jobs = state_dir / "jobs"
+        self._jobs = JobFiles(state_dir)
+        self._alone = endpoint.port == 0
+        """Any port will do: no other agent can know it, and this one's next life does not either."""
         self._lock = threading.Lock()
         self._host: c10d.C10dHost | None = None
         self._coordinator: CoordinatorThread | None = None
@@ -52,12 +51,15 @@ class Meeting(MeetingPlace):
 
     def agree(self, fingerprint: str) -> str:
         """Find the run of this job in the store, or found it; see :class:`MeetingPlace`."""
+        if self._alone and not isinstance(self.memory, PassingMemory):
+            self.memory = PassingMemory()
         self._ensure_host()
-        proposal = self._remembered_job(fingerprint) or f"run-{new_incarnation()[:8]}"
+        job = f"{self._endpoint} {fingerprint}"
+        proposal = self._jobs.run_of(job) or new_run_id()
         run_id = c10d.agree_run_id(self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S)
         self.run_id, self._fingerprint = run_id, fingerprint
-        self._jobs.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._job_file(fingerprint), msgspec.json.encode({"run_id": run_id}))
+        if not self._alone:
+            self._jobs.write(job, run_id)
         return run_id
 
     def release(self) -> None:
@@ -69,18 +71,7 @@ class Meeting(MeetingPlace):
         """The next start of the same job is a new run; see :class:`MeetingPlace`."""
         super().run_ended()
         if self._fingerprint is not None:
-            self._job_file(self._fingerprint).unlink(missing_ok=True)
-
-    def _remembered_job(self, fingerprint: str) -> str | None:
-        """The run that this machine was part of when it went down, if it did not end in order."""
-        try:
-            return str(msgspec.json.decode(self._job_file(fingerprint).read_bytes())["run_id"])
-        except (OSError, msgspec.DecodeError, KeyError, TypeError):
-            return None
-
-    def _job_file(self, fingerprint: str) -> Path:
-        name = hashlib.sha256(f"{self._endpoint} {fingerprint}".encode()).hexdigest()[:32]
-        return self._jobs / f"{name}.json"
+            self._jobs.remove(f"{self._endpoint} {self._fingerprint}")
 
     # -- dialling and hosting (a Connector) -----------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -13,9 +14,18 @@ import msgspec
 from elastic_agent.protocol.records import History, RecordError, decode, encode
 
 KEPT_SETTLED = 200
-"""So many runs that ended in order are remembered, the newest; all others are."""
+"""So many runs that ended in order are remembered, the newest."""
+
+KEPT_UNNAMED = 200
+"""So many runs without a given name are remembered that did not end in order, the newest; named ones all are."""
 
 _SETTLED = re.compile(r"\d{16}-\d{16}-11\.json")
+_UNNAMED = re.compile(r"run-[0-9a-f]{8}")
+
+
+def new_run_id() -> str:
+    """A name for a run that was given none."""
+    return f"run-{secrets.token_hex(4)}"
 
 
 class RunMemory:
@@ -30,6 +40,9 @@ class RunMemory:
 
     def __init__(self, state_dir: Path) -> None:
         self._runs = state_dir / "runs"
+        self._nodes = state_dir / "nodes"
+        self._own: set[str] = set()
+        """Runs that this process keeps the memory of."""
 
     def load(self, run_id: str) -> History | None:
         """What is remembered of the run, or None; an unreadable file counts as nothing."""
@@ -48,6 +61,7 @@ class RunMemory:
         known = self.load(run_id)
         if known is not None and known.rank > history.rank:
             return
+        self._own.add(run_id)
         folder = self._folder(run_id)
         state = _state(history)
         try:
@@ -59,7 +73,7 @@ class RunMemory:
         for other in _states(folder):
             if other < state:
                 (folder / other).unlink(missing_ok=True)
-        if history.settled and (known is None or not known.settled):
+        if known is None or (history.settled and not known.settled):
             self._prune()
 
     def settle(self, run_id: str) -> None:
@@ -72,29 +86,63 @@ class RunMemory:
                 self.save(run_id, msgspec.structs.replace(known, settled=True))
 
     def _prune(self) -> None:
-        """Forget the oldest of the runs that ended in order: one of that name would begin at generation 1 again.
+        """Forget the oldest runs that ended in order (one of that name would begin at generation 1 again), and the
+        oldest unnamed ones that were killed.
 
         A run that begins again meanwhile has a newer state in its folder, which is not touched.
         """
         folders: list[Path] = []
         with contextlib.suppress(OSError):
             folders = [self._runs / name for name in os.listdir(self._runs)]
-        if len(folders) <= KEPT_SETTLED:
+        if len(folders) <= min(KEPT_SETTLED, KEPT_UNNAMED):
             return
-        settled: list[tuple[float, Path]] = []
+        settled: list[Path] = []
+        killed: list[Path] = []
         for folder in folders:
             states = _states(folder)
             if states and _SETTLED.fullmatch(states[-1]):
-                with contextlib.suppress(OSError):  # another agent of this machine prunes, too
-                    settled.append(((folder / states[-1]).stat().st_mtime, folder / states[-1]))
-        settled.sort(reverse=True)
-        for _, state in settled[KEPT_SETTLED:]:
-            with contextlib.suppress(OSError):
+                settled.append(folder / states[-1])
+            elif states and self._is_over(folder.name.removesuffix(".run")):
+                killed.append(folder / states[-1])
+        for state in oldest(settled, KEPT_SETTLED) + oldest(killed, KEPT_UNNAMED):
+            with contextlib.suppress(OSError):  # another agent of this machine prunes, too
                 state.unlink()
                 state.parent.rmdir()  # fails if there is more in it
 
+    def _is_over(self, run_id: str) -> bool:
+        """Whether no agent takes part in an unnamed run: the ids of its nodes are not remembered either."""
+        is_known = run_id in self._own or (self._nodes / run_id).exists()
+        return _UNNAMED.fullmatch(run_id) is not None and not is_known
+
     def _folder(self, run_id: str) -> Path:
         return self._runs / f"{run_id}.run"  # run ids are file-safe by their character set
+
+
+class PassingMemory(RunMemory):
+    """Of a run that nobody could take up again: it ends with this process, and so does its memory."""
+
+    def __init__(self) -> None:
+        self._histories: dict[str, History] = {}
+
+    def load(self, run_id: str) -> History | None:
+        """What is remembered of the run, or None."""
+        return self._histories.get(run_id)
+
+    def save(self, run_id: str, history: History) -> None:
+        """Remember this, unless something newer is remembered already."""
+        known = self.load(run_id)
+        if known is None or known.rank <= history.rank:
+            self._histories[run_id] = history
+
+
+def oldest(files: list[Path], keep: int) -> list[Path]:
+    """All but the newest ``keep`` of these files; one that has vanished is left out."""
+    dated: list[tuple[float, Path]] = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            dated.append((file.stat().st_mtime, file))
+    dated.sort(reverse=True)
+    return [file for _, file in dated[keep:]]
 
 
 def _state(history: History) -> str:
