@@ -50,6 +50,42 @@ def test_a_run_that_is_over_does_not_begin_again_for_a_higher_generation() -> No
     assert table.stand == (Phase.FINISHED, 7)
 
 
+# -- two runs of one name -----------------------------------------------------------------------
+
+
+def test_a_world_that_a_node_still_runs_is_cleared_before_a_generation_that_is_far_above_it() -> None:
+    """The machine's memory is that of another run of this name, which has ended in order."""
+    over = History(11, world(11, "a-9"), 2, ("a",), Phase.FINISHED, settled=True)
+    runs = History(2, world(2, "a-1", "b-1"), 0, ("a", "b"))
+    table = Table(policy(min_nodes=1), remembered=over)
+    table.comes("a", 2)
+    assert table.stand == (Phase.FORMING, 12)
+    table.says("a", State.READY)
+    table.comes("b", state=State.RUNNING, generation=2, history=runs, stop_s=10 * TTL_S)
+    assert awaited(table) == {"a-1", "b-1"}
+    table.wait(TTL_S + MARGIN_S)
+    assert table.stand == (Phase.FORMING, 12), "b has not stopped"
+    table.says("b", State.READY)
+    assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a", "b"])
+
+
+def test_a_run_is_not_over_while_a_node_trains_in_a_later_generation() -> None:
+    """A node that remembered nothing has finished a run of that name alone, in a store that had lost its data."""
+    table = Table(policy(min_nodes=1))
+    table.comes("c")
+    table.wait(TTL_S)
+    table.says("c", State.SUCCEEDED)
+    assert table.stand == (Phase.FINISHED, 1)
+    table.comes("a", state=State.RUNNING, generation=8, history=History(8, world(8, "a-1"), 0, ("a",)))
+    assert (table.stand, awaited(table)) == ((Phase.FORMING, 9), {"a-1", "c-1"})
+
+
+def test_nodes_that_remember_an_older_generation_and_do_not_run_it_are_not_waited_for() -> None:
+    table = Table(policy(min_nodes=1), remembered=History(11, None, 0, ("a",), Phase.FINISHED, settled=True))
+    table.comes("b", 2, history=History(2, world(2, "a-1", "b-1"), 0, ("a", "b")))
+    assert (table.stand, awaited(table)) == ((Phase.FORMING, 12), set())
+
+
 # -- what the run's nodes hold leases by -------------------------------------------------------
 
 LONG_S = 2 * TTL_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from elastic_agent.protocol.node import (
@@ -18,7 +19,7 @@ from elastic_agent.protocol.node import (
     StartWorkers,
     StopWorkers,
 )
-from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, State
+from elastic_agent.protocol.records import Failure, FailureKind, History, Phase, Plan, State
 from tests.protocol.support import CRASH, HANG, NO_START, plan, world
 
 UNREACHABLE = Failure(FailureKind.BOOTSTRAP, "b:29500 could not be reached", blames="b")
@@ -348,3 +349,30 @@ def test_a_node_that_is_gone_does_nothing_any_more() -> None:
     assert node.store_replaced() == []
     assert node.stopped() == []
     assert node.prepared(1) == []
+
+
+# -- a store that knows less --------------------------------------------------------------------
+
+
+def test_no_plan_is_obeyed_of_a_coordinator_that_knows_less_of_the_run() -> None:
+    """The store has lost its data, and a node that remembers nothing was elected first."""
+    node = running()
+    node.plan_changed(forming(2, 3))
+    node.stopped()
+    node.plan_changed(sealed(2, 4, "a-1", "b-1"))
+    node.prepared(2)
+    node.started(2)
+    assert node.store_replaced() == [Announce(State.RUNNING, 2)]
+    for lower in (forming(1, 1), sealed(1, 2, "c-1"), plan(Phase.FINISHED, 1, 3, world=world(1, "c-1"))):
+        assert node.plan_changed(lower) == []
+    assert node.activity is Activity.RUNNING
+    assert [type(one) for one in node.plan_changed(forming(3, 4))] == [StopWorkers]
+
+
+def test_a_node_that_was_started_again_goes_by_what_its_disk_remembers() -> None:
+    known = History(3, world(2, "a-1", "b-1"))
+    node = Node("a-2", known)
+    assert node.plan_changed(forming(1, 1)) == []
+    assert node.plan_changed(forming(2, 2)) == [Announce(State.READY, 2)], "3 may never have been published"
+    over = msgspec.structs.replace(known, verdict=Phase.FINISHED, settled=True)
+    assert Node("a-2", over).plan_changed(forming(1, 1)) == [Announce(State.READY, 1)], "it is another run"

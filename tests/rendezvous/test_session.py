@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 
 from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
-from elastic_agent.protocol.records import Address, FailureKind, Phase
+from elastic_agent.protocol.records import Address, FailureKind, History, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.clock import boottime_s
 from elastic_agent.rendezvous.connector import Connector
 from elastic_agent.transport import c10d
+from elastic_agent.transport.base import NodeLink, StoreLostError
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 from tests.processes import no_descriptors_left
+from tests.protocol.support import world
 
 from .support import (
     LEASE_S,
@@ -306,6 +308,55 @@ def test_a_connection_that_silently_goes_dead_does_not_cost_the_lease(
                 assert "no answer within" in a.of(events.Disconnected)[0].reason
                 assert not a.of(events.LeaseLost)
                 assert a.node.plan == plan
+
+    run(story())
+
+
+class LateRegistration:
+    """A connector whose first registration is lost after the plan was read, as by an answer that comes too late."""
+
+    def __init__(self, connector: Connector) -> None:
+        self._connector = connector
+        self._plan_read = threading.Event()
+        self._lost = False
+
+    def connect(self) -> NodeLink:
+        link = self._connector.connect()
+        register, next_plan = link.register, link.next_plan
+
+        def read(after: int, timeout_s: float) -> Plan | None:
+            found = next_plan(after, timeout_s)
+            self._plan_read.set()
+            return found
+
+        def lose_once(member: Member, lease: Lease) -> Lease | None:
+            if self._lost:
+                return register(member, lease)
+            assert self._plan_read.wait(PATIENCE_S)
+            self._lost = True
+            raise StoreLostError("no answer")
+
+        link.register = lose_once
+        link.next_plan = read
+        return link
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connector, name)
+
+
+def test_a_store_that_knows_less_is_told_the_history_whenever_the_node_gets_to_register(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        rules = policy(1, 2)
+        known = History(3, world(3, "x-1"), order=("x",))
+        async with Participant("c", endpoint, rules, tmp_path / "c") as c:
+            assert (await c.running("c")).generation == 1
+            late = Participant("a", endpoint, rules, tmp_path / "a", through=LateRegistration)
+            late.session.history = known
+            async with late as a:
+                plan = await a.running("c", "a")
+                assert plan.generation > known.generation
 
     run(story())
 

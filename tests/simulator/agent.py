@@ -87,7 +87,7 @@ class Agent:
         self.process.when_killed.append(self.guard.agent_died)
         self.died_s: float | None = None
         self.process.when_killed.append(self._died)
-        self.node = Node(self.incarnation)
+        self.node = Node(self.incarnation, self.machine.disk)
         self.held: HeldLease | None = None
         self.outcome: Depart | None = None
         self.unreachable = False

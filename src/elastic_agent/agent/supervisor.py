@@ -81,7 +81,7 @@ class Supervisor:
     """Runs one node until its part in the run is over."""
 
     def __init__(self, parts: Parts, node_id: str, incarnation: str, hang_timeout_s: float) -> None:
-        self.node = Node(incarnation)
+        self.node = Node(incarnation, parts.session.history)
         self.world: World | None = None
         """The world whose workers this node runs or ran last."""
         self._parts = parts

@@ -40,7 +40,9 @@ from .situation import (
     departed,
     leased_too_long,
     names,
+    stopped_before,
     uncleared,
+    unproven,
 )
 
 MAX_REFUSED = 256
@@ -124,13 +126,14 @@ class Coordinator:
         overdue = self._overdue(now_s)
         now = Situation.of(self.plan, self.ledger, self.clock, now_s)
         higher = self._higher_history()
-        refused = self._refusals(now) if higher is None else None  # by the rules that follow from it
+        news = self._above(now, higher) if higher is not None else self._unknown_worlds(now)
+        refused = self._refusals(now) if news is None else None  # by the rules that follow from it
         if overdue or refused is not None:
             decision = Decision("housekeeping", refused, overdue, wake_s=now_s)
+        elif news is not None:
+            decision = news
         elif self.plan.is_terminal:
             decision = self._wind_up(now)
-        elif higher is not None:
-            decision = self._above(now, higher)
         elif (heard := hear(now)) is not None:
             decision = heard
         elif self.plan.phase is Phase.FORMING:
@@ -253,12 +256,65 @@ class Coordinator:
         wrote to its disk and could not publish any more, being deposed: no worker ever ran in it.
         """
         plan = self.plan
-        if plan is None or plan.is_terminal:
+        if plan is None:
             return None
         later = [one for one in self._told() if one.generation > plan.generation]
+        if plan.is_terminal:  # the run is not over while nodes train that this store had not heard of
+            later = [one for one in later if one in self._told_by_trainees()]
         if plan.phase is Phase.RUNNING:
             later = [one for one in later if one.world is not None and one.world.generation > plan.generation]
         return max(reversed(later), key=lambda one: one.rank, default=None)
+
+    def _told_by_trainees(self) -> list[History]:
+        """By live nodes that run the very world of which they tell."""
+        told = []
+        for one in self.ledger.sightings.values():
+            history, running = one.member.history, one.alive and one.member.state is State.RUNNING
+            world = history.world if history is not None else None
+            if (
+                running
+                and history is not None
+                and world is not None
+                and world.generation == one.member.generation
+            ):
+                told.append(history)
+        return told
+
+    def _unknown_worlds(self, now: Situation) -> Decision | None:
+        """Live nodes tell of worlds in which they may still run, and which this plan does not wait for.
+
+        Nothing of the run's own past is like that: a node that was not cleared then has lost its lease since. But two
+        runs of one name may have shared the memory on disk, and what this machine remembers is the other one's.
+        """
+        plan = now.plan
+        if plan.phase is not Phase.FORMING:
+            return None
+        awaited = {seat.incarnation for seat in unproven(plan)}
+        told = [
+            one.member.history
+            for one in now.ledger.sightings.values()
+            if one.alive and one.member.incarnation not in awaited and _may_run(one.member, plan.generation)
+        ]
+        histories = [one for one in told if one is not None]
+        seats = {
+            seat.incarnation: seat for one in histories if one.world is not None for seat in one.world.seats
+        }
+        new = tuple(seat for key, seat in seats.items() if key not in awaited)
+        if not new:
+            return None
+        policy = plan.policy
+        for history in histories:
+            policy = policy.covering(history)
+        reason = f"{names(seat.node_id for seat in new)} may still run an older generation"
+        more = msgspec.structs.replace(
+            plan,
+            version=plan.version + 1,
+            reason=reason[:512],
+            policy=policy,
+            awaiting=(*plan.awaiting, *new),
+            free=True,
+        )
+        return Decision(reason, more)
 
     @staticmethod
     def _above(now: Situation, history: History) -> Decision:
@@ -408,6 +464,14 @@ class Coordinator:
             now_s if len(forget) > FORGET_AT_ONCE else min(decision.wake_s, max(next_end_s, now_s)),
             decision.done,
         )
+
+
+def _may_run(member: Member, generation: int) -> bool:
+    """Whether this node tells of a world before this generation in which it has a seat, and has not stopped since."""
+    world = member.history.world if member.history is not None else None
+    if world is None or world.generation >= generation or world.seat_of(member.incarnation) is None:
+        return False
+    return not stopped_before(member, world.generation + 1)
 
 
 def _next_life(fresh: Plan, generation: int, order: tuple[str, ...], charged: int) -> Plan:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from .records import Ask, Failure, FailureKind, Notice, Phase, Plan, State, World
+from .records import Ask, Failure, FailureKind, History, Notice, Phase, Plan, State, World
 
 
 class Outcome(enum.StrEnum):
@@ -128,8 +128,13 @@ class Activity(enum.StrEnum):
 class Node:
     """The machine. Every method returns the actions to carry out, in order."""
 
-    def __init__(self, incarnation: str) -> None:
+    def __init__(self, incarnation: str, remembered: History | None = None) -> None:
+        """``remembered``: what this machine has on disk of the run."""
         self.incarnation = incarnation
+        self._newest_sealed = 0
+        """The newest generation of the run that was sealed, as far as this node knows."""
+        if remembered is not None and remembered.world is not None and not remembered.settled:
+            self._newest_sealed = remembered.world.generation
         self.activity = Activity.IDLE
         self.generation = 0
         """The generation the activity belongs to."""
@@ -167,9 +172,17 @@ class Node:
     # -- the plan -------------------------------------------------------------------------------
 
     def plan_changed(self, plan: Plan) -> list[Action]:
-        """A newer plan was read. Older ones are ignored (see :meth:`store_replaced`)."""
+        """A newer plan was read. Older ones are ignored (see :meth:`store_replaced`).
+
+        So is the plan of a store that lost its data, whose coordinator knows less of the run than this node does: the
+        session tells it, and the plan after that is one to follow.
+        """
         if self.activity is Activity.GONE or (self.plan is not None and plan.version <= self.plan.version):
             return []
+        if plan.generation < self._newest_sealed:
+            return []
+        if plan.world is not None:
+            self._newest_sealed = max(self._newest_sealed, plan.world.generation)
         self.plan = plan
         self._life = plan.life
         if not plan.is_terminal:  # a stopped run that was taken up again has no end any more

@@ -320,9 +320,17 @@ class Session:
 
     def _saw(self, plan: Plan) -> None:
         self._plan = plan
-        if self.history is None or plan.world is not None or plan.generation > self.history.generation:
-            self.history = plan.history()
+        told = plan.history()
+        if self.history is None or told.rank >= self.history.rank:
+            self.history = told
+        elif self._knows_more_than(plan) and self.member.history != self.history:
+            self.member = msgspec.structs.replace(self.member, history=self.history)
+            self._wake.set()
         self._tell(events.PlanSeen(plan))
+
+    def _knows_more_than(self, plan: Plan | None) -> bool:
+        """Whether a coordinator that has got to this plan has to be told what this node remembers of the run."""
+        return self.history is not None and (plan is None or self.history.generation > plan.generation)
 
     async def _pump(self, connection: _Connection) -> None:
         link = connection.link
@@ -353,7 +361,7 @@ class Session:
         return self._unregistered(link) or self._unwritten() or renewing or self._prepare is not None
 
     async def _register(self, connection: _Connection, link: NodeLink) -> None:
-        history = self.history if self._plan is None else None  # a store with a plan knows the run
+        history = self.history if self._knows_more_than(self._plan) else None
         member = msgspec.structs.replace(self.member, address=self._local_address, history=history)
         self.member = member
         if member.state is State.READY and member.generation > 0:
