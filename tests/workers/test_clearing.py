@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -64,7 +67,7 @@ def test_a_look_before_the_stop_tells_whose_files_they_are(
     clearing.started([child.pid])
     clearing.look()
     looked = threading.Event()
-    clearing._jobs.put(looked.set)
+    clearing._put(looked.set)
     assert looked.wait(PATIENCE_S)
     child.kill()
     child.wait()
@@ -72,6 +75,67 @@ def test_a_look_before_the_stop_tells_whose_files_they_are(
     assert clear(clearing).shared_memory.removed == (shared.name,)
     assert not shared.exists()
     assert clearing.nothing_to_do
+
+
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look is due before the end."""
+    monkeypatch.setattr("elastic_agent.workers.clearing.FIRST_LOOK_S", 1000.0)
+
+
+def until_seen(clearing: Clearing, file: Path) -> None:
+    ends_s = time.monotonic() + PATIENCE_S
+    while not any(name == file.name for name, _ in clearing._sweep._judged):
+        assert time.monotonic() < ends_s, f"{file} was not seen"
+        time.sleep(0.005)  # nothing tells
+
+
+@pytest.mark.usefixtures("untimed")
+def test_what_a_worker_makes_is_seen_when_it_is_made(clearing: Clearing, shared: Path) -> None:
+    """The worker may be killed at any time."""
+    clearing.started([os.getpid()])
+    worker = subprocess.Popen(
+        [sys.executable, "-S", "-c", HOLD, str(shared)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    until_seen(clearing, shared)
+    worker.kill()
+    worker.communicate()
+    assert clear(clearing).shared_memory.removed == (shared.name,)
+
+
+@pytest.mark.usefixtures("untimed")
+def test_what_another_program_made_and_a_worker_attached_stays(clearing: Clearing, shared: Path) -> None:
+    """It was made after the workers had been started, and only the worker has held it since."""
+    clearing.started([os.getpid()])
+    subprocess.run(["touch", str(shared)], check=True)
+    until_seen(clearing, shared)
+    attach = HOLD.replace("'x'", "'r'")
+    worker = subprocess.Popen(
+        [sys.executable, "-S", "-c", attach, str(shared)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    clearing.look()
+    looked = threading.Event()
+    clearing._put(looked.set)
+    assert looked.wait(PATIENCE_S)
+    worker.kill()
+    worker.communicate()
+    assert clear(clearing).shared_memory.removed == ()
+    assert shared.exists()
+
+
+def test_many_open_files_are_no_hindrance(clearing: Clearing) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip(f"this process may open {hard} files only; 1,200 are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1200, hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1030):
+            stack.callback(os.close, os.dup(0))
+        clearing.started([os.getpid()])
+        assert clear(clearing).shared_memory.removed == ()
 
 
 @pytest.mark.parametrize("is_stuck", [True, False], ids=["an unkillable worker", "a standby"])

@@ -151,25 +151,57 @@ def test_a_number_that_was_given_again_protects(hold: MakeHolder) -> None:
     assert left_alone(sweep, again.path)
 
 
-@pytest.mark.parametrize("how", ["open", "mapped"])
-def test_what_a_stranger_holds_stays_and_the_stranger_is_named(hold: MakeHolder, how: str) -> None:
-    sweep = SharedMemorySweep(trust_pids=True)
-    stranger = hold(psm(), how)
-    attach = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+ATTACH = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+def attached(path: Path) -> subprocess.Popen[bytes]:
+    """A worker that opens what another process has made."""
     worker = subprocess.Popen(
-        [sys.executable, "-S", "-c", attach, str(stranger.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-S", "-c", ATTACH, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert worker.stdout is not None
     worker.stdout.readline()
+    return worker
+
+
+def test_what_a_stranger_made_and_a_worker_attached_later_stays(hold: MakeHolder) -> None:
+    """The stranger has closed it, and lives; the worker is the only process that holds it."""
+    sweep = SharedMemorySweep(trust_pids=True)
+    stranger = hold(psm(), "closed")
+    assert sweep.has_unseen
+    sweep.note([])
+    worker = attached(stranger.path)
     sweep.note([worker.pid])
     worker.kill()
     worker.communicate()
+    assert left_alone(sweep, stranger.path)
+
+
+def test_what_a_stranger_held_when_it_was_seen_first_stays_when_it_lets_go(hold: MakeHolder) -> None:
+    sweep = SharedMemorySweep(trust_pids=True)
+    stranger = hold(psm())
+    worker = attached(stranger.path)
+    sweep.note([worker.pid])
+    for process in (stranger.process, worker):
+        process.kill()
+        process.communicate()
+    assert left_alone(sweep, stranger.path)
+
+
+@pytest.mark.parametrize("how", ["open", "mapped"])
+def test_what_a_stranger_holds_now_stays_and_the_stranger_is_named(hold: MakeHolder, how: str) -> None:
+    sweep = SharedMemorySweep(trust_pids=True)
+    worker = hold(psm(), how)
+    sweep.note([worker.pid])
+    stranger = attached(worker.path)
+    worker.kill()
     report = sweep.sweep()
-    assert report.held == (Held(stranger.path.name, stranger.pid, name_of(stranger.pid)),)
+    held = Held(worker.path.name, stranger.pid, name_of(stranger.pid))
+    stranger.kill()
+    stranger.communicate()
+    assert report.held == (held,)
     assert report.removed == ()
-    assert stranger.path.exists()
+    assert worker.path.exists()
 
 
 def test_a_users_own_names_stay(hold: MakeHolder) -> None:

@@ -23,6 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MCL_CURRENT = 1
 _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
+_IN_MOVED_TO, _IN_CREATE = 0x80, 0x100
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -152,6 +153,34 @@ def forget_job_signals() -> None:
     """Discard those that came while they were blocked."""
     while signal.sigtimedwait(JOB_SIGNALS, 0) is not None:
         pass
+
+
+class FolderWatch:
+    """A file descriptor that becomes readable when a file appears in a folder.
+
+    Raises OSError where the kernel has no more of them to give.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._fd = _check(_libc.inotify_init1(_TFD_CLOEXEC_NONBLOCK), "inotify_init1")
+        mask = ctypes.c_uint32(_IN_CREATE | _IN_MOVED_TO)
+        try:
+            _check(_libc.inotify_add_watch(self._fd, os.fsencode(folder), mask), "inotify_add_watch")
+        except OSError:
+            os.close(self._fd)
+            raise
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def drain(self) -> None:
+        """Take note of all that has appeared, so that the descriptor is not readable until the next."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._fd, 1 << 16):
+                pass
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 def send_signal(pid: int, signum: int) -> None:

@@ -9,14 +9,16 @@ removed only when all of this holds:
 
 - its name is one that the libraries in `_NAMES` give, and it is a regular file of our user;
 - it was not there when the generation began;
-- it is one of the generation's: either a process of the generation was seen to hold it (open or mapped), or
-  its name has the number of such a process. Numbers count only where those in names mean what they mean here,
-  outside containers;
+- it is one of the generation's: either its name has the number of one of the generation's processes, or such
+  processes, and no others, held it (open or mapped) at the first sight of it. Numbers count only where those in
+  names mean what they mean here, outside containers;
 - all processes of the generation are gone, and no other process that can be seen here holds it.
 
-A file that is in nobody's hands may well be in use: shared memory can be made, closed and attached to again,
-and a tensor on its way from one process to another is held by neither. Therefore "nobody holds it" alone is no
-reason to remove anything.
+A file that no process holds may well be in use: shared memory can be made, closed and attached to again,
+and a tensor on its way from one process to another is held by neither. Therefore "no process holds it" alone is no
+reason to remove anything, and neither is that a worker holds it now: another program may have made it, let go of it
+and handed it over. The first sight comes within milliseconds of the making, where the kernel tells of it; a file that
+is handed over faster than that is taken for the worker's.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from elastic_agent.processes import process_ids, process_name
@@ -53,6 +55,7 @@ _NAMES = re.compile(
         )
     )
 )
+_OTHERS_LIMIT_S = 1.0
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 
 _File = tuple[str, int]
@@ -89,29 +92,55 @@ class SharedMemorySweep:
     """
 
     def __init__(self, folder: str = "/dev/shm", trust_pids: bool | None = None) -> None:
-        self._folder = folder
+        self.folder = folder
         self._trust_pids = _outside_containers() if trust_pids is None else trust_pids
         self._before = frozenset(self._list())
         self._pids: set[int] = set()
         """Never 0, which stands for no number."""
-        self._seen_held: set[_File] = set()
+        self._judged: set[_File] = set()
+        """Files that have been seen."""
+        self._made_here: set[_File] = set()
+        """Those of them that only processes of the generation held at that time."""
 
     def belong(self, pids: Collection[int]) -> None:
         """These processes are, or were, the generation's."""
         self._pids |= {*pids}
 
     def note(self, pids: Collection[int]) -> None:
-        """These processes are the generation's and live; take note of what they hold.
+        """These processes are the generation's, and live; see whose the files are that were not there before.
 
-        Reads their maps only when there is a file that has not been attributed yet.
+        Reads their maps only when there is such a file.
         """
         self.belong(pids)
-        open_questions = {
-            file[0]: file for file in self._list() if file not in self._before | self._seen_held
-        }
-        for pid in pids if open_questions else ():
+        present = {*self._list()}
+        unseen = {file[0]: file for file in self._unseen(present)}
+        held: set[str] = set()
+        for pid in pids if unseen else ():
             with contextlib.suppress(OSError):
-                self._seen_held |= {open_questions[name] for name in _held_names(pid) & {*open_questions}}
+                held |= _held_names(pid) & {*unseen}
+        if held:
+            held -= self._held_by_others(held, {*pids})
+        self._made_here |= {unseen[name] for name in held}
+        self._judged = {file for file in self._judged if file in present} | {*unseen.values()}
+
+    @property
+    def has_unseen(self) -> bool:
+        """Whether there are files that are still to be seen: `note` is due. Takes one look at the folder."""
+        return any(True for _ in self._unseen(self._list()))
+
+    def _unseen(self, present: Iterable[_File]) -> Iterator[_File]:
+        for file in present:
+            by_number = self._trust_pids and _pid_in(file[0]) in self._pids
+            if not by_number and file not in self._before and file not in self._judged:
+                yield file
+
+    def _held_by_others(self, names: set[str], pids: set[int]) -> set[str]:
+        """Which of them a process of this user holds that is none of these; all, when that takes too long."""
+        try:
+            holders = _holders(names, time.monotonic() + _OTHERS_LIMIT_S, except_pids=pids)
+            return {one.file for one in holders}
+        except TimeoutError:
+            return names
 
     def candidates(self) -> list[str]:
         """Names of files that the generation left, if nobody else holds them. Takes one look at the folder."""
@@ -130,7 +159,7 @@ class SharedMemorySweep:
         return SweepReport(tuple(name for name in sorted(free) if self._remove(name)), tuple(held))
 
     def _list(self) -> Iterator[_File]:
-        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
                 if _NAMES.fullmatch(entry.name):
                     yield entry.name, entry.inode()
@@ -141,18 +170,18 @@ class SharedMemorySweep:
         pid = _pid_in(file[0]) if self._trust_pids else 0
         if pid and os.path.exists(f"/proc/{pid}"):
             return False  # the number has been given to another process, which may have made this
-        return file in self._seen_held or pid in self._pids
+        return file in self._made_here or pid in self._pids
 
     def _is_removable(self, name: str) -> bool:
         try:
-            known = os.lstat(os.path.join(self._folder, name))
+            known = os.lstat(os.path.join(self.folder, name))
         except OSError:
             return False
         return stat.S_ISREG(known.st_mode) and known.st_uid == os.getuid()
 
     def _remove(self, name: str) -> bool:
         try:
-            os.unlink(os.path.join(self._folder, name))
+            os.unlink(os.path.join(self.folder, name))
         except OSError:
             return False
         return True
@@ -171,13 +200,15 @@ def _pid_in(name: str) -> int:
     return int(number) if number is not None else 0
 
 
-def _holders(names: set[str], deadline_s: float) -> Iterator[Held]:
+def _holders(names: set[str], deadline_s: float, except_pids: Collection[int] = ()) -> Iterator[Held]:
     """Which processes of this user hold which of these, as far as they may be looked at.
 
     Raises:
         TimeoutError: the deadline (of the monotonic clock) passed before all were looked at.
     """
     for pid in _processes_of_this_user():
+        if pid in except_pids:
+            continue
         if time.monotonic() > deadline_s:
             raise TimeoutError
         try:
