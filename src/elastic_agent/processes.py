@@ -81,11 +81,20 @@ def is_frozen(pid: int) -> bool:
 
 def catches(pid: int, signum: int) -> bool:
     """Whether the process has a handler for this signal (one without would die of it)."""
+    return _in_mask(pid, b"SigCgt:", signum) is True
+
+
+def ignores(pid: int, signum: int) -> bool | None:
+    """Whether the process ignores this signal; None if it is gone."""
+    return _in_mask(pid, b"SigIgn:", signum)
+
+
+def _in_mask(pid: int, mask: bytes, signum: int) -> bool | None:
     with contextlib.suppress(OSError):
         for line in _read(f"/proc/{pid}/status").splitlines():
-            if line.startswith(b"SigCgt:"):
+            if line.startswith(mask):
                 return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
+    return None
 
 
 def process_name(pid: int) -> str:

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent import runner
+from elastic_agent.agent.interruptions import Interruptions, StopSignals
 from elastic_agent.agent.journal import Journal
 from elastic_agent.agent.runner import Runner, RunnerCallbacks
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.processes import catches
 from elastic_agent.protocol.records import FailureKind
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.gpu_memory import GpuHolder, GpuMemory
@@ -50,10 +52,12 @@ class Bench:
             succeeded=lambda generation: note("succeeded", generation),
             yielded=lambda generation: note("yielded", generation),
             heeds=lambda generation: note("heeds", generation),
+            interrupted=lambda generation, how: note("interrupted", (generation, how.summary)),
             stopped=lambda unkillable: note("stopped", unkillable),
             fenced=lambda why: note("fenced", why),
         )
-        self.runner = Runner(guard, "n1", callbacks, Journal(None), hang_timeout_s=0.0)
+        self.stop_signals = StopSignals([signal.SIGUSR1, signal.SIGTERM])
+        self.runner = Runner(guard, "n1", callbacks, Journal(None), 0.0, self.stop_signals)
         asyncio.get_running_loop().add_reader(guard.fileno(), self._read)
 
     def _note(self, what: str, detail: object) -> None:
@@ -76,6 +80,11 @@ class Bench:
         context = WorkerContext(self.guard, generation, "w", program, {0: arguments}, envs, logs, self.closer)
         beats = HeartbeatFile.create(self.folder, 1)
         self.runner.start(generation, context, beats)
+
+    @property
+    def ends(self) -> list[str]:
+        """What was reported of the workers' ends."""
+        return [what for what, _ in self.reported if what not in ("started", "heeds")]
 
     async def until(self, what: str, detail: object) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -193,6 +202,113 @@ def test_a_frozen_guard_does_not_keep_workers_running_that_are_to_stop(guard: Gu
     ended, _, _ = select.select([worker], [], [], PATIENCE_S)
     os.close(worker)
     assert ended
+
+
+# --- signals that ask the agent to stop, and reach more than the agent -----------------------------
+
+DIES = "import time; time.sleep(1000)"
+EXITS = (
+    "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit({code})); time.sleep(1000)"
+)
+IGNORES = """
+import signal, sys
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+signal.signal(signal.SIGUSR2, lambda *_: sys.exit({code}))
+while True:
+    signal.pause()
+"""
+
+
+async def ready_for(pid: int, signum: signal.Signals) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not catches(pid, signum):
+            await asyncio.sleep(0.005)  # only the process knows
+
+
+@pytest.mark.parametrize("agent_gets_it", ["before", "after", "never"])
+def test_a_worker_that_dies_of_a_signal_which_its_agent_got_too_has_not_failed(
+    guard: Guard, tmp_path: Path, agent_gets_it: str
+) -> None:
+    async def scene() -> Bench:
+        bench = Bench(guard, tmp_path)
+        bench.start(1, sys.executable, "-I", "-S", "-c", DIES)
+        await bench.until("started", 1)
+        if agent_gets_it == "before":
+            bench.stop_signals.receive(signal.SIGUSR1)
+        os.kill(bench.runner.pids[0], signal.SIGUSR1)
+        if agent_gets_it == "after":
+            bench.stop_signals.receive(signal.SIGUSR1)
+        if agent_gets_it == "never":
+            await bench.until("failed", (1, FailureKind.WORKER))
+            bench.runner.stop(0.0)
+            await bench.until("stopped", ())
+        else:
+            await bench.until("yielded", 1)
+        bench.close()
+        return bench
+
+    bench = asyncio.run(scene())
+    assert bench.ends == (["failed", "stopped"] if agent_gets_it == "never" else ["interrupted", "yielded"])
+    if agent_gets_it != "never":
+        words = "worker n1/0 was ended by SIGUSR1, which its agent received too"
+        assert ("interrupted", (1, words)) in bench.reported
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_worker_that_handles_such_a_signal_by_exiting_has_neither_succeeded_nor_failed(
+    guard: Guard, tmp_path: Path, code: int
+) -> None:
+    async def scene() -> Bench:
+        bench = Bench(guard, tmp_path)
+        bench.start(1, sys.executable, "-I", "-S", "-c", EXITS.format(code=code))
+        await bench.until("started", 1)
+        await ready_for(bench.runner.pids[0], signal.SIGUSR1)
+        bench.stop_signals.receive(signal.SIGUSR1)
+        for pid in (guard.pid, *bench.runner.pids):
+            os.kill(pid, signal.SIGUSR1)
+        await bench.until("yielded", 1)
+        bench.close()
+        return bench
+
+    assert asyncio.run(scene()).ends == ["interrupted", "yielded"]
+
+
+@pytest.mark.parametrize(
+    ("program", "to_all"), [(EXITS, False), (IGNORES, True)], ids=["for the agent alone", "ignored"]
+)
+def test_a_worker_that_such_a_signal_did_not_reach_succeeds_or_fails_as_ever(
+    guard: Guard, tmp_path: Path, program: str, to_all: bool
+) -> None:
+    """It has finished its training meanwhile: started again, it would do the same."""
+    ends_it = signal.SIGUSR2 if to_all else signal.SIGUSR1
+
+    async def scene(generation: int, code: int) -> Bench:
+        bench = Bench(guard, tmp_path)
+        bench.start(generation, sys.executable, "-I", "-S", "-c", program.format(code=code))
+        await bench.until("started", generation)
+        (worker,) = bench.runner.pids
+        await ready_for(worker, ends_it)
+        bench.stop_signals.receive(signal.SIGUSR1)
+        for pid in (worker, guard.pid) if to_all else ():
+            os.kill(pid, signal.SIGUSR1)
+        os.kill(worker, ends_it)
+        if code:
+            await bench.until("failed", (generation, FailureKind.WORKER))
+            bench.runner.stop(0.0)
+        await bench.until("stopped" if code else "succeeded", () if code else generation)
+        bench.close()
+        return bench
+
+    assert asyncio.run(scene(1, 0)).ends == ["succeeded"]
+    assert asyncio.run(scene(2, 3)).ends == ["failed", "stopped"]
+
+
+def test_of_a_worker_that_ended_before_its_guard_heard_the_signal_counts_what_it_began_with() -> None:
+    signals = StopSignals([signal.SIGUSR1])
+    for ignored, suspects in (((), {signal.SIGUSR1}), ((signal.SIGUSR1,), set())):
+        interruptions = Interruptions(signals, ignored)
+        interruptions.guard_heard(signal.SIGUSR1, {0: None})
+        assert interruptions.suspects(0, 0) == suspects
 
 
 # --- what workers leave ---------------------------------------------------------------------------

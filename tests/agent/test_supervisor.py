@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.agent.interruptions import StopSignals
 from elastic_agent.agent.narrator import Narrator
 from elastic_agent.agent.runner import Runner
 from elastic_agent.agent.supervisor import Graces, Parts, Supervisor
@@ -46,6 +47,7 @@ class Scene:
             new_guard=self._new_guard,
             remember=lambda plan: None,
             write_down=self._write_down,
+            stop_signals=StopSignals(),
             join_timeout_s=PATIENCE_S,
         )
         self.supervisor = Supervisor(parts, "a", "a-1", 0.0)

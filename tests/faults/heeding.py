@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +53,18 @@ def train(weights: torch.Tensor, step: int) -> torch.Tensor:
     return weights - 0.01 * total
 
 
-def agreed_to_finish(folder: Path) -> bool:
-    """Whether a rank has seen that training may end: the same on all of them."""
-    seen = torch.tensor([int((folder / "finish").exists())])
+def agreed(seen_here: bool) -> bool:
+    """Whether a rank has seen it: the same on all of them."""
+    seen = torch.tensor([int(seen_here)])
     dist.all_reduce(seen, op=dist.ReduceOp.MAX)
     return bool(seen)
+
+
+def received(signum: signal.Signals) -> Callable[[], bool]:
+    """Handle the signal from now on; whether it has come."""
+    came: list[int] = []
+    signal.signal(signum, lambda number, frame: came.append(number))
+    return lambda: bool(came)
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
@@ -70,53 +80,76 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--pause", type=float, default=0.02, help="what a step takes, in seconds")
     parser.add_argument("--blind", action="store_true", help="never look at notices")
     parser.add_argument("--stubborn", action="store_true", help="look at notices, but do not leave")
+    parser.add_argument("--handles", help="save and exit by a signal of this name, without the client")
     return parser.parse_args()
+
+
+class Training:
+    """Where it stands, and how it is saved."""
+
+    def __init__(self, folder: Path) -> None:
+        me = client.current()
+        self.folder = folder
+        self.rank = me.placement.rank
+        self.who = {
+            "node_id": me.node_id,
+            "worker_id": me.worker_id,
+            "generation": me.placement.generation,
+            "rank": self.rank,
+            "pid": os.getpid(),
+        }
+        state = {"step": 0, "weights": torch.linspace(-1, 1, 16)}
+        if (folder / "checkpoint.pt").exists():
+            state = torch.load(folder / "checkpoint.pt")
+        self.step: int = state["step"]
+        self.weights: torch.Tensor = state["weights"]
+        self.note("born", restarts=me.placement.restarts, run_id=me.run_id)
+
+    def note(self, kind: str, **more: object) -> None:
+        note(self.folder, kind=kind, step=self.step, **more, **self.who)
+
+    def take_step(self) -> None:
+        self.weights = train(self.weights, self.step)
+        self.step += 1
+        client.heartbeat(self.step)
+        self.note("step")
+
+    def save(self, **why: object) -> None:
+        """By rank 0, while the others wait."""
+        if self.rank == 0:
+            save(self.folder, {"step": self.step, "weights": self.weights})
+        dist.barrier()
+        self.note("left", **why)
 
 
 def main() -> None:
     options = read_options()
-    folder = options.folder
-    me = client.current()
     dist.init_process_group("gloo")
-    state = {"step": 0, "weights": torch.linspace(-1, 1, 16)}
-    if (folder / "checkpoint.pt").exists():
-        state = torch.load(folder / "checkpoint.pt")
-    step, weights = state["step"], state["weights"]
-    place = me.placement
-    who = {
-        "node_id": me.node_id,
-        "worker_id": me.worker_id,
-        "generation": place.generation,
-        "rank": place.rank,
-        "pid": os.getpid(),
-    }
-    note(folder, kind="born", step=step, restarts=place.restarts, run_id=me.run_id, **who)
+    training = Training(options.folder)
     agreement = client.Agreement()
     told = False
-    while step < options.steps:
-        if agreed_to_finish(folder):
+    signalled = received(signal.Signals[options.handles]) if options.handles else None
+    while training.step < options.steps:
+        if agreed((options.folder / "finish").exists()):
             break
         time.sleep(options.pause)
-        weights = train(weights, step)
-        step += 1
-        client.heartbeat(step)
-        note(folder, kind="step", step=step, **who)
+        training.take_step()
+        if signalled is not None and agreed(signalled()):
+            training.save(reason=options.handles)
+            sys.exit(0)
         if options.blind:
             continue
         seen = client.notice()
         if not told and seen is not None:
             told = True
-            note(folder, kind="told", step=step, reason=seen.reason, **who)
+            training.note("told", reason=seen.reason)
         notice = agreement.notice()
         if notice is not None and not options.stubborn:
-            if place.rank == 0:
-                save(folder, {"step": step, "weights": weights})
-            dist.barrier()
-            note(folder, kind="left", step=step, reason=notice.reason, left_s=notice.seconds_left, **who)
+            training.save(reason=notice.reason, left_s=notice.seconds_left)
             client.leave()
-    if place.rank == 0:
-        torch.save(weights, folder / "weights.pt")
-    note(folder, kind="done", step=step, **who)
+    if training.rank == 0:
+        torch.save(training.weights, options.folder / "weights.pt")
+    training.note("done")
     dist.barrier()
 
 

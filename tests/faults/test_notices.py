@@ -127,7 +127,7 @@ SLURM_STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
 
 def test_a_signal_to_every_process_of_a_slurm_step_lets_all_save(make_cluster: MakeCluster) -> None:
     """Warm workers and cold ones, and the processes beside them. The controller cannot be asked here."""
-    cluster = make_cluster("1:2", "--requeue", "never")
+    cluster = make_cluster("2", "--requeue", "never")
     step = {**SLURM_STEP, "SLURM_CONF": "/dev/null"}
     cluster.start_host("a", 2, script=HEEDING, **step)
     cluster.start("b", 1, "--worker-start", "cold", script=HEEDING, **{**step, "SLURM_PROCID": "1"})
@@ -140,6 +140,50 @@ def test_a_signal_to_every_process_of_a_slurm_step_lets_all_save(make_cluster: M
     check_every_step_once(cluster)
     assert not cluster.journal("spawner_died") + cluster.journal("guard_lost")
     check_nothing_left(cluster)
+
+
+def test_workers_that_save_and_exit_by_the_signal_itself_have_not_finished_the_run(
+    make_cluster: MakeCluster,
+) -> None:
+    """The script knows nothing of notices; the signal reaches it, as in a systemd scope."""
+    arguments = ("--blind", "--handles", "SIGUSR1")
+    cluster = make_cluster("2")
+    first = train(cluster, "a", "b", arguments=arguments)
+    for name in "ab":
+        cluster.agents[name].signal_all(signal.SIGUSR1)
+    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED), cluster.story()
+    check_all_told_and_left(cluster, first, "SIGUSR1")
+    train(cluster, "a", "b", after=first, arguments=arguments)
+    cluster.let_finish()
+    assert set(cluster.wait_end().values()) == {ExitCode.FINISHED}
+    check_every_step_once(cluster)
+    check_restarts(cluster)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM])
+def test_workers_that_die_of_the_signal_are_not_started_again_and_charge_nothing(
+    make_cluster: MakeCluster, signum: signal.Signals
+) -> None:
+    """With no restart allowed, one that was charged would fail the run."""
+    cluster = make_cluster("2", "--max-restarts", "0")
+    first = train(cluster, "a", "b")
+    for name in "ab":
+        cluster.agents[name].signal_all(signum)
+    expected = ExitCode.STOPPED if signum == signal.SIGUSR1 else ExitCode.DRAINED
+    assert cluster.wait_end() == dict.fromkeys("ab", expected), cluster.story()
+    assert max(cluster.worlds()) == first
+    assert not cluster.journal("spawner_died") + cluster.journal("guard_lost")
+
+
+def test_training_that_ends_by_itself_while_the_run_is_to_end_has_finished(make_cluster: MakeCluster) -> None:
+    """Workers of a Slurm step ignore the signal, so their success is one: requeued, they would only do it again."""
+    cluster = make_cluster("1", "--requeue", "never")
+    cluster.start_host("a", 2, script=HEEDING, arguments=("--blind",), SLURM_CONF="/dev/null", **SLURM_STEP)
+    cluster.wait_training("a")
+    cluster.agents["a"].signal_all(signal.SIGUSR1)
+    cluster.wait_event("notice", "a")
+    cluster.let_finish()
+    assert cluster.wait_end() == {"a": ExitCode.FINISHED}, cluster.story()
 
 
 def hears(agent: AgentProcess, signum: signal.Signals) -> bool:

@@ -236,6 +236,7 @@ class Agent(ElasticAgent):
             new_guard=self._new_guard,
             remember=self._meeting.remember,
             write_down=lambda life: seat.record(life, self._processes()),
+            stop_signals=self._signals.stop_signals,
             join_timeout_s=settings.join_timeout,
         )
         self._supervisor = Supervisor(parts, seat.node_id, incarnation, settings.hang_timeout)

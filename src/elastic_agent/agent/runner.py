@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.logs import get_logger
@@ -22,10 +22,12 @@ from elastic_agent.protocol.records import Failure, FailureKind, Notice
 from elastic_agent.workers import guard_client as guard_events
 from elastic_agent.workers.clearing import CLEAR_LIMIT_S, Cleared, Clearing
 from elastic_agent.workers.context import WorkerContext
+from elastic_agent.workers.failure import signal_name
 from elastic_agent.workers.gpu_memory import GpuMemory
-from elastic_agent.workers.guard_client import Guard
+from elastic_agent.workers.guard_client import Guard, boottime_s
 from elastic_agent.workers.last_words import NOTHING_READ, LastWords
 
+from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .journal import Journal
 
 DEFAULT_STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
@@ -55,6 +57,7 @@ class RunnerCallbacks:
     succeeded: Callable[[int], None]
     yielded: Callable[[int], None]
     heeds: Callable[[int], None]
+    interrupted: Callable[[int, Failure], None]
     stopped: Callable[[tuple[int, ...]], None]
     fenced: Callable[[str], None]
 
@@ -65,8 +68,13 @@ class _Running:
     context: WorkerContext
     heartbeats: HeartbeatFile
     clearing: Clearing
-    pids: Mapping[int, int]
-    exited: dict[int, int]
+    interruptions: Interruptions
+    pids: Mapping[int, int] = field(default_factory=dict)
+    exited: dict[int, guard_events.Exited] = field(default_factory=dict)
+    held: list[guard_events.Exited] = field(default_factory=list)
+    """Ends that a signal may have caused which the agent has not received yet."""
+    interrupted: bool = False
+    """A worker was ended by such a signal."""
     gone: bool = False
     """No process is left; what they left is being cleared away."""
     stopping: bool = False
@@ -93,6 +101,7 @@ class Runner:
         callbacks: RunnerCallbacks,
         journal: Journal,
         hang_timeout_s: float,
+        stop_signals: StopSignals,
         stacks_signal: int = DEFAULT_STACKS_SIGNAL,
     ) -> None:
         self._guard = guard
@@ -100,6 +109,7 @@ class Runner:
         self._tell = callbacks
         self._journal = journal
         self._hang_timeout_s = hang_timeout_s
+        self._stop_signals = stop_signals
         self._stacks_signal = stacks_signal
         self._gpu = GpuMemory()
         self._running: _Running | None = None
@@ -131,7 +141,13 @@ class Runner:
         except BaseException:
             heartbeats.close()
             raise  # nothing of this generation runs, so nothing of it is to be stopped
-        self._running = _Running(generation, context, heartbeats, clearing, {}, {})
+        self._running = _Running(
+            generation,
+            context,
+            heartbeats,
+            clearing,
+            Interruptions(self._stop_signals, context.ignored_signals),
+        )
 
     def stop(self, grace_s: float, *, dump_stacks: bool = False) -> None:
         """SIGTERM, SIGKILL after ``grace_s``; ``stopped`` follows when nothing is left.
@@ -229,11 +245,18 @@ class Runner:
                 self._spawn_failed(generation, slot, error)
             case guard_events.Exited():
                 self._exited(event)
+            case guard_events.Signalled(signum=signum):
+                self._guard_signalled(signum)
             case guard_events.Stopped(generation=generation, unkillable=unkillable):
                 self._stopped(generation, unkillable)
             case guard_events.Fenced(generation=generation, late_s=late_s):
                 self._journal.write("fenced", generation=generation, late_s=late_s)
                 self._tell.fenced("the guard killed the workers at the lease's deadline")
+            case _:
+                self._report_spawner(event)
+
+    def _report_spawner(self, event: guard_events.GuardEvent) -> None:
+        match event:
             case guard_events.Warm(ready_s=ready_s):
                 self._journal.write("spawner_ready", import_s=ready_s)
             case guard_events.Cold(reason=reason, detail=detail):
@@ -273,7 +296,7 @@ class Runner:
         running = self._running
         if running is None or running.generation != event.generation:
             return
-        running.exited[event.slot] = event.returncode
+        running.exited[event.slot] = event
         self._journal.write(
             "worker_exited",
             generation=event.generation,
@@ -284,18 +307,89 @@ class Runner:
         )
         if running.stopping or running.failed or event.stopping:
             return
-        if event.returncode != 0 and not running.heartbeats.left(event.slot):
-            running.failed = True
-            self._read_last_words(running, event)
+        suspects = running.interruptions.suspects(event.slot, event.returncode)
+        if running.heartbeats.left(event.slot):
+            self._left(running, event)
+        elif not suspects:
+            self._judge(running, event)
+        elif self._stop_signals.received(suspects):
+            self._interrupted(running, event, suspects)
+        else:
+            running.held.append(event)
+            asyncio.get_running_loop().call_later(SPREAD_S, self._release, running, event, suspects)
+
+    def _release(self, running: _Running, event: guard_events.Exited, suspects: frozenset[int]) -> None:
+        """By now the agent has received the signal too, or never will."""
+        if self._running is not running or running.stopping or running.failed:
             return
+        running.held.remove(event)
+        if self._stop_signals.received(suspects):
+            self._interrupted(running, event, suspects)
+        else:
+            self._judge(running, event)
+
+    def _judge(self, running: _Running, event: guard_events.Exited) -> None:
+        """Nothing but the worker itself, or what it met with, is the cause of its end."""
+        if event.returncode == 0:
+            self._end_if_all_have(running)
+        else:
+            running.failed = True
+            first = next((one for one in running.held if one.returncode != 0), event)
+            self._read_last_words(running, first)
+
+    def _left(self, running: _Running, event: guard_events.Exited) -> None:
         if event.returncode != 0:
             self._log.warning(
                 f"worker {self._node_id}/{event.slot} saved and left, and then ended with {event.returncode}; "
                 "that is taken for a clean end"
             )
-        if len(running.exited) == len(running.pids):
+        self._end_if_all_have(running)
+
+    def _interrupted(self, running: _Running, event: guard_events.Exited, suspects: frozenset[int]) -> None:
+        self._tell_interrupted(running, event, suspects)
+        self._end_if_all_have(running)
+
+    def _tell_interrupted(
+        self, running: _Running, event: guard_events.Exited, suspects: frozenset[int]
+    ) -> None:
+        """The worker ended because its node is to stop: neither a failure nor a success."""
+        name = signal_name(-min(suspects))
+        how = (
+            f"was ended by {name}"
+            if event.returncode < 0
+            else f"exited with code {event.returncode} after {name}"
+        )
+        summary = f"worker {self._node_id}/{event.slot} {how}, which its agent received too"
+        self._log.info(summary)
+        running.interrupted = True
+        failure = Failure(
+            FailureKind.INTERRUPTED, summary[:512], slot=event.slot, returncode=event.returncode
+        )
+        self._tell.interrupted(event.generation, failure)
+
+    def _look_for_late_signals(self, running: _Running) -> None:
+        """A worker may end sooner than the guard and the agent receive the signal that ended it."""
+        for slot, event in running.exited.items():
+            suspects = running.interruptions.suspects(slot, event.returncode)
+            if not running.heartbeats.left(slot) and self._stop_signals.received(suspects):
+                self._tell_interrupted(running, event, suspects)
+                return
+
+    def _end_if_all_have(self, running: _Running) -> None:
+        if len(running.exited) == len(running.pids) and not running.held:
             running.succeeding = True
             self._guard.stop(0.0)  # end what the workers left behind
+
+    def _guard_signalled(self, signum: int) -> None:
+        running = self._running
+        if running is not None and not running.gone:
+            since_s = boottime_s() - SPREAD_S
+            pids: dict[int, int | None] = {**running.pids}
+            for slot, event in running.exited.items():
+                pids[slot] = None
+                if event.at_boottime_s < since_s:
+                    del pids[slot]
+            running.interruptions.guard_heard(signum, pids)
 
     def _read_last_words(self, running: _Running, event: guard_events.Exited) -> None:
         """Tell how a worker failed as soon as its files have been read; a file server that hangs is not waited for."""
@@ -384,13 +478,16 @@ class Runner:
         self._running = None
         self._cancel_timer()
         self._cancel_heed_timer()
+        if running.succeeding and not running.stopping and not running.interrupted:
+            self._look_for_late_signals(running)
         left = running.left
         running.context.close_later()
         running.heartbeats.close()
         if running.succeeding and not running.stopping:
             if unkillable:  # they outlived workers that are done: no reason to take the success back
                 self._log.warning("processes that the workers left are stuck in the kernel", pids=unkillable)
-            (self._tell.yielded if left else self._tell.succeeded)(running.generation)
+            ended_early = left or running.interrupted
+            (self._tell.yielded if ended_early else self._tell.succeeded)(running.generation)
         else:
             self._tell.stopped(unkillable)
 

@@ -14,6 +14,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Cause, Notice
 
 from .early_notice import EarlyNotice
+from .interruptions import StopSignals
 from .slurm_job import SlurmJob
 from .supervisor import Supervisor
 
@@ -57,6 +58,8 @@ class SignalDesk:
         """Signals to leave that have come."""
         self.hosting_on = False
         """The agent's own part is over; it only serves the store to others."""
+        self.stop_signals = StopSignals()
+        """Those that are heard here, and those that have come."""
         self.only_waiting = False
         """The agent's own part is over, and it does nothing for others either: the first signal ends it."""
         self._meanings = meanings
@@ -80,6 +83,7 @@ class SignalDesk:
         for name, act in wanted:
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller's business
                 loop.add_signal_handler(signal.Signals[name], act, signal.Signals[name])
+                self.stop_signals.handled.add(signal.Signals[name])
         if self._early.came:
             self._notice_signalled(signal.Signals[self._meanings.notice])
 
@@ -94,6 +98,7 @@ class SignalDesk:
     # -- this node leaves -----------------------------------------------------------------------
 
     def _leave_signalled(self, signum: signal.Signals) -> None:
+        self.stop_signals.receive(signum)
         self.asked.append(int(signum))
         self._on_leaving(f"{signum.name} received")
         if self._supervisor is None or self.only_waiting or len(self.asked) > 1:
@@ -127,6 +132,7 @@ class SignalDesk:
     # -- the run ends ---------------------------------------------------------------------------
 
     def _notice_signalled(self, signum: signal.Signals) -> None:
+        self.stop_signals.receive(signum)
         self._log.info(f"{signum.name} received: the run saves and ends")
         self._notice = f"{signum.name} at {self._node_id or 'a node'}"
         if self._supervisor is not None:

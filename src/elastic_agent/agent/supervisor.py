@@ -23,6 +23,7 @@ from elastic_agent.rendezvous.session import Session
 from elastic_agent.workers import guard_client as guard_events
 from elastic_agent.workers.guard_client import Guard
 
+from .interruptions import StopSignals
 from .journal import Journal
 from .narrator import Narrator
 from .runner import Runner, RunnerCallbacks
@@ -73,6 +74,8 @@ class Parts:
     """Keep on disk what a new store would have to know."""
     write_down: Callable[[str], None]
     """Keep on disk the present incarnation and the processes it has; raises OSError if that cannot be done."""
+    stop_signals: StopSignals
+    """The signals that ask this agent to stop, and which have come."""
     join_timeout_s: float
     """For how long the store is dialled at most."""
 
@@ -93,6 +96,7 @@ class Supervisor:
             succeeded=self._workers_succeeded,
             yielded=lambda generation: self._perform(self.node.yielded(generation)),
             heeds=lambda generation: self._perform(self.node.heeds(generation)),
+            interrupted=lambda generation, how: self._perform(self.node.interrupted(generation, how)),
             stopped=self._workers_stopped,
             fenced=parts.session.fenced,
         )
@@ -315,7 +319,10 @@ class Supervisor:
     def _attach_guard(self, guard: Guard) -> Runner:
         self._parts.guard = guard
         asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
-        return Runner(guard, self._node_id, self._callbacks, self._parts.journal, self._hang_timeout_s)
+        parts = self._parts
+        return Runner(
+            guard, self._node_id, self._callbacks, parts.journal, self._hang_timeout_s, parts.stop_signals
+        )
 
     def _guard_readable(self) -> None:
         for event in self._parts.guard.read_events():

@@ -152,6 +152,8 @@ class Node:
         self._told = 0
         """Serial of the newest notice that the present workers were given."""
         self._heeds = False
+        self._interrupted: Failure | None = None
+        """How a signal ended workers that run, or ran, now."""
         self._met = False
         """This node has seen the run going on."""
         self._lease_lost: str | None = None
@@ -334,7 +336,7 @@ class Node:
         if self.plan is None or self.plan.generation != generation or self.plan.phase is not Phase.RUNNING:
             return []
         self.activity = Activity.STARTING
-        self._told, self._heeds = 0, False
+        self._told, self._heeds, self._interrupted = 0, False, None
         return [StartWorkers(world), *self._notify()]
 
     def prepare_failed(self, generation: int, failure: Failure) -> list[Action]:
@@ -365,8 +367,15 @@ class Node:
         self.activity = Activity.IDLE
         return self._announce(State.SUCCEEDED, generation)
 
+    def interrupted(self, generation: int, how: Failure) -> list[Action]:
+        """A worker of this generation was ended by a signal that asks this node to stop as well."""
+        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+            return []
+        self._interrupted = how
+        return self._announce(State.RUNNING, generation) if self.activity is Activity.RUNNING else []
+
     def yielded(self, generation: int) -> list[Action]:
-        """Every worker has saved and left, and nothing of theirs is left."""
+        """Every worker has saved and left, or was interrupted, and nothing of theirs is left."""
         if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
             return []
         self.activity = Activity.IDLE
@@ -472,8 +481,10 @@ class Node:
         return self._announce(State.READY, self.plan.generation)
 
     def _announce(self, state: State, generation: int, failure: Failure | None = None) -> list[Action]:
-        heeds = self._heeds and state in (State.RUNNING, State.YIELDED)
-        said = Announce(state, generation, failure, heeds)
+        works = state in (State.RUNNING, State.YIELDED)
+        said = Announce(
+            state, generation, self._interrupted if works else failure, heeds=self._heeds and works
+        )
         if said == self.announced:
             return []
         self.announced = said

@@ -74,6 +74,9 @@ class FailureKind(enum.StrEnum):
     """The workers could not be started at all; no user code ran."""
     BOOTSTRAP = "bootstrap"
     """The generation's bootstrap store could not be reached; no user code ran."""
+    INTERRUPTED = "interrupted"
+    """Workers were ended by a signal that their agent received too; what it asks for follows. Not a failure of
+    theirs: it goes with the states RUNNING and YIELDED."""
     TOO_FEW = "too-few"
     """The verdict of a run for which not enough nodes came in time."""
 

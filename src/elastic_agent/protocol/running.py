@@ -10,6 +10,9 @@ from .notices import announce_growth, anybody_heeds, decide_under_notice, has_yi
 from .records import Failure, FailureKind, Growth, Phase, Seat, State, World
 from .situation import FAR_S, Decision, Situation, carried, count, names
 
+EXPLAIN_S = 15.0
+"""How long an agent may take to ask for what a signal means that ended its workers: it may have to ask a scheduler."""
+
 STABLE_S = 60.0
 """A world that ran this long has made progress: earlier losses of its nodes are forgotten."""
 
@@ -42,6 +45,9 @@ def decide_running(now: Situation) -> Decision:
         return decide_under_notice(
             now, world, busy, tuple(one.member.node_id for one in _waiting_to_join(now, world))
         )
+    interrupted = [seat for seat in waiting if _interrupted(now, seat)]
+    if interrupted:
+        return _await_explanation(now, interrupted)
     if len(busy) < len(waiting):  # workers left although no notice is given (any more)
         who = names(seat.node_id for seat in waiting if seat not in busy)
         return Decision(
@@ -97,6 +103,30 @@ def _first_failure(now: Situation, seats: list[Seat]) -> tuple[Seat, Failure] | 
     return None
 
 
+def _interrupted(now: Situation, seat: Seat) -> bool:
+    """Whether a signal that asks its agent to stop has ended workers of this seat."""
+    known = now.sighting(seat)
+    failure = known.member.failure if known is not None and _speaks_of(now, known) else None
+    return failure is not None and failure.kind is FailureKind.INTERRUPTED
+
+
+def _anybody_interrupted(now: Situation) -> bool:
+    """Then what fails elsewhere fails because these workers are gone."""
+    return now.plan.world is not None and any(_interrupted(now, seat) for seat in now.plan.world.seats)
+
+
+def _await_explanation(now: Situation, interrupted: list[Seat]) -> Decision:
+    """What the signal asks for follows: until then others may still save."""
+    who = names(seat.node_id for seat in interrupted)
+    if now.clock.interrupted_since_s is None:
+        now.clock.interrupted_since_s = now.now_s
+    until_s = now.clock.interrupted_since_s + EXPLAIN_S
+    if now.now_s < until_s:
+        return Decision(f"a signal ended workers of {who}; waiting for what it asks for", wake_s=until_s)
+    reason = f"a signal ended workers of {who}"
+    return Decision(reason, forming_plan(now.plan, reason, free=True))
+
+
 def _reform(
     now: Situation,
     lost: list[Seat],
@@ -121,7 +151,7 @@ def _reform(
             reason,
             failure=failed[1] if failed else None,
             failed_node=failed[0].node_id if failed else None,
-            free=bool(lost or leaving or dropped),
+            free=bool(lost or leaving or dropped) or _anybody_interrupted(now),
             losses=losses,
             start_failures=_start_failures(now),
             avoid_bootstrap=_avoid_bootstrap(now),

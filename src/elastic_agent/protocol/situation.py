@@ -43,6 +43,8 @@ class PhaseClock:
     notice: int = 0
     """Serial of the notice whose end is kept here."""
     notice_ends_s: float = FAR_S
+    interrupted_since_s: float | None = None
+    """When workers were first known to be interrupted without a notice."""
 
     @classmethod
     def of(cls, plan: Plan, before: PhaseClock, now_s: float, *, new_phase: bool) -> PhaseClock:
@@ -62,6 +64,8 @@ class PhaseClock:
         self.since_s += lasted_s
         if self.enough_since_s is not None:
             self.enough_since_s += lasted_s
+        if self.interrupted_since_s is not None:
+            self.interrupted_since_s += lasted_s
         if self.cleared_s is not None:
             self.cleared_s += lasted_s
 

@@ -140,6 +140,11 @@ class WorkerContext(PContext):
     # --- what is known ----------------------------------------------------------------------------
 
     @property
+    def ignored_signals(self) -> tuple[int, ...]:
+        """Which signals the workers begin with ignored."""
+        return self._ignored_signals
+
+    @property
     def running(self) -> bool:
         """Whether every worker's program has been started (some may have ended since)."""
         return bool(self._spawned_pids)

@@ -80,14 +80,15 @@ def describe(
     return WorkerFailure(
         slot=slot,
         returncode=returncode,
-        signal_name=_signal_name(returncode),
+        signal_name=signal_name(returncode),
         message=_one_line(message),
         tail=_last_bytes(tail or stderr_tail),
         no_room=no_room,
     )
 
 
-def _signal_name(returncode: int) -> str:
+def signal_name(returncode: int) -> str:
+    """Of the signal that ended a process with this (negative) code; empty if none did."""
     if returncode >= 0:
         return ""
     try:

@@ -43,6 +43,14 @@ if TYPE_CHECKING:
     from elastic_agent.workers._guard_warm import WarmPool
     from elastic_agent.workers._wire import Message
 
+_REPORTED_SIGNALS = _linux.JOB_SIGNALS - {
+    signal.SIGALRM,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+}
+"""The agent is told of these: they may have reached the workers too."""
+
 _LAST_OUTPUT_S = 1.0
 """How long output may take to leave after everything else is done."""
 
@@ -94,16 +102,17 @@ class GuardProcess:
         self._pool: WarmPool | None = None
         self._orphaned = False
         self._news = False
-        self._watch_children()
+        self._watch_signals()
         self._watch_agent(agent_pid)
 
-    def _watch_children(self) -> None:
+    def _watch_signals(self) -> None:
         self._wakeup, write_end = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(write_end, False)
-        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        for signum in (signal.SIGCHLD, *_REPORTED_SIGNALS):
+            signal.signal(signum, lambda signum, frame: None)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        self._loop.add(self._wakeup, self._child_ended)
+        self._loop.add(self._wakeup, self._signals_came)
 
     def _watch_agent(self, agent_pid: int) -> None:
         """A child that the agent forked may hold the socket open, so its end alone is not enough."""
@@ -127,6 +136,7 @@ class GuardProcess:
         while not (self._orphaned and self._generation is None):
             ready = self._loop.wait(self._timeout_s())
             self._enforce_deadline()  # before anything else: everything may have been stopped for long
+            self._signals_came()  # before the ends of workers that such a signal caused
             for fd in ready:
                 self._loop.dispatch(fd)
             self._enforce_deadline()
@@ -175,10 +185,13 @@ class GuardProcess:
 
     # --- children ---------------------------------------------------------------------------------
 
-    def _child_ended(self) -> None:
+    def _signals_came(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.read(self._wakeup, 4096)
-        self._news = True
+            for signum in set(os.read(self._wakeup, 4096)):  # one byte each
+                if signum == signal.SIGCHLD:
+                    self._news = True
+                else:
+                    self._channel.send({"event": "signalled", "signum": signum})
 
     def _reap(self) -> None:
         """Collect the dead: workers, and what they left and the guard inherited."""
@@ -283,10 +296,10 @@ def main(arguments: list[str]) -> None:
         os.set_inheritable(fd, False)
     for signum in _linux.JOB_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-    _linux.unblock_job_signals()
     _linux.become_subreaper()
     _linux.set_process_name("elastic-guard")
     guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]))
+    _linux.unblock_job_signals()
     if len(arguments) > 4:
         guard.adopt_spawner(decode(arguments[4].encode()))
     _linux.lock_memory()

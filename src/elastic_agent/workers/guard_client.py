@@ -44,6 +44,7 @@ __all__ = [
     "GuardLost",
     "Launch",
     "Ready",
+    "Signalled",
     "SpawnFailed",
     "Spawned",
     "SpawnerConfig",
@@ -161,6 +162,13 @@ class Fenced:
 
 
 @dataclass(frozen=True)
+class Signalled:
+    """The guard received this signal, which the agent does not send to it: it was sent to more processes."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
 class GuardLost:
     """The guard is gone, and its workers with it; call `kill_orphans`. None: it is not known how it ended."""
 
@@ -212,6 +220,7 @@ GuardEvent: TypeAlias = (
     | Stopped
     | StopDelayed
     | Fenced
+    | Signalled
     | GuardLost
 )
 
@@ -462,6 +471,7 @@ _PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
     "warm_late": WarmLate,
     "spawn_failed": SpawnFailed,
     "fenced": Fenced,
+    "signalled": Signalled,
 }
 
 

@@ -1,0 +1,66 @@
+"""Workers that were ended by a signal which asks their agent to stop as well: neither a failure nor a success.
+
+Some schedulers and service managers send such a signal to every process of a job, not to the agents alone: Slurm with
+``proctrack/linuxproc``, or ``systemctl kill`` on a scope. A worker that dies of it, or handles it by saving and exiting
+(with whatever code), ends because it was asked to.
+
+The agent must have received the signal too; what it asks for then follows. Beyond that, a worker that died of this
+very signal needs no other evidence. For one that exited, the guard is the witness: it hears the signal exactly where
+the workers do, and the worker must not have ignored it. So a worker that ignores the signal, as those of a Slurm step
+ignore the notice signal, succeeds or fails as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from elastic_agent.processes import ignores
+
+SPREAD_S = 0.1
+"""How long such a signal may take to reach all processes of a node."""
+
+
+class StopSignals:
+    """The signals that ask this agent to stop, and which of them it has received."""
+
+    def __init__(self, handled: Iterable[int] = ()) -> None:
+        self.handled = set(handled)
+        """The numbers of those that it acts on."""
+        self._received: set[int] = set()
+
+    def receive(self, signum: int) -> None:
+        """The agent has received it."""
+        self._received.add(int(signum))
+
+    def received(self, signums: Iterable[int]) -> bool:
+        """Whether the agent has received one of these."""
+        return not self._received.isdisjoint(signums)
+
+
+class Interruptions:
+    """Which of the workers of one generation were reached by such signals."""
+
+    def __init__(self, signals: StopSignals, ignored: Collection[int]) -> None:
+        """``ignored``: the signals that the workers began with ignored."""
+        self._signals = signals
+        self._ignored = frozenset(ignored)
+        self._reached: dict[int, set[int]] = {}
+
+    def guard_heard(self, signum: int, pids: Mapping[int, int | None]) -> None:
+        """The guard received this signal; the workers of these slots run, or have just ended (None).
+
+        What one that is gone made of it cannot be seen any more: then it counts what it began with.
+        """
+        if signum not in self._signals.handled:
+            return
+        for slot, pid in pids.items():
+            ignored = ignores(pid, signum) if pid is not None else None
+            if not (signum in self._ignored if ignored is None else ignored):
+                self._reached.setdefault(slot, set()).add(signum)
+
+    def suspects(self, slot: int, returncode: int) -> frozenset[int]:
+        """The signals that may have ended the worker."""
+        found = set(self._reached.get(slot, ()))
+        if -returncode in self._signals.handled:
+            found.add(-returncode)
+        return frozenset(found)

@@ -1,0 +1,109 @@
+"""Workers that were ended by a signal which asks their agent to stop as well: no failure, and no success."""
+
+from __future__ import annotations
+
+from elastic_agent.protocol.node import Announce, Prepare, StartWorkers
+from elastic_agent.protocol.records import Failure, FailureKind, Phase, State
+from elastic_agent.protocol.running import EXPLAIN_S
+from tests.protocol.support import CRASH, STEP_S, Table, running
+from tests.protocol.test_node import forming, sealed
+from tests.protocol.test_node import running as running_node
+from tests.protocol.test_notices import asks, heeding, leave, stop
+
+FORMING, RUNNING, STOPPED = Phase.FORMING, Phase.RUNNING, Phase.STOPPED
+SIGNAL = Failure(FailureKind.INTERRUPTED, "worker a/0 was ended by SIGTERM, which its agent received too")
+
+
+def interrupted(table: Table, node: str, state: State = State.YIELDED) -> None:
+    table.says(node, state, failure=SIGNAL)
+
+
+def test_others_may_save_until_it_is_known_what_the_signal_asks_for() -> None:
+    table = heeding("a", "b", "c")
+    interrupted(table, "a")
+    table.wait(EXPLAIN_S - STEP_S)
+    assert table.stand == (RUNNING, 1)
+    asks(table, "b", stop())
+    assert table.stand == (RUNNING, 1), "b and c still save"
+    table.all_say(State.YIELDED, "b", "c")
+    assert table.stand == (STOPPED, 1)
+
+
+def test_a_run_whose_workers_all_end_by_the_signal_that_ends_it_is_stopped_and_not_finished() -> None:
+    table = running("a", "b")
+    interrupted(table, "a")
+    interrupted(table, "b")
+    assert table.stand == (RUNNING, 1)
+    asks(table, "a", stop())
+    assert (table.stand, table.plan.charged) == ((STOPPED, 1), 0)
+
+
+def test_without_an_explanation_the_workers_are_started_again_and_nothing_is_charged() -> None:
+    table = heeding("a", "b")
+    interrupted(table, "a", State.RUNNING)
+    table.wait(EXPLAIN_S - STEP_S)
+    interrupted(table, "a")
+    assert table.stand == (RUNNING, 1)
+    table.wait(STEP_S)
+    assert (table.stand, table.plan.reason) == ((FORMING, 2), "a signal ended workers of a")
+    table.all_say(State.READY, "a", "b")
+    assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
+
+
+def test_what_fails_elsewhere_because_these_workers_are_gone_is_not_charged() -> None:
+    for state in (State.RUNNING, State.YIELDED):
+        table = heeding("a", "b")
+        interrupted(table, "a", state)
+        table.says("b", State.FAILED, failure=CRASH)
+        assert table.stand == (FORMING, 2)
+        table.all_say(State.READY, "a", "b")
+        assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
+
+
+def test_the_next_failure_is_charged_again() -> None:
+    table = heeding("a", "b")
+    interrupted(table, "a")
+    table.says("b", State.FAILED, failure=CRASH)
+    table.all_say(State.READY, "a", "b")
+    table.all_say(State.RUNNING, "a", "b")
+    table.says("b", State.FAILED, failure=CRASH)
+    table.all_say(State.READY, "a", "b")
+    assert (table.stand, table.plan.charged) == ((RUNNING, 3), 1)
+
+
+def test_a_node_that_leaves_by_the_signal_lets_the_others_go_on() -> None:
+    table = heeding("a", "b", "c")
+    interrupted(table, "b")
+    asks(table, "b", leave("b"))
+    table.all_say(State.YIELDED, "a", "c")
+    table.all_say(State.READY, "a", "c")
+    table.says("b", State.LEFT)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "c"], 0)
+
+
+# -- the node -----------------------------------------------------------------------------------
+
+
+def test_a_node_says_at_once_that_workers_were_interrupted_and_again_when_all_have_ended() -> None:
+    node = running_node()
+    assert node.interrupted(1, SIGNAL) == [Announce(State.RUNNING, 1, SIGNAL)]
+    assert node.interrupted(1, SIGNAL) == []
+    assert node.yielded(1) == [Announce(State.YIELDED, 1, SIGNAL)]
+    assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
+
+
+def test_the_next_workers_are_not_taken_for_interrupted() -> None:
+    node = running_node()
+    node.interrupted(1, SIGNAL)
+    node.yielded(1)
+    node.plan_changed(forming(2, 3))
+    plan = sealed(2, 4, "a-1", "b-1")
+    assert plan.world is not None
+    assert node.plan_changed(plan) == [Prepare(plan.world)]
+    assert node.prepared(2) == [StartWorkers(plan.world)]
+    assert node.started(2) == [Announce(State.RUNNING, 2)]
+
+
+def test_what_is_said_of_earlier_workers_is_ignored() -> None:
+    node = running_node()
+    assert node.interrupted(0, SIGNAL) == []
