@@ -60,14 +60,14 @@ def test_another_process_with_the_same_number_proves_nothing_against_it(tmp_path
     assert predecessor(tmp_path) == "old"
 
 
-def test_after_a_boot_of_the_machine_everything_of_before_is_gone(tmp_path: Path) -> None:
-    leave_a_record(tmp_path, os.getpid(), lambda body: body.update(boot="an earlier one"))
-    assert predecessor(tmp_path) == "old"
-
-
-def test_of_another_machine_nothing_is_known_whatever_its_boot(tmp_path: Path) -> None:
-    """The state directory may lie on a file system that several machines share."""
-    leave_a_record(tmp_path, dead_pid(), lambda body: body.update(machine="elsewhere", boot="its own"))
+@pytest.mark.parametrize(
+    "elsewhere", [{"boot": "another one"}, {"boot": ""}, {"namespace": "pid:[1]"}, {"namespace": ""}]
+)
+def test_nothing_is_known_of_processes_of_another_boot_or_another_container(
+    tmp_path: Path, elsewhere: dict[str, str]
+) -> None:
+    """The state directory may lie on a volume that goes from machine to machine with a container of one name."""
+    leave_a_record(tmp_path, dead_pid(), lambda body: body.update(elsewhere))
     assert predecessor(tmp_path) is None
 
 

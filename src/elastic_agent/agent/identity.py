@@ -52,13 +52,12 @@ def boot_id() -> str:
         return ""
 
 
-def machine_id() -> str:
-    """Tells this machine from others that may see the same state directory (on a network file system)."""
+def pid_namespace() -> str:
+    """Tells in which container of the machine a pid means something; no two that exist have the same."""
     try:
-        installed = Path("/etc/machine-id").read_text().strip()
+        return os.readlink("/proc/self/ns/pid")
     except OSError:
-        installed = ""
-    return f"{installed} {socket.gethostname()}"
+        return ""
 
 
 @dataclass
@@ -75,8 +74,8 @@ class NodeSeat:
         """Write down who holds the seat now, and the processes a successor has to look for."""
         holder = {
             "incarnation": incarnation,
-            "machine": machine_id(),
             "boot": boot_id(),
+            "namespace": pid_namespace(),
             "processes": processes,
         }
         os.pwrite(self._handle, json.dumps(holder).encode().ljust(4096), 0)
@@ -183,17 +182,19 @@ def _remove_if_free(lock: Path) -> None:
 
 
 def _proven_gone(handle: int, wait_s: float) -> str | None:
-    """The last holder's incarnation, if none of the processes it wrote down lives any more."""
+    """The last holder's incarnation, if none of the processes it wrote down lives any more.
+
+    Only processes of this boot, in this pid namespace, can be looked for. Another boot id proves nothing: it may be
+    that of another machine, and neither the name nor the machine id of a container tells on which machine it was.
+    """
     try:
         body = json.loads(os.pread(handle, 4096, 0) or b"{}")
-        incarnation, machine, boot = (str(body[key]) for key in ("incarnation", "machine", "boot"))
+        incarnation, boot, namespace = (str(body[key]) for key in ("incarnation", "boot", "namespace"))
         processes = [(int(pid), int(ticks)) for pid, ticks in body["processes"]]
     except (ValueError, KeyError, TypeError):
         return None
-    if machine != machine_id():
-        return None  # nothing can be known from here of another machine's processes
-    if boot != boot_id():
-        return incarnation  # the machine was started anew since
+    if not (boot and namespace) or (boot, namespace) != (boot_id(), pid_namespace()):
+        return None
     return incarnation if all(_await_end(process, wait_s) for process in processes) else None
 
 
