@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import (
@@ -46,6 +47,7 @@ from .interfaces import interface_of
 from .journal import Journal
 from .narrator import Narrator
 from .requeueing import Done, Policy, Stop, decide, requeue, rescue
+from .run_claim import Place, RunClaim, RunElsewhereError
 from .runner import DEFAULT_STACKS_SIGNAL, Runner
 from .service import Service, Standing
 from .signals import Meanings, SignalDesk
@@ -98,6 +100,7 @@ class Agent(ElasticAgent):
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
         self._seat: NodeSeat | None = None
+        self._claim: RunClaim | None = None
         self._job = SlurmJob.from_environment(os.environ)
         self._signals = SignalDesk(
             Meanings(settings.signals_to_handle, settings.notice_signal, settings.notice_time),
@@ -199,6 +202,8 @@ class Agent(ElasticAgent):
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
         folder = self._settings.state_dir / "nodes" / run_id
         refused: frozenset[str] = frozenset()
+        if self._settings.rdzv_id is not None:  # an agreed name is unique
+            self._claim = await self._claim_run(folder, run_id)
         sweep_heartbeat_files()
         while True:
             seat = self._seat = self._take_seat(folder, refused)
@@ -212,6 +217,19 @@ class Agent(ElasticAgent):
             refused |= {seat.node_id}
             self._seat = None
             seat.release()
+
+    async def _claim_run(self, folder: Path, run_id: str) -> RunClaim:
+        settings = self._settings
+        place = partial(Place.of, settings.rdzv_endpoint, settings.rdzv_backend)
+        try:
+            return await asyncio.to_thread(lambda: RunClaim.take(folder, place()))
+        except RunElsewhereError as error:
+            raise UsageError(
+                f"run {run_id} goes on at {error}, and its agents keep its state in {settings.state_dir} too; "
+                "give this run another --rdzv-id, or its agents another --state-dir"
+            ) from None
+        except OSError as error:
+            raise _unwritable(settings.state_dir, error) from None
 
     def _take_seat(self, folder: Path, refused: frozenset[str]) -> NodeSeat:
         try:
@@ -384,6 +402,8 @@ class Agent(ElasticAgent):
         if isinstance(self._logs, GenerationLogs):
             self._logs.close()
         sweep_heartbeat_files()
+        if self._claim is not None:
+            self._claim.release()
         if self._seat is not None:
             self._seat.release()
             sweep_seats(self._settings.state_dir / "nodes")

@@ -128,7 +128,7 @@ def _lock(path: Path) -> int | None:
             continue  # the folder was swept in between
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(handle, path):
+            if is_at(handle, path):
                 return handle
         except OSError as error:
             os.close(handle)
@@ -139,7 +139,8 @@ def _lock(path: Path) -> int | None:
     raise FileNotFoundError(errno.ENOENT, "it vanishes as soon as it is made", str(path))
 
 
-def _is_at(handle: int, path: Path) -> bool:
+def is_at(handle: int, path: Path) -> bool:
+    """Whether the open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(handle), path.lstat())
     except FileNotFoundError:
@@ -175,7 +176,7 @@ def _remove_if_free(lock: Path) -> None:
     handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(handle, lock):  # else it is a new one, and not locked by us
+        if is_at(handle, lock):  # else it is a new one, and not locked by us
             lock.unlink()
     finally:
         os.close(handle)

@@ -1,0 +1,152 @@
+"""One run, one endpoint: who else on this state directory takes part in a run of the same name elsewhere.
+
+What a machine remembers of a run is kept by the run's name alone, so that a run whose store moves to another host (a
+job that is queued again, say) goes on where it was. Two runs of one name at two endpoints would go on from each other's
+state. So the agents of a run share a lock on a file that names their endpoint, for as long as they live; an agent with
+another endpoint finds it locked and refuses to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from elastic_agent.transport.addresses import connect, is_local, is_loopback_name, resolve
+from elastic_agent.transport.base import TransportError
+from elastic_agent.values import Endpoint
+
+from .identity import boot_id, is_at
+
+CLAIM_FILE = "=endpoint.lock"
+"""No node can have this name; swept with the locks of the run's nodes."""
+
+PATIENCE_S, PAUSE_S = 10.0, 0.1
+"""How long the agents of another endpoint are waited for, which may just be ending (a job that is queued again)."""
+
+DIAL_TIMEOUT_S = 2.0
+
+
+class RunElsewhereError(Exception):
+    """A run of this name goes on at another endpoint; the message names it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An endpoint, and what tells it from others whatever it is called on which machine."""
+
+    shown: str
+    backend: str
+    boot: str
+    """Of the machine whose agent wrote this."""
+    keys: list[str]
+    dial: list[str | int]
+    """Host and port that other machines can try; empty if there are none."""
+
+    @classmethod
+    def of(cls, endpoint: Endpoint | None, backend: str) -> Place:
+        """The place that these settings name; None: a store of this agent's own."""
+        boot = boot_id()
+        if endpoint is None or not endpoint.port:
+            return cls("an endpoint of its own", backend, boot, [f"{boot} {os.getpid()}"], [])
+        keys = {key for member in endpoint.members for key in _keys(member, backend, boot)}
+        local = all(is_loopback_name(member.host) for member in endpoint.members)
+        dial: list[str | int] = [] if local or backend != "c10d" else [endpoint.host, endpoint.port]
+        return cls(str(endpoint), backend, boot, sorted(keys), dial)
+
+    def is_same(self, other: Place) -> bool:
+        """Whether both mean the same store."""
+        return not {*self.keys}.isdisjoint(other.keys)
+
+    def may_be_in_use(self) -> bool:
+        """Whether the agents that named it may live. A file server keeps the locks of a dead machine for a while."""
+        if not self.dial or self.boot == boot_id():
+            return True
+        host, port = self.dial
+        try:
+            connect(str(host), int(port), DIAL_TIMEOUT_S).close()
+        except TransportError:
+            return False
+        return True
+
+
+def _keys(endpoint: Endpoint, backend: str, boot: str) -> set[str]:
+    own = f"{backend} {boot}:{endpoint.port}"
+    if is_loopback_name(endpoint.host):
+        return {own}
+    keys = {f"{backend} {endpoint.host}:{endpoint.port}"}
+    with contextlib.suppress(TransportError):
+        addresses = resolve(endpoint.host)
+        apart = [address for _, address in addresses if not is_loopback_name(address)]
+        keys |= {f"{backend} {address}:{endpoint.port}" for address in apart}
+        keys |= {own} if is_local(addresses) else set()
+    return keys
+
+
+class RunClaim:
+    """This agent's share in the lock; keep it as long as the agent takes part."""
+
+    def __init__(self, handle: int) -> None:
+        """See :meth:`take`."""
+        self._handle = handle
+
+    @classmethod
+    def take(cls, folder: Path, place: Place, patience_s: float = PATIENCE_S) -> RunClaim:
+        """Take part in the run whose locks lie in ``folder``, at this place. Blocks.
+
+        Raises:
+            RunElsewhereError: living agents take part in a run of that name at another place, and go on doing so.
+            OSError: the folder cannot be written.
+        """
+        path = folder / CLAIM_FILE
+        give_up_s = time.monotonic() + patience_s
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            found = _share(handle, place)
+            if found is not None and place.is_same(found) and is_at(handle, path):
+                return cls(handle)
+            os.close(handle)
+            elsewhere = found is not None and not place.is_same(found)
+            if found is not None and elsewhere and not found.may_be_in_use():
+                path.unlink(missing_ok=True)
+            elif time.monotonic() >= give_up_s:
+                raise RunElsewhereError(found.shown if found is not None else "another endpoint")
+            time.sleep(PAUSE_S)
+
+    def release(self) -> None:
+        """Take part no more."""
+        os.close(self._handle)
+
+
+def _share(handle: int, place: Place) -> Place | None:
+    """Share the lock, and read which place the file names; None while another agent writes it.
+
+    A file that no agent has locked is made to name this place.
+    """
+    if _locked(handle, fcntl.LOCK_EX):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps(asdict(place)).encode(), 0)
+    return _read(handle) if _locked(handle, fcntl.LOCK_SH) else None
+
+
+def _locked(handle: int, how: int) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _read(handle: int) -> Place | None:
+    try:
+        return Place(**json.loads(os.pread(handle, 65536, 0)))
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,86 @@
+"""Two runs of one name do not go on from each other's state."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.run_claim import CLAIM_FILE, Place, RunClaim, RunElsewhereError
+from elastic_agent.values import Endpoint
+from tests.ports import free_port
+
+
+def place(host: str, port: int) -> Place:
+    return Place.of(Endpoint(host, port), "c10d")
+
+
+def take(folder: Path, at: Place) -> RunClaim:
+    return RunClaim.take(folder, at, patience_s=0.0)
+
+
+def move_to_another_machine(folder: Path) -> None:
+    """What an agent of another machine would have written, on a file system that both see."""
+    file = folder / CLAIM_FILE
+    body = json.loads(file.read_bytes())
+    keys = [key.replace(body["boot"], "another boot") for key in body["keys"]]
+    file.write_text(json.dumps({**body, "boot": "another boot", "keys": keys}))
+
+
+def test_the_agents_of_one_endpoint_take_part_together(tmp_path: Path) -> None:
+    for at in (place("n1.example", 29400), Place.of(Endpoint("10.0.0.1", 2379), "etcd")):
+        folder = tmp_path / at.backend
+        for claim in (take(folder, at), take(folder, at)):
+            claim.release()
+
+
+def test_an_endpoint_is_the_same_whatever_its_own_machine_calls_it(tmp_path: Path) -> None:
+    first = take(tmp_path, place("localhost", 29400))
+    second = take(tmp_path, place("127.0.0.1", 29400))
+    first.release()
+    take(tmp_path, place("::1", 29400)).release()
+    second.release()
+
+
+@pytest.mark.parametrize(
+    "other", [place("n1", 29401), place("n2", 29400), place("localhost", 29400), Place.of(None, "c10d")]
+)
+def test_a_run_of_that_name_at_another_endpoint_is_refused_while_agents_live(
+    tmp_path: Path, other: Place
+) -> None:
+    first = take(tmp_path, place("n1", 29400))
+    with pytest.raises(RunElsewhereError, match="n1:29400"):
+        take(tmp_path, other)
+    first.release()
+    take(tmp_path, other).release()
+
+
+def test_a_run_may_move_away_from_a_machine_that_is_dead_though_its_lock_is_still_there(
+    tmp_path: Path,
+) -> None:
+    """A file server keeps the locks of a machine that lost its power for a while."""
+    port = free_port()
+    lock_of_the_dead = take(tmp_path, Place("n1", "c10d", "b", ["c10d n1"], ["127.0.0.1", port]))
+    move_to_another_machine(tmp_path)
+    with socket.socket() as store:
+        store.bind(("127.0.0.1", port))
+        store.listen()
+        with pytest.raises(RunElsewhereError, match="n1"):
+            take(tmp_path, place("n2", 29400))
+    moved = take(tmp_path, place("n2", 29400))
+    with pytest.raises(RunElsewhereError, match="n2:29400"):
+        take(tmp_path, place("n3", 29400))
+    moved.release()
+    lock_of_the_dead.release()
+
+
+def test_an_endpoint_on_loopback_of_another_machine_cannot_be_tried_and_counts_as_in_use(
+    tmp_path: Path,
+) -> None:
+    held = take(tmp_path, place("localhost", 29400))
+    move_to_another_machine(tmp_path)
+    with pytest.raises(RunElsewhereError, match="localhost:29400"):
+        take(tmp_path, place("localhost", 29400))
+    held.release()
