@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from elastic_agent import __version__
 from elastic_agent.cli.help import help_page
@@ -183,3 +184,33 @@ def test_from_a_working_directory_that_was_removed_nothing_starts(tmp_path: Path
     assert done.returncode == 2
     assert done.stderr.startswith("elastic-agent: the working directory cannot be used: No such file")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [["settings"], ["--help"], ["version"]], ids=lambda argv: argv[-1])
+def test_an_answer_that_cannot_be_written_is_one_line(argv: list[str]) -> None:
+    done = elastic_agent(*argv, under=["sh", "-c", 'exec "$@" > /dev/full', "sh"])
+    assert done.returncode == 2
+    assert done.stderr == "elastic-agent: cannot write the answer: No space left on device\n"
+
+
+def test_a_mistake_has_its_exit_code_also_where_no_complaint_can_be_written() -> None:
+    done = elastic_agent("--nnodes", "0", "train.py", under=["sh", "-c", 'exec "$@" 2> /dev/full', "sh"])
+    assert done.returncode == 2
+
+
+def test_a_script_that_comes_through_a_pipe_is_refused() -> None:
+    """Reading it for the first time would leave nothing for the workers: they would do nothing and succeed."""
+    done = elastic_agent("/dev/stdin", under=["sh", "-c", 'echo "raise SystemExit(7)" | "$@"', "sh"])
+    assert done.returncode == 2
+    assert 'script "/dev/stdin" is a pipe, which can be read only once' in done.stderr
+
+
+def test_workers_cannot_be_bound_to_gpus_that_are_not_there(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    script = tmp_path / "train.py"
+    script.write_text("")
+    done = elastic_agent("--numa-binding", "node", "--state-dir", str(tmp_path / "state"), str(script))
+    assert done.returncode == 2
+    assert "elastic-agent: --numa-binding node: " in done.stderr
+    assert "Traceback" not in done.stderr

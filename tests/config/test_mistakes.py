@@ -260,3 +260,15 @@ def test_a_long_or_odd_value_stays_one_readable_line(shell: Shell) -> None:
     assert "\\n" in line
     assert "\\x1b" in line
     assert len(line) < 300
+
+
+def test_an_argument_in_the_file_that_no_program_can_be_given(shell: Shell) -> None:
+    file = shell.write("run.toml", f'script = "{shell.script}"\nscript_args = ["a\\u0000b"]\n')
+    with pytest.raises(UsageError, match="script_args: got a NUL character"):
+        load_settings(["--config", file], shell.environ)
+
+
+@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "SLURM_LOCALID"])
+def test_characters_that_are_digits_only_in_name_are_no_numbers_of_slurm(shell: Shell, variable: str) -> None:
+    step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1"}
+    shell.load([], {**step, variable: "²"})

@@ -27,6 +27,19 @@ def count_slots(wanted: str) -> int:
     return gpus or 1
 
 
+def check_numa_binding(wanted: str | None) -> None:
+    """torch binds each worker to the processors beside its GPU, and ends with an assertion where there is none.
+
+    Raises:
+        UsageError: this machine has no GPU to bind workers to.
+    """
+    if wanted is not None and not _gpus():
+        raise UsageError(
+            f"--numa-binding {wanted}: it binds each worker to the processors beside its GPU, but this machine has no "
+            "GPU that torch can use; start without it"
+        )
+
+
 def _gpus() -> int:
     import torch  # late: it takes a second
 

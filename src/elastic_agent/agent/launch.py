@@ -81,13 +81,14 @@ def _run(settings: Settings, guard: Guard, manager: ServiceManager, early: Early
         from elastic_agent.transport.addresses import shorten_lookups
 
         from .agent import Agent, EndedAtOnceError
-        from .devices import count_slots
+        from .devices import check_numa_binding, count_slots
         from .meeting_place import meeting_place
 
     shorten_lookups()
     adopt_library_loggers()
     log = get_logger()
     slots = count_slots(settings.nproc_per_node)
+    check_numa_binding(settings.numa_binding)
     if is_warm(settings) and slots != likely_slots(settings.nproc_per_node):
         guard.keep_warm(spawner_config(settings, slots))
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:

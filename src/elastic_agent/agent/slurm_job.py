@@ -74,8 +74,8 @@ class SlurmJob:
         restarts, end = environ.get("SLURM_RESTART_COUNT", ""), environ.get("SLURM_JOB_END_TIME", "")
         return SlurmJob(
             _id_for_scontrol(environ),
-            int(restarts) if restarts.isdigit() else 0,
-            float(end) if end.isdigit() else None,
+            int(restarts) if restarts.isdecimal() else 0,
+            float(end) if end.isdecimal() else None,
             first=environ.get("SLURM_PROCID", "0") == "0",
             node=environ.get("SLURMD_NODENAME", ""),
         )
@@ -88,8 +88,8 @@ class SlurmJob:
             left_s = None if self.end_s is None else max(0.0, self.end_s - time.time())
             return JobEnd(left_s, preempted=False, unknown_because=str(error))
         ends_s = facts.get("EndTime", "")
-        left_s = max(0.0, int(ends_s) - time.time()) if ends_s.isdigit() else None
-        return JobEnd(left_s, preempted=facts.get("PreemptTime", "").isdigit())
+        left_s = max(0.0, int(ends_s) - time.time()) if ends_s.isdecimal() else None
+        return JobEnd(left_s, preempted=facts.get("PreemptTime", "").isdecimal())
 
     async def requeue(self) -> str:
         """Put the job back into the queue, which ends this life of it; what was done, for the log.
@@ -131,7 +131,7 @@ class SlurmJob:
     async def _was_requeued(self) -> bool:
         with contextlib.suppress(SlurmError):
             restarts = (await self._facts()).get("Restarts", "")
-            return restarts.isdigit() and int(restarts) > self.requeues
+            return restarts.isdecimal() and int(restarts) > self.requeues
         return False
 
     async def _facts(self) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -16,6 +17,9 @@ from elastic_agent.cli.streams import open_closed_streams
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.flags import HelpRequested, VersionRequested
 from elastic_agent.exit_codes import ExitCode
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What writing to a full or broken disk ends with."""
 
 Command = Callable[[Sequence[str]], int]
 
@@ -48,10 +52,21 @@ def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> in
     except BrokenPipeError:  # the reader has gone, as in `elastic-agent settings | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FINISHED
-    except Exception:
-        traceback.print_exc()
-        print("elastic-agent: internal error, please report it with the lines above", file=sys.stderr)
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # or Python tries again when it ends
+            _complain(f"cannot write the answer: {error.strerror}")
+            return ExitCode.USAGE
+        _complain(f"internal error, please report it with these lines\n{traceback.format_exc()}".rstrip())
         return ExitCode.INTERNAL
+
+
+def _complain(text: str) -> None:
+    """On standard error, if that can be written."""
+    with contextlib.suppress(OSError):
+        print(f"elastic-agent: {text}", file=sys.stderr, flush=True)
 
 
 def _answer(words: list[str], owns_process: bool) -> int:
@@ -62,7 +77,7 @@ def _answer(words: list[str], owns_process: bool) -> int:
     try:
         return command(words)
     except UsageError as error:
-        print(f"elastic-agent: {error}", file=sys.stderr)
+        _complain(str(error))
         return ExitCode.USAGE
     except HelpRequested:
         print(help_page(), flush=True)

@@ -39,7 +39,7 @@ def check_allocation(draft: Draft, environ: Mapping[str, str]) -> None:
 def _note_foreign_host(draft: Draft, host: str, hosts: list[str], shown: str) -> None:
     """Right for a server outside the job, and for a run of several jobs; a surprise where a name was left over."""
     known = {name.split(".")[0] for name in hosts}
-    is_address = host.replace(".", "").isdigit() or ":" in host
+    is_address = host.replace(".", "").isdecimal() or ":" in host
     if host in ("localhost", "127.0.0.1", "::1") and len(hosts) > 1:
         draft.warn(
             f"{draft.sources['rdzv_endpoint']} is {host}, which is another machine on each of this step's nodes "

@@ -102,7 +102,7 @@ def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
 def _check_python_script(script: str) -> None:
     expected = "expected a Python file (-m starts a module, --no-python a program)"
     try:
-        is_folder = stat.S_ISDIR(os.stat(script).st_mode)
+        mode = os.stat(script).st_mode
     except FileNotFoundError:
         where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
         raise UsageError(f"script {quoted(script)} does not exist{where}; {expected}") from None
@@ -110,7 +110,12 @@ def _check_python_script(script: str) -> None:
         # A folder on the way cannot be searched, a part of the name is too long, there is a NUL in it.
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UsageError(f"script {quoted(script)} cannot be found: {reason}; {expected}") from None
-    if is_folder and not os.path.isfile(os.path.join(script, "__main__.py")):
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        raise UsageError(
+            f"script {quoted(script)} is a pipe, which can be read only once, but every worker and every restart reads "
+            f"the script; {expected}"
+        )
+    if stat.S_ISDIR(mode) and not os.path.isfile(os.path.join(script, "__main__.py")):
         raise UsageError(f"script {quoted(script)} is a folder without __main__.py; {expected}")
     if not os.access(script, os.R_OK):
         raise UsageError(f"script {quoted(script)} cannot be read by this user; {expected}")

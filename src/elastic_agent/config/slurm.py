@@ -52,12 +52,12 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
 
 def is_step(environ: Mapping[str, str]) -> bool:
     """Whether this process is a task of a job step."""
-    return environ.get("SLURM_JOB_ID", "").isdigit() and "SLURM_STEP_ID" in environ
+    return environ.get("SLURM_JOB_ID", "").isdecimal() and "SLURM_STEP_ID" in environ
 
 
 def _one_agent_per_node(environ: Mapping[str, str]) -> None:
     local = environ.get("SLURM_LOCALID", "0")
-    if local.isdigit() and int(local) > 0:
+    if local.isdecimal() and int(local) > 0:
         raise UsageError(
             f"srun started agent number {int(local) + 1} on this node; expected one for each node, which starts the "
             "workers: srun --ntasks-per-node=1 elastic-agent ..."
@@ -112,7 +112,7 @@ def _expand_part(part: str) -> Iterator[str]:
 def _expand_ranges(text: str) -> Iterator[str]:
     for item in text.split(","):
         first, dash, last = item.strip().partition("-")
-        if dash and first.isdigit() and last.isdigit():
+        if dash and first.isdecimal() and last.isdecimal():
             for number in range(int(first), int(last) + 1):
                 yield str(number).zfill(len(first))
         else:

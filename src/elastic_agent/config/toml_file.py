@@ -100,4 +100,6 @@ def _script(table: Mapping[str, Any], path: Path) -> tuple[str | None, tuple[str
         raise UsageError(f"{path}: script: expected text")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise UsageError(f"{path}: script_args: expected a list of texts")
+    if any("\0" in word for word in words):
+        raise UsageError(f"{path}: script_args: got a NUL character, which no argument of a program can have")
     return script, tuple(words)
