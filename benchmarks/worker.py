@@ -45,6 +45,13 @@ def tell(event: str, at_s: float | None = None, **more: object) -> None:
     os.write(_file, (json.dumps(line) + "\n").encode())
 
 
+def report_progress() -> None:
+    """As training does: workers that are killed one after the other before any progress are restarted with pauses."""
+    from elastic_agent import client
+
+    client.heartbeat()
+
+
 tell("first_line", _first_line_s)
 
 import torch  # noqa: E402
@@ -73,6 +80,7 @@ while True:
     rounds += 1
     if rounds == STEADY_ROUNDS:
         tell("steady", world=f"{token.item():x}", world_size=dist.get_world_size())
+        report_progress()
     if agreement is not None and agreement.notice() is not None:
         tell("left")
         client.leave()

@@ -24,7 +24,7 @@ class ExitCode(IntEnum):
 
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.FINISHED: "the run finished: every worker succeeded; from serve: it was stopped",
-    ExitCode.FAILED: "workers failed and the restart budget is spent, or they could not start",
+    ExitCode.FAILED: "workers failed until the restart budget was spent or in the same way twice, or could not start",
     ExitCode.USAGE: "an option, a variable, the settings file or the script is wrong, or this user may not have the "
     "files or processes that it takes; nothing was started",
     ExitCode.TOO_FEW_NODES: "not enough nodes came within join_timeout",

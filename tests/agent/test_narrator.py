@@ -12,7 +12,7 @@ import asyncio, sys
 from msgspec.structs import replace
 from elastic_agent.agent.narrator import Narrator
 from elastic_agent.logs import configure_logging
-from elastic_agent.protocol.records import RECORD_VERSION, Address, Phase, Plan, Policy, Seat, World
+from elastic_agent.protocol.records import RECORD_VERSION, Address, Budget, Phase, Plan, Policy, Seat, World
 
 async def nothing():
     return ""
@@ -29,6 +29,7 @@ async def main():
     sealed = Plan(RECORD_VERSION, 5, Phase.RUNNING, 3, "1 node, 2 workers", Policy(), world=world)
     narrator.plan(sealed, "me")
     print(narrator.headline(), narrator.headline(1200), sep="\\n")
+    narrator.plan(replace(sealed, version=6, budget=Budget(progress_s=60.0)), "me")
     narrator.plan(replace(sealed, version=6, reason="refused: node id n1 is held"), "me")
     narrator.plan(replace(sealed, version=7, generation=4, world=replace(world, generation=4)), "me")
     narrator.disconnected("reset")

@@ -159,6 +159,7 @@ class Agent:
             *("--redirects", job.redirects, "--log-dir", str(folder / "logs"), "--keep-generations", "100"),
             *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
             *("--rdzv-id", "conformance", "--node-id", "here", "--shutdown-timeout", "5"),
+            *("--restart-backoff", "0"),  # as with torchrun, attempts follow each other at once
         ]
         if WORKER_START_IS_THERE:
             own += ["--worker-start", self.start]

@@ -81,7 +81,7 @@ def test_a_worker_that_ignores_sigterm_costs_the_grace_and_no_more(make_cluster:
 
 
 def test_200_restarts_in_a_row_leak_nothing_and_keep_their_speed(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster("1", "--max-restarts", "100000")
+    cluster = make_cluster("1", "--max-restarts", "100000", "--restart-backoff", "0")
     script = Path(__file__).with_name("restarting.py")
     arguments = (str(cluster.folder), str(RESTARTS))
     cluster.start("a", 2, script=script, arguments=arguments)

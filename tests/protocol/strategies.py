@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import strategies as st
 
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
     Address,
+    Budget,
     Failure,
     FailureKind,
     Fingerprint,
@@ -28,6 +30,7 @@ generations = st.integers(0, 2**53)
 seconds = st.floats(0, 1e7)
 leases_s = st.floats(0.2, 3600)
 addresses = st.builds(Address, st.text(min_size=1, max_size=20), st.integers(1, 65535))
+signatures = st.text("0123456789abcdef", max_size=64)
 failures = st.builds(
     Failure,
     st.sampled_from(FailureKind),
@@ -36,15 +39,23 @@ failures = st.builds(
     slot=st.none() | counts,
     returncode=st.none() | st.integers(-255, 255),
     blames=st.none() | names,
+    signature=signatures,
+    progressed=st.booleans(),
+    stalled_s=seconds,
 )
 
 
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     low, high = sorted(draw(st.tuples(st.integers(1, 65536), st.integers(1, 65536))))
-    return Policy(
-        low, high, draw(counts), draw(leases_s), draw(seconds), draw(seconds), draw(seconds), draw(seconds)
-    )
+    times = (draw(seconds), draw(seconds), draw(seconds), draw(seconds))
+    more = {"restart_window_s": draw(seconds), "restart_backoff_s": draw(seconds)}
+    return Policy(low, high, draw(counts), draw(leases_s), *times, **more)
+
+
+@st.composite
+def budgets(draw: st.DrawFn, charged: int) -> Budget:
+    return Budget(draw(st.integers(0, charged)), draw(seconds), draw(counts), draw(signatures))
 
 
 @st.composite
@@ -64,8 +75,9 @@ orders = st.lists(names, max_size=4).map(tuple)
 def some_histories(draw: st.DrawFn) -> History:
     sealed = draw(st.none() | worlds())
     generation = draw(st.integers(sealed.generation if sealed is not None else 0, 2**53))
-    verdict = draw(st.none() | st.sampled_from(Phase))
-    return History(generation, sealed, draw(counts), draw(orders), verdict, draw(st.booleans()))
+    verdict, charged = draw(st.none() | st.sampled_from(Phase)), draw(counts)
+    told = History(generation, sealed, charged, draw(orders), verdict, draw(st.booleans()))
+    return msgspec.structs.replace(told, budget=draw(budgets(charged)))
 
 
 histories = some_histories()
@@ -89,7 +101,7 @@ members = st.builds(
     fingerprint=st.builds(Fingerprint, texts, texts, texts, texts),
     history=st.none() | histories,
 )
-plans = st.builds(
+some_plans = st.builds(
     Plan,
     format=st.just(RECORD_VERSION),
     version=st.integers(1, 2**53),
@@ -109,6 +121,9 @@ plans = st.builds(
     losses=st.dictionaries(names, counts, max_size=3),
     start_failures=st.dictionaries(names, counts, max_size=3),
     avoid_bootstrap=orders,
+)
+plans = some_plans.flatmap(
+    lambda plan: budgets(plan.charged).map(lambda budget: msgspec.structs.replace(plan, budget=budget))
 )
 leases = st.builds(Lease, names, leases_s, counts, st.booleans())
 records = members | leases | plans | worlds() | histories

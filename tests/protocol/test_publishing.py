@@ -55,7 +55,8 @@ def histories(draw: st.DrawFn) -> History:
     if sealed is not None:
         sealed = msgspec.structs.replace(sealed, generation=draw(st.sampled_from([0, generation])))
     charged = draw(st.sampled_from([0, 2**31]))
-    return msgspec.structs.replace(known, generation=generation, world=sealed, charged=charged)
+    budget = draw(any_.budgets(charged))
+    return msgspec.structs.replace(known, generation=generation, world=sealed, charged=charged, budget=budget)
 
 
 @st.composite

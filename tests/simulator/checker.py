@@ -17,6 +17,7 @@ from elastic_agent.protocol.records import (
     encode,
 )
 
+from .budget_rules import BudgetRules, counting
 from .guard import Group
 from .notice_rules import NoticeRules
 from .store import readable
@@ -44,6 +45,7 @@ class Checker:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.notices = NoticeRules(cluster, self)
+        self.budget = BudgetRules(cluster, self)
         self.live: list[Group] = []
         self.worlds: dict[int, bytes] = {}
         """Generation → its world as first seen, published or run."""
@@ -54,6 +56,8 @@ class Checker:
         """Generation → restarts charged when it was sealed."""
         self.forming_since_s: float | None = 0.0
         """Since when there is no world, or None while one runs."""
+        self.newest: Plan | None = None
+        """The plan that was published last."""
         self.final: Plan | None = None
         self.newest_history: History | None = None
         """What somebody who has read every plan would remember."""
@@ -198,6 +202,7 @@ class Checker:
         self._intents[data] = dict(seen)
         known = self._intended_charge.get(plan.generation, 0)
         self._intended_charge[plan.generation] = max(known, plan.charged)
+        self.budget.intends(plan)
 
     def published(self, store: Store, before: Plan | None, plan: Plan) -> None:
         """A plan was written into a store."""
@@ -210,14 +215,16 @@ class Checker:
             plan.charged,
             plan.reason,
         )
+        self.newest = plan
         seen = self._intents.get(encode(plan), {})
         history = plan.history()
-        if self.newest_history is None or history.rank >= self.newest_history.rank:
+        if self.newest_history is None or history.newness >= self.newest_history.newness:
             self.newest_history = history
         follows = plan.version == (before.version + 1 if before is not None else 1)
         self.require(follows, "plan versions", f"{plan.version} follows {before and before.version}")
         if before is not None:
             self._follows(store, before, plan, seen)
+            self.budget.published(before, plan)
         else:
             self._first_of_store(plan)
         if plan.phase is Phase.RUNNING and (before is None or before.phase is not Phase.RUNNING):
@@ -239,6 +246,7 @@ class Checker:
         if stopped:
             return  # the same run goes on
         self.cluster.job.begin_anew()
+        self.budget.begin_again()
         self._intended_charge = {0: 0}
         self.charged_of[self.newest_sealed] = 0
 
@@ -311,6 +319,7 @@ class Checker:
         most = max(self._intended_charge.values(), default=0)
         least = self.charged_of.get(self.newest_sealed, 0)
         self.require(least <= plan.charged <= most, "safety 5 (budget)", f"a new store says {plan.charged}")
+        self.budget.first_of_store(plan)
         if self.final is not None and self.final.phase is Phase.STOPPED:
             self.final = None  # whoever lost the store before hearing of it, or came since, goes on
         elif self.final is not None:
@@ -337,6 +346,8 @@ class Checker:
             )
             assert before is not None
             self._charged_rightly(before, plan, seen)
+        else:
+            self.budget.sealed(plan, charged=False)
         self._nobody_runs(plan.generation)
         self.newest_sealed = max(self.newest_sealed, plan.generation)
         self.charged_of[plan.generation] = plan.charged
@@ -367,7 +378,8 @@ class Checker:
         delta = plan.charged - before.charged
         due = self._charge_due(before, seen)
         self.require(delta in (0, 1), rule, f"{delta} charged at once")
-        self.require(plan.charged <= plan.policy.max_restarts, rule, f"{plan.charged} charged")
+        if delta:
+            self.require(counting(before) < plan.policy.max_restarts, rule, f"{before.budget}, and one more")
         if due is not None:
             self.require(delta == due, rule, f"{delta} charged for {before.reason!r}, {due} due")
         if delta and before.failure is not None and before.failure.kind is FailureKind.WORKER:
@@ -402,8 +414,14 @@ class Checker:
             self.require(
                 self._charge_due(before, seen) != 0, "safety 5 (budget)", "failed without a charge due"
             )
-            spent = before.charged >= before.policy.max_restarts
-            self.require(spent, "safety 5 (budget)", f"only {before.charged} were charged")
+            spent = counting(before) >= before.policy.max_restarts
+            self.require(spent, "safety 5 (budget)", f"only {counting(before)} count")
+        elif "the same failure" in plan.reason:
+            assert before is not None
+            self.require(
+                self._charge_due(before, seen) != 0, "safety 5 (budget)", "given up without a charge due"
+            )
+            self.budget.gave_up(before)
         else:
             self.cluster.check_too_few(plan)
 
@@ -416,7 +434,7 @@ class Checker:
             return
         enough = cluster.enough_healthy()
         since_s = max(self.forming_since_s or 0.0, cluster.scenario.quiet_s)
-        bound_s = cluster.scenario.bound_s + self._revocations_s()
+        bound_s = cluster.scenario.bound_s + self._revocations_s() + self.budget.pause_s(self.newest)
         late = cluster.kernel.now - since_s > bound_s
         if enough and late and self.forming_since_s is not None:
             well = len(cluster.healthy())

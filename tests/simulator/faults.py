@@ -328,9 +328,25 @@ class Faults:
         groups = self._groups()
         if groups:
             group = self.random.choice(groups)
-            group.agent.guard.process.do(
-                self.cluster.job.fail, group, Failure(kind, f"{group.agent.name}: {words}")
+            hangs = kind is FailureKind.HANG
+            failure = Failure(
+                kind,
+                f"{group.agent.name}: {words}",
+                signature="" if hangs else self.random.choice(("", "e1", "e2")),
+                stalled_s=self.random.choice((0.0, 0.5, 10.0)) if hangs else 0.0,
             )
+            group.agent.guard.process.do(self.cluster.job.fail, group, failure)
+
+    def _broken_script(self) -> None:
+        """Every worker fails soon after its start, with the same error everywhere, until the script is mended."""
+        job = self.cluster.job
+        self.cluster.story("job", "the script is broken")
+        job.broken = "b1"
+
+        def mend() -> None:
+            job.broken = ""
+
+        self._undo_after(self.random.choice((1.0, 10.0, 1000.0)), mend)
 
     def _early_success(self) -> None:
         groups = self._groups()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from elastic_agent.protocol.records import Failure, FailureKind, Notice
 
 from .guard import Group
@@ -33,11 +35,13 @@ class Generation:
     """Incarnations whose workers all exited with 0."""
     spoilt: bool = False
     """Workers of it died or failed; the others' collectives cannot end well."""
-    failed: bool = False
-    """A worker really failed or hung (for whatever reason) and its agent was there to see it."""
+    failures: list[Failure] = field(default_factory=list)
+    """Of workers that really failed or hung (for whatever reason), while their agents were there to see it."""
     finishing: bool = False
     began_s: float | None = None
     """When the whole world began to train."""
+    ended_s: float | None = None
+    """When the first workers of it ended."""
     base: int = 0
     """The step it began at."""
     trained: int | None = None
@@ -47,6 +51,11 @@ class Generation:
     saving: bool = False
     saved: int | None = None
     """The step at which they saved before they left."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker failed or hung."""
+        return bool(self.failures)
 
     @property
     def everybody(self) -> bool:
@@ -79,6 +88,8 @@ class Job:
         self.checkpoint = 0
         """The step that was saved last; outside of all machines."""
         self.heeds = cluster.scenario.heeds
+        self.broken = ""
+        """The signature of the error with which every worker fails soon after its start, if any."""
 
     def of(self, number: int) -> Generation:
         """The truth about a generation."""
@@ -102,6 +113,8 @@ class Job:
         agent.post_always(lambda: agent.node.started(group.generation))
         self._maybe_train(self.of(group.generation), group.generation)
         self._maybe_finish(self.of(group.generation))
+        if self.broken:
+            self.kernel.after(self.kernel.random.uniform(0.0, 0.5), agent.guard.process.do, self._trip, group)
         if self.heeds:
             self.kernel.after(self.cluster.looks_after_s(), agent.guard.process.do, self._look, group)
 
@@ -113,6 +126,8 @@ class Job:
         """Workers are gone; if not by success, those of other nodes notice sooner or later."""
         generation = self.of(group.generation)
         generation.trained = generation.step_at(self.kernel.now)
+        if generation.ended_s is None:
+            generation.ended_s = self.kernel.now
         if group.exited in ("success", "left"):
             return
         generation.spoilt = True
@@ -127,10 +142,20 @@ class Job:
         if not group.alive or group.dying or not group.agent.process.alive:
             return
         self.cluster.story(group.agent.name, "generation {}: {}", group.generation, failure.summary)
-        self.of(group.generation).failed = True
+        generation = self.of(group.generation)
+        beaten = self.cluster.scenario.beats and generation.step_at(self.kernel.now) > generation.base
+        failure = msgspec.structs.replace(failure, progressed=beaten)
+        generation.failures.append(failure)
         if failure.kind is FailureKind.WORKER:
             group.agent.guard.end(group, "failed")
         group.agent.group_exited(group, failure)
+
+    def _trip(self, group: Group) -> None:
+        """A worker gets to where the script is broken."""
+        if self.broken:
+            self.fail(
+                group, Failure(FailureKind.WORKER, f"{group.agent.name}: a typo", signature=self.broken)
+            )
 
     def succeed(self, group: Group) -> None:
         """All workers of the node exit with 0."""

@@ -13,7 +13,17 @@ from typing import Any
 
 import msgspec
 
-from elastic_agent.protocol import coordinator, forming, leases, node, notices, records, running, situation
+from elastic_agent.protocol import (
+    budget,
+    coordinator,
+    forming,
+    leases,
+    node,
+    notices,
+    records,
+    running,
+    situation,
+)
 from elastic_agent.protocol.records import Plan, State
 
 from . import guard
@@ -203,6 +213,107 @@ def _highest_generation_first_told(right: Any) -> Any:
         return max(self._told(), key=lambda one: one.generation, default=None)
 
     return newest
+
+
+# -- the budget ---------------------------------------------------------------------------------
+
+
+def _forgives_in_half_the_time(right: Any) -> Any:
+    def forgiven(plan: Plan) -> records.Budget:
+        rules = msgspec.structs.replace(plan.policy, restart_window_s=plan.policy.restart_window_s / 2)
+        return right(msgspec.structs.replace(plan, policy=rules))  # type: ignore[no-any-return]
+
+    return forgiven
+
+
+def _keeps_the_credit(right: Any) -> Any:
+    def forgiven(plan: Plan) -> records.Budget:
+        return msgspec.structs.replace(right(plan), progress_s=plan.budget.progress_s)
+
+    return forgiven
+
+
+def _remembers_no_budget(right: Any) -> Any:
+    def history(self: Plan, *, settled: bool = False) -> records.History:
+        return msgspec.structs.replace(right(self, settled=settled), budget=records.Budget())
+
+    return history
+
+
+_OF_THE_BUDGET = (
+    Mutant(
+        "forgives-early",
+        "failures are forgiven after half of the window",
+        ((budget, "_forgiven", _forgives_in_half_the_time),),
+        focus=("worker fails",),
+    ),
+    Mutant(
+        "forgives-twice",
+        "the same progress forgives one failure after the other",
+        ((budget, "_forgiven", _keeps_the_credit),),
+        focus=("worker fails",),
+    ),
+    Mutant(
+        "saves-credit",
+        "progress made before a failure forgives it",
+        ((budget, "_most_s", _always(1e9)),),
+        focus=("worker fails",),
+    ),
+    Mutant(
+        "counts-anything",
+        "a generation that failed at once made progress",
+        ((budget, "_made_progress", _always(True)),),
+        focus=("worker fails",),
+    ),
+    Mutant(
+        "counts-nothing",
+        "the progress of a generation is not counted",
+        (
+            (budget, "_progress_s", lambda right: lambda now, plan: plan.budget.progress_s),
+            (budget, "write_at_s", _always(float("inf"))),
+        ),
+        focus=("worker fails",),
+        hosting="serve",
+    ),
+    Mutant(
+        "forgets-what-is-forgiven",
+        "a new store knows what was charged, and not what was forgiven",
+        ((Plan, "history", _remembers_no_budget),),
+        focus=("worker fails", "store crash"),
+        hosting="serve",
+    ),
+    Mutant(
+        "never-gives-up",
+        "a failure that repeats is tried again and again",
+        ((budget, "repeats", _always(False)),),
+        focus=("broken script",),
+        hosting="serve",
+    ),
+    Mutant(
+        "gives-up-at-once",
+        "a failure before any progress ends the run without a retry",
+        ((budget, "repeats", lambda right: lambda plan: plan.failure and plan.failure.signature),),
+        focus=("broken script", "worker fails"),
+    ),
+    Mutant(
+        "takes-unknown-for-the-same",
+        "two failures of which nothing is known count as the same one",
+        ((budget, "repeats", lambda right: lambda plan: plan.failure.signature == plan.budget.signature),),
+        focus=("worker fails",),
+    ),
+    Mutant(
+        "repeats-across-worlds",
+        "a failure repeats one before which another world ran",
+        ((budget, "not_charged", lambda right: lambda plan: plan),),
+        focus=("broken script", "agent crash"),
+    ),
+    Mutant(
+        "never-pauses",
+        "the restarts of a crash loop follow each other at once",
+        ((budget, "pause_s", _always(0.0)),),
+        focus=("worker fails",),
+    ),
+)
 
 
 # -- notices ------------------------------------------------------------------------------------
@@ -595,4 +706,4 @@ _ALL = (
     ),
 )
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*_ALL, *_OF_NOTICES)}
+MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*_ALL, *_OF_NOTICES, *_OF_THE_BUDGET)}

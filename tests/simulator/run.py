@@ -62,6 +62,7 @@ def _live(cluster: Cluster) -> None:
     kernel.run(scenario.quiet_s + scenario.bound_s, after_each_step)
     checker.losses_were_noticed()
     patience_s = 12 * scenario.bound_s + scenario.policy.join_timeout_s + 30.0
+    patience_s += scenario.policy.restart_backoff_s * (scenario.policy.max_restarts + 1)
     kernel.run(scenario.quiet_s + patience_s, after_each_step)
     checker.all_is_over()
     if scenario.again and cluster.begin_again():

@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 
+import msgspec
+
 from elastic_agent.protocol.records import Growth, Policy
 from elastic_agent.values import largest_world
 
@@ -47,7 +49,15 @@ ETCD = (
     "join",
 )
 """The same where the store is an etcd."""
-WORK = ("worker fails", "worker hangs", "early success", "start fails", "start hangs", "unkillable")
+WORK = (
+    "worker fails",
+    "worker hangs",
+    "broken script",
+    "early success",
+    "start fails",
+    "start hangs",
+    "unkillable",
+)
 """What workers do."""
 CHURN = (
     "agent crash",
@@ -126,6 +136,8 @@ class Scenario:
     """What is asked for when the faults are over."""
     least_lease: float
     """For which part of the run's lease some agents ask that come or come back later; 1: all ask for the same."""
+    beats: bool
+    """Whether the workers report heartbeats."""
 
     @property
     def store_survives(self) -> bool:
@@ -198,6 +210,11 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         notice_s=random.choice((1.0, 5.0, 20.0)),
         node_counts=_node_counts(random, min_nodes, max_nodes),
     )
+    policy = msgspec.structs.replace(
+        policy,
+        restart_window_s=random.choice((0.0, 1.0, 5.0, 30.0, 3600.0)),
+        restart_backoff_s=random.choice((0.0, 2.0, 8.0)),
+    )
     return Scenario(
         nodes=nodes,
         policy=policy,
@@ -226,6 +243,7 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         requeued=random.random() < 0.5,
         last_ask=random.choice((None, None, None, "stop", "drain", "drain other")),
         least_lease=random.choice((1.0, 1.0, 1.0, 0.4)),
+        beats=random.random() < 0.5,
     )
 
 

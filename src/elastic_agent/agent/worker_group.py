@@ -42,6 +42,8 @@ def policy_of(settings: Settings) -> Policy:
         notice_s=settings.notice_time,
         node_counts=settings.node_unit,
         finishes_once=settings.finish_once,
+        restart_window_s=settings.restart_window,
+        restart_backoff_s=settings.restart_backoff,
     )
 
 

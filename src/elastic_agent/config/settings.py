@@ -291,9 +291,24 @@ class Settings:
         kinds.whole_number(0),
         "3",
         TROUBLE,
-        "How many failures of workers the whole run survives. Nodes that come, leave or are lost are free.",
+        "How many failures of workers the run survives, all nodes together, until some are forgiven "
+        "(--restart-window). Nodes that come, leave or are lost are free.",
         torchrun=True,
         why="torchrun's 0 ends the run at the first failure",
+    )
+    restart_window: float = _setting(
+        kinds.seconds(0),
+        "3600",
+        TROUBLE,
+        "For each so long that training makes progress, one failure is forgiven: it does not count towards "
+        "--max-restarts any more. 0: failures are never forgiven.",
+    )
+    restart_backoff: float = _setting(
+        kinds.seconds(0),
+        "60",
+        TROUBLE,
+        "When failures follow each other without progress, the second restart pauses for 1 s and each later one twice "
+        "as long as the one before, up to this. 0: no pause.",
     )
     lease_ttl: float = _setting(
         kinds.seconds(0.5, most=3600),

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import msgspec
 
+from . import budget
 from .forming import await_clearing, decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
 from .notices import hear
@@ -30,7 +31,7 @@ from .records import (
     World,
     check_readable,
 )
-from .running import decide_running
+from .running import decide_running, whole_world_runs
 from .situation import (
     FAR_S,
     Decision,
@@ -140,7 +141,22 @@ class Coordinator:
             decision = decide_forming(now)
         else:
             decision = decide_running(now)
-        return self._with_housekeeping(self._with_departures(now, decision), now_s)
+        return self._with_housekeeping(self._with_departures(now, self._with_progress(now, decision)), now_s)
+
+    def _with_progress(self, now: Situation, decision: Decision) -> Decision:
+        """Count the progress of the running world, and have it written into the plan now and then."""
+        if now.plan.phase is not Phase.RUNNING:
+            return decision
+        if now.clock.world_runs_since_s is None and whole_world_runs(now):
+            now.clock.world_runs_since_s = now.now_s
+            now.clock.progress_before_s = now.plan.budget.progress_s
+        write_at_s = budget.write_at_s(now)
+        following = decision.plan
+        if following is None and now.now_s >= write_at_s:
+            following = msgspec.structs.replace(now.plan, version=now.plan.version + 1)
+        if following is None:
+            return replace(decision, wake_s=min(decision.wake_s, write_at_s))
+        return replace(decision, plan=budget.with_progress(now, following))
 
     def _readable(self, decision: Decision, plan: Plan) -> Decision:
         """Never publish what every node refuses to read: it would wait for ever for a plan that it can follow.
@@ -182,7 +198,7 @@ class Coordinator:
         if history is None:
             return Decision(fresh.reason, fresh)
         if history.settled and history.verdict is Phase.STOPPED:  # the same run, taken up again
-            again = _next_life(fresh, history.generation, history.order, history.charged)
+            again = _next_life(fresh, history)
             return Decision(again.reason, again)
         once = policy.finishes_once and history.verdict is Phase.FINISHED
         if history.settled and not once:  # another run under the same name
@@ -195,6 +211,7 @@ class Coordinator:
             fresh,
             generation=history.generation,
             charged=history.charged,
+            budget=history.budget,
             order=history.order,
             world=history.world,
             life=history.life,
@@ -242,7 +259,7 @@ class Coordinator:
 
     def _newest_history(self) -> History | None:
         return max(
-            reversed(self._told()), key=lambda one: one.rank, default=None
+            reversed(self._told()), key=lambda one: one.newness, default=None
         )  # our own, if several are equal
 
     def _told(self) -> list[History]:
@@ -321,13 +338,15 @@ class Coordinator:
         """Go above a later generation that was heard of only now; its world is to be cleared as well."""
         plan = now.plan
         awaiting = plan.awaiting + (plan.world.seats if plan.world is not None else ())
+        spent = history if history.charged >= plan.charged else plan
         later = msgspec.structs.replace(
             plan,
             policy=plan.policy.covering(history),
             generation=history.generation,
             world=history.world,
             awaiting=awaiting,
-            charged=max(plan.charged, history.charged),
+            charged=spent.charged,
+            budget=spent.budget,
         )
         reason = f"generation {history.generation} was heard of; the next one goes above it"
         return Decision(reason, forming_plan(later, reason, free=True, notice=carried(now)))
@@ -413,7 +432,7 @@ class Coordinator:
             policy = newcomers[0].member.policy.covering(plan.history())  # nodes of the run may yet come back
             fresh = Plan(RECORD_VERSION, plan.version + 1, Phase.FORMING, 1, "", policy)
             fresh = msgspec.structs.replace(fresh, heard=plan.heard)
-            again = _next_life(fresh, plan.generation, plan.order, plan.charged)
+            again = _next_life(fresh, plan)
             return Decision(again.reason, again)
         return Decision("the run is over", done=True)
 
@@ -474,9 +493,16 @@ def _may_run(member: Member, generation: int) -> bool:
     return not stopped_before(member, world.generation + 1)
 
 
-def _next_life(fresh: Plan, generation: int, order: tuple[str, ...], charged: int) -> Plan:
+def _next_life(fresh: Plan, ended: Plan | History) -> Plan:
     """A stopped run goes on: above its generation, with the restarts that it has used."""
-    reason = f"the run goes on after generation {generation}, in which it was stopped"
-    return msgspec.structs.replace(
-        fresh, generation=generation + 1, life=generation + 1, order=order, charged=charged, reason=reason
+    reason = f"the run goes on after generation {ended.generation}, in which it was stopped"
+    again = msgspec.structs.replace(
+        fresh,
+        generation=ended.generation + 1,
+        life=ended.generation + 1,
+        order=ended.order,
+        charged=ended.charged,
+        budget=ended.budget,
+        reason=reason,
     )
+    return budget.not_charged(again)

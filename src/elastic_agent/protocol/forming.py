@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import msgspec
 
+from . import budget
 from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
 from .records import Failure, FailureKind, Phase, Plan, State, World
 from .situation import FAR_S, Decision, Situation, carried, count, names, stopped, uncleared, unproven
+
+LONGEST_REASON = 512
+"""Characters of a plan's reason."""
 
 STOP_SLACK_S = 5.0
 """How much longer than announced a node may take to stop its workers before it is condemned."""
@@ -23,8 +27,11 @@ def decide_forming(now: Situation) -> Decision:
     waits = uncleared(now)
     if waits:
         return await_clearing(now, waits)
-    if now.plan.awaiting and _charge(now) and now.plan.charged >= now.policy.max_restarts:
+    charge = bool(now.plan.awaiting) and _charge(now)
+    if charge and budget.remaining(now.plan) <= 0:
         return _budget_spent(now)
+    if charge and budget.repeats(now.plan):
+        return _repeated(now)
     if now.plan.notice is not None and now.notice_left_s <= 0:
         return Decision(now.plan.notice.words, stopped(now, now.plan, now.plan.notice))
     ready = now.ready()
@@ -39,7 +46,15 @@ def decide_forming(now: Situation) -> Decision:
         return Decision(
             f"{len(chosen)} of {_range(now)} nodes are ready; waiting a moment for others", wake_s=until_s
         )
-    return _seal(now, chosen[:fitting])
+    # A run that is to end does not pause: its workers have little time left to save.
+    pause_s = budget.pause_s(now.plan) if charge and now.plan.notice is None else 0.0
+    if now.now_s < now.clock.since_s + pause_s:
+        many = count(now.plan.budget.in_a_row + 1, "failure")
+        return Decision(
+            f"restarting in {pause_s:g} s, after {many} in a row without progress",
+            wake_s=now.clock.since_s + pause_s,
+        )
+    return _seal(now, chosen[:fitting], charge=charge)
 
 
 def await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
@@ -94,7 +109,24 @@ def _budget_spent(now: Situation) -> Decision:
     used = {0: "no restarts are allowed", 1: "its one restart is used"}.get(
         most, f"all {most} restarts are used"
     )
-    return _fail(now, f"{failure.summary}; {used}", failure)
+    return _fail(now, _sentence("", failure.summary, f"; {used}"), failure)
+
+
+def _repeated(now: Situation) -> Decision:
+    failure = now.plan.failure
+    assert failure is not None  # only a failure repeats
+    reason = _sentence(
+        "the same failure repeated before any progress: ",
+        failure.summary,
+        "; fix the script, then start again",
+    )
+    return _fail(now, reason, failure)
+
+
+def _sentence(before: str, summary: str, after: str) -> str:
+    """Words around a failure's summary, which gives way if there is no room for all."""
+    room = LONGEST_REASON - len(before) - len(after)
+    return before + (summary if len(summary) <= room else summary[: room - 1] + "…") + after
 
 
 def _fail(now: Situation, reason: str, failure: Failure | None) -> Decision:
@@ -165,8 +197,8 @@ def _await_others_until(now: Situation, chosen: list[Sighting]) -> float:
     return min(cap_s, max(arrivals) + now.policy.settle_s)
 
 
-def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
-    plan = now.plan
+def _seal(now: Situation, chosen: list[Sighting], *, charge: bool) -> Decision:
+    plan = budget.charged(now.plan) if charge else budget.not_charged(now.plan)
     ordered = seating_order((one.member for one in chosen), plan.order)
     seats = seat_members(ordered)
     offers = [m for m in ordered if m.bootstrap is not None]
@@ -176,12 +208,9 @@ def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
     host = (preferred or offers)[0]
     assert host.bootstrap is not None  # filtered above
     world = World(plan.generation, seats, host.bootstrap, host.node_id)
-    charged = plan.charged + (1 if plan.awaiting and _charge(now) else 0)
     reason = f"{count(len(seats), 'node')}, {count(world.world_size, 'worker')}"
     if plan.failure is not None:
-        reason += "; restart " + (
-            f"{charged} of {plan.policy.max_restarts}" if charged > plan.charged else "not charged"
-        )
+        reason += f"; {_cost(plan) if charge else 'restart not charged'}"
     return Decision(
         reason,
         msgspec.structs.replace(
@@ -191,7 +220,6 @@ def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
             reason=reason[:512],
             world=world,
             awaiting=(),
-            charged=charged,
             failure=None,
             failed_node=None,
             free=False,
@@ -202,6 +230,13 @@ def _seal(now: Situation, chosen: list[Sighting]) -> Decision:
             notice=carried(now),
         ),
     )
+
+
+def _cost(plan: Plan) -> str:
+    """What a charged failure means for the budget, in words."""
+    forgiven, most = plan.budget.forgiven, plan.policy.max_restarts
+    cost = f"restart {plan.charged - forgiven} of {most}"
+    return f"{cost}, {count(forgiven, 'earlier one')} forgiven" if forgiven else cost
 
 
 def _losses(now: Situation, nodes: int) -> dict[str, int]:

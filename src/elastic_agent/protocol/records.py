@@ -37,8 +37,10 @@ Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Generation = Annotated[int, Meta(ge=0, le=2**53)]
 Version = Annotated[int, Meta(ge=1, le=2**53)]
-Count = Annotated[int, Meta(ge=0, le=2**31)]
+MAX_COUNT = 2**31
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
+Signature = Annotated[str, Meta(max_length=64, pattern=r"\A[0-9a-f]*\Z")]
 
 
 class RecordError(ValueError):
@@ -124,6 +126,13 @@ class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     returncode: int | None = None
     blames: Name | None = None
     """For a bootstrap failure: the node whose bootstrap store could not be reached."""
+    signature: Signature = ""
+    """The same for the same error at the same place in the script. Empty if the error is not known well enough, or if
+    another attempt may well cure it."""
+    progressed: bool = False
+    """Workers of the node had reported a heartbeat in this generation."""
+    stalled_s: Seconds = 0.0
+    """For a hang: how long the worker had made no progress when it was noticed."""
 
 
 class Address(Struct, frozen=True, array_like=True):
@@ -185,6 +194,10 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """How many nodes a world may have: multiples of the one number given, or one of several. Empty: any number."""
     finishes_once: bool = False
     """A run that has finished is not begun anew under its name."""
+    restart_window_s: Seconds = 3600.0
+    """For each so long that training makes progress, one charged failure is forgiven; 0: none ever is."""
+    restart_backoff_s: Seconds = 60.0
+    """The longest pause between two restarts of a crash loop; 0: no pause."""
 
     def covering(self, history: History) -> Policy:
         """These rules, with a lease and a margin that suffice for nodes that may still run what is remembered."""
@@ -253,6 +266,19 @@ class World(Struct, frozen=True, forbid_unknown_fields=True):
         return None if rank is None else self.seats[rank]
 
 
+class Budget(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is known of the charged failures of a run, besides their number (see :mod:`.budget`)."""
+
+    forgiven: Count = 0
+    """How many of them do not count against the budget any more."""
+    progress_s: Annotated[float, Meta(ge=0, le=1e17)] = 0.0
+    """How long training has made progress, as far as that may still forgive failures."""
+    in_a_row: Count = 0
+    """How many came in a row since training last made progress."""
+    signature: Signature = ""
+    """Of the last one, if it came before any progress and ended the generation before the newest one."""
+
+
 class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a machine remembers of the run, for a store that knows nothing (see :meth:`Plan.history`)."""
 
@@ -272,12 +298,18 @@ class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     """The longest fence margin by which the run went."""
     life: Generation = 1
     """See :attr:`Plan.life`."""
+    budget: Budget = Budget()
 
     @property
     def rank(self) -> tuple[int, int, bool, bool]:
         """Of two histories of one run, the one that ranks higher is the newer."""
         sealed = self.world.generation if self.world is not None else -1
         return self.generation, sealed, self.verdict is not None, self.settled
+
+    @property
+    def newness(self) -> tuple[object, ...]:
+        """The same, and of two that rank alike the one that knows of more progress is the newer."""
+        return *self.rank, self.charged, self.budget.progress_s, -self.budget.in_a_row
 
 
 class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -346,7 +378,8 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     awaiting: tuple[Seat, ...] = ()
     """Forming, stopped: seats of earlier generations whose workers may still run until they are cleared."""
     charged: Count = 0
-    """Restarts charged to the budget so far."""
+    """Restarts charged to the budget so far, those included that are forgiven; only grows."""
+    budget: Budget = Budget()
     failure: Failure | None = None
     """Forming: the failure that ended the previous generation (charged or not when sealing).
     Failed: the failure the run ended with."""
@@ -397,6 +430,7 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
             self.policy.lease_ttl_s,
             self.policy.fence_margin_s,
             self.life,
+            self.budget,
         )
 
 
@@ -494,6 +528,9 @@ def _check(record: object) -> None:
     for history in _histories(record):
         if history.world is not None and history.world.generation > history.generation:
             raise RecordError(f"history of generation {history.generation}, its world is of a later one")
+    for kept in [record] if isinstance(record, Plan) else _histories(record):
+        if kept.budget.forgiven > kept.charged:
+            raise RecordError(f"{kept.budget.forgiven} failures forgiven, but only {kept.charged} charged")
     for world in _worlds(record):
         _check_world(world)
 

@@ -8,13 +8,10 @@ from .forming import forming_plan
 from .leases import Sighting
 from .notices import announce_growth, anybody_heeds, decide_under_notice, has_yielded
 from .records import Failure, FailureKind, Growth, Phase, Seat, State, World
-from .situation import FAR_S, Decision, Situation, carried, count, names
+from .situation import FAR_S, PROGRESS_S, Decision, Situation, carried, count, names
 
 EXPLAIN_S = 15.0
 """How long an agent may take to ask for what a signal means that ended its workers: it may have to ask a scheduler."""
-
-STABLE_S = 60.0
-"""A world that ran this long has made progress: earlier losses of its nodes are forgotten."""
 
 
 def decide_running(now: Situation) -> Decision:
@@ -56,10 +53,20 @@ def decide_running(now: Situation) -> Decision:
     return _admit(now, world)
 
 
-def _succeeded(now: Situation, seat: Seat) -> bool:
+def whole_world_runs(now: Situation) -> bool:
+    """Whether the workers of all nodes were started, and none is known to have failed."""
+    started = (State.RUNNING, State.SUCCEEDED, State.YIELDED)
+    seats = now.plan.world.seats if now.plan.world is not None else ()
+    return all(_succeeded(now, seat) or _says_now(now, seat, *started) for seat in seats)
+
+
+def _says_now(now: Situation, seat: Seat, *states: State) -> bool:
     known = now.sighting(seat)
-    said = known is not None and known.member.state is State.SUCCEEDED and _speaks_of(now, known)
-    return said or seat.incarnation in now.plan.succeeded
+    return known is not None and known.member.state in states and _speaks_of(now, known)
+
+
+def _succeeded(now: Situation, seat: Seat) -> bool:
+    return _says_now(now, seat, State.SUCCEEDED) or seat.incarnation in now.plan.succeeded
 
 
 def _speaks_of(now: Situation, known: Sighting) -> bool:
@@ -142,7 +149,7 @@ def _reform(
             reasons.append(f"{names(seat.node_id for seat in seats)} {words}")
     plan = now.plan
     ran_s = now.now_s - now.clock.since_s
-    losses = {} if ran_s >= STABLE_S else plan.losses  # those of now are counted when the next is sealed
+    losses = {} if ran_s >= PROGRESS_S else plan.losses  # those of now are counted when the next is sealed
     reason = "; ".join(reasons)
     return Decision(
         reason,

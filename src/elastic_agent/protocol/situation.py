@@ -12,6 +12,9 @@ from .records import Member, Notice, Phase, Plan, Policy, Seat, State
 
 FAR_S = float("inf")
 
+PROGRESS_S = 60.0
+"""A world that ran this long has made progress."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -45,6 +48,10 @@ class PhaseClock:
     notice_ends_s: float = FAR_S
     interrupted_since_s: float | None = None
     """When workers were first known to be interrupted without a notice."""
+    world_runs_since_s: float | None = None
+    """Since when the workers of all nodes were seen to run."""
+    progress_before_s: float = 0.0
+    """What the plan's budget knew of the run's progress then."""
 
     @classmethod
     def of(cls, plan: Plan, before: PhaseClock, now_s: float, *, new_phase: bool) -> PhaseClock:
@@ -68,6 +75,8 @@ class PhaseClock:
             self.interrupted_since_s += lasted_s
         if self.cleared_s is not None:
             self.cleared_s += lasted_s
+        if self.world_runs_since_s is not None:
+            self.world_runs_since_s += lasted_s
 
 
 @dataclass(frozen=True)

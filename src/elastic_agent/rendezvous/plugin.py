@@ -163,7 +163,9 @@ def _policy(params: RendezvousParameters) -> Policy:
     return Policy(
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
-        max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents
+        max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents, and never pauses
+        restart_window_s=0.0,
+        restart_backoff_s=0.0,
         lease_ttl_s=_seconds(params, standard.lease_ttl_s, "lease_ttl"),
         fence_margin_s=_seconds(params, standard.fence_margin_s, "fence_margin"),
         settle_s=_seconds(params, standard.settle_s, "settle", "last_call_timeout"),

@@ -1,0 +1,373 @@
+"""The restart budget: what is forgiven, which failures end a run early, and how long a crash loop pauses."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from elastic_agent.protocol.coordinator import Coordinator
+from elastic_agent.protocol.records import Failure, FailureKind, Phase, Policy, State
+from elastic_agent.protocol.situation import PROGRESS_S
+from tests.protocol.support import CRASH, HANG, MARGIN_S, NO_START, STEP_S, TTL_S, Table, policy, running
+from tests.protocol.test_notices import stop
+
+FORMING, RUNNING, FAILED = Phase.FORMING, Phase.RUNNING, Phase.FAILED
+WINDOW_S = 120.0
+RULES = policy(restart_window_s=WINDOW_S)
+
+TYPO = Failure(FailureKind.WORKER, "worker a/0 exited with code 1: NameError: x", signature="e1")
+OTHER = Failure(FailureKind.WORKER, "worker b/0 exited with code 1: KeyError: 'y'", signature="e2")
+
+
+def fail(table: Table, node: str = "a", failure: Failure = CRASH) -> None:
+    """This node fails, and everybody stops."""
+    table.says(node, State.FAILED, failure=failure)
+    table.all_say(State.READY, *table.newest)
+
+
+def run_again(table: Table) -> None:
+    """Wait until the next world is sealed, and have everybody start."""
+    for _ in range(1000):
+        if table.plan.phase is RUNNING:
+            break
+        table.wait(STEP_S)
+    table.all_say(State.RUNNING, *table.world)
+
+
+def fail_and_restart(table: Table, failure: Failure = CRASH) -> None:
+    fail(table, failure=failure)
+    run_again(table)
+
+
+def spent(table: Table) -> int:
+    """How many failures count against the budget, by what the plan says."""
+    return table.plan.charged - table.plan.budget.forgiven
+
+
+# -- forgiving --------------------------------------------------------------------------------------
+
+
+def test_for_each_window_of_progress_one_failure_is_forgiven() -> None:
+    table = running("a", "b", rules=RULES)
+    for _ in range(3):
+        fail_and_restart(table)
+    assert spent(table) == 3
+    table.wait(2 * WINDOW_S + 1.0)
+    fail_and_restart(table)
+    assert (table.stand, table.plan.charged, spent(table)) == ((RUNNING, 5), 4, 2)
+    assert "restart 2 of 3, 2 earlier ones forgiven" in table.plan.reason
+
+
+def test_without_enough_progress_the_budget_is_spent_as_ever() -> None:
+    table = running("a", "b", rules=RULES)
+    fail_and_restart(table)
+    for _ in range(2):
+        table.wait(WINDOW_S / 4)
+        fail_and_restart(table)
+    table.wait(WINDOW_S - 1.0)
+    fail(table)
+    assert table.stand == (FAILED, 5)
+    assert table.plan.reason == f"{CRASH.summary}; all 3 restarts are used"
+
+
+def test_progress_before_the_first_failure_is_no_credit() -> None:
+    table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
+    table.wait(5 * WINDOW_S)
+    fail_and_restart(table)
+    assert table.plan.budget.forgiven == 0
+    fail(table)
+    assert table.plan.phase is FAILED
+
+
+def test_forgiving_can_be_turned_off() -> None:
+    table = running("a", "b", rules=policy(restart_window_s=0.0, max_restarts=1))
+    fail_and_restart(table)
+    table.wait(5 * WINDOW_S)
+    fail(table)
+    assert table.plan.reason == f"{CRASH.summary}; its one restart is used"
+
+
+def test_time_without_the_whole_world_is_no_progress() -> None:
+    table = running("a", "b", rules=policy(restart_window_s=10.0, max_restarts=1, start_timeout_s=1000.0))
+    fail(table)
+    table.wait(1.0)
+    table.says("a", State.RUNNING)
+    table.wait(50.0)  # b still starts
+    fail(table)
+    assert table.plan.phase is FAILED
+
+
+def test_generations_that_end_early_make_no_progress_unless_their_workers_report_some() -> None:
+    beaten = msgspec.structs.replace(CRASH, progressed=True)
+    for failure, forgiven in ((CRASH, 0), (beaten, 3)):
+        table = running("a", "b", rules=policy(max_restarts=100, restart_window_s=WINDOW_S))
+        fail_and_restart(table)
+        for _ in range(12):
+            table.wait(PROGRESS_S / 2)
+            fail_and_restart(table, failure)
+        assert table.plan.budget.forgiven == forgiven
+
+
+def test_what_a_hang_took_is_no_progress() -> None:
+    stalled = msgspec.structs.replace(HANG, progressed=True, stalled_s=WINDOW_S)
+    for failure, phase in ((CRASH, RUNNING), (stalled, FAILED)):
+        table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
+        fail_and_restart(table)
+        table.wait(WINDOW_S + PROGRESS_S)
+        fail(table, failure=failure)
+        assert table.plan.phase is phase
+
+
+def test_a_pause_of_the_coordinator_is_no_progress() -> None:
+    table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
+    fail_and_restart(table)
+    table.wait(PROGRESS_S)
+    table.now_s += WINDOW_S
+    table.coordinator.stood_still(table.now_s, WINDOW_S)
+    table.wait(STEP_S)
+    fail(table)
+    assert table.plan.phase is FAILED
+
+
+@pytest.mark.parametrize("parts", [1, 3, 11])
+def test_progress_outlives_coordinators(parts: int) -> None:
+    table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
+    fail_and_restart(table)
+    for _ in range(parts):
+        table.wait(1.2 * WINDOW_S / parts + PROGRESS_S)
+        table.change_coordinator()
+    table.wait(STEP_S)
+    fail(table)
+    assert table.plan.phase is RUNNING
+    assert table.plan.budget.forgiven == 1
+
+
+def test_a_coordinator_that_takes_over_forgives_nothing_too_soon() -> None:
+    table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
+    fail_and_restart(table)
+    for _ in range(6):
+        table.wait(PROGRESS_S / 4)
+        table.change_coordinator()
+    table.wait(STEP_S)
+    fail(table)
+    assert table.plan.phase is FAILED
+
+
+def test_a_new_store_goes_on_with_the_budget_that_its_nodes_remember() -> None:
+    table = running("a", "b", rules=RULES)
+    fail_and_restart(table)
+    fail_and_restart(table)
+    table.wait(PROGRESS_S + 10.0)
+    before = table.plan
+    again = Table(RULES, remembered=before.history())
+    again.comes("a", state=State.RUNNING, generation=3)
+    again.comes("b", state=State.RUNNING, generation=3)
+    assert (again.stand, again.plan.charged, again.plan.budget) == ((RUNNING, 3), 2, before.budget)
+    again.wait(PROGRESS_S + 10.0)
+    fail_and_restart(again)
+    assert (again.plan.charged, again.plan.budget.forgiven) == (3, 1)
+
+
+def test_of_equally_new_histories_the_one_that_knows_of_more_progress_counts() -> None:
+    table = running("a", "b", rules=RULES)
+    fail_and_restart(table)
+    early = table.plan.history()
+    table.wait(WINDOW_S)
+    late = table.plan.history()
+    assert late.budget.progress_s > early.budget.progress_s
+    for own, told in ((early, late), (late, early)):
+        again = Table(RULES, remembered=own)
+        again.comes("a", state=State.RUNNING, generation=2, history=told)
+        again.comes("b", state=State.RUNNING, generation=2)
+        assert again.plan.budget == late.budget
+
+
+def test_a_stopped_run_that_is_taken_up_again_has_the_budget_that_was_left() -> None:
+    table = running("a", "b", rules=RULES)
+    for _ in range(2):
+        fail_and_restart(table)
+    table.wait(WINDOW_S + 1.0)
+    table.says("a", State.RUNNING, ask=stop())
+    table.all_say(State.YIELDED, "a", "b")
+    assert table.plan.phase is Phase.STOPPED
+    again = Table(RULES, remembered=table.plan.history(settled=True))
+    again.comes("a", generation=0)
+    assert (again.plan.phase, again.plan.charged) == (FORMING, 2)
+    assert again.plan.budget.progress_s == pytest.approx(WINDOW_S + 1.0, abs=2 * STEP_S)
+
+
+# -- the same failure again -------------------------------------------------------------------------
+
+
+def test_a_failure_that_repeats_before_any_progress_ends_the_run_after_one_retry() -> None:
+    table = running("a", "b", rules=policy(max_restarts=100))
+    fail_and_restart(table, TYPO)
+    elsewhere = msgspec.structs.replace(TYPO, summary="worker b/1 exited with code 1: NameError: x")
+    fail(table, "b", elsewhere)
+    assert table.stand == (FAILED, 3)
+    assert table.plan.reason == (
+        "the same failure repeated before any progress: worker b/1 exited with code 1: NameError: x; "
+        "fix the script, then start again"
+    )
+    assert table.plan.charged == 1
+
+
+def test_the_advice_stays_however_long_the_failure_is_told() -> None:
+    table = running("a", "b")
+    wordy = msgspec.structs.replace(TYPO, summary="x" * 512)
+    fail_and_restart(table, wordy)
+    fail(table, failure=wordy)
+    assert len(table.plan.reason) == 512
+    assert table.plan.reason.endswith("…; fix the script, then start again")
+
+
+@pytest.mark.parametrize("failures", [(TYPO, OTHER, TYPO), (CRASH, CRASH, CRASH), (TYPO, CRASH, TYPO)])
+def test_failures_that_differ_or_that_nobody_can_compare_use_the_budget(
+    failures: tuple[Failure, ...],
+) -> None:
+    table = running("a", "b")
+    for failure in failures:
+        fail_and_restart(table, failure)
+    assert table.plan.charged == 3
+    fail(table, failure=TYPO if failures[-1] is not TYPO else OTHER)
+    assert table.plan.reason.endswith("; all 3 restarts are used")
+
+
+def test_a_failure_that_comes_back_after_progress_uses_the_budget() -> None:
+    table = running("a", "b")
+    for _ in range(3):
+        fail_and_restart(table, TYPO)
+        table.wait(PROGRESS_S)
+    assert table.plan.charged == 3
+
+
+def test_a_failure_after_a_heartbeat_uses_the_budget() -> None:
+    table = running("a", "b")
+    for _ in range(3):
+        fail_and_restart(table, msgspec.structs.replace(TYPO, progressed=True))
+    assert table.plan.charged == 3
+
+
+def test_a_failure_that_a_lost_node_explains_is_no_repetition() -> None:
+    table = running("a", "b", "c")
+    fail_and_restart(table, TYPO)
+    table.falls_silent("c")
+    table.says("a", State.FAILED, failure=TYPO)
+    table.all_say(State.READY, "a", "b")
+    table.wait(TTL_S + MARGIN_S)
+    table.all_say(State.RUNNING, "a", "b")
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 3), ["a", "b"], 1)
+    table.says("a", State.FAILED, failure=TYPO)
+    table.all_say(State.READY, "a", "b")
+    table.wait(2.0)
+    assert (table.stand, table.plan.charged) == ((RUNNING, 4), 2), "not the same one twice in a row"
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_with_at_most_one_restart_the_budget_says_how_the_run_ends(most: int) -> None:
+    table = running("a", "b", rules=policy(max_restarts=most))
+    for _ in range(most):
+        fail_and_restart(table, TYPO)
+    fail(table, failure=TYPO)
+    words = ("no restarts are allowed", "its one restart is used")[most]
+    assert table.plan.reason == f"{TYPO.summary}; {words}"
+
+
+# -- the pause --------------------------------------------------------------------------------------
+
+
+def pauses(table: Table, times: int, failure: Failure = CRASH) -> list[float]:
+    """From each failure to the next world."""
+    found = []
+    for _ in range(times):
+        failed_s = table.now_s
+        fail_and_restart(table, failure)
+        found.append(table.now_s - failed_s)
+    return found
+
+
+def test_restarts_of_a_crash_loop_pause_for_longer_and_longer_but_not_the_first() -> None:
+    table = running("a", "b", rules=policy(max_restarts=100, restart_backoff_s=10.0))
+    assert pauses(table, 7) == [0.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    table.wait(PROGRESS_S)
+    assert pauses(table, 2) == [0.0, 1.0]
+
+
+def test_a_heartbeat_ends_a_crash_loop_too() -> None:
+    table = running("a", "b", rules=policy(max_restarts=100))
+    assert pauses(table, 2) == [0.0, 1.0]
+    assert pauses(table, 3, msgspec.structs.replace(CRASH, progressed=True)) == [0.0, 0.0, 0.0]
+
+
+def test_the_pause_can_be_turned_off() -> None:
+    table = running("a", "b", rules=policy(max_restarts=100, restart_backoff_s=0.0))
+    assert pauses(table, 5) == [0.0] * 5
+
+
+def test_it_is_said_how_long_the_pause_is() -> None:
+    table = running("a", "b", rules=policy(max_restarts=100))
+    pauses(table, 3)
+    fail(table)
+    assert table.plan.reason == f"{CRASH.summary}; restarting in 4 s"
+    assert table.last.reason == "restarting in 4 s, after 4 failures in a row without progress"
+    assert table.last.wake_s <= table.now_s + 4.0
+
+
+def test_a_node_that_is_lost_in_the_pause_ends_it() -> None:
+    table = running("a", "b", "c", rules=policy(max_restarts=100))
+    pauses(table, 6)
+    fail(table)
+    table.wait(2.0)
+    assert table.plan.phase is FORMING
+    table.says("c", State.LEAVING)
+    table.says("c", State.LEFT)
+    assert (table.plan.phase, table.world, table.plan.charged) == (RUNNING, ["a", "b"], 6)
+
+
+def test_a_stop_that_is_asked_for_in_the_pause_ends_it() -> None:
+    table = running("a", "b", rules=policy(max_restarts=100))
+    pauses(table, 6)
+    fail(table)
+    table.says("a", State.READY, ask=stop())
+    assert table.plan.phase is Phase.STOPPED
+
+
+def test_membership_changes_do_not_wait_for_a_crash_loop() -> None:
+    table = running("a", "b", rules=policy(max_restarts=100))
+    pauses(table, 6)
+    table.comes("c")
+    table.wait(2.0)
+    assert table.plan.reason == "c joined"
+    table.all_say(State.READY, "a", "b", "c")
+    assert table.world == ["a", "b", "c"]
+
+
+def test_starts_that_fail_and_are_charged_pause_as_well() -> None:
+    table = running("a", "b", rules=policy(max_restarts=100))
+    assert pauses(table, 4, NO_START) == [0.0, 0.0, 1.0, 2.0]
+
+
+# -- a rule that holds throughout -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rules", [RULES, policy(max_restarts=0), policy(restart_window_s=0.0)])
+def test_a_run_without_failures_never_writes_a_plan_for_its_budget(rules: Policy) -> None:
+    table = running("a", "b", rules=rules)
+    known = len(table.plans)
+    table.wait(3 * WINDOW_S)
+    assert len(table.plans) == known
+
+
+def test_progress_is_written_now_and_then_only_while_there_is_something_to_forgive() -> None:
+    table = running("a", "b", rules=RULES)
+    fail_and_restart(table)
+    known = len(table.plans)
+    table.wait(5 * WINDOW_S)
+    assert len(table.plans) - known <= 11
+    assert table.plan.budget.progress_s == WINDOW_S
+
+
+def test_the_coordinator_of_a_plan_from_the_store_is_the_same_as_one_that_wrote_it() -> None:
+    table = running("a", "b", rules=RULES)
+    fail_and_restart(table)
+    assert Coordinator(table.now_s, table.plan).plan == table.plan

@@ -1,0 +1,248 @@
+"""The rules of the restart budget, held against the truth: what is charged, forgiven, paused for, and given up.
+
+That nothing is forgiven too soon, and no run given up for a failure that did not repeat, holds whatever goes wrong.
+That progress is counted, and a repetition noticed, is only required where nothing happens to the coordinator: what it
+counted since it wrote the plan last is lost with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_agent.protocol.records import FailureKind, Phase, Plan, Policy
+from elastic_agent.protocol.situation import PROGRESS_S
+
+from .scenario import WORK
+
+if TYPE_CHECKING:
+    from .checker import Checker
+    from .cluster import Cluster
+
+EPSILON_S = 1e-6
+RULE = "safety 5 (budget)"
+UNDISTURBED = frozenset(WORK) - {"start fails", "start hangs", "unkillable"}
+"""Faults that leave the coordinator, and what it is told, alone."""
+
+
+class BudgetRules:
+    """What every plan says of the budget, and what really happened."""
+
+    def __init__(self, cluster: Cluster, checker: Checker) -> None:
+        self.cluster = cluster
+        self.checker = checker
+        self._progress_at_seal: dict[int, float] = {}
+        """Generation → the progress in the plan that sealed it."""
+        self._sealed: list[tuple[int, bool]] = []
+        """Generations in order, and whether a failure was charged when each was sealed."""
+        self._forming_since_s: dict[int, float] = {}
+        """Generation → when it was first published that it forms."""
+        self._intended: dict[int, set[int]] = {0: {0}}
+        """Charged failures → how many of them coordinators took for forgiven."""
+        self._most_progress: dict[int, float] = {}
+        """Charged failures → the most progress that coordinators counted."""
+
+    def _require(self, true: bool, what: str) -> None:
+        self.checker.require(true, RULE, what)
+
+    def begin_again(self) -> None:
+        """Another run, under the same name: with the whole budget."""
+        self._intended, self._most_progress = {0: {0}}, {}
+        self._sealed.clear()
+
+    def intends(self, plan: Plan) -> None:
+        """A coordinator is about to publish this."""
+        if plan.version == 1:
+            return  # the first of a store is to be compared with what was known before
+        self._intended.setdefault(plan.charged, set()).add(plan.budget.forgiven)
+        known_s = self._most_progress.get(plan.charged, 0.0)
+        self._most_progress[plan.charged] = max(known_s, plan.budget.progress_s)
+
+    def first_of_store(self, plan: Plan) -> None:
+        """A new store knows what somebody remembered."""
+        self._require(
+            plan.budget.forgiven in self._intended.get(plan.charged, ()), f"a new store: {plan.budget}"
+        )
+        most_s = self._most_progress.get(plan.charged, 0.0)
+        self._require(plan.budget.progress_s <= most_s + EPSILON_S, f"a new store: {plan.budget}")
+
+    # -- from plan to plan ----------------------------------------------------------------------
+
+    def published(self, before: Plan, plan: Plan) -> None:
+        """A plan was written over another."""
+        charges = plan.charged > before.charged
+        forgiven = plan.budget.forgiven - before.budget.forgiven
+        if not self._is_told(before, plan):
+            due = _forgiven(before) if charges else 0
+            self._require(forgiven == due, f"{forgiven} forgiven, {due} due, by {before.budget}")
+            self._in_a_row(before, plan, charges=charges)
+        if before.phase is Phase.RUNNING and plan.generation <= before.generation + 1:
+            self._counted(before, plan)
+        if plan.phase is Phase.FORMING:
+            self._forming_since_s.setdefault(plan.generation, self.cluster.kernel.now)
+        elif plan.phase is Phase.RUNNING and before.phase is Phase.FORMING:
+            if charges:
+                self._paused(before, plan)
+                self._not_given_up(before)
+            self.sealed(plan, charged=charges)
+
+    def sealed(self, plan: Plan, *, charged: bool) -> None:
+        """A world was sealed, or one that runs was found by a new store."""
+        self._progress_at_seal[plan.generation] = plan.budget.progress_s
+        if not self._sealed or self._sealed[-1][0] != plan.generation:
+            self._sealed.append((plan.generation, charged))
+
+    def _is_told(self, before: Plan, plan: Plan) -> bool:
+        """Whether this plan goes by what somebody told of a later generation."""
+        return plan.generation > before.generation + 1
+
+    def _in_a_row(self, before: Plan, plan: Plan, *, charges: bool) -> None:
+        was, now = before.budget.in_a_row, plan.budget.in_a_row
+        if charges:
+            self._require(now == was + 1, f"{now} failures in a row after {was}")
+        elif now != was:
+            self._require(now == 0 and before.phase is Phase.RUNNING, f"{now} failures in a row after {was}")
+            beaten = plan.failure is not None and plan.failure.progressed
+            self._require(
+                beaten or self._may_be_progress(before), f"a crash loop ended without progress: {plan.budget}"
+            )
+
+    # -- progress -------------------------------------------------------------------------------
+
+    def _ran_s(self, generation: int) -> float:
+        """For how long the whole world was there until now, at most."""
+        began_s = self.cluster.job.of(generation).began_s
+        return self.cluster.kernel.now - began_s if began_s is not None else 0.0
+
+    def _may_be_progress(self, before: Plan) -> bool:
+        fast = 1.0 + 2.0 * self.cluster.scenario.max_skew
+        return self._ran_s(before.generation) * fast + EPSILON_S >= least_s(before.policy)
+
+    def _counted(self, before: Plan, plan: Plan) -> None:
+        """No more progress than there was, and where nothing keeps it from being counted, not much less."""
+        fast = 1.0 + 2.0 * self.cluster.scenario.max_skew
+        known_s = self._progress_at_seal.get(before.generation, 0.0)
+        ran_s = self._ran_s(before.generation)
+        counted_s = plan.budget.progress_s
+        self._require(
+            counted_s <= known_s + ran_s * fast + EPSILON_S,
+            f"{counted_s:.3f} s of progress counted, {known_s:.3f} s before, and {ran_s:.3f} s since",
+        )
+        most_s = (plan.charged - plan.budget.forgiven) * plan.policy.restart_window_s
+        self._require(counted_s <= most_s, f"{counted_s:.3f} s counted, with which nothing is to be forgiven")
+        if counted_s > known_s:
+            beaten = plan.failure is not None and plan.failure.progressed
+            self._require(
+                beaten or self._may_be_progress(before), f"{counted_s:.3f} s counted without progress"
+            )
+        if plan.phase is Phase.FORMING and self.undisturbed and self._progressed(before.generation):
+            failure = plan.failure
+            stalled_s = failure.stalled_s if failure is not None else 0.0
+            truth_s = known_s + (ran_s - self._late_s) / fast - stalled_s
+            self._require(
+                counted_s + EPSILON_S >= min(truth_s, most_s),
+                f"{counted_s:.3f} s of progress counted of {truth_s:.3f} s",
+            )
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether nothing ever happens to the coordinator or between it and the nodes."""
+        scenario = self.cluster.scenario
+        quiet = set(scenario.faults) <= UNDISTURBED and scenario.gremlin is None and scenario.last_ask is None
+        return quiet and scenario.hosting == "serve" and not scenario.again
+
+    @property
+    def _late_s(self) -> float:
+        """How late a coordinator learns of anything that nodes write."""
+        return 2.0 * self.cluster.reread_s + 40.0 * self.cluster.scenario.latency_s + 0.1
+
+    def _progressed(self, generation: int) -> bool:
+        """Whether the coordinator must take this for progress."""
+        fast = 1.0 + 2.0 * self.cluster.scenario.max_skew
+        return self._true_run_s(generation) - self._late_s >= least_s(self.cluster.policy) * fast
+
+    def _true_run_s(self, generation: int) -> float:
+        truth = self.cluster.job.of(generation)
+        if truth.began_s is None:
+            return 0.0
+        return (self.cluster.kernel.now if truth.ended_s is None else truth.ended_s) - truth.began_s
+
+    # -- pauses, and giving up ------------------------------------------------------------------
+
+    def _paused(self, before: Plan, plan: Plan) -> None:
+        row, notice = before.budget.in_a_row, before.notice
+        if row == 0 or notice is not None:
+            return
+        slow = 1.0 - 2.0 * self.cluster.scenario.max_skew
+        due_s = min(2.0 ** (row - 1), before.policy.restart_backoff_s) * slow
+        took_s = self.cluster.kernel.now - self._forming_since_s[plan.generation]
+        self.checker.require(
+            took_s + EPSILON_S >= due_s,
+            "a crash loop slows down",
+            f"sealed after {took_s:.3f} s, {due_s:.3f} s due",
+        )
+
+    def pause_s(self, plan: Plan | None) -> float:
+        """How long the generation that this plan forms may pause, beyond what forming takes."""
+        if plan is None or plan.phase is not Phase.FORMING or plan.failure is None or plan.free:
+            return 0.0
+        if not plan.budget.in_a_row or plan.notice is not None:
+            return 0.0
+        return min(2.0 ** (plan.budget.in_a_row - 1), plan.policy.restart_backoff_s)
+
+    def _repeated(self, before: Plan) -> tuple[bool, bool]:
+        """Whether, in truth, the failure is the one of the generation before; and whether that is certain."""
+        if before.failure is None or before.world is None or len(self._sealed) < 2:
+            return False, False
+        (previous, _), (ended, charged) = self._sealed[-2:]
+        if ended != before.world.generation or not charged:
+            return False, False
+        job = self.cluster.job
+        first, second = ({one.signature for one in job.of(g).failures} for g in (previous, ended))
+        possible = bool((first & second) - {""})
+        early = all(
+            self._true_run_s(g) + self._late_s < least_s(before.policy)
+            and not any(one.progressed for one in job.of(g).failures)
+            for g in (previous, ended)
+        )
+        same = first == second and len(first) == 1 and first != {""}
+        return possible, early and same
+
+    def _not_given_up(self, before: Plan) -> None:
+        _, certain = self._repeated(before)
+        worker = before.failure is not None and before.failure.kind is FailureKind.WORKER
+        self.checker.require(
+            not (worker and certain and self.undisturbed),
+            "the same failure ends the run after one retry",
+            f"sealed after {before.reason!r}",
+        )
+
+    def gave_up(self, before: Plan) -> None:
+        """The run failed for a failure that repeated."""
+        possible, _ = self._repeated(before)
+        self.checker.require(
+            possible, "only what repeats ends a run early", f"{before.reason!r} did not repeat"
+        )
+        if self.undisturbed and before.world is not None:
+            self.checker.require(
+                not self._progressed(before.world.generation),
+                "only what repeats ends a run early",
+                "there was progress",
+            )
+
+
+def least_s(policy: Policy) -> float:
+    """How long a world has to run until that counts as progress."""
+    return min(PROGRESS_S, policy.restart_window_s) if policy.restart_window_s > 0 else PROGRESS_S
+
+
+def _forgiven(plan: Plan) -> int:
+    """How many failures are forgiven when the next one is charged."""
+    if plan.policy.restart_window_s <= 0:
+        return 0
+    windows = int(plan.budget.progress_s // plan.policy.restart_window_s)
+    return min(windows, plan.charged - plan.budget.forgiven)
+
+
+def counting(plan: Plan) -> int:
+    """How many failures count against the budget when another one is to be charged."""
+    return plan.charged - plan.budget.forgiven - _forgiven(plan)
