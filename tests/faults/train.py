@@ -5,7 +5,8 @@ Each step is one all_reduce. Every rank appends a line per step to ``steps.jsonl
 
 A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, deaf (hangs
 and ignores SIGTERM), daemon (leaves a daemonised grandchild behind, then goes on). An order is obeyed once, unless
-it begins with ``always-``.
+it begins with ``always-``. Two are obeyed before the first step, each time: typo (the same error in every generation)
+and typos (another one in each).
 """
 
 from __future__ import annotations
@@ -85,6 +86,18 @@ def obey(folder: Path, worker_id: str) -> None:
             raise AssertionError(f"unknown order {unknown}")
 
 
+def trip(folder: Path, worker_id: str, generation: int) -> None:
+    """Fail before training begins, if the test ordered that."""
+    try:
+        how = (folder / f"order.{worker_id.replace('/', '.')}").read_text()
+    except FileNotFoundError:
+        return
+    if how == "typo":
+        raise ValueError(f"a typo of the test, seen by {os.getpid()}")
+    if how == "typos":
+        raise ValueError(f"typo {chr(ord('a') + generation)} of the test")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
@@ -106,6 +119,7 @@ def main() -> None:
         "pid": os.getpid(),
     }
     note(folder, kind="born", **who)
+    trip(folder, me.worker_id, place.generation)
     dist.init_process_group("gloo")
     begun = torch.tensor([load(folder)])
     dist.broadcast(begun, 0)

@@ -418,6 +418,8 @@ class Runner:
             told.tail[-4096:],
             slot=event.slot,
             returncode=event.returncode,
+            signature=told.signature,
+            progressed=any(running.heartbeats.read(slot)[0] for slot in running.pids),
         )
 
     def _stopped(self, generation: int, unkillable: tuple[int, ...]) -> None:
@@ -530,4 +532,5 @@ class Runner:
             f"(--hang-timeout); its last heartbeat named step {step}; it may only have waited for another "
             "worker: the stacks in all workers' logs tell"
         )
-        return Failure(FailureKind.HANG, summary[:512], slot=slot)
+        stalled_s = self._hang_timeout_s
+        return Failure(FailureKind.HANG, summary[:512], slot=slot, progressed=True, stalled_s=stalled_s)

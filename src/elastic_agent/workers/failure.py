@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from elastic_agent.printable import plain
 
+from .signature import signature
+
 MESSAGE_CHARACTERS = 500
 TAIL_BYTES = 2 * 1024
 
@@ -47,6 +49,8 @@ class WorkerFailure:
     message: str
     tail: str
     no_room: str = ""
+    signature: str = ""
+    """The same for the same error; see :func:`.signature.signature`."""
 
     def summary(self, node_id: str) -> str:
         """One line, such as "worker n2/0 exited with code 1: RuntimeError: boom"."""
@@ -75,15 +79,18 @@ def describe(
     """
     message, tail = _from_error_file(error_file) if error_file else ("", "")
     stderr_tail = plain(stderr_tail)
+    stderr = _RANK_PREFIX.sub("", stderr_tail)
     if not message:
-        message = _error_in(_RANK_PREFIX.sub("", stderr_tail), returncode)
+        message = _error_in(stderr, returncode)
+    known = _one_line(message)
     return WorkerFailure(
         slot=slot,
         returncode=returncode,
         signal_name=signal_name(returncode),
-        message=_one_line(message),
+        message=known,
         tail=_last_bytes(tail or stderr_tail),
         no_room=no_room,
+        signature="" if no_room else signature(returncode, known, tail or stderr),
     )
 
 
