@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from elastic_agent.protocol.coordinator import MAX_REFUSED, Coordinator
 from elastic_agent.protocol.records import (
+    MAX_AHEAD,
     MAX_PLAN_BYTES,
     MAX_TOLD_GENERATION,
     Ask,
@@ -23,6 +24,7 @@ from elastic_agent.protocol.records import (
     Policy,
     RecordError,
     State,
+    check_follows,
     check_whole,
     decode,
     encode,
@@ -221,6 +223,48 @@ def test_a_lease_longer_than_the_runs_takes_no_part_before_it_is_refused_either(
 def test_a_plan_of_an_impossible_version_is_refused(version: int) -> None:
     with pytest.raises(ValueError, match=r"\$\.version"):
         decode(Plan, encode(plan(FORMING, 1, version)))
+
+
+# -- plans that somebody else wrote ------------------------------------------------------------------
+
+
+def intrude(table: Table, other: Plan) -> None:
+    table.coordinator.intruded(other, table.now_s)
+    table.carry_out()
+
+
+def test_a_plan_of_somebody_else_is_gone_above_in_version_and_generation() -> None:
+    """Nodes may have followed it, so all that it names is to be cleared like the world that really ran."""
+    table = running("a", "b")
+    intrude(table, plan(RUNNING, 5, 9, world=world(5, "a-1", "x-1"), charged=3))
+    assert (table.stand, table.plan.version) == ((FORMING, 6), 10)
+    assert {seat.incarnation for seat in table.plan.awaiting} == {"a-1", "b-1", "x-1"}
+    assert table.plan.charged == 0, "nothing else that it says counts"
+
+
+def test_a_plan_of_somebody_else_that_ends_the_run_does_not_end_it_for_the_coordinator() -> None:
+    table = running("a", "b")
+    intrude(table, plan(FAILED, 1, 9, world=world(1, "a-1", "b-1")))
+    table.all_say(State.SUCCEEDED, "a", "b")
+    assert (table.plan.phase, table.plan.version) == (Phase.FINISHED, 10)
+
+
+def test_a_plan_of_somebody_else_is_gone_above_however_high_its_generation() -> None:
+    """Nodes that sealed it follow no plan of a lower one."""
+    table = running("a", "b")
+    far = 2 * MAX_TOLD_GENERATION - 1
+    intrude(table, plan(RUNNING, far, 9, world=world(far, "a-1", "b-1")))
+    assert (table.stand, table.plan.version) == ((FORMING, far + 1), 10)
+
+
+def test_a_plan_far_ahead_follows_nothing_and_a_generation_no_run_reaches_is_none() -> None:
+    known = plan(FORMING, 1, 5)
+    check_follows(plan(FORMING, 1, 5 + MAX_AHEAD), known)
+    check_follows(plan(FORMING, 1, 2**53), None)
+    with pytest.raises(RecordError, match="version 1000006 does not follow version 5"):
+        check_follows(plan(FORMING, 1, 6 + MAX_AHEAD), known)
+    with pytest.raises(RecordError, match="which no run reaches"):
+        check_whole(plan(FORMING, 2**53, 1))
 
 
 @pytest.mark.parametrize("of", [None, 1, 3])

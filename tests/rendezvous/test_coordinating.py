@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastic_agent.protocol.records import History, Phase
+from elastic_agent.protocol.records import History, Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.coordinating import CoordinatorThread, HostLink
 from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
+from tests.transport.support import forge
 
 from .support import PATIENCE_S, Participant, hosted, participants, policy, run
 
@@ -228,6 +229,69 @@ def test_a_run_whose_records_vanish_goes_on_from_what_is_left(endpoint: Endpoint
                 await y.hear(events.Renewed, after=heard)
                 assert y.node.plan == untouched
                 stranger.close()
+
+    run(story())
+
+
+# -- plans that somebody else wrote ------------------------------------------------------------------
+
+
+def forge_plans(endpoint: Endpoint, *plans: Plan) -> None:
+    """As who reaches the store's port can."""
+    client, _, _ = c10d.open_store(endpoint, 5.0)
+    forge(client, "elastic-agent/1/r/run", *plans)
+
+
+def test_a_run_goes_on_after_somebody_else_published_plans_far_ahead(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        with hosted(endpoint, tmp_path / "host"):
+            async with participants("a", "b", endpoint=endpoint, rules=policy(2, 2), folder=tmp_path) as (
+                a,
+                b,
+            ):
+                plan = await a.running("a", "b")
+                await b.running("a", "b")
+                ahead = [msgspec.structs.replace(plan, version=version) for version in (500_000, 500_001)]
+                forge_plans(endpoint, *ahead)
+                await a.hear(events.PlanSeen, lambda event: event.plan.version == 500_001)
+                a.fail()
+                for one in (a, b):
+                    following = await one.running("a", "b", above=plan.generation)
+                    assert following.version > 500_001
+                    assert following.charged == 1
+
+    run(story())
+
+
+def test_a_node_is_asked_for_no_more_workers_than_it_offers(
+    endpoint: Endpoint, tmp_path: Path, notes: Notes
+) -> None:
+    async def story() -> None:
+        with hosted(endpoint, tmp_path / "host"):
+            async with participants("a", "b", endpoint=endpoint, rules=policy(2, 2), folder=tmp_path) as (
+                a,
+                b,
+            ):
+                plan = await a.running("a", "b")
+                await b.running("a", "b")
+                assert plan.world is not None
+                first, second = plan.world.seats
+                seats = (first, msgspec.structs.replace(second, slots=60))
+                greedy = msgspec.structs.replace(plan.world, generation=plan.generation + 1, seats=seats)
+                forged = msgspec.structs.replace(
+                    plan, version=plan.version + 1, generation=greedy.generation, world=greedy
+                )
+                forge_plans(endpoint, forged)
+                await a.hear(events.PlanSeen, lambda event: event.plan == forged)  # of it nothing is wrong
+                a.fail()
+                following = await b.running("a", "b", above=greedy.generation)
+                assert following.world is not None
+                assert [seat.slots for seat in following.world.seats] == [1, 1]
+                assert forged not in [event.plan for event in b.of(events.PlanSeen)]
+                (complaint,) = [line for line in notes.lines if "ignored a plan" in line]
+                assert "seats b with 60 workers" in complaint
 
     run(story())
 

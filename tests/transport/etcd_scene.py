@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from elastic_agent.protocol.records import Plan, encode
 from elastic_agent.rendezvous.etcd_meeting import Members
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, campaign, run_life
 from elastic_agent.transport.etcd_client import EtcdClient, delete, put
@@ -69,6 +70,9 @@ class EtcdScene(Scene):
 
     def root(self, run_id: str = "run") -> str:
         return self.keys(run_id).shown
+
+    def forge(self, *plans: Plan) -> None:
+        self.stranger().set(f"{self.root()}/plan", encode(plans[-1]))
 
     def lose_store(self) -> None:
         for server in self.cluster.members:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+import msgspec
 from torch.distributed import TCPStore
 
 from elastic_agent.protocol.records import (
@@ -30,6 +31,8 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import CoordinatorLink, NodeLink
+from elastic_agent.transport.plans import _pack
+from elastic_agent.transport.store import StoreClient
 from elastic_agent.values import Endpoint
 from tests.processes import freeze, thaw
 
@@ -72,6 +75,17 @@ def plan(version: int, reason: str = "because", **changes: Any) -> Plan:
     return Plan(**(said | changes))
 
 
+def forge(client: StoreClient, root: str, *plans: Plan) -> None:
+    """Write plans as a coordinator would, whatever is there; the last one as the newest."""
+    for one in plans:
+        envelope, parts = _pack(one)
+        for digest, body in parts.items():
+            client.put(f"{root}/part/{digest}", body)
+        client.put(f"{root}/plan/{one.version}", msgspec.json.encode(envelope))
+        client.put(f"{root}/latest", str(one.version).encode())
+    client.confirm()
+
+
 class Stranger(Protocol):
     """Somebody who writes by hand what we never would."""
 
@@ -105,6 +119,10 @@ class Scene(ABC):
     @abstractmethod
     def root(self, run_id: str = "run") -> str:
         """Under which key the run's records lie."""
+
+    @abstractmethod
+    def forge(self, *plans: Plan) -> None:
+        """Write plans of the run by hand, whatever is there; the last one as the newest."""
 
     @abstractmethod
     def lose_store(self) -> None:
@@ -153,6 +171,10 @@ class C10dScene(Scene):
 
     def root(self, run_id: str = "run") -> str:
         return f"elastic-agent/1/r/{run_id}"
+
+    def forge(self, *plans: Plan) -> None:
+        client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
+        forge(client, self.root(), *plans)
 
     def lose_store(self) -> None:
         self.host.close()

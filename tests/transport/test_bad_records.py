@@ -10,8 +10,8 @@ import time
 import msgspec
 import pytest
 
-from elastic_agent.protocol.records import MAX_RECORD_BYTES, Phase, encode
-from elastic_agent.transport import c10d
+from elastic_agent.protocol.records import MAX_AHEAD, MAX_RECORD_BYTES, Phase, encode
+from elastic_agent.transport import c10d, plans
 from elastic_agent.transport.lane import Lane
 
 from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, world
@@ -157,6 +157,77 @@ def test_a_wrong_pointer_to_the_newest_plan_misleads_nobody(c10d_scene: C10dScen
     assert c10d_scene.node().read_plan() == plan(3), "a link that knows nothing yet"
     assert coordinator.publish(plan(4))
     assert node.next_plan(3, PATIENCE_S) == plan(4)
+
+
+def test_a_plan_that_follows_nothing_misleads_nobody(c10d_scene: C10dScene) -> None:
+    coordinator, node = c10d_scene.coordinator(), c10d_scene.node()
+    coordinator.publish(plan(1))
+    assert node.read_plan() == plan(1)
+    c10d_scene.forge(plan(20_000_000, "forged"))
+    for link in (node, coordinator):
+        assert link.read_plan() == plan(1)
+    assert c10d_scene.node().read_plan() == plan(1), "a link that knows nothing yet"
+    assert coordinator.publish(plan(2))
+    assert node.next_plan(1, PATIENCE_S) == plan(2)
+    assert any("20000000" in line for line in c10d_scene.complaints)
+
+
+def test_a_jump_of_versions_that_no_coordinator_made_is_not_followed(scene: Scene) -> None:
+    coordinator, node = scene.coordinator(), scene.node()
+    coordinator.publish(plan(1))
+    assert node.next_plan(0, PATIENCE_S) == plan(1)
+    scene.forge(plan(1 + MAX_AHEAD, "forged"), plan(2 + MAX_AHEAD, "forged"))
+    assert node.read_plan() == plan(1)
+    assert coordinator.publish(plan(2))
+    assert node.next_plan(1, PATIENCE_S) == plan(2)
+    assert scene.node().read_plan() == plan(2)
+
+
+def test_the_coordinator_goes_above_versions_that_somebody_else_wrote(scene: Scene) -> None:
+    coordinator, misled, waiting = scene.coordinator(), scene.node(), scene.node()
+    for version in (1, 2, 3):
+        coordinator.publish(plan(version))
+    assert waiting.read_plan() == plan(3)
+    lane = Lane("waiting")
+    hears = lane.submit(lambda: waiting.next_plan(3, 10 * PATIENCE_S))
+    forged = plan(500_000, "forged"), plan(500_001, "forged")
+    scene.forge(*forged)
+    assert misled.read_plan() == forged[1]
+    assert not coordinator.publish(plan(4))
+    assert coordinator.read_plan() == forged[1]
+    assert coordinator.publish(plan(500_002))
+    assert misled.next_plan(500_001, PATIENCE_S) == plan(500_002)
+    while (heard := hears.result(PATIENCE_S)) == forged[1]:
+        hears = lane.submit(lambda: waiting.next_plan(500_001, 10 * PATIENCE_S))
+    assert heard == plan(500_002)
+    lane.abandon()
+
+
+def test_a_run_is_removed_whatever_versions_its_plans_had(c10d_scene: C10dScene) -> None:
+    coordinator, store = c10d_scene.coordinator(), c10d_scene.stranger()
+    for version in range(1, 41):
+        coordinator.publish(plan(version, world=world(2, version)))
+    c10d_scene.forge(plan(800_000, "forged"), plan(800_001, "forged"))
+    assert not coordinator.publish(plan(41))
+    assert coordinator.publish(plan(800_002))
+    assert len(store.list_keys()) < 40, "what lies far below is removed at once"
+    coordinator.read(None)
+    started_s = time.thread_time()
+    assert coordinator.remove_run()
+    assert time.thread_time() - started_s < 0.5
+    assert [key for key in store.list_keys() if f"{RUN}/" in key] == []
+
+
+def test_marks_of_old_plans_do_not_fill_the_store(
+    c10d_scene: C10dScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "KEPT_MARKS", 20)
+    coordinator, store = c10d_scene.coordinator(), c10d_scene.stranger()
+    for version in range(1, 101):
+        coordinator.publish(plan(version))
+    kept = [key for key in store.list_keys() if f"{RUN}/plan/" in key]
+    assert len(kept) == plans.KEPT_PLANS + 20
+    assert c10d_scene.node().read_plan() == plan(100)
 
 
 def test_a_spoilt_status_prints_nothing_harmful(scene: Scene) -> None:

@@ -73,6 +73,8 @@ class Coordinator:
         if plan is not None:
             self.clock = PhaseClock.of(plan, self.clock, now_s, new_phase=True)
         self._remembered = remembered
+        self._intruder: History | None = None
+        """What somebody else's plan said of generations, see :meth:`intruded`."""
 
     # -- what the driver tells ------------------------------------------------------------------
 
@@ -100,6 +102,17 @@ class Coordinator:
             new_phase = before != (plan.phase, plan.generation)
             self.clock = PhaseClock.of(plan, self.clock, now_s, new_phase=new_phase)
             self.plan = plan
+
+    def intruded(self, other: Plan, now_s: float) -> None:
+        """Somebody who does not coordinate the run has written this plan: publish above it.
+
+        Nodes may have followed it, so that its generation is over too. Nothing else that it says counts.
+        """
+        if self.plan is None:
+            self.adopt_plan(other, now_s)
+            return
+        self.plan = msgspec.structs.replace(self.plan, version=max(self.plan.version, other.version))
+        self._intruder = History(other.generation, other.world)
 
     def stood_still(self, now_s: float, lasted_s: float) -> None:
         """The coordinator did nothing for that long, until now, because it was paused: nobody else is to blame.
@@ -263,7 +276,10 @@ class Coordinator:
         )  # our own, if several are equal
 
     def _told(self) -> list[History]:
-        told = [one.member.history for one in self.ledger.sightings.values()] + [self._remembered]
+        told = [one.member.history for one in self.ledger.sightings.values()] + [
+            self._remembered,
+            self._intruder,
+        ]
         return [one for one in told if one is not None]
 
     def _higher_history(self) -> History | None:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from .records import Ask, Failure, FailureKind, History, Notice, Phase, Plan, State, World
+from .records import Ask, Failure, FailureKind, History, Member, Notice, Phase, Plan, State, World
 
 
 class Outcome(enum.StrEnum):
@@ -123,6 +123,21 @@ class Activity(enum.StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
     GONE = "gone"
+
+
+def misquoted(plan: Plan, member: Member) -> str:
+    """What a running world says of a node against the node's own record; empty if nothing.
+
+    A node starts as many workers as its seat has slots: what it did not offer is not to be asked of it.
+    """
+    runs = plan.world if plan.phase is Phase.RUNNING else None
+    seat = runs.seat_of(member.incarnation) if runs is not None else None
+    if seat is None or (seat.node_id, seat.slots) == (member.node_id, member.slots):
+        return ""
+    return (
+        f"its world seats {seat.node_id} with {seat.slots} workers; this node is {member.node_id} and offers "
+        f"{member.slots}"
+    )
 
 
 class Node:

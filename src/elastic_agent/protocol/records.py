@@ -30,6 +30,9 @@ MAX_TOLD_GENERATION = 2**40
 """The highest generation that a node is believed to have known (a new one each second reaches it in 35,000 years): the
 coordinator goes above it, and what it publishes then must be in bounds too."""
 
+MAX_AHEAD = 1_000_000
+"""How many versions a plan may be ahead of the newest that its reader knows, who has missed fewer at worst."""
+
 Name = Annotated[str, Meta(pattern=rf"\A{NAME_PATTERN}\Z")]
 Text = Annotated[str, Meta(max_length=512)]
 LongText = Annotated[str, Meta(max_length=4096)]
@@ -494,13 +497,26 @@ def check_whole(plan: Plan) -> None:
     """Check a plan that was put together from what the store has of it.
 
     Raises:
-        RecordError: it says that a generation runs, but not which world; or its world is of a later generation.
+        RecordError: it says that a generation runs, but not which world; its world is of a later generation; or its
+            generation is one that no run reaches.
     """
+    if plan.generation > 2 * MAX_TOLD_GENERATION:
+        raise RecordError(f"plan of generation {plan.generation}, which no run reaches")
     sealed = plan.world.generation if plan.world is not None else 0
     if plan.phase is Phase.RUNNING and sealed != plan.generation:
         raise RecordError(f"generation {plan.generation} is said to run, without its world")
     if sealed > plan.generation:
         raise RecordError(f"plan of generation {plan.generation}, its world is of a later one")
+
+
+def check_follows(plan: Plan, known: Plan | None) -> None:
+    """Check a plan against the newest one known before, if there is one.
+
+    Raises:
+        RecordError: no coordinator can have published so many versions in between.
+    """
+    if known is not None and plan.version > known.version + MAX_AHEAD:
+        raise RecordError(f"plan version {plan.version} does not follow version {known.version}")
 
 
 def check_readable(plan: Plan) -> None:

@@ -249,8 +249,11 @@ class RunDriver:
             self._before_verdict()
         if self._link.publish(plan):
             self._coordinator.published(plan, time.monotonic())
-        elif (newest := self._link.read_plan()) is not None:  # somebody else was first: theirs counts
-            self._coordinator.adopt_plan(newest, time.monotonic())
+        elif (newest := self._link.read_plan()) is not None and newest != before:
+            self._log.warning(
+                f"plan version {newest.version} in the store was not written by this coordinator; going above it"
+            )
+            self._coordinator.intruded(newest, time.monotonic())
         return self._coordinator.plan is not before
 
     def _remember(self, history: History) -> None:

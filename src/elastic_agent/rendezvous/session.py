@@ -20,7 +20,7 @@ import tenacity
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.leases import ANSWERS_PER_LEASE, FirstSent, HeldLease, next_renewal_s
-from elastic_agent.protocol.node import Announce
+from elastic_agent.protocol.node import Announce, misquoted
 from elastic_agent.protocol.records import (
     Address,
     Ask,
@@ -122,6 +122,8 @@ class Session:
         self._prepare: World | None = None
         self._reaching: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
+        self._read_version = 0
+        """Of the newest plan that was read, followed or not."""
         self._registered_in: tuple[str, str] | None = None
         """Store and incarnation of the last registration."""
         self._retell = False
@@ -245,7 +247,7 @@ class Session:
         link = await self._dial(commands)
         replaced = self.store_id is not None and link.store_id != self.store_id
         if replaced:
-            self._plan = None
+            self._plan, self._read_version = None, 0
         self.store_id = link.store_id
         self._local_address = self._own_address or link.local_address
         self._commands = commands
@@ -313,12 +315,16 @@ class Session:
         if link.store_id != self.store_id:
             raise StoreLostError("another store answers there now")
         while True:
-            after, patience_s = self._plan.version if self._plan is not None else 0, self._ttl_s
+            after, patience_s = self._read_version, self._ttl_s
             plan = await connection.call(partial(link.next_plan, after, patience_s), 2 * patience_s + 1.0)
-            if plan is not None and (self._plan is None or plan.version > self._plan.version):
+            if plan is not None and plan.version > after:
                 self._saw(plan)
 
     def _saw(self, plan: Plan) -> None:
+        self._read_version = plan.version
+        if objection := misquoted(plan, self.member):
+            get_logger().warning("ignored a plan in the store", version=plan.version, what=objection)
+            return
         self._plan = plan
         told = plan.history()
         if self.history is None or told.rank >= self.history.rank:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-from elastic_agent.protocol.records import Plan, RecordError, check_whole, decode
+from elastic_agent.protocol.records import Plan, RecordError, check_follows, check_whole, decode
 
 from .base import StoreLostError
 from .etcd_client import CompactedError, EtcdClient, News
@@ -79,12 +79,14 @@ class PlanReader:
     def _take(self, data: bytes) -> bool:
         """This is what the key holds now, or held; whether it is a plan."""
         try:
-            self.best = _decode_plan(data)
+            plan = _decode_plan(data)
+            check_follows(plan, self.best)
         except RecordError as error:
             if data[:200] not in self._told and len(self._told) < 100:
                 self._told.add(data[:200])
                 self._complain(f"{self._key.decode()}: {error}")
             return False
+        self.best = plan
         return True
 
 

@@ -5,7 +5,8 @@ stored under their digests, and a connection that has seen them does not read th
 awaits exactly the seats of the world it carries; then they are not written twice.
 
 Old plans are overwritten with a mark rather than deleted: nobody can publish such a version anew, and whoever
-waits for one wakes up.
+waits for one wakes up. The marks go later; whatever versions somebody writes here, what is kept and what is removed at
+the end is bounded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from elastic_agent.protocol.records import (
     Plan,
     RecordError,
     World,
+    check_follows,
     check_whole,
     decode,
     encode,
@@ -35,6 +37,8 @@ from .store import StoreClient
 T = TypeVar("T")
 
 KEPT_PLANS = 16
+KEPT_MARKS = 1000
+"""How many marks of plans that were cleared away are kept: nodes that fall behind further begin at the newest plan."""
 INLINE_NAMES = 16
 """An order of at most so many nodes stays in the plan."""
 
@@ -100,12 +104,16 @@ class PlanReader:
         announced = self._announced()
         while announced > max(known, before):
             data = self._client.peek_awaited(self.key(announced))
-            if data is not None and data != _CLEARED:
+            if data is not None and data != _CLEARED and self._follows(announced, known):
                 return announced, data
             before, announced = announced, self._announced()  # cleared away in between: there is a newer one
         if before and announced == before:
-            self.tell(f"{self._prefix}/latest names version {before}, which is not there")
+            self.tell(f"{self._prefix}/latest names version {before}, which is not there or follows nothing")
         return known + 1, self._client.peek_awaited(self.key(known + 1))
+
+    def _follows(self, version: int, known: int) -> bool:
+        """Whether something stands under the version before, as wherever a coordinator published."""
+        return version == known + 1 or self._client.peek_awaited(self.key(version - 1)) is not None
 
     def _announced(self) -> int:
         data = self._client.peek(f"{self._prefix}/latest")
@@ -128,11 +136,17 @@ class PlanReader:
         if data == _CLEARED:
             return False
         try:
-            self._best = self.open(data, version)
-        except _DamagedError as error:
+            plan = self.open(data, version)
+            check_follows(plan, self._best)
+        except (_DamagedError, RecordError) as error:
             self.tell(f"{self.key(version)}: {error}")
             return False
+        self._best = plan
         return True
+
+    def published(self, plan: Plan) -> None:
+        """This plan was just written, over this connection."""
+        self._best = plan
 
     def open(self, data: bytes, version: int) -> Plan:
         """The plan in these bytes, its parts put back in."""
@@ -197,10 +211,13 @@ class PlanWriter:
         self._reader = reader
         self._parts: deque[tuple[int, frozenset[str]]] = deque()
         """Which parts the kept versions need."""
+        self._last: int | None = None
+        """The last version written."""
 
     def publish(self, plan: Plan) -> bool:
         """Write the version if it follows the newest and nobody else has written it."""
-        if plan.version > 1 and self._client.peek_awaited(self._reader.key(plan.version - 1)) is None:
+        newest = self._reader.newest()
+        if plan.version != (newest.version if newest is not None else 0) + 1:
             return False
         envelope, parts = _pack(plan)
         for digest, body in parts.items():
@@ -213,8 +230,22 @@ class PlanWriter:
                 return False
             stored = self._client.exchange(key, stored, data)  # no coordinator wrote that
         self._client.put(f"{self._prefix}/latest", str(plan.version).encode())
+        self._reader.published(plan)
+        if self._last is not None and plan.version > self._last + KEPT_PLANS:
+            self._leave_behind(self._last)
+        self._last = plan.version
         self._clear_away(plan.version, frozenset(parts))
         return True
+
+    def _leave_behind(self, version: int) -> None:
+        """Remove everything up to this version, as versions go on far above it: another one wrote there."""
+        following = self._reader.key(version + 1)
+        self._client.put(following, _CLEARED)  # wakes the nodes that wait for it
+        self._client.delete([*self._keys_up_to(version), following])
+
+    def _keys_up_to(self, version: int) -> list[str]:
+        first = max(1, version - KEPT_PLANS - KEPT_MARKS)
+        return [self._reader.key(one) for one in range(first, version + 1)]
 
     def _clear_away(self, version: int, parts: frozenset[str]) -> None:
         self._parts.append((version, parts))
@@ -225,12 +256,13 @@ class PlanWriter:
         self._client.delete([f"{self._prefix}/part/{digest}" for digest in gone - kept])
         if version > KEPT_PLANS:
             self._client.put(self._reader.key(version - KEPT_PLANS), _CLEARED)
+        if version > KEPT_PLANS + KEPT_MARKS:
+            self._client.delete([self._reader.key(version - KEPT_PLANS - KEPT_MARKS)])
 
     def remove_all(self) -> None:
         """Remove every plan: the run is over, and nobody reads them any more."""
         self._reader.newest()
-        end = self._reader.end
-        keys = [self._reader.key(version) for version in range(1, end + 1)]
+        keys = self._keys_up_to(self._reader.end)
         kept = self._client.peek_many(keys[-KEPT_PLANS:])
         parts = {digest for data in kept.values() for digest in _parts_of(data)}
         parts = parts.union(*(needed for _, needed in self._parts))
