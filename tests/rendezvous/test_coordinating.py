@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import msgspec
 import pytest
 
 from elastic_agent.protocol.records import History, Phase, Plan
-from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous import coordinating, events
 from elastic_agent.rendezvous.coordinating import CoordinatorThread, HostLink
 from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.transport import c10d
@@ -66,12 +67,13 @@ def coordinated(
     endpoint: Endpoint,
     memory: RunMemory,
     open_link: Callable[[c10d.C10dHost, str], HostLink] | None = None,
+    **patience: float,
 ) -> Iterator[CoordinatorThread]:
     """A store and its coordinator in this process."""
     host = c10d.find_or_host(endpoint, 5.0)
     assert host is not None
     link = open_link or (lambda host, run_id: host.coordinator_link(run_id))
-    thread = CoordinatorThread(host.inbox(), lambda run_id: link(host, run_id), memory)
+    thread = CoordinatorThread(host.inbox(), lambda run_id: link(host, run_id), memory, **patience)
     thread.start()
     try:
         yield thread
@@ -229,6 +231,61 @@ def test_a_run_whose_records_vanish_goes_on_from_what_is_left(endpoint: Endpoint
                 await y.hear(events.Renewed, after=heard)
                 assert y.node.plan == untouched
                 stranger.close()
+
+    run(story())
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_names_that_are_no_runs_cost_no_connections_and_hold_up_no_run(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        with coordinated(endpoint, RunMemory(tmp_path / "state")):
+            rules = policy(1, 1)
+            async with Participant("a", endpoint, rules, tmp_path / "a") as a:
+                generation = (await a.running("a")).generation
+                before = open_files()
+                stranger, _, _ = c10d.open_store(endpoint, 5.0)
+                names = [f"fake-{number}" for number in range(3000)]
+                stranger.append("elastic-agent/1/runs", "\n".join(["", *names]))
+                for name in names:
+                    stranger.push("elastic-agent/1/inbox", f"{name} nobody")
+                stranger.confirm()
+                # its hint comes after all of these
+                async with Participant("z", endpoint, rules, tmp_path / "z", "another") as z:
+                    await z.running("z")
+                    assert open_files() < before + 100
+                    a.fail()
+                    await a.running("a", above=generation)
+                stranger.close()
+
+    run(story())
+
+
+def test_more_runs_than_a_store_coordinates_wait_and_the_log_says_so(
+    endpoint: Endpoint, tmp_path: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinating, "MAX_RUNS", 1)
+
+    async def story() -> None:
+        with coordinated(endpoint, RunMemory(tmp_path / "state"), keep_over_s=0.1, idle_s=0.2):
+            rules = policy(1, 1, join_s=1.0)
+            async with (
+                Participant("a", endpoint, rules, tmp_path / "a", "first") as a,
+                Participant("b", endpoint, rules, tmp_path / "b", "second") as b,
+            ):
+                await a.hear(events.Registered)
+                await b.hear(events.Registered)
+                running = [asyncio.create_task(one.running(one.name)) for one in (a, b)]
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                first, second = (a, b) if running[0].done() else (b, a)
+                assert not second.of(events.PlanSeen)
+                assert len([line for line in notes.lines if "1 runs, which is the most" in line]) == 1
+                await first.vanish()
+                await asyncio.gather(*running)  # the place is free as soon as that run is over
 
     run(story())
 

@@ -146,6 +146,19 @@ def test_what_is_no_plan_keeps_nobody_from_the_next(c10d_scene: C10dScene, kind:
     assert all(f"{RUN}/plan/2" in line and "\n" not in line for line in c10d_scene.complaints)
 
 
+def test_a_value_too_large_to_be_compared_with_breaks_no_connection(c10d_scene: C10dScene) -> None:
+    """The server hangs up on larger messages; the coordinators of all runs share a connection."""
+    troubled, other = (c10d_scene.host.coordinator_link(run_id) for run_id in ("run", "other"))
+    troubled.publish(plan(1))
+    stranger = c10d_scene.stranger()
+    for _ in range(2):
+        stranger.append(f"{RUN}/plan/2", "x" * 5_000_000)
+    stranger.check([RUN])  # answered when all before is done
+    assert troubled.publish(plan(2))
+    assert c10d_scene.node().read_plan() == plan(2)
+    assert other.publish(plan(1))
+
+
 @pytest.mark.parametrize("data", [b"\xff", b"-1", b"1e3", b"9" * 300, b"999", b"1"])
 def test_a_wrong_pointer_to_the_newest_plan_misleads_nobody(c10d_scene: C10dScene, data: bytes) -> None:
     coordinator, node = c10d_scene.coordinator(), c10d_scene.node()

@@ -45,6 +45,12 @@ IDLE_S = 60.0
 RUNS_READ_EVERY_S = 2.0
 """How often it is looked whether runs have come of which no hint told."""
 
+MAX_RUNS = 1000
+"""How many runs of a store are coordinated at a time."""
+
+LOOKS_PER_TURN = 64
+"""At how many runs that are not coordinated it is looked in a turn: names alone do not hold up those that are."""
+
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """How long a run is left alone after an internal error with it."""
 
@@ -64,6 +70,9 @@ class Inbox(Protocol):
 
 class HostLink(CoordinatorLink, Protocol):
     """A coordinator's link to a run in a store that is for many runs."""
+
+    def has_begun(self) -> bool:
+        """Whether there is more of the run than its name."""
 
     def remove_run(self) -> bool:
         """Remove everything of a run that nobody needs any more; False if somebody new has come."""
@@ -303,8 +312,11 @@ class CoordinatorThread(threading.Thread):
         """
         super().__init__(name="elastic-coordinator", daemon=True)
         self._inbox = inbox
-        self._runs: Collection[str] = ()
         self._runs_read_s = -math.inf
+        self._hinted: dict[str, None] = {}
+        """Runs that are not coordinated and of which a hint told, in order."""
+        self._listed: dict[str, None] = {}
+        """Those that are only on the store's list, in order."""
         self._open_link = open_link
         self._memory = memory
         self._on_change = on_change
@@ -315,6 +327,8 @@ class CoordinatorThread(threading.Thread):
         self._drivers: dict[str, _Driven] = {}
         self._resting: dict[str, _Rest] = {}
         """Runs with which something went wrong, and when to take them up anew."""
+        self._too_many: dict[str, None] = {}
+        """Runs that wait until one of those that are coordinated is over."""
         self._stopping = threading.Event()
         self._log = get_logger()
         self.failed = False
@@ -349,25 +363,42 @@ class CoordinatorThread(threading.Thread):
             moments = [one.wake_s for one in drivers if one.needed]
             moments += [one.unused_since_s + self._keep_over_s for one in drivers]
             moments += [rest.until_s for rest in self._resting.values()]
+            if self._hinted or self._listed:
+                moments.append(now_s if self._hinted else now_s + RUNS_READ_EVERY_S / 10)
             hints = self._inbox.wait(max(0.001, min([*moments, now_s + self._idle_s]) - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
         now_s = time.monotonic()
-        if hints or now_s >= self._runs_read_s:  # who registers leaves a hint, which may be lost
-            self._runs = self._inbox.runs()
-            self._runs_read_s = now_s + RUNS_READ_EVERY_S
-        known = {*self._runs, *self._drivers, *self._resting}
-        by_run: dict[str, set[str]] = {run_id: set() for run_id in known}
+        by_run: dict[str, set[str]] = {run_id: set() for run_id in (*self._drivers, *self._resting)}
         for run_id, incarnation in hints:
-            by_run.setdefault(run_id, set()).add(incarnation)
+            if run_id in by_run:
+                by_run[run_id].add(incarnation)
+            else:
+                self._hinted.setdefault(run_id)
+        if now_s >= self._runs_read_s:  # who registers leaves a hint, which may be lost
+            self._listed.update(dict.fromkeys(self._inbox.runs()))
+            self._runs_read_s = now_s + RUNS_READ_EVERY_S
         for run_id, incarnations in by_run.items():
             self._turn_run(run_id, incarnations)
+        for run_id in self._next_to_look_at():
+            self._turn_run(run_id, ())
         busy = sorted(
             {run_id for run_id, one in self._drivers.items() if one.driver.needed} | {*self._resting}
         )
         if busy != self.busy_with:
             self.busy_with = busy
             self._on_change()
+
+    def _next_to_look_at(self) -> list[str]:
+        """The next runs that are not coordinated, of which some may be only names."""
+        found: list[str] = []
+        for queue in (self._hinted, self._listed):
+            while queue and len(found) < LOOKS_PER_TURN:
+                run_id = next(iter(queue))
+                del queue[run_id]
+                if run_id not in self._drivers and run_id not in self._resting and run_id not in found:
+                    found.append(run_id)
+        return found
 
     def _turn_run(self, run_id: str, incarnations: Collection[str]) -> None:
         """One run's turn, if it is due. What goes wrong with one run is not to end the others."""
@@ -376,16 +407,13 @@ class CoordinatorThread(threading.Thread):
         if now_s < rest.until_s:
             return
         try:
-            driven = self._drivers.get(run_id)
-            if driven is None:
-                link = self._open_link(run_id)
-                driven = _Driven(RunDriver(run_id, link, self._memory, now_s), link)
-                self._drivers[run_id] = driven
-            if incarnations or driven.driver.wake_s <= now_s:
-                driven.driver.turn(incarnations, now_s)
-                self._tell(driven)
-            if now_s >= driven.driver.unused_since_s + self._keep_over_s:
-                self._remove(run_id, driven)
+            driven = self._drivers.get(run_id) or self._take_up(run_id, now_s)
+            if driven is not None:
+                if incarnations or driven.driver.wake_s <= now_s:
+                    driven.driver.turn(incarnations, now_s)
+                    self._tell(driven)
+                if now_s >= driven.driver.unused_since_s + self._keep_over_s:
+                    self._remove(run_id, driven)
             self._resting.pop(run_id, None)
         except Exception as error:
             if self._stopping.is_set():
@@ -402,6 +430,22 @@ class CoordinatorThread(threading.Thread):
                 exc_info=trace,
             )
 
+    def _take_up(self, run_id: str, now_s: float) -> _Driven | None:
+        """Coordinate a run from now on, if it is more than a name."""
+        link = self._open_link(run_id)
+        if not link.has_begun():
+            return None
+        if len(self._drivers) >= MAX_RUNS:
+            if not self._too_many:
+                self._log.error(
+                    f"this store coordinates {MAX_RUNS} runs, which is the most; others wait until one of them is over",
+                    run=run_id,
+                )
+            self._too_many.setdefault(run_id)
+            return None
+        driven = self._drivers[run_id] = _Driven(RunDriver(run_id, link, self._memory, now_s), link)
+        return driven
+
     def _tell(self, driven: _Driven) -> None:
         plan = driven.driver.plan
         if plan is not None and plan is not driven.told:
@@ -414,8 +458,9 @@ class CoordinatorThread(threading.Thread):
             return
         if driven.link.remove_run():
             self._inbox.strike(run_id)
-            self._runs = [one for one in self._runs if one != run_id]
             del self._drivers[run_id]
+            self._hinted |= self._too_many
+            self._too_many.clear()
             self._log.debug("removed the records of a run that is over", run=run_id)
         else:  # who came has left a hint
             driven.driver.unused_since_s = math.inf

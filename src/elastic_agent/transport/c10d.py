@@ -47,6 +47,8 @@ BIRTH_S = 2.0
 MAX_HINTS = 4096
 """So many hints are taken at once; the rest is taken the next time."""
 MAX_STATUS_CHARS = 2048
+MAX_RUNS_BYTES = 1024 * 1024
+"""So much of the list of runs is read; runs beyond it make themselves known by hints."""
 MOST_OPEN_FILES = 65536
 
 _CLEARING = b"\x00"
@@ -169,6 +171,8 @@ class C10dHost:
         self.port = int(sock.getsockname()[1])
         self.store_id = secrets.token_hex(8)
         self._address = own_address(sock)
+        self._shared: StoreClient | None = None
+        """The connection of all coordinator's links: a run that is only a name must cost nothing."""
         with store_errors():
             self._store: TCPStore | None = serve(sock)
             self._store.set(f"{ROOT}/id", self.store_id)
@@ -178,8 +182,15 @@ class C10dHost:
         return C10dInbox(self._client(), self._client())
 
     def coordinator_link(self, run_id: str) -> C10dCoordinatorLink:
-        """The coordinator's link to one run, on a connection of its own."""
-        return C10dCoordinatorLink(self._client(), run_id)
+        """The coordinator's link to one run. All of them share a connection, and are used by one thread at a time."""
+        if self._shared is not None:
+            try:
+                self._shared.confirm()
+            except StoreLostError:
+                self._shared = None
+        if self._shared is None:
+            self._shared = self._client()
+        return C10dCoordinatorLink(self._shared, run_id)
 
     def _client(self) -> StoreClient:
         return StoreClient(self._address, self.port, CALL_TIMEOUT_S)
@@ -346,7 +357,7 @@ class C10dInbox:
 
     def runs(self) -> tuple[str, ...]:
         """Every run that ever registered here."""
-        return tuple(_names(self._asking.peek(f"{ROOT}/runs") or b""))
+        return tuple(_names((self._asking.peek(f"{ROOT}/runs") or b"")[:MAX_RUNS_BYTES]))
 
     def strike(self, run_id: str) -> None:
         """Take a removed run off that list."""
@@ -411,6 +422,10 @@ class C10dCoordinatorLink:
                 self._known.setdefault(name)
         self._roster_read = len(roster)
         return list(self._known)
+
+    def has_begun(self) -> bool:
+        """Whether a node has registered, or a plan is there; else the run is only a name."""
+        return bool(self.read(None).members) or self.read_plan() is not None
 
     def read_plan(self) -> Plan | None:
         """The newest plan, or None before the first."""

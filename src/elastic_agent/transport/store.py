@@ -27,6 +27,9 @@ from .base import StoreLostError
 
 CALL_TIMEOUT_S = 10.0
 
+MAX_COMPARED_BYTES = 4 * 1024 * 1024
+"""A larger value is not ours: it was appended to by somebody else, and may be too large for a message (see above)."""
+
 _NOTHING = b"\x00elastic-agent: no such key\x00"
 _BATCH = 512
 
@@ -126,8 +129,12 @@ class StoreClient:
         """Compare-and-set; the value afterwards. ``b""`` is expected of a missing key.
 
         A missing key of which something else was expected answers with that expectation: only ``desired`` as the
-        answer tells success.
+        answer tells success. A value that may be too large to be sent is removed first, if it stands there.
         """
+        if len(expected) > MAX_COMPARED_BYTES:
+            if self.peek(key) == expected:
+                self.delete([key])
+            expected = b""
         with store_errors():
             value: bytes = self._store.compare_set(key, expected, desired)
         return value
