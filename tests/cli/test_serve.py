@@ -91,16 +91,11 @@ def test_it_ends_when_told_before_it_serves(tmp_path: Path) -> None:
         server.close()
 
 
-def test_under_a_name_of_this_machine_it_serves_every_interface(tmp_path: Path) -> None:
+def test_under_a_name_of_this_machine_it_is_reached_by_that_name(tmp_path: Path) -> None:
     """Also if that is a loopback address here, and another one elsewhere."""
     port = free_port()
-    with serving(tmp_path, "--rdzv-endpoint", f"{socket.gethostname()}:{port}") as server:
-        listening = (
-            Path(f"/proc/{server.process.pid}/net/tcp6").read_text() + Path("/proc/net/tcp").read_text()
-        )
-        everywhere = {f"{'0' * 32}:{port:04X}", f"{'0' * 8}:{port:04X}"}
-        found = {line.split()[1] for line in listening.splitlines() if " 0A " in line}
-        assert everywhere & found
+    with serving(tmp_path, "--rdzv-endpoint", f"{socket.gethostname()}:{port}"):
+        socket.create_connection((socket.gethostname(), port), PATIENCE_S).close()
     named = elastic_agent("serve", "--help").stdout
     assert "this machine's host name" in named
 

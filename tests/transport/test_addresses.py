@@ -163,6 +163,96 @@ def test_a_machine_without_a_way_out_finds_its_own_addresses() -> None:
     assert facts["local though all can be bound"][0]
 
 
+# A machine with two addresses and one of IPv6; some names of it in its own /etc/hosts.
+WITH_SEVERAL_ADDRESSES = """
+set -e
+ip link set lo up
+ip link add eth0 type veth peer name eth1
+ip addr add 10.9.8.7/24 dev eth0
+ip addr add 10.9.8.6/24 dev eth0
+ip addr add fd00::7/64 dev eth0 nodad
+ip link set eth0 up
+ip link set eth1 up
+printf '127.0.0.1 localhost\\n10.9.8.7 one\\n10.9.8.7 two\\n10.9.8.6 two\\n127.0.1.1 debian\\n' > "$1"
+mount --bind "$1" /etc/hosts
+exec "$0" -c '
+import json
+from elastic_agent.protocol.records import Lease, Member, Policy, State
+from elastic_agent.transport import c10d
+from elastic_agent.transport.addresses import connect, listen
+from elastic_agent.transport.base import UnreachableError
+from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.values import Endpoint
+
+def answers(port):
+    found = []
+    for address in ("10.9.8.7", "10.9.8.6", "127.0.0.1", "fd00::7", "::1"):
+        try:
+            connect(address, port, 5.0).close()
+        except UnreachableError:
+            continue
+        found.append(address)
+    return found
+
+facts = {"reached": {}, "met": [], "bootstrap": {}}
+for host in ("10.9.8.7", "fd00::7", "one", "two", "debian", "0.0.0.0", "192.0.2.1", "127.0.0.1"):
+    with listen(host, 0) as sock:
+        facts["reached"][host] = answers(sock.getsockname()[1])
+for host in ("10.9.8.7", "fd00::7", "one", "two", "debian", "localhost"):
+    store = c10d.find_or_host(Endpoint(host, 0), 5.0)
+    node = c10d.dial(Endpoint(host, store.port), "run", 5.0)
+    member = Member(1, "a", "a-1", node.local_address, 1, State.READY, 0, Policy())
+    node.register(member, Lease("a-1", 5.0))
+    assert list(store.coordinator_link("run").read(None).members) == ["a-1"]
+    facts["met"].append(host)
+    offer = BootstrapStore.open(node.local_address, PortPicker(None, 0.0))
+    dial_bootstrap(offer.address, 5.0)
+    facts["bootstrap"][node.local_address] = answers(offer.address.port)
+    offer.close()
+    store.close()
+print(json.dumps(facts), flush=True)
+import os
+os._exit(0)
+'
+"""
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
+def test_a_store_is_reached_at_the_address_of_its_endpoint_and_nowhere_else(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            "unshare",
+            "--net",
+            "--mount",
+            "sh",
+            "-c",
+            WITH_SEVERAL_ADDRESSES,
+            sys.executable,
+            str(tmp_path / "hosts"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    everywhere = ["10.9.8.7", "10.9.8.6", "127.0.0.1", "fd00::7", "::1"]
+    assert facts["reached"] == {
+        "10.9.8.7": ["10.9.8.7"],
+        "fd00::7": ["fd00::7"],
+        "one": ["10.9.8.7"],
+        "two": everywhere,
+        "debian": everywhere,
+        "0.0.0.0": everywhere,
+        "192.0.2.1": everywhere,  # translated on the way here
+        "127.0.0.1": ["127.0.0.1"],
+    }
+    assert facts["met"] == ["10.9.8.7", "fd00::7", "one", "two", "debian", "localhost"]
+    assert facts["bootstrap"]["10.9.8.7"] == ["10.9.8.7"]
+    assert facts["bootstrap"]["fd00::7"] == ["fd00::7"]
+
+
 # A name server that takes every question and answers none.
 WITHOUT_ANSWERS = """
 set -e

@@ -35,8 +35,8 @@ Usage: elastic-agent serve [--rdzv-endpoint HOST[:PORT]] [OPTIONS]
 
 Hosts the store where agents meet, and coordinates their runs, on a machine that does not train (a login or head
 node), for as many runs as like. The agents name it by --rdzv-endpoint; no agent needs to host the store then. It
-listens on every interface, unless the endpoint says loopback. Started again within the lease of its runs
-(--lease-ttl), it finds them training as if nothing had been. It runs until SIGTERM or SIGINT.
+listens at the endpoint's address if it has just one, else on every interface. Started again within the lease of its
+runs (--lease-ttl), it finds them training as if nothing had been. It runs until SIGTERM or SIGINT.
 """
 
 _SERVE_ENDPOINT = (

@@ -104,16 +104,13 @@ def _binds_anything(family: int) -> bool:
 
 
 def listen(host: str, port: int, backlog: int = 4096) -> socket.socket:
-    """A listening socket for the endpoint: on every interface, unless the endpoint says loopback.
+    """A listening socket for ``host``, no wider than it says (see :func:`_to_listen_at`).
 
     Raises:
         OSError: the port is taken (EADDRINUSE) or may not be used.
     """
-    candidates = (
-        resolve(host) if is_loopback_name(host) else [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]
-    )
     failure: OSError | None = None
-    for family, address in candidates:
+    for family, address in _to_listen_at(host):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -129,6 +126,26 @@ def listen(host: str, port: int, backlog: int = 4096) -> socket.socket:
         else:
             return sock
     raise failure or OSError(errno.EADDRNOTAVAIL, f"no address of {host} can be listened on")
+
+
+def _to_listen_at(host: str) -> list[Address]:
+    """Where to listen for ``host``: at its address, if it has just one and that is this machine's; else everywhere.
+
+    Everywhere too for a name that means loopback here and not elsewhere (Debian's 127.0.1.1), for an address that is
+    translated on the way to this machine, and for a link-local one, which torch's store cannot dial.
+    """
+    if is_loopback_name(host):
+        return resolve(host)
+    everywhere: list[Address] = [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]
+    try:
+        found = resolve(host)
+    except UnreachableError:
+        return everywhere
+    family, address = found[0] if len(found) == 1 else (0, "%")
+    if "%" in address or not _is_own(family, address):
+        return everywhere
+    plain = ipaddress.ip_address(address)
+    return everywhere if plain.is_loopback or plain.is_unspecified else found
 
 
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
