@@ -453,8 +453,11 @@ class Agent:
         return []
 
     def _registered(self, connection: Connection, held: HeldLease) -> None:
+        replaced = self._plan_from not in (None, connection.store.store_id)
         self._settle_in(connection, held)
         self.cluster.story(self.name, "registered {}", self.incarnation)
+        if replaced:  # the lease was lost with the store
+            self.post(self.node.store_replaced)
         plan = self.plan
         if plan is not None:  # the watcher waits for a newer one only
             self.post(lambda: self.node.plan_changed(plan))
