@@ -52,6 +52,8 @@ class NoticeRules:
         """Agents that have read that the run was stopped."""
         self._told_the_end: set[Agent] = set()
         """Agents that have read that the run is to end."""
+        self._newest_life = 0
+        """The life of the newest plan."""
         self._life = 0
         """How often the run was taken up again."""
         self._ends_asked: dict[tuple[Agent, int], int] = {}
@@ -70,6 +72,7 @@ class NoticeRules:
 
     def published(self, store: Store, before: Plan | None, plan: Plan, seen: Seen) -> None:
         """A plan was written into a store."""
+        self._newest_life = max(self._newest_life, plan.life)
         if before is not None:
             fresh = self._freshly_heard(store, before, plan)
             self._given_for_a_reason(before, plan, fresh)
@@ -298,7 +301,13 @@ class NoticeRules:
         """An agent has read this plan, and not acted on it yet."""
         if plan.phase is Phase.STOPPED:
             self._know.add(agent)
-        if plan.notice is not None and plan.notice.ends and (agent.node.met or not plan.is_terminal):
+        late = plan.life < self._newest_life  # the run was taken up again meanwhile
+        if (
+            plan.notice is not None
+            and plan.notice.ends
+            and not late
+            and (agent.node.met or not plan.is_terminal)
+        ):
             self._told_the_end.add(agent)  # not who comes after the stop, to go on with the run
 
     def announced(self, agent: Agent, member: Member) -> None:
