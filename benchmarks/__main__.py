@@ -27,11 +27,12 @@ BENCHMARKS = {
     "eight": "eight workers on one agent: start, recovery, memory, a node that joins, beside torchrun",
     "rendezvous": "many nodes meet at one store, beside torch's own rendezvous",
     "etcd": "the same with etcd beside c10d: recovery, many nodes, requests, an outage",
+    "coordinator": "a node lost on etcd: the coordinator's, and another one",
     "rest": "what an agent costs while training runs, beside torchrun's",
     "client": "what the client module costs a training script",
     "notices": "a signal to one agent until all workers are told, have left, and what follows",
 }
-LONG = ("etcd",)
+LONG = ("etcd", "coordinator")
 """Not part of a quick run unless named."""
 STAGE_TABLES = {"start_stages": START_STAGES, "recovery_stages": RECOVERY_STAGES}
 ISOLATED = "BENCH_ISOLATED"
@@ -61,7 +62,7 @@ def parse() -> tuple[Options, list[str], Path]:
     listed = "\n".join(f"  {name:12}{what}" for name, what in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"Benchmarks (all of them if none is named; with --quick all but etcd):\n{listed}",
+        description=f"Benchmarks (all of them if none is named; with --quick all but those with etcd):\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help="which to run")

@@ -504,6 +504,8 @@ class Agent:
             self._hold(held.renewed(wanted, self._when(sent_s)))
             self._time_next_renewal(sent_s)
             self._renewed.put("renewed")
+            if self.candidate is not None:
+                self.candidate.mark()
             self.cluster.at("renewed", self)
         else:
             self.post(lambda: self._lost("the lease was condemned"))

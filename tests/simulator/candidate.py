@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from elastic_agent.protocol.coordinator import Coordinator
+from elastic_agent.protocol.revisions import RevisionTimes
 
 from .coordination import Coordination
 from .etcd import DEPOSED, EtcdConnection
@@ -31,6 +32,7 @@ class Candidate:
         self.cluster = cluster
         self.agent = agent
         self.term: Term | None = None
+        self.revisions = RevisionTimes()
         self._stopped = False
         agent.process.spawn(self._stand())
 
@@ -38,6 +40,10 @@ class Candidate:
     def winding_up(self) -> bool:
         """Whether this agent coordinates a run that is over, but not everybody alive knows."""
         return self.term is not None and self.term.winding_up
+
+    def saw(self, store_id: str, revision: int) -> None:
+        """An answer of an etcd, or news, named this revision."""
+        self.revisions.saw(store_id, revision, self.agent.machine.clock())
 
     def _goes_on(self) -> bool:
         return not self._stopped and not self.cluster.over
@@ -56,19 +62,25 @@ class Candidate:
         call_s = self.cluster.call_s()
         machine = self.agent.machine
         yield from connection.call("hello", timeout_s=call_s)
+        connection.store.watch_leader(self)
         while self._goes_on():
             yield from connection.call("await_vacancy", timeout_s=self.cluster.watch_s())
             sent_s = machine.clock()
             since = yield from connection.call("stand", self.agent.name, machine, timeout_s=call_s)
             if since is None:
                 continue
-            term = Term(self.cluster, self.agent, connection, since, sent_s)
+            term = Term(self, connection, since, sent_s)
             if self._goes_on():
                 self.term = term
                 yield from term.hold()
             self.term = None
             yield from term.resign()
             return
+
+    def mark(self) -> None:
+        """Its agent's lease was renewed."""
+        if self.term is not None and not self.term.deposed:
+            self.agent.process.spawn(self.term.mark())
 
     def stop(self) -> Routine:
         """Give the office up."""
@@ -84,9 +96,11 @@ class Term(Coordination):
     ends_when_in_doubt = True
 
     def __init__(
-        self, cluster: Cluster, agent: Agent, connection: EtcdConnection, since: int, elected_s: float
+        self, candidate: Candidate, connection: EtcdConnection, since: int, elected_s: float
     ) -> None:
-        super().__init__(cluster, agent.machine, agent.process, connection.store)
+        agent = candidate.agent
+        super().__init__(candidate.cluster, agent.machine, agent.process, connection.store)
+        self._revisions = candidate.revisions
         self.name = f"term {since} on {agent.name}"
         self._since = since
         self._link = connection
@@ -145,6 +159,17 @@ class Term(Coordination):
 
     def _clear_away(self) -> Routine:
         yield from self._decree("remove_run")
+
+    def _written_by(self, revision: int) -> float | None:
+        return self._revisions.written_by(self.store.store_id, revision)
+
+    def mark(self) -> Routine:
+        """Write the leader key anew, so that every candidate knows by when all before it was written."""
+        connection = self.store.connect(self.machine)
+        with contextlib.suppress(StoreLostError):
+            args = (self._since, "mark", ())
+            yield from connection.call("decree", *args, timeout_s=self.cluster.call_s())
+        connection.close()
 
     def _keep(self) -> Routine:
         """Keep the leader key alive; without it, or without an answer for its whole time, the term ends."""

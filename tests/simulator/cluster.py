@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from elastic_agent.protocol.records import Phase, Plan, Policy, World
 from .agent import Agent
 from .checker import Checker
 from .coordination import Coordination
-from .etcd import Etcd
+from .etcd import Etcd, EtcdConnection
 from .guard import Group
 from .job import Job
 from .kernel import Kernel, Process
@@ -92,7 +93,10 @@ class Endpoint:
             return None
         if self.cluster.over and isinstance(self.store, Etcd):
             return None  # nothing is there any more that belongs to the run
-        return self.store.connect(agent.machine)
+        connection = self.store.connect(agent.machine)
+        if isinstance(connection, EtcdConnection) and agent.candidate is not None:
+            connection.saw = partial(agent.candidate.saw, self.store.store_id)
+        return connection
 
     def _may_host(self, agent: Agent) -> bool:
         return (

@@ -11,7 +11,7 @@ from elastic_agent.protocol.situation import Decision
 from .kernel import Inbox, Process, Routine
 from .machine import Machine
 from .network import Connection, StoreLostError
-from .store import Store, readable
+from .store import Store, Stored, readable
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -96,15 +96,19 @@ class Coordination:
             core.adopt_plan(decode(Plan, data), self.machine.clock())
         self._take_in(core, both)
 
-    def _take_in(self, core: Coordinator, both: dict[str, tuple[bytes, bytes]]) -> None:
+    def _take_in(self, core: Coordinator, both: dict[str, Stored]) -> None:
         # the time is taken after the answer: what it holds was written before
         now_s = self.machine.clock()
         now_s = self._asked_s if "time before the read" in self.cluster.quirks else now_s
-        for incarnation, (member_data, lease_data) in both.items():
+        for incarnation, (member_data, lease_data, written_in) in both.items():
             member, lease = readable(Member, member_data), readable(Lease, lease_data)
             if isinstance(member, Member) and isinstance(lease, Lease) and member.incarnation == incarnation:
                 self.seen[incarnation] = (member, lease)
-                core.observe(member, lease, now_s)
+                core.observe(member, lease, now_s, self._written_by(written_in))
+
+    def _written_by(self, revision: int) -> float | None:
+        """By when at the latest what carries this revision had been written, if that is known."""
+        return None
 
     def _listen(self, core: Coordinator) -> Routine:
         """Until the next full look, take in what is hinted at."""

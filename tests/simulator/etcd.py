@@ -1,8 +1,9 @@
 """An etcd as the run's store: no process of a node, with records that go by themselves and an office of coordinator.
 
 What differs from :class:`~.store.Store`: requests of one connection may overtake each other, and a lost one
-loses nothing but itself; what an incarnation wrote goes when nothing was heard of it for long; ``decree`` is
-the transaction that compares the leader key. etcd's clock (:attr:`Etcd.now_s`) stands still while etcd does.
+loses nothing but itself; every answer names the newest revision; what an incarnation wrote goes when nothing was
+heard of it for long; ``decree`` is the transaction that compares the leader key. etcd's clock (:attr:`Etcd.now_s`)
+stands still while etcd does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .network import Connection
 from .store import Answer, Store
 
 if TYPE_CHECKING:
+    from .candidate import Candidate
     from .machine import Machine
 
 LEADER_LEASES = 0.6
@@ -59,6 +61,9 @@ class Etcd(Store):
         """Incarnation → when its etcd lease ends."""
         self._graves: set[str] = set()
         self._terms = 0
+        self.revision = 1
+        """Of the newest write."""
+        self._leader_watchers: list[Candidate] = []
         self._candidates: list[Answer] = []
         self._listeners: list[tuple[Inbox, Machine]] = []
         self.process.spawn(self._tick())
@@ -69,11 +74,11 @@ class Etcd(Store):
             return
         if method == "await_vacancy":
             if self.office is None:
-                answer(True)
+                answer((self.revision, True))
             else:
                 self._candidates.append(answer)
             return
-        super().serve(method, args, answer)
+        super().serve(method, args, lambda value: answer((self.revision, value)))
 
     def connect(self, machine: Machine) -> Connection:
         return EtcdConnection(self.network, machine, self)
@@ -105,7 +110,7 @@ class Etcd(Store):
             self._remove(incarnation)
 
     def _remove(self, incarnation: str) -> None:
-        for kept in (self._kept, self.members, self.leases):
+        for kept in (self._kept, self.members, self.leases, self.written_in):
             kept.pop(incarnation, None)
 
     # -- the nodes' records ---------------------------------------------------------------------
@@ -119,6 +124,7 @@ class Etcd(Store):
         if incarnation in self._graves or self.leases.get(incarnation) != expected:
             return False
         self.leases[incarnation] = lease
+        self._number(incarnation)
         self._first_word(incarnation, member)
         self.checker.renewed(incarnation)
         self._keep(incarnation)
@@ -136,7 +142,23 @@ class Etcd(Store):
         if incarnation not in self.leases:
             return False
         self._keep(incarnation)
-        return super().renew(incarnation, expected, renewed)
+        before = self.leases[incarnation]
+        done = super().renew(incarnation, expected, renewed)
+        if self.leases[incarnation] != before:
+            self._number(incarnation)
+        return done
+
+    def condemn(self, incarnation: str, expected: bytes, condemned: bytes) -> bool:
+        before = self.leases.get(incarnation)
+        done = super().condemn(incarnation, expected, condemned)
+        if self.leases.get(incarnation) != before:
+            self._number(incarnation)
+        return done
+
+    def _number(self, incarnation: str) -> None:
+        """Its lease was written just now."""
+        self.revision += 1
+        self.written_in[incarnation] = self.revision
 
     def _keep(self, incarnation: str) -> None:
         """Its etcd lease is kept alive now and then, not with every request."""
@@ -161,6 +183,7 @@ class Etcd(Store):
 
     def set_plan(self, data: bytes) -> None:
         random = self.process.kernel.random
+        self.revision += 1
         self._waits = [one for one in self._waits if random.random() >= self.hint_loss]
         super().set_plan(data)
 
@@ -171,11 +194,30 @@ class Etcd(Store):
         if self.office is not None:
             return None
         self._terms += 1
+        self.revision += 1
         self.office = Office(holder, self._terms, self.now_s + self.office_s)
         self.cluster.story("etcd", "{} is elected (term {})", holder, self._terms)
         if self.plan is None and self.checker.newest_history is not None:
             machine.remember(self.checker.newest_history)  # an assumption, see the package's docstring
         return self._terms
+
+    def watch_leader(self, candidate: Candidate) -> None:
+        """Tell it of every mark in the leader key, if the network lets it."""
+        if candidate not in self._leader_watchers:
+            self._leader_watchers.append(candidate)
+
+    def mark(self) -> bool:
+        """The leader key is written anew by its holder."""
+        self.revision += 1
+        network, kernel = self.network, self.process.kernel
+        self._leader_watchers = [one for one in self._leader_watchers if one.agent.process.alive]
+        for candidate in self._leader_watchers:
+            name = candidate.agent.machine.name
+            lost = kernel.random.random() < self.hint_loss
+            if not lost and name not in network.cut | network.deaf:
+                told = (candidate.saw, self.store_id, self.revision)
+                kernel.after(network.delay_s(name, "answers"), candidate.agent.process.do, *told)
+        return True
 
     def keep_office(self, since: int) -> bool:
         """Keep the leader key alive; False if it is gone."""
@@ -199,7 +241,7 @@ class Etcd(Store):
         candidates, self._candidates = self._candidates, []
         for answer in candidates:
             if self.process.kernel.random.random() >= self.hint_loss:
-                answer(True)
+                answer((self.revision, True))
 
     def decree(self, since: int, method: str, args: tuple[Any, ...]) -> Any:
         """A write of the coordinator, if it is in office still."""
@@ -235,6 +277,14 @@ class EtcdConnection(Connection):
     """One client's connection: gRPC, each request by itself."""
 
     store: Etcd
+    saw: Callable[[int], None] = staticmethod(lambda revision: None)
+    """Told of the revision in every answer."""
+
+    def call(self, method: str, *args: Any, timeout_s: float) -> Routine:
+        """Ask etcd; a sub-routine of the calling task."""
+        revision, value = yield from super().call(method, *args, timeout_s=timeout_s)
+        self.saw(revision)
+        return value
 
     def register(self, incarnation: str, lease: bytes, member: bytes, timeout_s: float) -> Routine:
         """Write the lease, unless it was condemned; the lease as it then stands."""

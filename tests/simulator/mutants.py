@@ -21,6 +21,7 @@ from elastic_agent.protocol import (
     node,
     notices,
     records,
+    revisions,
     running,
     situation,
 )
@@ -160,8 +161,10 @@ def _forgets_older_awaited(right: Any) -> Any:
 
 
 def _overlooks_condemnation(right: Any) -> Any:
-    def observe(self: leases.LeaseLedger, member: records.Member, lease: records.Lease, now_s: float) -> None:
-        right(self, member, msgspec.structs.replace(lease, condemned=False), now_s)
+    def observe(
+        self: leases.LeaseLedger, member: records.Member, lease: records.Lease, *times_s: float | None
+    ) -> None:
+        right(self, member, msgspec.structs.replace(lease, condemned=False), *times_s)
 
     return observe
 
@@ -179,14 +182,33 @@ def _clears_at_once(right: Any) -> Any:
 
 
 def _takes_the_silent_for_lost(right: Any) -> Any:
-    def observe(self: leases.LeaseLedger, member: records.Member, lease: records.Lease, now_s: float) -> None:
+    def observe(
+        self: leases.LeaseLedger,
+        member: records.Member,
+        lease: records.Lease,
+        now_s: float,
+        written_s: float | None = None,
+    ) -> None:
         unknown = member.incarnation not in self.sightings
-        right(self, member, lease, now_s)
+        right(self, member, lease, now_s, written_s)
         if unknown and now_s < self.born_s + 0.1:
             seen = self.sightings[member.incarnation]
             self.sightings[member.incarnation] = replace(seen, renewed_s=now_s - lease.ttl_s)
 
     return observe
+
+
+def _dates_before_the_write(right: Any) -> Any:
+    def written_by(self: revisions.RevisionTimes, store: str, revision: int) -> float | None:
+        known, told = self._told
+        earlier = [at_s for one, at_s in told if one < revision and store == known]
+        return earlier[-1] if earlier else right(self, store, revision)  # type: ignore[no-any-return]
+
+    return written_by
+
+
+def _takes_any_etcd_for_the_same(right: Any) -> Any:
+    return lambda self, store, *args: right(self, "etcd", *args)
 
 
 def _above_intentions(right: Any) -> Any:
@@ -688,6 +710,23 @@ _ALL = (
         "a new coordinator takes the time before its term for silence of the nodes",
         ((leases.LeaseLedger, "observe", _takes_the_silent_for_lost),),
         focus=("office lost",),
+        hosting="etcd",
+    ),
+    Mutant(
+        "dates-before-the-write",
+        "a new coordinator dates a lease by the last answer that came before it was written",
+        ((revisions.RevisionTimes, "written_by", _dates_before_the_write),),
+        focus=("office lost", "coordinator freeze", "partition"),
+        hosting="etcd",
+    ),
+    Mutant(
+        "dates-by-another-etcd",
+        "a new coordinator dates a lease by what was told of an etcd whose data are lost",
+        (
+            (revisions.RevisionTimes, "saw", _takes_any_etcd_for_the_same),
+            (revisions.RevisionTimes, "written_by", _takes_any_etcd_for_the_same),
+        ),
+        focus=("etcd data loss", "office lost"),
         hosting="etcd",
     ),
     Mutant(

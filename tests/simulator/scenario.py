@@ -153,14 +153,14 @@ class Scenario:
     def bound_s(self) -> float:
         """Within how long a world must be sealed once the faults are over.
 
-        Where the coordinator is elected, that may take as long as the leader key lives, and the new one gives
-        a full lease and the margin to those that are not cleared.
+        Where the coordinator is elected, that may take as long as the leader key lives. A lease that nobody has
+        renewed meanwhile goes on to end: the new one dates it by what it was told before, up to a renewal too late.
         """
         policy = self.policy
         slack = 1.0 + self.max_skew * 2
         promised_s = 2 * policy.lease_ttl_s + policy.fence_margin_s + self.stop_s + 3 * policy.settle_s + 1.0
         if self.hosting == "etcd":
-            promised_s += (LEADER_LEASES + 1.0) * policy.lease_ttl_s + policy.fence_margin_s
+            promised_s += LEADER_LEASES * policy.lease_ttl_s
         return promised_s * slack
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .network import Network
 
 Answer = Callable[[Any], None]
+Stored = tuple[bytes, bytes, int]
+"""Member record, lease, and the revision of the lease (0 where writes are not numbered)."""
 
 
 class Store:
@@ -34,6 +36,8 @@ class Store:
         self.checker = checker
         self.members: dict[str, bytes] = {}
         self.leases: dict[str, bytes] = {}
+        self.written_in: dict[str, int] = {}
+        """Incarnation → the revision in which its lease was written, where writes are numbered."""
         self.plan: bytes | None = None
         self.version = 0
         self.hints: list[Inbox] = []
@@ -122,14 +126,15 @@ class Store:
 
     # -- what the coordinator asks --------------------------------------------------------------
 
-    def read_all(self) -> tuple[bytes | None, dict[str, tuple[bytes, bytes]]]:
+    def read_all(self) -> tuple[bytes | None, dict[str, Stored]]:
         """The plan and, per incarnation, member record and lease."""
-        both = {one: (member, self.leases[one]) for one, member in self.members.items() if one in self.leases}
-        return self.plan, both
+        found = {one: self.read_one(one) for one in self.members}
+        return self.plan, {one: stored for one, stored in found.items() if stored is not None}
 
-    def read_one(self, incarnation: str) -> tuple[bytes, bytes] | None:
+    def read_one(self, incarnation: str) -> Stored | None:
         if incarnation in self.members and incarnation in self.leases:
-            return self.members[incarnation], self.leases[incarnation]
+            written_in = self.written_in.get(incarnation, 0)
+            return self.members[incarnation], self.leases[incarnation], written_in
         return None
 
     def publish(self, expected_version: int, plan: bytes) -> bool:

@@ -95,7 +95,7 @@ class EtcdStranger:
 def sharing_office(term: Term, client: EtcdClient) -> Term:
     """The same office over another connection."""
     own: Any = term
-    return Term(client, own._keys, own._lease_id, own._since)
+    return Term(client, own._keys, own._lease_id, own._since, own._who)
 
 
 def endpoint_of(cluster: EtcdCluster) -> Endpoint:

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from elastic_agent.protocol.records import History, Phase, State
+from elastic_agent.rendezvous.etcd_meeting import FRESH_S, Members
 from elastic_agent.transport import etcd
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
 from elastic_agent.transport.etcd import DeposedError, EtcdLink, KeptLeases, Term, campaign
 from elastic_agent.transport.etcd_client import EtcdClient, prefix_end
 from elastic_agent.transport.etcd_plans import UnknownPlanError
 from elastic_agent.transport.lane import Lane
+from elastic_agent.values import EtcdAccess
+from tests.etcd import EtcdCluster
 
-from .etcd_scene import EtcdScene
+from .etcd_scene import EtcdScene, endpoint_of
 from .relay import Relay
 from .support import PATIENCE_S, lease, member, plan
 
@@ -109,6 +112,86 @@ def test_an_office_lasts_longer_than_its_lease(etcd_scene: EtcdScene) -> None:
     term = etcd_scene.term(lease_ttl_s=1.0)  # two seconds, the least
     assert term.wait(2.6) == []
     assert term.publish(plan(1))
+
+
+# -- by when a lease was written -------------------------------------------------------------------
+
+
+def test_a_successor_knows_from_the_coordinators_marks_by_when_leases_were_renewed(
+    etcd_scene: EtcdScene,
+) -> None:
+    """The lease of the coordinator's own node is read first by whoever takes over, some time after its last renewal."""
+    first, keys, client = etcd_scene.term(), etcd_scene.keys(), etcd_scene.client()
+    lane = Lane("candidate")
+    standing = lane.submit(lambda: campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
+    client.range(b"/")  # an answer before the lease is written tells nothing of it
+    node = etcd_scene.joined("a")
+    before_s = time.monotonic()
+    assert node.renew(lease("a"), lease("a").renewed())
+    revision = int(etcd_scene.client().get(keys.lease("a")).mod_revision)
+    first.mark()
+    wait_until(lambda: client.revisions.written_by(revision) is not None)
+    marked_s = time.monotonic()
+    first.resign()
+    successor = standing.result(PATIENCE_S)
+    assert successor is not None
+    found = successor.read(None)
+    read_s = time.monotonic()
+    assert before_s <= found.written_s["a"] <= marked_s < read_s
+    assert successor.read(["a"]).written_s == found.written_s
+    node.renew(lease("a").renewed(), lease("a").renewed().renewed())
+    assert successor.read(None).written_s["a"] >= read_s, "the renewal is newer than all that was told"
+    successor.resign()
+    lane.abandon()
+
+
+def test_a_mark_leaves_the_coordinator_in_office(etcd_scene: EtcdScene) -> None:
+    term, keys, client = etcd_scene.term(), etcd_scene.keys(), etcd_scene.client()
+    created = client.get(keys.leader)
+    assert created is not None
+    term.mark()
+    wait_until(lambda: client.get(keys.leader).mod_revision > created.mod_revision)
+    marked = client.get(keys.leader)
+    assert (marked.value, marked.lease) == (created.value, created.lease)
+    assert term.publish(plan(1))
+    term.resign()
+    assert client.get(keys.leader) is None, "it still goes with the coordinator's etcd lease"
+
+
+def test_a_renewal_tells_the_agent_that_renewed(etcd_scene: EtcdScene) -> None:
+    renewals: list[bool] = []
+    client, store = etcd_scene.dial()
+    node = EtcdLink(
+        client, etcd_scene.keys(), store, etcd_scene.kept, on_renewal=lambda: renewals.append(True)
+    )
+    assert node.register(member("a"), lease("a")) is not None
+    node.write(member("a", slots=3))
+    assert node.renew(lease("a"), lease("a").renewed())
+    assert not node.renew(lease("a"), lease("a").renewed())
+    assert len(renewals) == 2
+
+
+def test_answers_of_an_etcd_that_lost_its_data_date_nothing_of_the_next_one(
+    own_etcd: EtcdCluster,
+) -> None:
+    members = Members(endpoint_of(own_etcd), EtcdAccess("/tests"))
+    client, _ = members.dial()
+    revision = int(client.range(b"/").header.revision)
+    assert client.revisions.written_by(revision) is not None
+    own_etcd.ctl("del", "--prefix", "/")
+    time.sleep(FRESH_S)
+    again, _ = members.dial()
+    assert again.revisions.written_by(revision) is None
+    for one in (client, again):
+        one.close()
+    members.close()
+
+
+def wait_until(look: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < ends_s
+        time.sleep(0.005)
 
 
 # -- compaction -----------------------------------------------------------------------------------

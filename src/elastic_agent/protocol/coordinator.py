@@ -78,10 +78,10 @@ class Coordinator:
 
     # -- what the driver tells ------------------------------------------------------------------
 
-    def observe(self, member: Member, lease: Lease, now_s: float) -> None:
-        """Take in the newest records of one incarnation."""
+    def observe(self, member: Member, lease: Lease, now_s: float, written_s: float | None = None) -> None:
+        """Take in the newest records of one incarnation; ``written_s``: see :meth:`LeaseLedger.observe`."""
         if member.incarnation == lease.incarnation:
-            self.ledger.observe(member, lease, now_s)
+            self.ledger.observe(member, lease, now_s, written_s)
 
     def condemned(self, incarnation: str) -> None:
         """The condemnation won; the lease can never be renewed again."""

@@ -1,8 +1,9 @@
 """Both sides of a lease. Pure: time comes in as an argument, in seconds.
 
 The holder counts from the moment it *sent* its last successful renewal; the coordinator counts from the
-moment it *saw* that renewal, which is later. So by the coordinator's reckoning a lease never ends
-before it has ended by the holder's, save for the clocks' rates, which the fence margin covers.
+moment it *saw* that renewal, or from an earlier one by which it had certainly been written (see
+:mod:`.revisions`); either is later. So by the coordinator's reckoning a lease never ends before it has ended by
+the holder's, save for the clocks' rates, which the fence margin covers.
 """
 
 from __future__ import annotations
@@ -113,12 +114,17 @@ class LeaseLedger:
     nodes_since_s: dict[str, float] = field(default_factory=dict)
     """When each node (not: incarnation) was first heard of."""
 
-    def observe(self, member: Member, lease: Lease, now_s: float) -> None:
-        """Take in the newest record and lease of an incarnation."""
+    def observe(self, member: Member, lease: Lease, now_s: float, written_s: float | None = None) -> None:
+        """Take in the newest record and lease of an incarnation.
+
+        ``written_s``: by when at the latest the lease was written, if that is known. It counts for an incarnation that
+        is seen for the first time, whose lease may have been renewed long before this ledger was born.
+        """
         known = self.sightings.get(member.incarnation)
         self.nodes_since_s.setdefault(member.node_id, now_s)
         if known is None:
-            self.sightings[member.incarnation] = Sighting(member, lease, now_s, now_s)
+            renewed_s = now_s if written_s is None else min(written_s, now_s)
+            self.sightings[member.incarnation] = Sighting(member, lease, now_s, renewed_s)
             return
         if lease.beat > known.lease.beat:
             renewals_s = (*known.renewals_s, now_s)[-RENEWALS_THAT_PROVE_LIFE:]

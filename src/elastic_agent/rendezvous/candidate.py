@@ -77,6 +77,12 @@ class Candidate(threading.Thread):
         if client is not None:
             client.close()
 
+    def mark(self) -> None:
+        """This agent's own lease was just renewed (see :meth:`~elastic_agent.transport.etcd.Term.mark`)."""
+        term = self._term
+        if term is not None:
+            term.mark()
+
     def run(self) -> None:
         """Stand, and stand again when etcd is back."""
         pauses = tenacity.Retrying(

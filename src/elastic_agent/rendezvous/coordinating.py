@@ -136,7 +136,7 @@ class RunDriver:
         for key, member in snapshot.members.items():
             lease = snapshot.leases.get(key)
             if lease is not None:
-                self._coordinator.observe(member, lease, now_s)
+                self._coordinator.observe(member, lease, now_s, snapshot.written_s.get(key))
                 self._compare(member)
         return snapshot
 

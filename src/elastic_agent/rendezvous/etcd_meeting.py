@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic_agent.protocol.revisions import RevisionTimes
 from elastic_agent.transport.base import NodeLink, NotAStoreError, TransportError, UnreachableError
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, store_id
-from elastic_agent.transport.etcd_client import CALL_TIMEOUT_S, EtcdClient
+from elastic_agent.transport.etcd_client import CALL_TIMEOUT_S, EtcdClient, Revisions
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 from .candidate import Candidate
@@ -41,6 +42,7 @@ class Members:
         self._members = endpoint.members
         self._access = access
         self._timeout_s = timeout_s
+        self._times = RevisionTimes()
         self._lock = threading.Lock()
         self._shared: _Shared | None = None
         self._preferred = 0
@@ -86,6 +88,7 @@ class Members:
         except BaseException:
             client.close()
             raise
+        client.revisions = Revisions(name, self._times)
         self._share(_Shared(number, client.sibling(), name, time.monotonic()))
         return client, name
 
@@ -98,6 +101,7 @@ class Members:
         except BaseException:
             client.close()
             raise
+        client.revisions = Revisions(name, self._times)
         shared.answered_s = time.monotonic()
         return client, name
 
@@ -161,7 +165,14 @@ class EtcdMeeting(MeetingPlace):
         client, store = self._members.dial()
         keys = RunKeys(self._access.prefix, self.run_id)
         try:
-            link = EtcdLink(client, keys, store, self._kept, let_go=lambda: self._members.suspect(client))
+            link = EtcdLink(
+                client,
+                keys,
+                store,
+                self._kept,
+                let_go=lambda: self._members.suspect(client),
+                on_renewal=self._mark,
+            )
         except BaseException:
             client.close()
             raise
@@ -177,6 +188,12 @@ class EtcdMeeting(MeetingPlace):
                 )
                 self._candidate.start()
         return link
+
+    def _mark(self) -> None:
+        """Our lease was renewed: if we coordinate, others are to know by when."""
+        candidate = self._candidate
+        if candidate is not None:
+            candidate.mark()
 
     @property
     def busy_with(self) -> list[str]:

@@ -80,6 +80,8 @@ class Snapshot:
     members: Mapping[str, Member] = field(default_factory=dict)
     leases: Mapping[str, Lease] = field(default_factory=dict)
     rejected: tuple[str, ...] = ()
+    written_s: Mapping[str, float] = field(default_factory=dict)
+    """By when at the latest a lease was written (``time.monotonic()``), of those of which that is known."""
 
 
 class CoordinatorLink(Protocol):

@@ -24,6 +24,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -70,6 +71,8 @@ ENDED_S = 30 * 24 * 3600
 MAX_STATUS_CHARS = 2048
 
 Complain = Callable[[str], None]
+_Pair = tuple[Any | None, Any | None]
+"""A member record and a lease, each as etcd stores it (KeyValue)."""
 
 
 class DeposedError(StoreLostError):
@@ -166,6 +169,7 @@ class EtcdLink:
         kept: KeptLeases,
         complain: Complain = _log_complaint,
         let_go: Callable[[], None] = lambda: None,
+        on_renewal: Callable[[], None] = lambda: None,
     ) -> None:
         """Use a connection.
 
@@ -176,9 +180,11 @@ class EtcdLink:
             kept: the etcd leases that records hang on.
             complain: told of what is there and should not be.
             let_go: called when the link is closed.
+            on_renewal: called when a lease was written.
         """
         self._client = client
         self._let_go = let_go
+        self._on_renewal = on_renewal
         self._keys = keys
         self._store_id = store
         self._kept = kept
@@ -225,6 +231,7 @@ class EtcdLink:
             )
             if done.succeeded:
                 self._written[name] = done.header.revision
+                self._on_renewal()
                 return lease
             if _value(done.responses[0]) != self._life:
                 raise StoreLostError("etcd has removed the records of the earlier run of this name")
@@ -249,9 +256,10 @@ class EtcdLink:
     def renew(self, expected: Lease, renewed: Lease) -> bool:
         """Compare-and-set the lease."""
         name, key = expected.incarnation, self._keys.lease(expected.incarnation)
-        return bool(
-            self._transact(name, [has_value(key, encode(expected))], {key: encode(renewed)}).succeeded
-        )
+        done = self._transact(name, [has_value(key, encode(expected))], {key: encode(renewed)})
+        if done.succeeded:
+            self._on_renewal()
+        return bool(done.succeeded)
 
     def _transact(
         self, name: str, compare: list[Any], write: Mapping[bytes, bytes], otherwise: Sequence[Any] = ()
@@ -315,11 +323,12 @@ class Term:
     when etcd does not answer; either ends the term.
     """
 
-    def __init__(self, client: EtcdClient, keys: RunKeys, lease_id: int, since: int) -> None:
+    def __init__(self, client: EtcdClient, keys: RunKeys, lease_id: int, since: int, who: str) -> None:
         """``since``: the revision in which our leader key was written. See :func:`campaign`."""
         self._client = client
         self._keys = keys
         self._lease_id = lease_id
+        self._who = who
         self._in_office = was_created_at(keys.leader, since)
         self._since = since
         self._records = RecordReader(keys.shown)
@@ -331,8 +340,20 @@ class Term:
 
     def begin(self, ttl_s: int) -> None:
         """Keep the leader key alive from now on, in a thread of its own."""
-        self._keeper = _Keeper(self._client, self._lease_id, ttl_s)
+        self._keeper = _Keeper(self._client, self._lease_id, ttl_s, self._write_mark)
         self._keeper.start()
+
+    def mark(self) -> None:
+        """Soon write the leader key again, which every candidate watches; returns at once.
+
+        So each of them knows by when everything was written that had been written before: the lease of the
+        coordinator's own node above all, which may be lost together with it.
+        """
+        if self._keeper is not None:
+            self._keeper.mark()
+
+    def _write_mark(self) -> None:
+        self._while_in_office([], [put(self._keys.leader, self._who.encode(), self._lease_id)])
 
     def resign(self) -> None:
         """Give the office up, so that another agent takes over at once. Does what it can, raises nothing."""
@@ -375,36 +396,40 @@ class Term:
         found = self._everything() if incarnations is None else self._some(incarnations)
         rejected: list[str] = []
         members: dict[str, Member] = {}
-        for name, (data, _) in found.items():
-            member = self._records.member(name, data, rejected) if data is not None else None
+        for name, (record, _) in found.items():
+            member = self._records.member(name, record.value, rejected) if record is not None else None
             if member is not None:
                 members[name] = member
-        stored = {name: data for name, (_, data) in found.items() if data is not None}
-        return Snapshot(members, self._records.leases(stored, rejected), tuple(rejected))
+        stored = {name: lease for name, (_, lease) in found.items() if lease is not None}
+        leases = self._records.leases({name: one.value for name, one in stored.items()}, rejected)
+        written_s = {name: self._client.revisions.written_by(stored[name].mod_revision) for name in leases}
+        known_s = {name: at_s for name, at_s in written_s.items() if at_s is not None}
+        return Snapshot(members, leases, tuple(rejected), known_s)
 
-    def _everything(self) -> dict[str, tuple[bytes | None, bytes | None]]:
+    def _everything(self) -> dict[str, _Pair]:
         leases = self._range(self._keys.leases)
         members = self._range(self._keys.members)
         return {name: (members.get(name), leases.get(name)) for name in {**members, **leases}}
 
-    def _some(self, incarnations: Iterable[str]) -> dict[str, tuple[bytes | None, bytes | None]]:
+    def _some(self, incarnations: Iterable[str]) -> dict[str, _Pair]:
         names, found = list(incarnations), {}
         if 2 * len(names) > MAX_OPERATIONS:
             everything = self._everything()
             return {name: everything[name] for name in names if name in everything}
         wanted = [get(key) for name in names for key in (self._keys.member(name), self._keys.lease(name))]
-        answers = [_value(one) for one in self._client.transact([], wanted).responses] if wanted else []
+        answers = [_stored(one) for one in self._client.transact([], wanted).responses] if wanted else []
         for position, name in enumerate(names):
             found[name] = (answers[2 * position], answers[2 * position + 1])
         return found
 
     def read_leases(self) -> Mapping[str, Lease]:
         """All leases."""
-        return self._records.leases(self._range(self._keys.leases), None)
+        stored = self._range(self._keys.leases)
+        return self._records.leases({name: one.value for name, one in stored.items()}, None)
 
-    def _range(self, prefix: bytes) -> dict[str, bytes]:
+    def _range(self, prefix: bytes) -> dict[str, Any]:
         found = self._client.range(prefix, prefix_end(prefix))
-        return {self._name(one.key, prefix): one.value for one in found.kvs}
+        return {self._name(one.key, prefix): one for one in found.kvs}
 
     @staticmethod
     def _name(key: bytes, prefix: bytes) -> str:
@@ -510,17 +535,24 @@ class _Keeper(threading.Thread):
     When the office is lost the connection is closed, so that whoever waits over it need not wait any longer.
     """
 
-    def __init__(self, client: EtcdClient, lease_id: int, ttl_s: int) -> None:
+    def __init__(self, client: EtcdClient, lease_id: int, ttl_s: int, write_mark: Callable[[], None]) -> None:
         super().__init__(name="etcd-leader", daemon=True)
         self._client = client
         self._lease_id = lease_id
         self._ttl_s = ttl_s
-        self._stopping = threading.Event()
+        self._write_mark = write_mark
+        self._wake = threading.Event()
+        self._stopping = False
         self.lost = ""
         """Why we are not in office any more; empty while we are."""
 
     def stop(self) -> None:
-        self._stopping.set()
+        self._stopping = True
+        self._wake.set()
+
+    def mark(self) -> None:
+        """Write a mark now."""
+        self._wake.set()
 
     def run(self) -> None:
         self.lost = self._keep()
@@ -529,18 +561,27 @@ class _Keeper(threading.Thread):
 
     def _keep(self) -> str:
         """Until stopped (the empty string), or until the office is lost: why it is."""
-        renewed_s = time.monotonic()
-        while not self._stopping.wait(self._ttl_s / 4):
-            sent_s = time.monotonic()
+        renewed_s = kept_s = time.monotonic()
+        while True:
+            marking = self._wake.wait(max(0.0, kept_s + self._ttl_s / 4 - time.monotonic()))
+            if marking:
+                self._wake.clear()
+            if self._stopping:
+                return ""
             try:
-                self._client.keep_alive(self._lease_id)
-                renewed_s = sent_s
+                if marking:
+                    self._write_mark()
+                if time.monotonic() - kept_s >= self._ttl_s / 4:
+                    kept_s = time.monotonic()
+                    self._client.keep_alive(self._lease_id)
+                    renewed_s = kept_s
             except LeaseGoneError:
                 return "the coordinator's etcd lease ran out"
+            except DeposedError as error:
+                return str(error)
             except Exception as error:
                 if time.monotonic() - renewed_s > self._ttl_s:
                     return f"the coordinator's etcd lease was not renewed: {error}"
-        return ""
 
 
 def campaign(
@@ -560,30 +601,40 @@ def campaign(
     ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
     life = client.range(keys.life)
     if not life.kvs:
-        _watch_once(client, keys.life, life.header.revision + 1, patience_s)
+        with contextlib.suppress(CompactedError):
+            client.watch(keys.life, None, life.header.revision + 1, patience_s)
         return None
     found = client.range(keys.leader)
-    if found.kvs:
-        _watch_once(client, keys.leader, found.header.revision + 1, patience_s)
-        if client.get(keys.leader) is not None:
-            return None
+    if found.kvs and not _becomes_free(client, keys.leader, found.header.revision + 1, patience_s):
+        return None
     lease_id = client.grant(ttl_s)
     unchanged = has_value(keys.life, life.kvs[0].value)
     done = client.transact([unchanged, is_missing(keys.leader)], [put(keys.leader, who.encode(), lease_id)])
     if not done.succeeded:
         client.revoke(lease_id)
         return None
-    term = Term(client, keys, lease_id, int(done.header.revision))
+    term = Term(client, keys, lease_id, int(done.header.revision), who)
     term.begin(ttl_s)
     return term
 
 
-def _watch_once(client: EtcdClient, key: bytes, revision: int, timeout_s: float) -> None:
-    """Wait until the key has perhaps changed since that revision."""
-    with contextlib.suppress(CompactedError):
-        client.watch(key, None, revision, timeout_s)
+def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:
+    """Whether the leader key goes within this time. Meanwhile its holder's marks tell by when others wrote."""
+    with (
+        contextlib.suppress(CompactedError),
+        closing(client.follow(leader, None, revision, timeout_s)) as changes,
+    ):
+        if any(leader in news.deleted for news in changes):
+            return True
+    return client.get(leader) is None
+
+
+def _stored(response: Any) -> Any | None:
+    """What one operation of a transaction found: a KeyValue, or None."""
+    found = response.response_range.kvs
+    return found[0] if found else None
 
 
 def _value(response: Any) -> bytes | None:
-    found = response.response_range.kvs
-    return found[0].value if found else None
+    found = _stored(response)
+    return found.value if found is not None else None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from elastic_agent.protocol.revisions import RevisionTimes
 from elastic_agent.values import Endpoint, EtcdAccess
 
 from .addresses import connect, local_address_towards
@@ -61,6 +63,23 @@ class News:
     deleted: frozenset[bytes]
 
 
+@dataclass(frozen=True)
+class Revisions:
+    """When this process was told of the revisions of one etcd (``time.monotonic()``)."""
+
+    store: str = ""
+    """The name of this life of the etcd; in another one the revisions are others."""
+    times: RevisionTimes = field(default_factory=RevisionTimes)
+
+    def saw(self, revision: int) -> None:
+        """An answer, or news, with this revision came just now."""
+        self.times.saw(self.store, revision, time.monotonic())
+
+    def written_by(self, revision: int) -> float | None:
+        """By when at the latest what carries this revision had been written, if that is known."""
+        return self.times.written_by(self.store, revision)
+
+
 class _Line:
     """A connection and the login that goes with it, shared by the clients that use it."""
 
@@ -100,6 +119,8 @@ class EtcdClient:
         """Use :meth:`dial`, or :meth:`sibling` of one that was dialled."""
         self.endpoint = endpoint
         self.local_address = local_address
+        self.revisions = Revisions()
+        """What answers over this connection tell; to be replaced when it is known whose they are."""
         self._line = line
         self._access = access
         self._timeout_s = timeout_s
@@ -139,7 +160,9 @@ class EtcdClient:
 
     def sibling(self) -> EtcdClient:
         """Another user of the same connection; either may close first."""
-        return EtcdClient(self._line, self.endpoint, self._access, self.local_address, self._timeout_s)
+        other = EtcdClient(self._line, self.endpoint, self._access, self.local_address, self._timeout_s)
+        other.revisions = self.revisions
+        return other
 
     def is_sibling_of(self, other: EtcdClient) -> bool:
         """Whether both use one connection."""
@@ -170,7 +193,7 @@ class EtcdClient:
             CompactedError: what was there in that revision is forgotten (0: the newest, which never is).
         """
         request = rpc.RangeRequest(key=key, range_end=end or b"", revision=revision)
-        return self._call(self._line.kv.Range, request)
+        return self._ask(self._line.kv.Range, request)
 
     def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
         """The TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
@@ -178,7 +201,12 @@ class EtcdClient:
         Raises:
             LeaseGoneError: a key was to hang on a lease that is gone; nothing was written.
         """
-        return self._call(self._line.kv.Txn, rpc.TxnRequest(compare=compare, success=then, failure=otherwise))
+        return self._ask(self._line.kv.Txn, rpc.TxnRequest(compare=compare, success=then, failure=otherwise))
+
+    def _ask(self, method: Callable[..., Any], request: Any) -> Any:
+        answer = self._call(method, request)
+        self.revisions.saw(int(answer.header.revision))
+        return answer
 
     # -- leases ---------------------------------------------------------------------------------
 
@@ -251,7 +279,9 @@ class EtcdClient:
                 if response.canceled:
                     raise self._cancelled(response)
                 if response.events:
-                    yield _news(response)
+                    news = _news(response)
+                    self.revisions.saw(news.next_revision - 1)
+                    yield news
         except grpc.RpcError as error:
             if timeout_s is not None and _timed_out(error):
                 return

@@ -1,0 +1,43 @@
+"""When something was written at the latest, told by the revisions of a store that numbers its writes. Pure.
+
+Theory of operation. A new coordinator finds leases in the store and does not know when they were renewed: clocks of
+two machines are never compared, and it did not look before its term. But every answer of such a store names the
+newest revision there is. Whatever carries that revision or a lower one had been written before the answer came. So a
+process that keeps, for each answer, the revision and the moment by its own clock knows of every record it finds later
+a moment before which it was written: that of the earliest answer that names the record's revision or a higher one.
+
+The moment is never too early, because the answer came after the write. It may be too late by as long as no answer
+came; without any that counts, the moment of the reading has to do.
+"""
+
+from __future__ import annotations
+
+MOST_KEPT = 64
+"""Of the newest answers. What is older is dated by the oldest that is kept: later than need be, which is safe."""
+
+
+class RevisionTimes:
+    """What the answers of one store told one process, with the times by its clock, in seconds.
+
+    It may be used from several threads: of two answers that are entered at once one may get lost, and what it would
+    have dated is dated later.
+    """
+
+    def __init__(self) -> None:
+        self._told: tuple[str, tuple[tuple[int, float], ...]] = ("", ())
+        """The store, and (revision, when it was told), both growing."""
+
+    def saw(self, store: str, revision: int, now_s: float) -> None:
+        """This store has come to this revision. Another store counts from its own beginning."""
+        known, told = self._told
+        if store != known:
+            told = ()
+        if not told or revision > told[-1][0]:
+            self._told = (store, (*told, (revision, now_s))[-MOST_KEPT:])
+
+    def written_by(self, store: str, revision: int) -> float | None:
+        """By when at the latest what carries this revision had been written; None if no answer tells."""
+        known, told = self._told
+        if store != known:
+            return None
+        return next((at_s for one, at_s in told if one >= revision), None)

@@ -1,0 +1,68 @@
+"""What the revisions of a store's answers tell of when a record was written."""
+
+from __future__ import annotations
+
+from elastic_agent.protocol.leases import LeaseLedger
+from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Policy, State
+from elastic_agent.protocol.revisions import MOST_KEPT, RevisionTimes
+
+POLICY = Policy(lease_ttl_s=5.0, fence_margin_s=1.0)
+
+
+def told(*answers: tuple[int, float]) -> RevisionTimes:
+    times = RevisionTimes()
+    for revision, now_s in answers:
+        times.saw("etcd", revision, now_s)
+    return times
+
+
+def test_a_record_was_written_before_the_first_answer_that_names_its_revision_or_a_later_one() -> None:
+    times = told((10, 1.0), (20, 2.0), (30, 3.0))
+    dated = {revision: times.written_by("etcd", revision) for revision in (1, 10, 11, 20, 30, 31)}
+    assert dated == {1: 1.0, 10: 1.0, 11: 2.0, 20: 2.0, 30: 3.0, 31: None}
+
+
+def test_an_answer_without_a_new_revision_changes_nothing() -> None:
+    times = told((10, 1.0), (10, 2.0), (9, 3.0))
+    assert times.written_by("etcd", 10) == 1.0
+
+
+def test_the_revisions_of_another_store_are_others() -> None:
+    times = told((10, 1.0))
+    assert times.written_by("another", 5) is None
+    times.saw("another", 3, 7.0)
+    assert times.written_by("another", 3) == 7.0
+    assert times.written_by("another", 5) is None
+    assert times.written_by("etcd", 5) is None
+
+
+def test_what_is_older_than_all_that_is_kept_is_dated_later_and_never_earlier() -> None:
+    times = told(*((revision, float(revision)) for revision in range(1, 10 * MOST_KEPT)))
+    oldest = 9 * MOST_KEPT
+    assert times.written_by("etcd", 1) == float(oldest)
+    assert times.written_by("etcd", oldest + 1) == float(oldest + 1)
+
+
+def test_a_lease_that_a_new_coordinator_finds_ends_by_when_it_was_written() -> None:
+    member = Member(RECORD_VERSION, "a", "a1", "127.0.0.1", 1, State.RUNNING, 1, POLICY)
+    ledger = LeaseLedger(born_s=100.0)
+    ledger.observe(member, Lease("a1", 5.0, beat=7), 100.0, 97.0)
+    assert ledger.sightings["a1"].ends_s == 102.0
+    assert ledger.sightings["a1"].first_seen_s == 100.0
+    ledger.condemned("a1")
+    assert ledger.fenced_s("a1", POLICY) == 103.0
+
+
+def test_a_renewal_that_is_seen_in_office_counts_from_then() -> None:
+    member = Member(RECORD_VERSION, "a", "a1", "127.0.0.1", 1, State.RUNNING, 1, POLICY)
+    ledger = LeaseLedger(born_s=100.0)
+    ledger.observe(member, Lease("a1", 5.0, beat=7), 100.0, 97.0)
+    ledger.observe(member, Lease("a1", 5.0, beat=8), 101.0, 97.0)
+    assert ledger.sightings["a1"].ends_s == 106.0
+
+
+def test_no_lease_is_dated_later_than_it_was_read() -> None:
+    member = Member(RECORD_VERSION, "a", "a1", "127.0.0.1", 1, State.RUNNING, 1, POLICY)
+    ledger = LeaseLedger(born_s=100.0)
+    ledger.observe(member, Lease("a1", 5.0), 100.0, 100.1)
+    assert ledger.sightings["a1"].ends_s == 105.0
