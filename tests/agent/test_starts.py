@@ -9,6 +9,7 @@ import pytest
 
 from elastic_agent.agent.identity import host_name
 from tests.cli.support import elastic_agent
+from tests.ports import free_port
 
 
 def test_a_program_that_cannot_be_started_ends_the_run_in_good_order(tmp_path: Path) -> None:
@@ -45,3 +46,12 @@ def test_a_script_whose_name_is_not_utf_8_is_run(tmp_path: Path, how: str) -> No
     options = ["--state-dir", str(tmp_path / "state"), "--worker-start", how]
     result = elastic_agent(*options, script, under=["env", "-C", str(tmp_path)])
     assert (result.returncode, result.stdout) == (0, "['caf\\udce9.py']\n"), result.stderr
+
+
+def test_one_port_is_enough_for_a_run_of_one_node_that_crashes_in_a_loop(tmp_path: Path) -> None:
+    port = free_port()
+    options = ["--standalone", "--port-range", f"{port}:{port}", "--max-restarts", "3"]
+    options += ["--state-dir", str(tmp_path / "state"), "--log-format", "console"]
+    result = elastic_agent(*options, "--no-python", "false")
+    assert result.returncode == 1
+    assert "exited with code 1; all 3 restarts are used" in result.stderr.splitlines()[-1]

@@ -459,6 +459,52 @@ def test_a_bootstrap_store_out_of_reach_is_replaced_by_another_nodes_and_costs_n
     assert table.plan.charged == 0
 
 
+NO_PORT = Failure(FailureKind.BOOTSTRAP, "a has no port")
+
+
+def test_without_a_bootstrap_store_the_run_waits_says_why_and_fails_after_join_timeout() -> None:
+    table = Table()
+    table.wait(5.0)
+    for node in "ab":
+        table.comes(node, bootstrap=None, failure=NO_PORT if node == "a" else None)
+    table.wait(SETTLE_S)
+    enough_s = table.now_s - SETTLE_S
+    assert table.stand == (FORMING, 1)
+    assert table.last.reason == "waiting for a node that can offer a bootstrap store: a has no port"
+    assert table.last.wake_s <= enough_s + table.rules.join_timeout_s
+    table.wait(table.rules.join_timeout_s - SETTLE_S - STEP_S)
+    assert table.stand == (FORMING, 1)
+    table.wait(STEP_S)
+    assert table.stand == (FAILED, 1)
+    assert table.plan.reason == "no node could offer a bootstrap store within 60 s: a has no port"
+    assert table.plan.failure is not None
+    assert table.plan.failure.kind is FailureKind.BOOTSTRAP
+
+
+def test_a_bootstrap_store_that_is_offered_late_is_used_at_once() -> None:
+    table = Table()
+    for node in "ab":
+        table.comes(node, bootstrap=None, failure=NO_PORT)
+    table.wait(3 * SETTLE_S)
+    table.says("b", State.READY, bootstrap=Address("b.example", 29500))
+    assert table.stand == (RUNNING, 1)
+    assert table.plan.world is not None
+    assert table.plan.world.bootstrap_node == "b"
+
+
+def test_where_none_of_the_world_offers_a_bootstrap_store_a_node_standing_by_that_does_is_taken_in() -> None:
+    table = running("a", "b", rules=policy(max_nodes=2))
+    table.comes("c")
+    fails(table, "a")
+    table.says("a", State.READY, bootstrap=None, failure=NO_PORT)
+    table.says("c", State.READY)
+    table.says("b", State.READY, bootstrap=None, failure=NO_PORT)
+    assert table.stand == (RUNNING, 2)
+    assert table.world == ["a", "c"]
+    assert table.plan.world is not None
+    assert table.plan.world.bootstrap_node == "c"
+
+
 def test_a_node_that_does_not_start_in_time_is_condemned_and_costs_nothing() -> None:
     table = running("a", "b", "c")
     table.says("c", State.READY, 1)

@@ -16,9 +16,9 @@ from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.records import Address, FailureKind, History, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.clock import boottime_s
-from elastic_agent.rendezvous.connector import Connector
+from elastic_agent.rendezvous.connector import BootstrapOffer, Connector
 from elastic_agent.transport import c10d
-from elastic_agent.transport.base import NodeLink, StoreLostError
+from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
 from tests.processes import no_descriptors_left
@@ -250,6 +250,57 @@ def test_a_node_that_cannot_open_a_socket_to_the_bootstrap_store_says_so(
                 failed = await a.hear(events.PrepareFailed)
                 assert failed.failure.kind is FailureKind.BOOTSTRAP
                 assert "too many open files" in failed.failure.summary
+
+    run(story())
+
+
+class ShortOfPorts:
+    """A connector that finds no port for the first bootstrap stores that it is to offer."""
+
+    def __init__(self, connector: Connector, failures: int) -> None:
+        self._connector = connector
+        self._failures = failures
+
+    def offer_bootstrap(self, local_address: str) -> BootstrapOffer:
+        self._failures -= 1
+        if self._failures >= 0:
+            raise TransportError("no port of 29500:29500 is free for a bootstrap store")
+        return self._connector.offer_bootstrap(local_address)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connector, name)
+
+
+def test_a_bootstrap_store_that_could_not_be_offered_is_offered_with_a_later_renewal(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        rules = policy(1, 1)
+        short = Participant("a", endpoint, rules, tmp_path, through=lambda store: ShortOfPorts(store, 2))
+        async with short as a:
+            await a.hear(events.Renewed)
+            assert await a.session.status() == (
+                "waiting for a node that can offer a bootstrap store: a cannot offer a bootstrap store: "
+                "no port of 29500:29500 is free for a bootstrap store"
+            )
+            plan = await a.running("a")
+            assert plan.generation == 1
+
+    run(story())
+
+
+def test_a_run_to_which_no_node_can_offer_a_bootstrap_store_fails_and_says_why(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        rules = policy(1, 1, join_s=1.0)
+        short = Participant("a", endpoint, rules, tmp_path, through=lambda store: ShortOfPorts(store, 999))
+        async with short as a:
+            failed = await a.plan(Phase.FAILED)
+            assert failed.reason == (
+                "no node could offer a bootstrap store within 1 s: a cannot offer a bootstrap store: "
+                "no port of 29500:29500 is free for a bootstrap store"
+            )
 
     run(story())
 

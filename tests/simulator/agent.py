@@ -221,19 +221,28 @@ class Agent:
 
     def _announce(self, said: Announce) -> None:
         ready = said.state is State.READY
-        offer = Address(self.machine.name, 2000 + said.generation % 60000) if ready else None
         self.member = msgspec.structs.replace(
             self.member,
             state=said.state,
             generation=said.generation,
             failure=said.failure,
             heeds=said.heeds,
-            bootstrap=offer,
+            bootstrap=None,
             slots=self.holder.slots() if ready else self.member.slots,
             history=self.machine.disk,
         )
+        self._offer_bootstrap()
         self.cluster.checker.announced(self, self.member)
         self._writer_mail.put(None)
+
+    def _offer_bootstrap(self) -> None:
+        """Hold out a bootstrap store, or say why not."""
+        member = self.member
+        offer = Address(self.machine.name, 2000 + member.generation % 60000)
+        failure = Failure(FailureKind.BOOTSTRAP, f"{self.holder.node_id} has no port for a bootstrap store")
+        if member.state is State.READY and member.bootstrap is None:
+            change = {"failure": failure} if self.holder.portless else {"bootstrap": offer, "failure": None}
+            self.member = msgspec.structs.replace(member, **change)
 
     def _rejoin(self, action: Rejoin) -> None:
         old = self.incarnation
@@ -503,6 +512,9 @@ class Agent:
             self._last_contact_s = self.machine.clock()
             self._hold(held.renewed(wanted, self._when(sent_s)))
             self._time_next_renewal(sent_s)
+            if "offers once" not in self.cluster.quirks:
+                self._offer_bootstrap()
+                self._writer_mail.put(None)
             self._renewed.put("renewed")
             if self.candidate is not None:
                 self.candidate.mark()

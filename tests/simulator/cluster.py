@@ -46,6 +46,8 @@ class Seatholder:
     failing_starts: int = 0
     hanging_starts: int = 0
     unkillable_stops: int = 0
+    portless: bool = False
+    """It has no port for a bootstrap store."""
     spoilt: bool = False
     """Something permanent is wrong with it: nobody may count on it."""
 
@@ -297,7 +299,7 @@ class Cluster:
         self.holders = [one for one in self.holders if not one.impostor]
         for holder in self.holders:
             holder.spoilt, holder.wanted, holder.hanging_starts = False, True, 0
-            holder.failing_starts, holder.unkillable_stops = 0, 0
+            holder.failing_starts, holder.unkillable_stops, holder.portless = 0, 0, False
             self.kernel.after(self.kernel.random.random(), self.start, holder)
         self.unreachable.clear()
         if self.scenario.hosting == "serve":

@@ -253,6 +253,8 @@ class Faults:
             holder.failing_starts = 10**6
         elif kind == "cannot kill":
             holder.unkillable_stops = 10**6
+        elif kind == "no port":
+            holder.portless = True
         elif kind == "unreachable":
             cluster.unreachable.update((one.machine.name, holder.node_id) for one in cluster.holders)
         else:
@@ -267,6 +269,7 @@ class Faults:
         cluster.story(holder.node_id, "is well again, as it is needed")
         holder.spoilt = False
         holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = 0
+        holder.portless = False
         cluster.unreachable.clear()
         self._restart_unless_departed(holder)
 
@@ -371,6 +374,20 @@ class Faults:
         pair = (self.random.choice(holders).machine.name, self.random.choice(holders).node_id)
         self.cluster.unreachable.add(pair)
         self._for_a_while(lambda: self.cluster.unreachable.discard(pair))
+
+    def _no_port(self) -> None:
+        """A node, or every node, can offer no bootstrap store for a while."""
+        everybody = self.random.random() < 0.5
+        holders = list(self.cluster.holders) if everybody else [self._some()]
+        for holder in holders:
+            self.cluster.story(holder.node_id, "has no port for a bootstrap store")
+            holder.portless = True
+
+        def heal() -> None:
+            for holder in holders:
+                holder.portless = False
+
+        self._for_a_while(heal)
 
     # -- membership -----------------------------------------------------------------------------
 

@@ -572,6 +572,12 @@ _ALL = (
         ((forming, "uncleared", _always({})),),
     ),
     Mutant(
+        "offers-once",
+        "a node that could not offer a bootstrap store does not try again",
+        quirks=("offers once",),
+        focus=("no port", "worker fails"),
+    ),
+    Mutant(
         "forgets-one-awaited",
         "a forming plan leaves one seat of the previous world out of those to be cleared",
         (

@@ -67,6 +67,7 @@ CHURN = (
     "drain",
     "impostor",
     "bootstrap unreachable",
+    "no port",
     "blackout",
 )
 """Who comes and goes."""
@@ -81,6 +82,7 @@ GREMLINS = (
     "cannot kill",
     "unreachable",
     "reaches nobody",
+    "no port",
 )
 HOSTINGS = ("agent", "serve", "cluster", "etcd")
 FAULTS = tuple(sorted({*FENCE, *STORE, *WORK, *CHURN, *NOTICES, *MISCHIEF}))

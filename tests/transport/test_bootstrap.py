@@ -52,7 +52,7 @@ def test_a_port_of_the_range_rests_from_the_end_of_its_use() -> None:
         take(picker)  # both are still in use
     picker.released(first)
     clock.now_s += 11.9
-    with pytest.raises(TransportError, match="2 of 2 are in use or resting"):
+    with pytest.raises(TransportError, match=r"1 in use, 1 resting \(for 12 s after use\), 0 held by other"):
         take(picker)
     clock.now_s += 0.2
     assert take(picker) == first
@@ -66,6 +66,7 @@ def test_a_port_that_another_program_has_is_passed_over() -> None:
         with pytest.raises(TransportError) as caught:
             take(picker)
     assert f"{ports[0]}:{ports[1]}" in str(caught.value)
+    assert "1 in use, 0 resting (for 12 s after use), 1 held by other programs" in str(caught.value)
     assert "--port-range" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -102,6 +103,14 @@ def test_a_closed_store_answers_nobody_and_its_port_rests() -> None:
         BootstrapStore.open("127.0.0.1", picker)
     clock.now_s += 12.1
     BootstrapStore.open("127.0.0.1", picker).close()
+
+
+def test_the_port_of_a_store_that_no_other_machine_knows_is_free_at_once() -> None:
+    picker = PortPicker(free_range(1), 12.0)
+    for _ in range(3):
+        store = BootstrapStore.open("127.0.0.1", picker)
+        store.rests = False
+        store.close()
 
 
 def test_something_else_on_the_port_is_no_bootstrap_store() -> None:

@@ -12,7 +12,7 @@ import msgspec
 from . import budget
 from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
-from .records import Failure, FailureKind, Phase, Plan, State, World
+from .records import Failure, FailureKind, Member, Phase, Plan, State, World
 from .situation import FAR_S, Decision, Situation, carried, count, names, stopped, uncleared, unproven
 
 LONGEST_REASON = 512
@@ -54,7 +54,7 @@ def decide_forming(now: Situation) -> Decision:
             f"restarting in {pause_s:g} s, after {many} in a row without progress",
             wake_s=now.clock.since_s + pause_s,
         )
-    return _seal(now, chosen[:fitting], charge=charge)
+    return _seal(now, _with_a_host(now, chosen[:fitting], ready), charge=charge)
 
 
 def await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
@@ -160,6 +160,14 @@ def _choose(now: Situation, ready: list[Sighting]) -> list[Sighting]:
     return chosen + spare[:missing]
 
 
+def _with_a_host(now: Situation, chosen: list[Sighting], ready: list[Sighting]) -> list[Sighting]:
+    """These nodes; where none of them offers a bootstrap store, one makes room for a node that does."""
+    if any(one.member.bootstrap is not None for one in chosen):
+        return chosen
+    hosts = [one for one in ready if one.member.bootstrap is not None and not now.held_back(one)]
+    return hosts[:1] + chosen[:-1] if hosts else chosen
+
+
 def _await_more(now: Situation, chosen: list[Sighting]) -> Decision:
     """Below min: wait, with a limit."""
     now.clock.enough_since_s = None
@@ -204,7 +212,7 @@ def _seal(now: Situation, chosen: list[Sighting], *, charge: bool) -> Decision:
     offers = [m for m in ordered if m.bootstrap is not None]
     preferred = [m for m in offers if m.node_id not in plan.avoid_bootstrap]
     if not offers:
-        return Decision("no node offers a bootstrap store; waiting")
+        return _await_offer(now, ordered)
     host = (preferred or offers)[0]
     assert host.bootstrap is not None  # filtered above
     world = World(plan.generation, seats, host.bootstrap, host.node_id)
@@ -230,6 +238,18 @@ def _seal(now: Situation, chosen: list[Sighting], *, charge: bool) -> Decision:
             notice=carried(now),
         ),
     )
+
+
+def _await_offer(now: Situation, members: list[Member]) -> Decision:
+    """No node of them can hold out a bootstrap store: wait, with a limit; each tries again with its renewals."""
+    why = "; ".join(one.failure.summary for one in members if one.failure is not None) or "none says why"
+    limit_s = now.policy.join_timeout_s
+    assert now.clock.enough_since_s is not None  # there are enough nodes
+    until_s = now.clock.enough_since_s + limit_s
+    if now.now_s >= until_s:
+        reason = f"no node could offer a bootstrap store within {limit_s:g} s: {why}"
+        return _fail(now, reason, Failure(FailureKind.BOOTSTRAP, reason[:LONGEST_REASON]))
+    return Decision(f"waiting for a node that can offer a bootstrap store: {why}", wake_s=until_s)
 
 
 def _cost(plan: Plan) -> str:

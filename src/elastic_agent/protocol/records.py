@@ -330,6 +330,7 @@ class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     bootstrap: Address | None = None
     """The store offered for the generation this node is ready for."""
     failure: Failure | None = None
+    """What failed here; of a node that is ready: why it offers no store."""
     stop_s: Seconds = 0.0
     """How long stopping the workers may take at most, as announced."""
     replaces: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()

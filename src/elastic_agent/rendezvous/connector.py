@@ -11,6 +11,9 @@ from elastic_agent.transport.base import NodeLink
 class BootstrapOffer(Protocol):
     """A fresh store that this node holds out for one generation."""
 
+    rests: bool
+    """Whether its port is not used again for a while, as workers of other machines may know it; True at first."""
+
     @property
     def address(self) -> Address:
         """Where the workers of every node dial it."""
@@ -31,7 +34,11 @@ class Connector(Protocol):
         """
 
     def offer_bootstrap(self, local_address: str) -> BootstrapOffer:
-        """Start a fresh store for the workers of the generation this node gets ready for."""
+        """Start a fresh store for the workers of the generation this node gets ready for.
+
+        Raises:
+            TransportError: it cannot be started now; one line says why.
+        """
 
     def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
         """Check that a generation's bootstrap store answers.

@@ -117,6 +117,8 @@ class Session:
         self._wake = asyncio.Event()
         self._written: Member | None = None
         self._renew_due = False
+        self._offer_due = False
+        """A bootstrap store could not be offered, and it is time to try again."""
         self._renew_at_s = 0.0
         """When the timer asks for the next renewal."""
         self._prepare: World | None = None
@@ -346,7 +348,9 @@ class Session:
                 await self._register(connection, link)
             if self._renew_due and self._lease is not None:
                 await self._renew(connection, link)
-            if self._unwritten():  # leaves a hint, at which the coordinator sees the renewal too
+            if (
+                self._unwritten() or self._offer_due
+            ):  # leaves a hint, at which the coordinator sees the renewal too
                 await self._write(connection, link)
             if self._prepare is not None:
                 await self._get_ready(connection, link, self._prepare)
@@ -364,13 +368,14 @@ class Session:
 
     def _pending(self, link: NodeLink) -> bool:
         renewing = self._renew_due and self._lease is not None
-        return self._unregistered(link) or self._unwritten() or renewing or self._prepare is not None
+        writing = self._unwritten() or self._offer_due
+        return self._unregistered(link) or writing or renewing or self._prepare is not None
 
     async def _register(self, connection: _Connection, link: NodeLink) -> None:
         history = self.history if self._knows_more_than(self._plan) else None
         member = msgspec.structs.replace(self.member, address=self._local_address, history=history)
         self.member = member
-        if member.state is State.READY and member.generation > 0:
+        if _lacks_offer(member):
             member = await self._with_offer(member)
         lease = Lease(member.incarnation, self._ttl_s)
         sent_s = self._first_sent.of((link.store_id, lease), boottime_s())
@@ -403,33 +408,47 @@ class Session:
             self._lose(_condemnation(stored))
 
     def _same_word(self, member: Member) -> bool:
-        mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap)
+        mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap, failure=member.failure)
         if mine != member:
             return False
         self.member = member
         return True
 
     async def _write(self, connection: _Connection, link: NodeLink) -> None:
+        self._offer_due = False
         member = self.member
-        if member.state is State.READY and member.generation > 0 and member.bootstrap is None:
+        if _lacks_offer(member):
             member = await self._with_offer(member)
             if not self._same_word(member):
                 return  # overtaken while the store was being created
-        await connection.call(lambda: link.write(member), self._patience_s)
+        if member != self._written:  # else there is still no offer, for the same reason
+            await connection.call(lambda: link.write(member), self._patience_s)
         self._written = member
 
     async def _with_offer(self, member: Member) -> Member:
-        """Hold out a fresh bootstrap store; the one before stays until the next world is ready."""
-        address = self._local_address
+        """Hold out a fresh bootstrap store, or say why not; then it is tried again with the next renewal."""
         try:
-            offer = await aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
-        except TransportError as error:  # the others may have one; ours is tried again with the next renewal
-            get_logger().warning("this node cannot offer a bootstrap store", reason=str(error))
-            return member
+            offer = await self._open_offer()
+        except TransportError as error:
+            summary = f"{member.node_id} cannot offer a bootstrap store: {error}"[:512]
+            if member.failure is None or member.failure.summary != summary:
+                get_logger().warning("this node cannot offer a bootstrap store", reason=str(error))
+            return msgspec.structs.replace(member, failure=Failure(FailureKind.BOOTSTRAP, summary))
         if self._last_offer is not None:
             self._last_offer.close()
         self.offer, self._last_offer = offer, self.offer
-        return msgspec.structs.replace(member, bootstrap=offer.address)
+        return msgspec.structs.replace(member, bootstrap=offer.address, failure=None)
+
+    async def _open_offer(self) -> BootstrapOffer:
+        """A fresh store; the one before stays until the next world is ready, unless its port is what is missing."""
+        address = self._local_address
+        try:
+            return await aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
+        except TransportError:
+            if self.offer is None and self._last_offer is None:
+                raise
+        self._drop_offers()
+        return await aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
 
     def _drop_offers(self, needed: Address | None = None) -> None:
         """Stop serving every bootstrap store but the one that is needed."""
@@ -456,6 +475,7 @@ class Session:
         if ok:
             self._lease = held.renewed(renewed, sent_s)
             self._time_next_renewal(sent_s)
+            self._offer_due = _lacks_offer(self.member) and self._prepare is None
             self._tell(events.Renewed(self._lease.deadline_s))
             return
         stored = await connection.call(lambda: link.read_lease(held.record.incarnation), self._patience_s)
@@ -493,6 +513,8 @@ class Session:
         except (TransportError, OSError) as error:
             self._tell(events.PrepareFailed(world.generation, _unreachable(world, error)))
             return
+        if self.offer is not None and (self.offer.address != world.bootstrap or len(world.seats) == 1):
+            self.offer.rests = False
         self._drop_offers(needed=world.bootstrap)
         self._tell(events.Prepared(world.generation))
 
@@ -507,6 +529,11 @@ class Session:
         if self._reaching is not None:
             self._reaching.cancel()
             self._reaching = None
+
+
+def _lacks_offer(member: Member) -> bool:
+    """Whether this node is ready for a generation without a bootstrap store for it."""
+    return member.state is State.READY and member.generation > 0 and member.bootstrap is None
 
 
 def _condemnation(stored: Lease | None) -> str:

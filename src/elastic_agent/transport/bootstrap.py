@@ -27,8 +27,9 @@ class PortPicker:
     """Chooses ports that have not been used for a while.
 
     Workers of an old generation that were paused with their whole host must not find a later generation's
-    store on the port they know. Ports of a range are taken in turn, from a random one on, so that a restarted agent,
-    which remembers nothing, most likely takes others than before.
+    store on the port they know; a port that no other host's workers know need not rest. Ports of a range are
+    taken in turn, from a random one on, so that a restarted agent, which remembers nothing, most likely takes
+    others than before.
     """
 
     def __init__(
@@ -75,18 +76,20 @@ class PortPicker:
     def _nothing_left(self) -> str:
         if self._ports is None:
             return "no free port for a bootstrap store: the system has none left to give"
-        resting = len(self._rests_until)
+        in_use = sum(end == math.inf for end in self._rests_until.values())
+        resting = len(self._rests_until) - in_use
         asked = f"{self._ports[0]}:{self._ports[-1]}" if self._ports else "an empty range"
         return (
-            f"no port of {asked} is free for a bootstrap store: {resting} of {len(self._ports)} are in use or resting "
-            f"(for {self._rest_s:g} s after use), other programs hold the rest; widen --port-range"
+            f"no port of {asked} is free for a bootstrap store: {in_use} in use, {resting} resting (for "
+            f"{self._rest_s:g} s after use), {len(self._ports) - in_use - resting} held by other programs; "
+            "widen --port-range"
         )
 
-    def released(self, port: int) -> None:
-        """The port is not used any more: it rests from now on."""
+    def released(self, port: int, *, rests: bool = True) -> None:
+        """The port is not used any more: it rests from now on, or is free again at once."""
         with self._lock:
             if port in self._rests_until:
-                self._rests_until[port] = self._clock() + self._rest_s
+                self._rests_until[port] = self._clock() + (self._rest_s if rests else 0.0)
 
 
 def _try_to_listen(host: str, port: int) -> socket.socket | None:
@@ -107,6 +110,8 @@ class BootstrapStore:
         self._ports = ports
         self.address = address
         """Where workers dial it."""
+        self.rests = True
+        """Whether its port is not used again for a while: workers of other machines may know it."""
 
     @classmethod
     def open(cls, local_address: str, ports: PortPicker) -> BootstrapStore:
@@ -120,15 +125,15 @@ class BootstrapStore:
         try:
             store = serve(sock)
         except RuntimeError as error:
-            ports.released(port)
+            ports.released(port, rests=False)
             raise TransportError(f"cannot serve a bootstrap store: {one_line(error)}") from None
         return cls(store, Address(local_address, port), ports)
 
     def close(self) -> None:
-        """Stop serving; connected workers lose it. Its port rests from now on."""
+        """Stop serving; connected workers lose it."""
         if self._store is not None:
             self._store = None
-            self._ports.released(self.address.port)
+            self._ports.released(self.address.port, rests=self.rests)
 
 
 def serve(sock: socket.socket) -> TCPStore:
