@@ -746,7 +746,7 @@ _ALL = (
         "deaf-to-gaps",
         "a new coordinator's news are all it takes in: nothing is read again",
         quirks=("never reads again",),
-        focus=("hint loss", "broken streams", "join"),
+        focus=("hint loss", "host crash"),
         hosting="etcd",
     ),
 )
