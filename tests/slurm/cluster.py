@@ -241,9 +241,12 @@ class Slurm:
         answers at its address, which is no other node's."""
         self.ask("ip", "addr", "del", ADDRESSES[name], "dev", "lo")
         pids = self.processes(SLURMD_NODENAME=name)  # Slurm's own inherit it from slurmd
-        for signum in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in pids:
-                _send(pid, signum)
+        for pid in sorted(pids):
+            _send(pid, signal.SIGSTOP)
+        # Children first: at the death of its parent the kernel continues a stopped process group, with SIGHUP, at which
+        # srun ends the step on all other nodes.
+        for pid in sorted(pids, reverse=True):
+            _send(pid, signal.SIGKILL)
         self._daemons[name].wait()
 
     def give_up(self, name: str) -> None:
