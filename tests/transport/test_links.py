@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.lane import Lane
 
+from .relay import Relay
 from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, world
 
 
@@ -58,6 +60,33 @@ def test_a_new_word_replaces_the_old_one_and_is_hinted_at(scene: Scene) -> None:
     node.write(member("a", state=State.RUNNING))
     assert wait(PATIENCE_S) == ["a"]
     assert scene.coordinator().read(["a"]).members["a"].state is State.RUNNING
+
+
+def test_what_an_abandoned_connection_wrote_arrives_late_and_undoes_nothing(c10d_scene: C10dScene) -> None:
+    """A thread that is left behind keeps its connection, and TCP delivers what was sent on it minutes later."""
+    with Relay(c10d_scene.endpoint.port) as relay:
+        abandoned = c10d.dial(relay.endpoint, "run", PATIENCE_S)
+        assert abandoned.register(member("a"), lease("a")) is not None
+        relay.hold()
+        lane = Lane("abandoned")
+        late = lane.submit(lambda: abandoned.write(member("a", state=State.RUNNING)))
+        assert relay.held.wait(PATIENCE_S)
+        abandoned.close()
+        c10d_scene.node().write(member("a", state=State.FAILED))
+        relay.release()
+        with suppress(StoreLostError):
+            late.result(PATIENCE_S)
+        lane.abandon()
+    assert c10d_scene.coordinator().read(["a"]).members["a"].state is State.FAILED
+
+
+def test_the_record_of_a_forgotten_incarnation_is_not_written_again(scene: Scene) -> None:
+    node, coordinator = scene.joined("a"), scene.coordinator()
+    coordinator.read(None)
+    coordinator.forget("a")
+    for link in (node, scene.node()):
+        link.write(member("a", state=State.RUNNING))
+        assert scene.coordinator().read(["a"]).members == {}
 
 
 def test_later_changes_are_read_by_the_same_coordinator(scene: Scene) -> None:

@@ -230,6 +230,8 @@ class C10dLink:
         self._prefix = _prefix(run_id)
         self._plans = PlanReader(client, self._prefix, complain)
         self._life = client.exchange(f"{self._prefix}/life", b"", secrets.token_hex(4).encode())
+        self._written: dict[str, bytes] = {}
+        """Each incarnation's member record as this connection knows it."""
 
     @property
     def store_id(self) -> str:
@@ -252,12 +254,15 @@ class C10dLink:
         if granted is None:
             return None
         name = member.incarnation
-        self._client.put(f"{self._prefix}/m/{name}", encode(member))
+        if not self._replace(member, self._written.get(name, b"")):
+            return None  # it was forgotten meanwhile
         if self._run_id not in _names(self._client.peek(f"{ROOT}/runs") or b""):
             _enlist(self._client, f"{ROOT}/runs", self._run_id)
         _enlist(self._client, f"{self._prefix}/roster", name)
         self._hint(name)
-        if self._client.peek(f"{self._prefix}/life") != self._life:
+        if (
+            self._client.peek(f"{self._prefix}/life") != self._life
+        ):  # and all that was sent before has arrived
             raise StoreLostError("the store has removed the earlier run of this name")
         return granted
 
@@ -279,13 +284,31 @@ class C10dLink:
                 return lease
 
     def write(self, member: Member) -> None:
-        """Replace the member record and hint to the coordinator."""
-        self._client.put(f"{self._prefix}/m/{member.incarnation}", encode(member))
-        self._hint(member.incarnation)
+        """Replace the member record, if the incarnation is still known; a late write never undoes a newer one."""
+        name = member.incarnation
+        known = self._written.get(name)
+        if known is None:  # an earlier connection registered it
+            known = self._client.peek(f"{self._prefix}/m/{name}")
+        if known is not None and known != GONE and self._replace(member, known):
+            self._hint(name)
+
+    def _replace(self, member: Member, known: bytes) -> bool:
+        """Compare-and-set the member record, whatever else has been written since; False if it was forgotten.
+
+        What sits in a connection that was given up can arrive any time later: by then it expects another record.
+        """
+        name, data = member.incarnation, encode(member)
+        key = f"{self._prefix}/m/{name}"
+        while (stored := self._client.exchange(key, known, data)) != data:
+            if stored in (known, GONE):  # the first is what a missing key answers
+                return False
+            known = stored
+        self._written[name] = data
+        return True
 
     def _hint(self, incarnation: str) -> None:
+        """Not confirmed: it is lost only with the connection, and over the next one the record is written again."""
         self._client.push(f"{ROOT}/inbox", f"{self._run_id} {incarnation}")
-        self._client.confirm()
 
     def renew(self, expected: Lease, renewed: Lease) -> bool:
         """Compare-and-set the lease."""
