@@ -7,11 +7,13 @@ import gc
 import importlib
 import os
 import sys
+from functools import cache
 
 from elastic_agent.config.settings import Settings
 from elastic_agent.workers.guard_client import Guard, SpawnerConfig
 
 from .libraries import libraries_environment
+from .script_scan import needs_own_python
 
 PATIENCE_SHARE = 1 / 3
 """Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
@@ -27,7 +29,17 @@ def why_cold(settings: Settings) -> str | None:
         return "--numa-binding starts each worker through numactl"
     if settings.script.endswith(".pyc"):
         return "the script is compiled already"
-    return None
+    is_module = settings.module and not settings.run_path
+    return _script_needs_own_python(
+        settings.script, is_module, _first_on_path(settings), settings.nproc_per_node
+    )
+
+
+@cache
+def _script_needs_own_python(script: str, is_module: bool, folder: str, nproc_per_node: str) -> str | None:
+    """Asked once in an agent's life, as its spawner is made once: a script that changes is not looked at again."""
+    environ = {**os.environ, **libraries_environment(os.environ, likely_slots(nproc_per_node) or 1)}
+    return needs_own_python(script, is_module=is_module, folder=folder, environ=environ)
 
 
 def is_warm(settings: Settings) -> bool:

@@ -21,6 +21,7 @@ from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any
 
 from elastic_agent.workers import _process_title
+from elastic_agent.workers.import_variables import warn_of_late_changes
 
 _STACKS_SIGNAL = "ELASTIC_AGENT_STACKS_SIGNAL"
 
@@ -104,6 +105,7 @@ def become(
     sys.orig_argv[:] = argv
     if _STACKS_SIGNAL in env:
         faulthandler.register(int(env[_STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
+    warn_of_late_changes()
     started()
     try:
         if argv[2] == "-m":

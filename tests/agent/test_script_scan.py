@@ -1,0 +1,94 @@
+"""Which scripts get a Python of their own: those that set what torch reads when it is imported."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.script_scan import needs_own_python
+
+ENVIRON = {"OMP_NUM_THREADS": "1", "HOME": "/"}
+
+
+def why(folder: Path, source: str) -> str | None:
+    (folder / "train.py").write_text(textwrap.dedent(source))
+    return needs_own_python(str(folder / "train.py"), is_module=False, folder=str(folder), environ=ENVIRON)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "line"),
+    [
+        ("import os\nos.environ['OMP_NUM_THREADS'] = '4'\nimport torch", "OMP_NUM_THREADS", 2),
+        ("from os import environ\nenviron['TORCH_LOGS'] = 'all'\nfrom torch import nn", "TORCH_LOGS", 2),
+        ("import os\nos.environ.setdefault('MKL_NUM_THREADS', '4')", "MKL_NUM_THREADS", 2),
+        ("import os\nos.environ.update({\n'KMP_AFFINITY': x})", "KMP_AFFINITY", 3),
+        ("import os\nos.environ.update(GOMP_SPINCOUNT='0')", "GOMP_SPINCOUNT", 2),
+        ("import os\nos.environ |= dict(PYTORCH_JIT='0')", "PYTORCH_JIT", 2),
+        ("import os\nos.putenv('PYTORCH_JIT', '0')", "PYTORCH_JIT", 2),
+        ("import os\nif x:\n  os.environ['TORCH_TRACE'] = x()\nimport torch", "TORCH_TRACE", 3),
+        ("import os\ndef f():\n  import torch\n  os.environ['TORCH_TRACE'] = 'x'\nf()", "TORCH_TRACE", 4),
+        ("import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:x'", "PYTORCH_CUDA_ALLOC_CONF", 2),
+    ],
+)
+def test_what_is_set_before_torch_is_imported_counts(
+    tmp_path: Path, source: str, name: str, line: int
+) -> None:
+    reason = why(tmp_path, source)
+    assert reason is not None
+    assert reason.startswith(f"train.py sets {name} in line {line}, which torch reads when it is imported")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch",
+        "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch",
+        "import os\nos.environ.setdefault('OMP_NUM_THREADS', '4')\nimport torch",
+        "import os, torch.nn\nos.environ['OMP_NUM_THREADS'] = '4'",
+        "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\nos.environ['NCCL_DEBUG'] = 'INFO'",
+        "import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'",
+        "import os\nprint(os.environ['OMP_NUM_THREADS'])",
+        "import os\nmine['OMP_NUM_THREADS'] = os.environ['X']",
+        "import os\nos.environ['OMP_NUM_THREADS'] = '4'\nif x\n",
+        "environ = '\x00'",
+    ],
+)
+def test_other_scripts_start_warm(tmp_path: Path, source: str) -> None:
+    assert why(tmp_path, source) is None
+
+
+def test_a_script_that_sets_the_title_of_its_process_gets_its_own_python(tmp_path: Path) -> None:
+    assert why(tmp_path, "import torch\nimport setproctitle") == (
+        "train.py imports setproctitle, which has no effect in a warm worker"
+    )
+
+
+def test_a_script_that_is_not_there_is_no_matter_here(tmp_path: Path) -> None:
+    assert needs_own_python("missing.py", is_module=False, folder=str(tmp_path), environ={}) is None
+
+
+SETS = "import os\nos.environ['PYTORCH_JIT'] = '0'\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_module", "files"),
+    [
+        ("app", False, {"app/__main__.py": SETS}),
+        ("pack.train", True, {"pack/__init__.py": "", "pack/train.py": SETS}),
+        ("pack.train", True, {"pack/__init__.py": SETS, "pack/train.py": "import torch"}),
+        ("pack", True, {"pack/__init__.py": "raise 1/0", "pack/__main__.py": SETS}),
+        ("train", True, {"train.py": SETS}),
+    ],
+)
+def test_folders_and_modules_are_looked_at_too_and_nothing_runs(
+    tmp_path: Path, script: str, is_module: bool, files: dict[str, str]
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    name = script if is_module else str(tmp_path / script)
+    reason = needs_own_python(name, is_module=is_module, folder=str(tmp_path), environ={})
+    assert reason is not None
+    assert "sets PYTORCH_JIT in line 2" in reason

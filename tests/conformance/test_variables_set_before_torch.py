@@ -1,0 +1,68 @@
+"""What a script sets before its own import of torch holds as under bare Python, or a line says that it does not."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from .launchers import BARE, COLD, LAUNCHERS, WARM, Job, Outcome, run_everywhere
+
+pytestmark = pytest.mark.timeout(120)
+
+VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
+    "PYTORCH_JIT": "0",
+    "TORCH_LOGS": "+dynamo",
+}
+
+TELL = """
+import logging, torch, torch.distributed
+print({
+    "threads": torch.get_num_threads(),
+    "debug": torch.distributed.get_debug_level().name,
+    "precision": torch.get_float32_matmul_precision(),
+    "scripted": type(torch.jit.script(torch.nn.Linear(1, 1))).__name__,
+    "log": logging.getLogger("torch._dynamo").level,
+})
+"""
+
+
+def run(folder: Path, *, in_another_module: bool) -> dict[str, Outcome]:
+    sets = f"import os\nfor name, value in {VARIABLES!r}.items():\n    os.environ[name] = value\n"
+    lines = "".join(f"os.environ[{name!r}] = {value!r}\n" for name, value in VARIABLES.items())
+    (folder / "settle.py").write_text(sets)
+    before = "import settle\n" if in_another_module else f"import os\n{lines}"
+    (folder / "train.py").write_text(before + TELL)
+    return run_everywhere(Job("train.py", cwd=folder), folder)
+
+
+def told(outcome: Outcome) -> dict[str, object]:
+    worker = outcome.worker(0, 0)
+    assert worker.code == 0, worker.stderr.decode()
+    found: dict[str, object] = ast.literal_eval(worker.stdout.decode())
+    return found
+
+
+def test_what_the_script_itself_sets_holds_however_it_is_started(tmp_path: Path) -> None:
+    outcomes = run(tmp_path, in_another_module=False)
+    expected = told(outcomes[BARE.name])
+    assert (expected["threads"], expected["debug"], expected["precision"]) == (1, "DETAIL", "high")
+    for launcher in LAUNCHERS:
+        assert told(outcomes[launcher.name]) == expected, launcher.name
+        assert b"elastic-agent:" not in outcomes[launcher.name].worker(0, 0).stderr
+    assert "workers start cold: train.py sets OMP_NUM_THREADS in line 2" in outcomes[WARM.name].said
+
+
+def test_what_another_module_sets_is_named_where_it_comes_too_late(tmp_path: Path) -> None:
+    outcomes = run(tmp_path, in_another_module=True)
+    assert told(outcomes[COLD.name]) == told(outcomes[BARE.name])
+    late = outcomes[WARM.name].worker(0, 0).stderr.decode().splitlines()
+    for name in VARIABLES:
+        wanted = f"elastic-agent: {name} is set in settle.py, line 3, after torch was imported"
+        assert sum(line.startswith(wanted) for line in late) == 1, late
+    for launcher in (BARE, COLD):
+        assert b"elastic-agent:" not in outcomes[launcher.name].worker(0, 0).stderr
