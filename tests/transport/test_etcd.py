@@ -203,17 +203,17 @@ def compact(scene: EtcdScene) -> None:
 
 
 class Behind:
-    """Has a client's next watch begin only after something happened."""
+    """Has each of a client's next watches begin only after something happened."""
 
-    def __init__(self, client: Any, meanwhile: Callable[[], object]) -> None:
-        self._follow, self._meanwhile = client.follow, meanwhile
+    def __init__(self, client: Any, *meanwhile: Callable[[], object]) -> None:
+        self._follow, self._meanwhile = client.follow, list(meanwhile)
         self.watches = 0
         client.follow = self.follow
 
     def follow(self, *args: Any) -> Any:
         self.watches += 1
-        if self.watches == 1:
-            self._meanwhile()
+        if self._meanwhile:
+            self._meanwhile.pop(0)()
         return self._follow(*args)
 
 
@@ -245,8 +245,8 @@ def test_a_compaction_without_news_is_neither_news_nor_a_reason_to_spin(etcd_sce
             coordinator.write_status("nothing new")
         compact(etcd_scene)
 
-    behind = Behind(client_of(node), pass_by)
-    assert node.next_plan(1, 0.2) is None
+    behind = Behind(client_of(node), pass_by, lambda: coordinator.publish(plan(2)))
+    assert node.next_plan(1, PATIENCE_S) == plan(2)
     assert behind.watches == 2
 
 
