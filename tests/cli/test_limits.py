@@ -64,10 +64,10 @@ def test_too_few_processes_are_refused() -> None:
 def test_a_python_that_this_user_cannot_start_is_refused(script: Path) -> None:
     """It was started by a user who can, who then became this one."""
     program = (
-        "import sys; sys.executable = '/root/python'; from elastic_agent.cli.main import main; "
+        "import sys; sys.executable = '/opt/private/python'; from elastic_agent.cli.main import main; "
         "sys.exit(main(sys.argv[1:], owns_process=True))"
     )
     refused = elastic_agent(str(script), command=[sys.executable, "-c", program])
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert 'this Python, "/root/python", cannot be started by this user' in refused.stderr
+    assert 'this Python, "/opt/private/python", cannot be started by this user' in refused.stderr
     assert refused.stderr.count("\n") == 1

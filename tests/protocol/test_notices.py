@@ -714,3 +714,12 @@ def test_a_node_that_only_waits_for_the_others_does_not_take_part_in_the_next_li
 def test_a_node_does_not_wait_for_others_when_the_store_is_lost() -> None:
     departs = lingering_node().stop_lingering()
     assert departs[-1] == Depart(Outcome.STOPPED, "stopped 1")
+
+
+def test_to_ask_for_another_node_does_not_take_back_that_the_run_is_to_end() -> None:
+    """Both typed at a node that has yet to read that the run was stopped."""
+    node = Node("c-1")
+    node.ask(stop(node.next_ask))
+    assert node.ask(leave("b", node.next_ask)) == []
+    departs = node.plan_changed(plan(Phase.STOPPED, 1, 4))
+    assert departs[-1] == Depart(Outcome.STOPPED, "stopped 1")

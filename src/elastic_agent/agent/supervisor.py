@@ -266,10 +266,18 @@ class Supervisor:
             seats = plan.world.seats if plan is not None and plan.world is not None else ()
             leavers = {seat.incarnation for seat in seats if seat.node_id == node_id}
 
+            was_leaving = False
+
             def has_left(plan: Plan) -> bool:
-                over = (seat.incarnation for seat in plan.awaiting) if plan.is_terminal else ()
+                nonlocal was_leaving
                 acknowledged = plan.heard.get(self.node.incarnation, 0) >= serial
-                return acknowledged and not leavers.intersection(plan.leaving, over)
+                if not acknowledged or not leavers.isdisjoint(plan.leaving):
+                    was_leaving = was_leaving or acknowledged
+                    return False
+                seats = (
+                    plan.awaiting if plan.is_terminal else plan.world.seats if plan.world is not None else ()
+                )
+                return was_leaving or leavers.isdisjoint(seat.incarnation for seat in seats)
 
             with self._lingering():
                 if await self.plan_with(has_left) is not None:

@@ -447,6 +447,8 @@ class Node:
         """Somebody at this node wants a node to leave, or the whole run to end."""
         if self.activity is Activity.GONE or self._ending is not None:
             return []
+        if self._asks_for_the_end and ask.leaver is not None:
+            return []  # the run ends, and every node leaves with it
         if self._life is not None:
             ask = msgspec.structs.replace(ask, life=self._life)
         self._asked, self._asks = (ask, self.generation), ask.serial
