@@ -504,7 +504,7 @@ def check_whole(plan: Plan) -> None:
     if plan.generation > 2 * MAX_TOLD_GENERATION:
         raise RecordError(f"plan of generation {plan.generation}, which no run reaches")
     sealed = plan.world.generation if plan.world is not None else 0
-    if plan.phase is Phase.RUNNING and sealed != plan.generation:
+    if plan.phase is Phase.RUNNING and (plan.world is None or sealed != plan.generation):
         raise RecordError(f"generation {plan.generation} is said to run, without its world")
     if sealed > plan.generation:
         raise RecordError(f"plan of generation {plan.generation}, its world is of a later one")
