@@ -272,4 +272,4 @@ def test_a_node_that_slept_through_the_end_of_its_run_joins_the_next_one_of_that
     b.thaw()
     joined = cluster.wait_training("a", "b", after=begun)
     assert joined == begun + 1, cluster.story()
-    see_it_end(cluster, restarts=0)
+    see_it_end(cluster, restarts=0, paused={"b"})

@@ -125,11 +125,11 @@ def _import_torch(environment: dict[str, str]) -> None:
 
 def _first_on_path(settings: Settings) -> str:
     """What ``sys.path[0]`` is in the workers."""
-    if settings.module and not settings.run_path:
-        try:
+    try:
+        if settings.module and not settings.run_path:
             return os.getcwd()
-        except OSError:  # it was removed
-            return os.sep
-    if os.path.isdir(settings.script):
-        return os.path.abspath(settings.script)
-    return os.path.dirname(os.path.realpath(settings.script))
+        if os.path.isdir(settings.script):
+            return os.path.abspath(settings.script)
+        return os.path.dirname(os.path.realpath(settings.script))
+    except OSError:  # the working directory was removed
+        return os.sep
