@@ -67,6 +67,7 @@ def test_a_frozen_agents_workers_are_stopped_before_the_others_go_on(make_cluste
     b.thaw()
     cluster.wait_training("a", "b", after=second)
     assert cluster.journal("fenced", "b")
+    assert "this agent was paused for" in cluster.journal("lease_lost", "b")[-1]["reason"]
     see_it_end(cluster, restarts=0)
 
 

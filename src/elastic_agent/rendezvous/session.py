@@ -11,6 +11,7 @@ The lease is renewed by a timer of the owner's loop: an agent whose loop does no
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -19,7 +20,13 @@ import msgspec
 import tenacity
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.leases import ANSWERS_PER_LEASE, FirstSent, HeldLease, next_renewal_s
+from elastic_agent.protocol.leases import (
+    ANSWERS_PER_LEASE,
+    RENEWALS_PER_LEASE,
+    FirstSent,
+    HeldLease,
+    next_renewal_s,
+)
 from elastic_agent.protocol.node import Announce, misquoted
 from elastic_agent.protocol.records import (
     Address,
@@ -119,8 +126,8 @@ class Session:
         self._renew_due = False
         self._offer_due = False
         """A bootstrap store could not be offered, and it is time to try again."""
-        self._renew_at_s = 0.0
-        """When the timer asks for the next renewal."""
+        self._renew_at_s, self._timer_due_s = 0.0, math.inf
+        """When the timer asks for the next renewal; when it is to run next: if it runs later, the agent was paused."""
         self._prepare: World | None = None
         self._reaching: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
@@ -282,14 +289,22 @@ class Session:
         while True:
             now_s = boottime_s()
             if self._lease is not None and self._lease.expired(now_s):
-                self._lose("it was not renewed in time: the store did not answer")
+                self._lose(self._why_not_renewed(now_s))
             if now_s >= self._renew_at_s:
                 self._time_next_renewal(now_s)
                 if self._may_renew():
                     self._renew_due = True
                     self._wake.set()
             deadline_s = self._lease.deadline_s if self._lease is not None else self._renew_at_s
-            await asyncio.sleep(min(self._renew_at_s, deadline_s) - now_s)
+            self._timer_due_s = min(self._renew_at_s, deadline_s)
+            await asyncio.sleep(self._timer_due_s - now_s)
+
+    def _why_not_renewed(self, now_s: float) -> str:
+        """What the timer shows: a paused agent (Ctrl-Z, a suspended machine) must not be taken for a silent store."""
+        paused_s = now_s - self._timer_due_s
+        if paused_s > self._ttl_s / RENEWALS_PER_LEASE:
+            return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
+        return "it was not renewed in time: the store did not answer"
 
     def _time_next_renewal(self, sent_s: float) -> None:
         """In even steps from the last one, whatever that was for: the coordinator looks when it expects the next.
@@ -465,7 +480,7 @@ class Session:
         assert held is not None  # the caller looked
         self._renew_due = False
         if held.expired(boottime_s()):
-            self._lose("it was not renewed in time: the store did not answer")
+            self._lose(self._why_not_renewed(boottime_s()))
             return
         renewed = held.record.renewed()
         sent_s = self._first_sent.of((link.store_id, renewed), boottime_s())
