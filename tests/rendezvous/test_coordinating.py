@@ -17,7 +17,7 @@ import pytest
 from elastic_agent.protocol.records import History, Phase, Plan
 from elastic_agent.rendezvous import coordinating, events
 from elastic_agent.rendezvous.coordinating import CoordinatorThread, HostLink
-from elastic_agent.rendezvous.memory import RunMemory
+from elastic_agent.rendezvous.memory import BoundedMemory, RunMemory
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
@@ -147,6 +147,46 @@ def test_a_state_directory_that_cannot_be_written_is_said_once_and_stops_nobody(
         assert "generations may repeat" in complaints[0], "it says what is not promised any more"
 
     run(story())
+
+
+class HangingMemory(RunMemory):
+    """A state directory on a file server that does not answer until told to."""
+
+    def __init__(self, state_dir: Path) -> None:
+        super().__init__(state_dir)
+        self.answers = threading.Event()
+        self.written = threading.Event()
+
+    def save(self, run_id: str, history: History) -> None:
+        self.answers.wait()
+        super().save(run_id, history)
+        self.written.set()
+
+
+def test_a_state_directory_that_hangs_delays_no_generation_and_gets_the_newest_later(
+    endpoint: Endpoint, tmp_path: Path, notes: Notes
+) -> None:
+    disk = HangingMemory(tmp_path / "state")
+
+    async def story() -> None:
+        with coordinated(endpoint, BoundedMemory(disk)):
+            async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
+                first = await a.running("a")
+                a.fail()
+                second = await a.running("a", above=first.generation)
+                assert not a.of(events.LeaseLost)
+                disk.answers.set()
+                while (known := disk.load("run")) is None or known.generation < second.generation:
+                    assert await asyncio.to_thread(disk.written.wait, PATIENCE_S)
+                    disk.written.clear()
+        complaints = [line for line in notes.lines if "cannot write the state directory" in line]
+        assert len(complaints) == 1
+        assert "the disk did not answer within 1 s" in complaints[0]
+
+    try:
+        run(story())
+    finally:
+        disk.answers.set()
 
 
 def test_every_generation_is_on_disk_before_a_node_hears_of_it(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -22,7 +22,15 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.processes import start_ticks
 from elastic_agent.protocol.node import Activity, Outcome
-from elastic_agent.protocol.records import NODE_ID_HELD, RECORD_VERSION, Member, Seat, State, World
+from elastic_agent.protocol.records import (
+    NODE_ID_HELD,
+    RECORD_VERSION,
+    History,
+    Member,
+    Seat,
+    State,
+    World,
+)
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.place import MeetingPlace
@@ -237,13 +245,19 @@ class Agent(ElasticAgent):
         except OSError as error:
             raise _unwritable(self._settings.state_dir, error) from None
 
+    async def _recall(self, run_id: str) -> History | None:
+        try:
+            return await asyncio.to_thread(self._meeting.memory.load, run_id)
+        except OSError as error:
+            raise _unwritable(self._settings.state_dir, error) from None
+
     async def _take_part(self, run_id: str, seat: NodeSeat, narrator: Narrator) -> Ending:
         settings = self._settings
         incarnation = new_incarnation()
         session = self._session = Session(
             self._meeting, self._member(seat, incarnation), settings.lease_ttl, settings.local_addr
         )
-        session.history = self._meeting.memory.load(run_id)
+        session.history = await self._recall(run_id)
         parts = Parts(
             guard=self._guard,
             session=session,

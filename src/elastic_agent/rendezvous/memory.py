@@ -13,11 +13,19 @@ import msgspec
 
 from elastic_agent.protocol.records import History, RecordError, decode, encode
 
+from .disk_lane import DiskLane
+
 KEPT_SETTLED = 200
 """So many runs that ended in order are remembered, the newest."""
 
 KEPT_UNNAMED = 200
 """So many runs without a given name are remembered that did not end in order, the newest; named ones all are."""
+
+SAVE_TIMEOUT_S = 1.0
+"""How long a write is waited for. What it records is less urgent than the leases that go on meanwhile."""
+
+LOAD_TIMEOUT_S = 5.0
+"""The same of a read, without whose result a run cannot be taken up."""
 
 _SETTLED = re.compile(r"\d{16}-\d{16}-11\.json")
 _UNNAMED = re.compile(r"run-[0-9a-f]{8}")
@@ -116,6 +124,37 @@ class RunMemory:
 
     def _folder(self, run_id: str) -> Path:
         return self._runs / f"{run_id}.run"  # run ids are file-safe by their character set
+
+
+class BoundedMemory(RunMemory):
+    """The same on a disk that may hang: nobody waits for it for long. May be used by several threads."""
+
+    def __init__(self, memory: RunMemory) -> None:
+        """``memory``: what is used in a thread of its own."""
+        self._memory = memory
+        self._disk = DiskLane("state-directory")
+
+    def load(self, run_id: str) -> History | None:
+        """What is remembered of the run, or None.
+
+        Raises:
+            TimeoutError: the disk does not answer; this tells nothing of what is remembered.
+        """
+        return self._disk.call(f"load {run_id}", lambda: self._memory.load(run_id), LOAD_TIMEOUT_S)
+
+    def save(self, run_id: str, history: History) -> None:
+        """Remember this, unless something newer is remembered already.
+
+        Raises:
+            TimeoutError: the disk does not answer; this, or what is to be saved later, is written when it does.
+            OSError: the state directory cannot be written.
+        """
+        self._disk.call(f"save {run_id}", lambda: self._memory.save(run_id, history), SAVE_TIMEOUT_S)
+
+    def settle(self, run_id: str) -> None:
+        """If a verdict is remembered: whoever comes from now on begins a new run under that name."""
+        with contextlib.suppress(TimeoutError):  # it is done later, if this process lives to see it
+            self._disk.call(f"settle {run_id}", lambda: self._memory.settle(run_id), SAVE_TIMEOUT_S)
 
 
 class PassingMemory(RunMemory):

@@ -12,7 +12,7 @@ from elastic_agent.transport.base import NodeLink
 from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.values import Endpoint, PortRange
 
-from .memory import RunMemory
+from .memory import BoundedMemory, RunMemory
 
 
 class MeetingPlace(abc.ABC):
@@ -26,7 +26,7 @@ class MeetingPlace(abc.ABC):
     ) -> None:
         """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
         self.run_id: str | None = None
-        self.memory = RunMemory(state_dir)
+        self.memory: RunMemory = BoundedMemory(RunMemory(state_dir))
         self._endpoint = endpoint
         self._ports = PortPicker(port_range, port_rest_s)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -91,7 +91,7 @@ class Server:
 
     def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path, stop: StopRequests) -> None:
         from .coordinating import IDLE_S, CoordinatorThread
-        from .memory import RunMemory
+        from .memory import BoundedMemory, RunMemory
 
         self._endpoint = endpoint
         self._state_dir = state_dir
@@ -104,7 +104,7 @@ class Server:
         self._coordinator = CoordinatorThread(
             host.inbox(),
             host.coordinator_link,
-            RunMemory(state_dir),
+            BoundedMemory(RunMemory(state_dir)),
             stop.report,
             on_plan=self._tell,
             on_turn=self._turned,
