@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.transport.addresses import shorten_lookups
-
 from .torchruns import Stage, open_stage
-
-shorten_lookups()  # as agents do: here too, a lost packet must not cost more than it has to
 
 
 @pytest.fixture

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_agent.transport.addresses import shorten_lookups
 from tests.etcd import EtcdCluster
 
 from .support import C10dScene, Scene
 
 if TYPE_CHECKING:
     from .etcd_scene import EtcdScene
-
-shorten_lookups()  # as agents do: here too, a lost packet must not cost more than it has to
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,7 @@ def _without_collections() -> Iterator[None]:
 def _run(settings: Settings, guard: Guard, manager: ServiceManager, early: EarlyNotice, password: str) -> int:
     with _without_collections():
         import_torch_quietly()
-        from elastic_agent.transport.addresses import shorten_lookups
+        from elastic_agent.transport.name_lookups import shorten_lookups
 
         from .agent import Agent, EndedAtOnceError
         from .devices import check_numa_binding, count_slots

@@ -29,10 +29,10 @@ from elastic_agent.processes import read_process
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Activity, Node, Outcome
 from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, State, World
-from elastic_agent.transport.addresses import shorten_lookups
 from elastic_agent.transport.base import StoreLostError, TransportError
 from elastic_agent.transport.gathering import Gathering
 from elastic_agent.transport.lane import Lane
+from elastic_agent.transport.name_lookups import shorten_lookups
 from elastic_agent.values import Endpoint
 
 from . import events

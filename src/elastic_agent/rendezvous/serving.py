@@ -168,8 +168,9 @@ class Server:
 def _hosted(endpoint: Endpoint, shown: Endpoint) -> Iterator[C10dHost]:
     """The store, in this process alone."""
     from elastic_agent.transport import c10d
-    from elastic_agent.transport.addresses import is_local, resolve, shorten_lookups
+    from elastic_agent.transport.addresses import is_local, resolve
     from elastic_agent.transport.base import TransportError
+    from elastic_agent.transport.name_lookups import shorten_lookups
 
     shorten_lookups()
     try:

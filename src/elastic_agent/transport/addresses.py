@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import ipaddress
-import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -44,23 +42,6 @@ def resolve(host: str) -> list[Address]:
         ) from None
     known = [(int(family), str(sockaddr[0])) for family, _, _, _, sockaddr in found]
     return [one for one in dict.fromkeys(known) if one[0] in (socket.AF_INET, socket.AF_INET6)]
-
-
-def shorten_lookups() -> None:
-    """Have this process wait for an unanswered name server 2 s at most, not 10, unless the user said otherwise.
-
-    torch's store looks up the name of whoever it talks to, on every connection; a lost packet stalls that connection.
-    The C library reads the variable now; it is gone before any worker could inherit it.
-    """
-    name = "RES_OPTIONS"
-    if name in os.environ:
-        return
-    os.environ[name] = "timeout:1 attempts:2"
-    try:
-        with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
-            ctypes.CDLL(None)["__res_init"]()
-    finally:
-        del os.environ[name]
 
 
 def is_loopback_name(host: str) -> bool:
@@ -235,5 +216,4 @@ __all__ = [
     "listen",
     "local_address_towards",
     "resolve",
-    "shorten_lookups",
 ]

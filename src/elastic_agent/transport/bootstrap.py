@@ -17,6 +17,7 @@ from elastic_agent.protocol.records import Address
 
 from .addresses import connect, listen
 from .base import TransportError, UnreachableError
+from .name_lookups import no_dns_queries
 from .store import one_line
 from .wire import greet
 
@@ -140,16 +141,17 @@ def serve(sock: socket.socket) -> TCPStore:
     """A TCPStore server on a listening socket, which becomes the store's."""
     address, port = own_address(sock), int(sock.getsockname()[1])
     limit = timedelta(seconds=30)
-    return TCPStore(
-        address,
-        port,
-        None,
-        True,
-        limit,
-        wait_for_workers=False,
-        master_listen_fd=sock.detach(),
-        use_libuv=True,
-    )
+    with no_dns_queries():  # the server dials itself, too
+        return TCPStore(
+            address,
+            port,
+            None,
+            True,
+            limit,
+            wait_for_workers=False,
+            master_listen_fd=sock.detach(),
+            use_libuv=True,
+        )
 
 
 def own_address(sock: socket.socket) -> str:

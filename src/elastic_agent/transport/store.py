@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistStoreError
 
 from .base import StoreLostError
+from .name_lookups import no_dns_queries
 
 CALL_TIMEOUT_S = 10.0
 
@@ -53,7 +54,7 @@ class StoreClient:
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         """Connect; ``timeout_s`` bounds it only while the other side behaves."""
-        with store_errors():
+        with store_errors(), no_dns_queries():
             self._open: Any = TCPStore(host, port, None, False, _span(timeout_s), wait_for_workers=False)
             self._open.set_timeout(_span(CALL_TIMEOUT_S))
 
