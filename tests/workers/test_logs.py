@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -163,6 +165,13 @@ def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
         GenerationLogs(str(path / "below"))
 
 
+def await_pruning() -> None:
+    """What is removed aside is gone."""
+    for thread in threading.enumerate():
+        if thread.name == "prune-logs":
+            thread.join(20)
+
+
 # --- what is kept ---------------------------------------------------------------------------------
 
 
@@ -170,6 +179,7 @@ def test_the_newest_generations_are_kept(tmp_path: Path) -> None:
     logs = GenerationLogs(str(tmp_path), keep_generations=3)
     for generation in (1, 2, 5, 9, 10):
         logs.reify(environments(generation=generation))
+        await_pruning()
     assert sorted(os.listdir(tmp_path / "run")) == ["000005", "000009", "000010", "latest"]
     assert os.readlink(tmp_path / "run" / "latest") == "000010"
 
@@ -180,6 +190,7 @@ def test_other_runs_and_other_files_are_left_alone(tmp_path: Path) -> None:
     logs.reify(environments(run_id="other"))
     logs.reify(environments(generation=1))
     logs.reify(environments(generation=2))
+    await_pruning()
     assert sorted(os.listdir(tmp_path / "run")) == ["000002", "latest", "notes"]
     assert sorted(os.listdir(tmp_path / "other")) == ["000001", "latest"]
 
@@ -201,7 +212,42 @@ def test_a_restarted_run_does_not_prune_the_later_generations_of_its_namesake(tm
     logs = GenerationLogs(str(tmp_path), keep_generations=2)
     logs.reify(environments(generation=30))
     logs.reify(environments(generation=1))
+    await_pruning()
     assert sorted(os.listdir(tmp_path / "run")) == ["000001", "000030", "latest"]
+
+
+def test_each_node_removes_its_own_folders_and_those_of_one_that_left_later(tmp_path: Path) -> None:
+    left, stays = LogFolders(str(tmp_path), 1), LogFolders(str(tmp_path), 1)
+    left.make("run", 1, "n1")
+    LogFolders(str(tmp_path), 1).make("run", 1, "n2")
+    for generation in (1, 2):
+        stays.make("run", generation, "n2")
+        await_pruning()
+    assert os.listdir(tmp_path / "run" / "000001") == ["n1"], "n2 has removed n2 and n2~1"
+    stays.make("run", 3, "n2")
+    await_pruning()
+    assert sorted(os.listdir(tmp_path / "run")) == ["000003", "latest"]
+
+
+def test_a_start_does_not_wait_for_the_removal_of_old_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the agent waits here, it does not renew its lease."""
+    answers, removed = threading.Event(), shutil.rmtree
+
+    def hang(*args: Any, **kwargs: Any) -> None:
+        assert answers.wait(20)
+        removed(*args, **kwargs)
+
+    monkeypatch.setattr(shutil, "rmtree", hang)
+    folders = LogFolders(str(tmp_path), 1)
+    for generation in (1, 2):
+        folders.make("run", generation, "n1")
+    assert (tmp_path / "run" / "000002" / "n1").is_dir()
+    assert (tmp_path / "run" / "000001" / "n1").is_dir()
+    answers.set()
+    await_pruning()
+    assert sorted(os.listdir(tmp_path / "run")) == ["000002", "latest"]
 
 
 # --- latest ---------------------------------------------------------------------------------------
@@ -275,9 +321,7 @@ def test_a_new_run_removes_old_ones(tmp_path: Path) -> None:
     unnamed_run(tmp_path, "run-old", 10).close()
     folders = LogFolders(str(tmp_path), 20, keep_runs=1)
     folders.make("run-new", 1, "n1")
-    for thread in threading.enumerate():
-        if thread.name == "prune-logs":
-            thread.join(20)
+    await_pruning()
     assert sorted(os.listdir(tmp_path)) == ["latest", "run-new"]
     folders.close()
 

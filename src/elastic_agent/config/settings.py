@@ -553,7 +553,10 @@ class Settings:
         factory=lambda: default_log_dir(default_state_dir(os.environ)),
     )
     keep_generations: int = _setting(
-        kinds.whole_number(1), "20", OUTPUT, "How many generations' output folders to keep of a run."
+        kinds.whole_number(1),
+        "20",
+        OUTPUT,
+        "How many generations' output folders to keep of a run, and as many again of nodes that have left it.",
     )
     keep_runs: int = _setting(
         kinds.whole_number(1),

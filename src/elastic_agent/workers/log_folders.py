@@ -19,10 +19,14 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec
 from urllib.parse import quote
 
-__all__ = ["LogFolders", "file_safe", "prune_runs"]
+__all__ = ["LogFolders", "file_safe", "prune_generations", "prune_runs"]
+
+P = ParamSpec("P")
 
 _LONGEST_NAME = 120
 _GENERATION_NAME = re.compile(r"\d{6,}")
@@ -75,7 +79,7 @@ class LogFolders:
             self._claim(run_directory, directory.name)
         _make_anew(directory)
         self._point_to_generation(run_directory, generation, directory.name)
-        _prune_generations(run_directory, generation, self._keep_generations)
+        _aside(prune_generations, run_directory, generation, directory.name, self._keep_generations)
         return directory
 
     def close(self) -> None:
@@ -96,9 +100,7 @@ class LogFolders:
             self._marker = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.utime(self._marker)  # its place among the newest
             fcntl.flock(self._marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        # Folders of many files take their time, and the agent's loop waits for what is done here.
-        arguments = (self._log_dir, self._keep_runs)
-        threading.Thread(target=prune_runs, args=arguments, name="prune-logs", daemon=True).start()
+        _aside(prune_runs, self._log_dir, self._keep_runs)
 
     def _point_to_generation(self, run_directory: Path, generation: int, node_name: str) -> None:
         """Point `latest` at the generation, but never back from one that is newer.
@@ -144,13 +146,37 @@ def _link(link: Path, target: str, unique: str) -> None:
         temporary.replace(link)
 
 
-def _prune_generations(run_directory: Path, generation: int, keep: int) -> None:
-    """Remove the oldest generations below this one; later ones are an earlier run's of the same name."""
+def _aside(prune: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Folders of many files take their time, and the agent's loop, which renews the lease, must not wait for it."""
+
+    def work() -> None:
+        with contextlib.suppress(OSError):
+            prune(*args, **kwargs)
+
+    threading.Thread(target=work, name="prune-logs", daemon=True).start()
+
+
+def prune_generations(run_directory: Path, generation: int, node_name: str, keep: int) -> None:
+    """Remove this node's folders of all but the newest generations up to this one; raises OSError.
+
+    Each node removes its own, so that hundreds of them do not take the same folders apart at once. What a node that
+    has left the run cannot remove any more stays until there are twice as many folders. Generations above this one
+    are an earlier run's of the same name.
+    """
     names = [name for name in os.listdir(run_directory) if _GENERATION_NAME.fullmatch(name)]
-    older = sorted((int(name), name) for name in names if int(name) < generation)
-    for _, name in older[: max(0, len(older) - (keep - 1))]:
-        # Another node may be removing the same one.
+    older = [name for number, name in sorted((int(name), name) for name in names) if number < generation]
+    for name in _all_but_last(older, keep - 1):
+        with contextlib.suppress(OSError):
+            for node in os.listdir(run_directory / name):
+                if node == node_name or re.fullmatch(re.escape(node_name) + r"~\d+", node):
+                    shutil.rmtree(run_directory / name / node, ignore_errors=True)
+            (run_directory / name).rmdir()  # fails if other nodes have folders there
+    for name in _all_but_last(older, 2 * keep - 1):
         shutil.rmtree(run_directory / name, ignore_errors=True)
+
+
+def _all_but_last(names: list[str], keep: int) -> list[str]:
+    return names[: max(0, len(names) - keep)]
 
 
 def prune_runs(log_dir: str, keep: int) -> None:
