@@ -31,6 +31,14 @@ def need_etcd() -> None:
         pytest.skip("etcd is not installed (Debian: etcd-server, etcd-client)")
 
 
+def set_up_long_ago(endpoints: str, prefix: str) -> None:
+    """Have agents find an etcd that others have used before: the first run in a new one waits a while."""
+    put = ["etcdctl", "--endpoints", endpoints, "put", f"{prefix}/1/id", "d00d"]
+    subprocess.run(
+        put, env={"PATH": os.environ["PATH"], "ETCDCTL_API": "3"}, capture_output=True, timeout=10, check=True
+    )
+
+
 @dataclass
 class EtcdServer:
     """One member."""

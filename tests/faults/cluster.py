@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from tests.etcd import set_up_long_ago
 from tests.ports import free_port
 from tests.processes import freeze, parent_of, state_of, thaw
 
@@ -173,6 +174,8 @@ class Cluster:
     run_id: str | None = "job"
     etcd: str | None = None
     """The members of the etcd to meet in; None: a c10d store at ``endpoint_host`` and ``port``."""
+    etcd_is_new: bool = False
+    """Nothing was there before, so that the first run in it waits for a lease and the margin."""
 
     def __post_init__(self) -> None:
         self._all_agents: list[AgentProcess] = []
@@ -183,6 +186,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         self._watch = FolderWatch(self.folder)
+        if self.etcd is not None and not self.etcd_is_new:
+            set_up_long_ago(self.etcd, self._etcd_prefix)
         return self
 
     # -- agents ---------------------------------------------------------------------------------
@@ -262,8 +267,11 @@ class Cluster:
         """Where the agents meet, as options."""
         if self.etcd is None:
             return "--rdzv-endpoint", f"{self.endpoint_host}:{self.port}"
-        prefix = f"/tests/{self.mark}"  # the etcd is shared
-        return "--rdzv-backend", "etcd", "--rdzv-endpoint", self.etcd, "--etcd-prefix", prefix
+        return "--rdzv-backend", "etcd", "--rdzv-endpoint", self.etcd, "--etcd-prefix", self._etcd_prefix
+
+    @property
+    def _etcd_prefix(self) -> str:
+        return f"/tests/{self.mark}"  # the etcd is shared
 
     def start_host(self, name: str, slots: int = 1, *options: str, **how: Any) -> AgentProcess:
         """Start an agent and wait until it hosts the store, or coordinates; the first to come does."""

@@ -48,7 +48,7 @@ def test_who_is_not_let_in_ends_at_once_with_one_line(make_cluster: MakeCluster,
         ("--etcd-user", "trainer", "--etcd-password-file", str(wrong)): "refuses user 'trainer'",
         ("--etcd-user", "stranger", "--etcd-password-file", str(right)): "denies user 'stranger'",
     }
-    clusters = {options: make_cluster("1", *options) for options in said}
+    clusters = {options: make_cluster("1", *options, etcd_is_new=True) for options in said}
     for cluster in clusters.values():
         cluster.start("a")
     for options, words in said.items():
@@ -60,7 +60,7 @@ def test_who_is_not_let_in_ends_at_once_with_one_line(make_cluster: MakeCluster,
 
 def test_another_program_at_the_endpoint_is_named(make_cluster: MakeCluster) -> None:
     with web_server() as port:
-        cluster = make_cluster("1", etcd=f"127.0.0.1:{port}")
+        cluster = make_cluster("1", etcd=f"127.0.0.1:{port}", etcd_is_new=True)
         cluster.start("a")
         assert cluster.wait_end() == {"a": 4}, cluster.story()
         check_one_error(cluster, f"127.0.0.1:{port}")
@@ -68,7 +68,9 @@ def test_another_program_at_the_endpoint_is_named(make_cluster: MakeCluster) -> 
 
 def test_the_password_is_nobodys_business(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Not the workers', not the preloaded modules', not the logs', not that of anyone who lists the processes."""
-    cluster: Cluster = make_cluster("1", "--etcd-user", "trainer", "--preload", "looks_around")
+    cluster: Cluster = make_cluster(
+        "1", "--etcd-user", "trainer", "--preload", "looks_around", etcd_is_new=True
+    )
     shown = cluster.folder / "environment.json"
     preloaded = tmp_path / "environment-of-the-spawner.json"
     (tmp_path / "looks_around.py").write_text(

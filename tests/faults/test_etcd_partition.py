@@ -36,7 +36,7 @@ def etcd(machines: Machines, tmp_path: Path) -> Iterator[str]:
 def test_a_node_cut_off_from_etcd_alone_ends_up_outside_and_the_others_go_on(
     machines: Machines, make_cluster: MakeCluster
 ) -> None:
-    cluster = make_cluster("2:3")
+    cluster = make_cluster("2:3", etcd_is_new=True)
     for node in NODES:
         machines.start(cluster, node)
     first = cluster.wait_training(*NODES)

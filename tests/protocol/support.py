@@ -87,10 +87,16 @@ class Table:
     Nodes renew their leases as time goes by, unless they have fallen silent.
     """
 
-    def __init__(self, rules: Policy = POLICY, *, remembered: History | None = None) -> None:
+    def __init__(
+        self,
+        rules: Policy = POLICY,
+        *,
+        remembered: History | None = None,
+        store_born_s: float = float("-inf"),
+    ) -> None:
         self.rules = rules
         self.now_s = 0.0
-        self.coordinator = Coordinator(0.0, remembered=remembered)
+        self.coordinator = Coordinator(0.0, remembered=remembered, store_born_s=store_born_s)
         self.members: dict[str, Member] = {}
         self.leases: dict[str, Lease] = {}
         self.silent: set[str] = set()

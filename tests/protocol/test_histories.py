@@ -86,6 +86,37 @@ def test_nodes_that_remember_an_older_generation_and_do_not_run_it_are_not_waite
     assert (table.stand, awaited(table)) == ((Phase.FORMING, 12), set())
 
 
+# -- a store that others may have used before it lost its data -----------------------------------
+
+
+def test_nothing_is_formed_in_a_new_store_while_nodes_may_run_that_it_has_not_heard_of() -> None:
+    table = Table(policy(min_nodes=1), store_born_s=-1.0)
+    table.comes("c")
+    table.wait(TTL_S + MARGIN_S - 1.0 - STEP_S)
+    assert table.plans == []
+    assert "the store is new" in table.last.reason
+    table.wait(STEP_S)
+    assert table.stand == (Phase.RUNNING, 1), "it has settled meanwhile"
+
+
+def test_what_the_first_coordinator_of_a_new_store_remembers_may_be_older_than_what_others_run() -> None:
+    """It has run alone before, and was out when the others formed the generation after that."""
+    table = Table(policy(min_nodes=1), remembered=History(2, world(2, "c-1"), 0, ("c",)), store_born_s=0.0)
+    table.comes("c", 2, replaces=("c-1",))
+    table.wait(TTL_S)
+    assert table.plans == []
+    table.comes("a", state=State.RUNNING, generation=3, history=History(3, world(3, "a-1"), 0, ("c", "a")))
+    found = table.plans[0]
+    assert (found.phase, found.generation) == (Phase.RUNNING, 3), "c joins the world that runs"
+
+
+def test_a_verdict_stands_at_once_in_a_new_store() -> None:
+    over = History(2, world(2, "c-1"), 0, ("c",), Phase.FINISHED)
+    table = Table(policy(min_nodes=1), remembered=over, store_born_s=0.0)
+    table.comes("c", 2)
+    assert table.stand == (Phase.FINISHED, 2)
+
+
 # -- what the run's nodes hold leases by -------------------------------------------------------
 
 LONG_S = 2 * TTL_S

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
@@ -14,17 +16,27 @@ from elastic_agent.rendezvous.etcd_meeting import Members
 from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, campaign, run_life
 from elastic_agent.values import Endpoint, EtcdAccess
-from tests.etcd import EtcdCluster
+from tests.etcd import EtcdCluster, set_up_long_ago
+from tests.protocol.support import world
 
-from .support import LEASE_S, PATIENCE_S
+from .support import LEASE_S, MARGIN_S, PATIENCE_S
 
 RUN = "run"
 ACCESS = EtcdAccess()
 
 
 @pytest.fixture
-def members(tmp_path: Path) -> Iterator[Members]:
+def new_etcd(tmp_path: Path) -> Iterator[Members]:
+    """One that was just set up, or has lost its data."""
     with EtcdCluster(tmp_path) as cluster:
+        yield Members(Endpoint("127.0.0.1", cluster.members[0].client_port), ACCESS)
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    """Of an etcd that has been in use for long."""
+    with EtcdCluster(tmp_path) as cluster:
+        set_up_long_ago(cluster.endpoints, ACCESS.prefix)
         yield Members(Endpoint("127.0.0.1", cluster.members[0].client_port), ACCESS)
 
 
@@ -40,13 +52,13 @@ def candidate(members: Members, memory: RunMemory) -> Iterator[Candidate]:
         one.join(PATIENCE_S)
 
 
-def node(members: Members, name: str) -> EtcdLink:
+def node(members: Members, name: str, **fields: object) -> EtcdLink:
     """A node that came to the run."""
     client, store = members.dial()
     link = EtcdLink(client, RunKeys(ACCESS.prefix, RUN), store, KeptLeases(LEASE_S))
-    member = Member(
-        RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, Policy(lease_ttl_s=LEASE_S)
-    )
+    rules = Policy(lease_ttl_s=LEASE_S, fence_margin_s=MARGIN_S)
+    member = Member(RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, rules)
+    member = msgspec.structs.replace(member, **fields)
     assert link.register(member, Lease(f"{name}-1", LEASE_S)) is not None
     return link
 
@@ -55,10 +67,68 @@ def test_the_memory_of_a_finished_run_ends_no_new_one_of_that_name(members: Memb
     """An agent of the old run that is about to end may be elected once more, when the next run has begun."""
     memory = RunMemory(tmp_path / "state")
     memory.save(RUN, History(generation=3, verdict=Phase.FINISHED))
+    term_of_the_run(members).remove_run(History(generation=3, verdict=Phase.FINISHED, settled=True))
     with candidate(members, memory):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.FORMING, 4), plan.reason
+
+
+def test_a_finished_run_does_not_begin_again_because_etcd_lost_the_verdict(
+    members: Members, tmp_path: Path
+) -> None:
+    """Not everybody has heard it yet."""
+    memory = RunMemory(tmp_path / "state")
+    memory.save(RUN, History(generation=3, verdict=Phase.FINISHED))
+    with candidate(members, memory):
+        plan = node(members, "a").next_plan(0, PATIENCE_S)
+    assert plan is not None
+    assert (plan.phase, plan.generation) == (Phase.FINISHED, 3), plan.reason
+
+
+def test_in_a_new_etcd_nothing_is_formed_until_nodes_that_an_earlier_one_knew_are_heard_or_fenced(
+    new_etcd: Members, tmp_path: Path
+) -> None:
+    """A node that knows nothing of them is elected first; they are slow to dial again."""
+    registered_s = time.monotonic()
+    c = node(new_etcd, "c")
+    with candidate(new_etcd, RunMemory(tmp_path / "state")):
+        assert c.next_plan(0, 0.5 * LEASE_S) is None
+        assert "the store is new" in c.read_status()
+        plan = c.next_plan(0, PATIENCE_S)
+    assert plan is not None
+    assert (plan.phase, plan.generation) == (Phase.FORMING, 1), plan.reason
+    assert time.monotonic() - registered_s > LEASE_S + MARGIN_S
+
+
+def test_a_world_that_etcd_has_lost_runs_on_although_a_node_that_does_not_know_it_came_first(
+    new_etcd: Members, tmp_path: Path
+) -> None:
+    node(new_etcd, "c")
+    with candidate(new_etcd, RunMemory(tmp_path / "state")):
+        known = History(3, world(3, "a-1"), order=("a",))
+        a = node(new_etcd, "a", state=State.RUNNING, generation=3, history=known)
+        plan = a.next_plan(0, 0.5 * LEASE_S)
+    assert plan is not None
+    assert (plan.phase, plan.generation) == (Phase.RUNNING, 3), plan.reason
+
+
+def test_a_run_in_an_etcd_that_has_been_in_use_for_long_does_not_wait(
+    members: Members, tmp_path: Path
+) -> None:
+    with candidate(members, RunMemory(tmp_path / "state")):
+        plan = node(members, "a").next_plan(0, 0.5 * LEASE_S)
+    assert plan is not None
+    assert (plan.phase, plan.generation) == (Phase.FORMING, 1), plan.reason
+
+
+def test_etcd_tells_how_long_ago_it_was_first_used(new_etcd: Members) -> None:
+    term = term_of_the_run(new_etcd)
+    first_s = time.monotonic()
+    assert term.store_age_s() == 0.0
+    while (age_s := term.store_age_s()) < 1.0:
+        time.sleep(0.1)
+    assert age_s <= time.monotonic() - first_s + 1.0
 
 
 def test_an_unfinished_run_that_etcd_lost_goes_on_above_what_the_machine_remembers(

@@ -59,13 +59,21 @@ ACK_PATIENCE_LEASES = 2.0
 class Coordinator:
     """Holds the plan, the memory of who was seen when, and the phase's clock."""
 
-    def __init__(self, now_s: float, plan: Plan | None = None, remembered: History | None = None) -> None:
+    def __init__(
+        self,
+        now_s: float,
+        plan: Plan | None = None,
+        remembered: History | None = None,
+        store_born_s: float = -FAR_S,
+    ) -> None:
         """Start a term.
 
         Args:
             now_s: the coordinator's clock.
             plan: the newest plan in the store, if there is one.
             remembered: what this agent has on disk of the run, used when the store is empty.
+            store_born_s: by when at the latest this life of the store had begun, if an earlier one may have known
+                nodes of which this agent's disk says nothing.
         """
         self.plan = plan
         self.ledger = LeaseLedger(born_s=now_s)
@@ -73,6 +81,7 @@ class Coordinator:
         if plan is not None:
             self.clock = PhaseClock.of(plan, self.clock, now_s, new_phase=True)
         self._remembered = remembered
+        self._store_born_s = store_born_s
         self._intruder: History | None = None
         """What somebody else's plan said of generations, see :meth:`intruded`."""
 
@@ -136,7 +145,7 @@ class Coordinator:
 
     def _decide(self, now_s: float) -> Decision:
         if self.plan is None:
-            return self._first_plan(now_s)
+            return self._alone(self._first_plan(now_s), now_s)
         overdue = self._overdue(now_s)
         now = Situation.of(self.plan, self.ledger, self.clock, now_s)
         higher = self._higher_history()
@@ -239,6 +248,21 @@ class Coordinator:
         if history.world is None:
             return Decision(fresh.reason, msgspec.structs.replace(known, generation=history.generation + 1))
         return self._adopt_or_reform(known, history.world, now_s)
+
+    def _alone(self, decision: Decision, now_s: float) -> Decision:
+        """The same, but nothing is formed while nodes may run that only an earlier life of the store knew.
+
+        Each of them either tells this store what it runs or has lost its lease by then.
+        """
+        if decision.plan is None or decision.plan.phase is not Phase.FORMING:
+            return decision
+        policy = decision.plan.policy
+        until_s = self._store_born_s + policy.lease_ttl_s + policy.fence_margin_s
+        if now_s >= until_s:
+            return decision
+        return Decision(
+            "the store is new; waiting to hear from nodes that an earlier one knew", wake_s=until_s
+        )
 
     def _adopt_or_reform(self, known: Plan, world: World, now_s: float) -> Decision:
         """A new store, a known world: leave it alone if all of it still runs, else form the next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import threading
@@ -137,11 +138,19 @@ class Candidate(threading.Thread):
             self._set_winding_up(False)
 
     def _coordinate(self, term: Term) -> None:
+        store_born_s = -math.inf
         if term.read_plan() is None:
             self._take_over_ending(term)
+            age_s = term.store_age_s()
+            store_born_s = time.monotonic() - age_s  # at the latest: the answer took a while
         # Our own agent must not read the verdict and end before it is known that the run has to be wound up.
         driver = RunDriver(
-            self._run_id, term, self._memory, time.monotonic(), lambda: self._set_winding_up(True)
+            self._run_id,
+            term,
+            self._memory,
+            time.monotonic(),
+            lambda: self._set_winding_up(True),
+            store_born_s,
         )
         hints: list[str] = []
         while not self._stopping.is_set():
@@ -155,12 +164,13 @@ class Candidate(threading.Thread):
             hints = term.wait(max(0.001, driver.wake_s - time.monotonic()))
 
     def _take_over_ending(self, term: Term) -> None:
-        """The run has no plan: learn how the last one of its name ended, which this machine may have slept through."""
+        """The run has no plan: learn how the last one of its name ended, which this machine may have slept through.
+
+        If etcd does not know either, it is the first of its name, or etcd has lost its data: then a verdict that this
+        machine remembers, and of which it does not know that everybody heard it, stands.
+        """
         ended = term.read_ended()
         if ended is None:
-            # etcd loses no plan: if this machine knows a verdict, everybody knew it, and the run was removed. Whoever
-            # comes now under that name begins anew, also if another agent of the old run has not quite ended.
-            self._memory.settle(self._run_id)
             return
         with contextlib.suppress(OSError):  # the driver says that the state directory cannot be written
             self._memory.save(self._run_id, ended)

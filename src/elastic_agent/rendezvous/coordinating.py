@@ -88,8 +88,18 @@ class RunDriver:
         memory: RunMemory,
         now_s: float,
         before_verdict: Callable[[], None] = lambda: None,
+        store_born_s: float = -math.inf,
     ) -> None:
-        """Take up a run. ``before_verdict`` is called before anybody can read that it is over."""
+        """Take up a run.
+
+        Args:
+            run_id: its name.
+            link: to the store.
+            memory: the disk of this machine.
+            now_s: the time.
+            before_verdict: is called before anybody can read that the run is over.
+            store_born_s: see :class:`~elastic_agent.protocol.coordinator.Coordinator`.
+        """
         self.run_id = run_id
         self._before_verdict = before_verdict
         self.needed = True
@@ -102,7 +112,7 @@ class RunDriver:
         self._link = link
         self._memory = memory
         self._log = get_logger().bind(run=run_id)
-        self._coordinator = Coordinator(now_s, link.read_plan(), memory.load(run_id))
+        self._coordinator = Coordinator(now_s, link.read_plan(), memory.load(run_id), store_born_s)
         self._full_read_s = self._lease_read_s = now_s
         self._on_time_s = now_s
         """When this was last known to be where it should be."""

@@ -2,7 +2,8 @@
 
 Keys, all under ``<prefix>/1/``:
 
-    id                       random name of this etcd's life: another one means that its data were lost
+    id                       random name of this etcd's life (another one means that its data were lost), and
+                             the etcd lease whose rest tells how old it is
     r/<run>/life             random name of this life of the run's records, which ends when they are removed
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
     r/<run>/plan             the newest plan (see :mod:`.etcd_plans`)
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import secrets
 import threading
 import time
@@ -68,6 +70,11 @@ GRAVE_S = 3600
 ENDED_S = 30 * 24 * 3600
 """How long the generations of a run that ended are remembered in etcd, so that the next one of its name goes above."""
 
+AGE_KNOWN_S = 2 * 3600
+"""How long the age of an etcd's life is known: for the longest lease, and as much margin."""
+
+_NAME_WITH_AGE = re.compile(r"[0-9a-f]{16}L([0-9a-f]{1,16})")
+
 MAX_STATUS_CHARS = 2048
 
 Complain = Callable[[str], None]
@@ -93,6 +100,7 @@ class RunKeys:
         self.members, self.leases = self.root + b"m/", self.root + b"l/"
         self.plan, self.status, self.leader = (self.root + name for name in (b"plan", b"status", b"leader"))
         self.life, self.ended = self.root + b"life", self.root + b"ended"
+        self.id = _id_key(prefix)
 
     def member(self, incarnation: str) -> bytes:
         """The key of its member record."""
@@ -137,15 +145,27 @@ def store_id(client: EtcdClient, prefix: str) -> str:
     Raises:
         NotAStoreError: something else of that name is there.
     """
-    key = f"{prefix.rstrip('/')}/1/id".encode()
+    key = _id_key(prefix)
     found = client.get(key)
     if found is None:
-        client.transact([is_missing(key)], [put(key, secrets.token_hex(8).encode())])
+        _begin_life(client, key)
         found = client.get(key)
     name = found.value.decode("ascii", "replace") if found is not None else ""
     if not (name.isalnum() and len(name) <= 64):
         raise NotAStoreError(f"{key.decode()} in etcd is not ours: {name[:40]!r}; give another --etcd-prefix")
     return name
+
+
+def _id_key(prefix: str) -> bytes:
+    return f"{prefix.rstrip('/')}/1/id".encode()
+
+
+def _begin_life(client: EtcdClient, key: bytes) -> None:
+    """Name this etcd's life, unless another agent has just done so."""
+    age = client.grant(AGE_KNOWN_S)  # when the data that were there before, if any, are gone already
+    name = f"{secrets.token_hex(8)}L{age:x}"
+    if not client.transact([is_missing(key)], [put(key, name.encode())]).succeeded:
+        client.revoke(age)
 
 
 def run_life(client: EtcdClient, keys: RunKeys) -> bytes:
@@ -456,6 +476,18 @@ class Term:
         except RecordError as error:
             _log_complaint(f"{self._keys.ended.decode()}: {error}")
             return None
+
+    def store_age_s(self) -> float:
+        """For how long this etcd has had its data at least; infinite if that is longer than any lease may last.
+
+        Counted from when the first agent came after etcd was set up, or after it had lost its data.
+        """
+        found = self._client.get(self._keys.id)
+        if found is None:  # lost this moment: who dials next begins the next life
+            return 0.0
+        named = _NAME_WITH_AGE.fullmatch(found.value.decode("ascii", "replace"))
+        left_s = self._client.left_s(int(named[1], 16)) if named is not None else -1
+        return max(0.0, AGE_KNOWN_S - left_s - 1.0) if left_s >= 0 else math.inf  # etcd tells whole seconds
 
     # -- writing --------------------------------------------------------------------------------
 

@@ -235,6 +235,14 @@ class EtcdClient:
             raise StoreLostError(f"etcd at {self.endpoint} ended a conversation")
         return answer
 
+    def left_s(self, lease_id: int) -> int:
+        """How many whole seconds the lease has left; negative if it is gone."""
+        request = rpc.LeaseTimeToLiveRequest(ID=lease_id)
+        try:
+            return int(self._call(self._line.leases.LeaseTimeToLive, request).TTL)
+        except LeaseGoneError:
+            return -1
+
     def revoke(self, lease_id: int) -> None:
         """End the lease and remove what hangs on it."""
         self._call(self._line.leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
