@@ -214,6 +214,18 @@ def refused(shell: Shell, *argv: str) -> str:
     return str(caught.value)
 
 
+def test_events_cannot_go_to_a_fifo_that_no_program_reads(shell: Shell, tmp_path: Path) -> None:
+    """The agent would wait for the reader, without a word and without a lease."""
+    os.mkfifo(tmp_path / "events")
+    with pytest.raises(UsageError, match="which is a FIFO that no program reads"):
+        shell.load(["--event-journal", str(tmp_path / "events")])
+    reader = os.open(tmp_path / "events", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        shell.load(["--event-journal", str(tmp_path / "events")])
+    finally:
+        os.close(reader)
+
+
 def test_no_script(shell: Shell) -> None:
     assert "no script to run" in refused(shell)
     assert "no script to run" in refused(shell, "--nnodes", "1")

@@ -182,3 +182,9 @@ def test_outside_a_step_slurm_says_nothing(shell: Shell, missing: str) -> None:
 )
 def test_lists_of_hosts_are_read_as_slurm_writes_them(text: str, hosts: str) -> None:
     assert expand_hosts(text) == hosts.split()
+
+
+@pytest.mark.parametrize("text", ["n[1-999999999]", "r[1-99999]n[1-99999]"])
+def test_a_list_of_hosts_beyond_any_cluster_is_refused_at_once(shell: Shell, text: str) -> None:
+    with pytest.raises(UsageError, match="SLURM_STEP_NODELIST names more than 65536 hosts"):
+        shell.load(variables={**STEP, "SLURM_STEP_NODELIST": text})

@@ -26,7 +26,9 @@ class Journal:
         self._told = False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            # The loop must not wait for the reader of a FIFO, neither here nor when it writes.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+            self._handle = os.open(path, flags, 0o644)
 
     def bind(self, **context: Any) -> None:
         """Add to what goes into every line from now on."""

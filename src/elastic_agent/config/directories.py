@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Mapping
@@ -88,10 +89,20 @@ def problem_with_folder(folder: Path) -> str:
     return "which is on no file system"
 
 
+def _is_read(fifo: Path) -> bool:
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno != errno.ENXIO
+    return True
+
+
 def problem_with_file(file: Path) -> str:
     """Why ``file`` cannot be written or made, or an empty string. Touches nothing."""
     if os.path.isdir(file):
         return "which is a folder"
+    if file.is_fifo() and not _is_read(file):
+        return "which is a FIFO that no program reads"
     if os.path.exists(file):
         return "" if os.access(file, os.W_OK) else "which cannot be written by this user"
     return problem_with_folder(file.parent)

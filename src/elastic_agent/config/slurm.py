@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.source import Given, Layer, Source
+
+MAX_HOSTS = 65536
+"""More hosts than the largest clusters have: a longer list was not written by Slurm."""
 
 FIRST_PORT, PORTS = 20000, 10000
 """Where ports of endpoints come from: below those that systems give to outgoing connections (32768 and up on Linux),
@@ -81,8 +85,14 @@ def step_hosts(environ: Mapping[str, str]) -> list[str]:
     """The hosts of this step, in Slurm's order.
 
     Of a heterogeneous job these are the hosts of all components that the step runs on (`srun --het-group=0,1`).
+
+    Raises:
+        UsageError: the list is far too long.
     """
-    return expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))
+    try:
+        return expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))
+    except ValueError as error:
+        raise UsageError(f"SLURM_STEP_NODELIST {error}; expected the list that srun sets") from None
 
 
 _PART = re.compile(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*")
@@ -94,9 +104,16 @@ def expand_hosts(text: str) -> list[str]:
 
     >>> expand_hosts("n[08-10],gpu1")
     ['n08', 'n09', 'n10', 'gpu1']
+
+    Raises:
+        ValueError: it names more hosts than a job can have.
     """
     parts = [match.group() for match in _PART.finditer(text)]
-    return [host for part in parts if part for host in _expand_part(part)]
+    every = (host for part in parts if part for host in _expand_part(part))
+    hosts = list(islice(every, MAX_HOSTS + 1))
+    if len(hosts) > MAX_HOSTS:
+        raise ValueError(f"names more than {MAX_HOSTS} hosts")
+    return hosts
 
 
 def _expand_part(part: str) -> Iterator[str]:
