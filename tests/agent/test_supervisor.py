@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,30 @@ from elastic_agent.agent.interruptions import StopSignals
 from elastic_agent.agent.narrator import Narrator
 from elastic_agent.agent.runner import Runner
 from elastic_agent.agent.supervisor import Graces, Parts, Supervisor
-from elastic_agent.protocol.records import RECORD_VERSION, Member, State, World
+from elastic_agent.protocol.records import RECORD_VERSION, History, Member, State, World
+from elastic_agent.rendezvous.clock import boottime_s
+from elastic_agent.rendezvous.disk_lane import DiskLane
 from elastic_agent.rendezvous.meeting import Meeting
+from elastic_agent.rendezvous.memory import BoundedMemory, RunMemory
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint
 from elastic_agent.workers.guard_client import Guard
 from tests.ports import free_port
 from tests.rendezvous.support import LEASE_S, PATIENCE_S, HostProcess, hosted, policy
+
+
+class HangingDisk(RunMemory):
+    """A state directory on a file server that may stop answering."""
+
+    def __init__(self, state_dir: Path) -> None:
+        super().__init__(state_dir)
+        self.answers, self.asked = threading.Event(), threading.Event()
+        self.answers.set()
+
+    def save(self, run_id: str, history: History) -> None:
+        self.asked.set()
+        assert self.answers.wait(PATIENCE_S)
+        super().save(run_id, history)
 
 
 class Scene:
@@ -32,10 +50,13 @@ class Scene:
         self.guard = Guard.start()
         self.written: list[str] = []
         self.disk_is_full = False
+        self.disk = HangingDisk(folder)
         self.plan_seen = asyncio.Event()
         self._registered: asyncio.Queue[str] = asyncio.Queue()
         meeting = Meeting(endpoint, folder, port_range=None, port_rest_s=0.0)
         meeting.set_run_id("run")
+        meeting.memory = BoundedMemory(self.disk)
+        self._lane = DiskLane("node-record")
         member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(2, 2))
         parts = Parts(
             guard=self.guard,
@@ -45,7 +66,7 @@ class Scene:
             graces=Graces(0.1, 0.1),
             start_workers=self._start_workers,
             new_guard=self._new_guard,
-            remember=lambda plan: None,
+            remember=meeting.remember,
             write_down=self._write_down,
             stop_signals=StopSignals(),
             join_timeout_s=PATIENCE_S,
@@ -75,10 +96,14 @@ class Scene:
         self.guard = Guard.start()
         return self.guard
 
-    def _write_down(self, incarnation: str) -> None:
-        if self.disk_is_full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.written.append(incarnation)
+    async def _write_down(self, incarnation: str) -> None:
+        def record() -> None:
+            assert self.disk.answers.wait(PATIENCE_S)
+            if self.disk_is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.written.append(incarnation)
+
+        await self._lane.call_aside("seat", record, 0.5)
 
 
 @contextmanager
@@ -87,6 +112,7 @@ def scene(endpoint: Endpoint, folder: Path) -> Iterator[Scene]:
     try:
         yield opened
     finally:
+        opened.disk.answers.set()
         opened.guard.close()
 
 
@@ -123,9 +149,33 @@ def test_a_node_that_lost_its_lease_comes_again_although_the_disk_is_full(
     assert "cannot write the state directory" in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("disk_is_full", [False, True], ids=["written down", "disk full"])
+def test_a_state_directory_that_hangs_costs_no_lease(
+    endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def story() -> None:
+        with scene(endpoint, tmp_path) as here:
+            here.disk.answers.clear()
+            life = asyncio.create_task(here.supervisor.run())
+            assert await here.registered() == "a-1"
+            assert await asyncio.to_thread(here.disk.asked.wait, PATIENCE_S), "a plan is to be remembered"
+            until_s = boottime_s() + 2 * LEASE_S
+            while (deadline_s := here.supervisor._parts.session.deadline_s) is None or deadline_s < until_s:
+                await asyncio.sleep(0.05)
+                assert boottime_s() < until_s, "the lease was not renewed"
+            assert here.supervisor.node.incarnation == "a-1"
+            here.disk.answers.set()
+            while not here.written or here.disk.load("run") is None:
+                await asyncio.sleep(0.01)  # what was to be written is written when the disk is back
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+
+    asyncio.run(story())
+    assert "cannot write the state directory" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("disk", ["written down", "disk full", "disk hangs"])
 def test_a_new_guard_starts_nothing_for_an_incarnation_that_names_the_old_one_on_disk(
-    endpoint: Endpoint, host: HostProcess, tmp_path: Path, disk_is_full: bool
+    endpoint: Endpoint, host: HostProcess, tmp_path: Path, disk: str
 ) -> None:
     """A successor that finds the old guard gone would take the workers of the new one for gone."""
 
@@ -133,10 +183,12 @@ def test_a_new_guard_starts_nothing_for_an_incarnation_that_names_the_old_one_on
         with scene(endpoint, tmp_path) as here:
             life = asyncio.create_task(here.supervisor.run())
             await here.registered()
-            here.disk_is_full = disk_is_full
+            here.disk_is_full = disk == "disk full"
+            if disk == "disk hangs":
+                here.disk.answers.clear()
             old = here.guard
             os.kill(old.pid, signal.SIGKILL)
-            if disk_is_full:
+            if disk != "written down":
                 assert await here.registered() != "a-1"
             else:
                 while here.written != ["a-1", "a-1"]:

@@ -31,6 +31,7 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
+from elastic_agent.rendezvous.disk_lane import DiskLane
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.place import MeetingPlace
@@ -66,6 +67,9 @@ from .worker_group import logs_specs, make_context, policy_of, worker_group
 
 RELEASE_S = 5.0
 """How long to try to take a finished run's name off the store, where it was agreed for the job."""
+
+RECORD_TIMEOUT_S = 1.0
+"""How long the disk may take to take the record of this node's processes."""
 
 LAST_ANSWERS_S = 2.0
 """How long the last answers to ``drain`` and ``stop`` may take to get out."""
@@ -103,6 +107,7 @@ class Agent(ElasticAgent):
         self._log = get_logger()
         self._logs = logs_specs(settings, slots)
         self._closer = BackgroundCloser()
+        self._disk = DiskLane("node-record")
         self._narrator: Narrator | None = None
         self._service = Service(manager, self._standing)
         self._supervisor: Supervisor | None = None
@@ -267,7 +272,7 @@ class Agent(ElasticAgent):
             start_workers=self._start_workers,
             new_guard=self._new_guard,
             remember=self._meeting.remember,
-            write_down=lambda life: seat.record(life, self._processes()),
+            write_down=partial(self._write_down, seat),
             stop_signals=self._signals.stop_signals,
             join_timeout_s=settings.join_timeout,
         )
@@ -352,6 +357,10 @@ class Agent(ElasticAgent):
             role=settings.role,
             fingerprint=fingerprint(settings),
         )
+
+    async def _write_down(self, seat: NodeSeat, incarnation: str) -> None:
+        record = partial(seat.record, incarnation, self._processes())
+        await self._disk.call_aside("seat", record, RECORD_TIMEOUT_S)
 
     def _processes(self) -> list[tuple[int, int]]:
         """What a successor must find gone: the guard, which takes everything of ours with it."""

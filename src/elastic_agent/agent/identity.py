@@ -17,7 +17,8 @@ import os
 import re
 import select
 import socket
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_agent.processes import start_ticks
@@ -69,20 +70,35 @@ class NodeSeat:
     predecessor: str | None
     """The previous incarnation under this id whose workers are proven gone, if there was one."""
     _handle: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Or a record that is late might be written into another file that has got the number of ours."""
+    _released: bool = False
 
     def record(self, incarnation: str, processes: list[Process]) -> None:
-        """Write down who holds the seat now, and the processes a successor has to look for."""
+        """Write down who holds the seat now, and the processes a successor has to look for. Raises OSError.
+
+        May be called in a thread, as the disk may hang; after the release it does nothing.
+        """
         holder = {
             "incarnation": incarnation,
             "boot": boot_id(),
             "namespace": pid_namespace(),
             "processes": processes,
         }
-        os.pwrite(self._handle, json.dumps(holder).encode().ljust(4096), 0)
+        with self._lock:
+            if self._released:
+                return
+            handle = os.dup(self._handle)
+        try:
+            os.pwrite(handle, json.dumps(holder).encode().ljust(4096), 0)
+        finally:
+            os.close(handle)
 
     def release(self) -> None:
         """Give the id back."""
-        os.close(self._handle)
+        with self._lock:
+            self._released = True
+            os.close(self._handle)
 
 
 def take_seat(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import node as machine
-from elastic_agent.protocol.node import Grace, Node, Outcome
+from elastic_agent.protocol.node import Activity, Grace, Node, Outcome
 from elastic_agent.protocol.records import Ask, Cause, Failure, FailureKind, Phase, Plan, World
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.incarnation import new_incarnation
@@ -71,9 +71,9 @@ class Parts:
     """Makes the worker context of this world and starts it; raises OSError, ValueError or RuntimeError if not."""
     new_guard: Callable[[], Guard]
     remember: Callable[[Plan], None]
-    """Keep on disk what a new store would have to know."""
-    write_down: Callable[[str], None]
-    """Keep on disk the present incarnation and the processes it has; raises OSError if that cannot be done."""
+    """Keep on disk what a new store would have to know; returns at once."""
+    write_down: Callable[[str], Awaitable[None]]
+    """Keep on disk the present incarnation and the processes it has; raises OSError if that cannot be done soon."""
     stop_signals: StopSignals
     """The signals that ask this agent to stop, and which have come."""
     join_timeout_s: float
@@ -108,6 +108,11 @@ class Supervisor:
         """Who waits for a plan, and for what kind of plan."""
         self._lingerers = 0
         """How many commands wait for the end of the run on every node."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._recording: asyncio.Task[Any] | None = None
+        """Writes a new guard down: until then no workers are started."""
+        self._held_back: World | None = None
+        """Whose workers are to be started then."""
         parts.session.listen(self.session_event)
         self._last_failure: Failure | None = None
         self._runner = self._attach_guard(parts.guard)
@@ -123,7 +128,7 @@ class Supervisor:
         """Until the node's part is over; its last word has been written, or could not be."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._callback_failed)
-        self._write_down(self.node.incarnation)
+        await self._write_down(self.node.incarnation)
         session = asyncio.create_task(self._parts.session.run())
         session.add_done_callback(self._session_ended)
         try:
@@ -132,7 +137,9 @@ class Supervisor:
             return ending
         finally:
             session.cancel()
-            await asyncio.gather(session, return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(session, *self._tasks, return_exceptions=True)
             if self._parts.guard.fileno() >= 0:
                 loop.remove_reader(self._parts.guard.fileno())
             loop.set_exception_handler(None)
@@ -357,11 +364,28 @@ class Supervisor:
         self._perform_without_stop(self.node.failed(generation, failure))
         runner.abandon(event)
         self._workers_stopped(())
-        if not self._write_down(self.node.incarnation):
-            # A successor would take the end of the old guard for the end of the workers that the new one starts.
+        self._recording = self._start_task(self._record_guard(self.node.incarnation))
+
+    async def _record_guard(self, incarnation: str) -> None:
+        """Only then may the new guard start workers.
+
+        Else a successor would take the end of the old guard for the end of the workers that the new one started.
+        """
+        written = await self._write_down(incarnation)
+        if self._recording is not asyncio.current_task():
+            return  # that guard died, too
+        self._recording = None
+        if not written and incarnation == self.node.incarnation:
             self._parts.session.fenced(
                 "its new guard process could not be written down in the state directory"
             )
+        world, self._held_back = self._held_back, None
+        if (
+            world is not None
+            and self.node.activity is Activity.STARTING
+            and self.node.generation == world.generation
+        ):
+            self._start(world)
 
     def _workers_started(self, generation: int) -> None:
         self._perform(self.node.started(generation))
@@ -401,7 +425,10 @@ class Supervisor:
             case machine.Prepare(world=world):
                 self._parts.session.prepare(world)
             case machine.StartWorkers(world=world):
-                self._start(world)
+                if self._recording is None:
+                    self._start(world)
+                else:
+                    self._held_back = world
             case machine.StopWorkers(grace=grace, reason=reason, dump_stacks=dump):
                 self._journal("stopping", generation=self.node.generation, reason=reason, grace=grace.value)
                 self._runner.stop(self._parts.graces.of(grace), dump_stacks=dump)
@@ -426,14 +453,16 @@ class Supervisor:
         incarnation = new_incarnation()
         self._log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
         self._journal("rejoin", incarnation=incarnation)
-        self._write_down(incarnation)
+        self._start_task(
+            self._write_down(incarnation)
+        )  # nothing depends on it but how soon a successor is there
         self._parts.session.rejoin(incarnation)
         self._perform(self.node.rejoined(incarnation))
 
-    def _write_down(self, incarnation: str) -> bool:
+    async def _write_down(self, incarnation: str) -> bool:
         """Whether that could be done; without it an agent that comes after a crash of this one has to wait."""
         try:
-            self._parts.write_down(incarnation)
+            await self._parts.write_down(incarnation)
         except OSError as error:
             self._log.warning(
                 "cannot write the state directory; if this agent is killed, the next one of this node has to wait "
@@ -442,6 +471,18 @@ class Supervisor:
             )
             return False
         return True
+
+    def _start_task(self, work: Coroutine[None, None, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """Only an error of our own ends a task by an exception."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._ending.done():
+            self._ending.set_exception(error)
 
     def _journal(self, event: str, **details: object) -> None:
         self._parts.journal.write(event, **details)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import threading
 from collections.abc import Callable
@@ -64,6 +65,17 @@ class DiskLane:
             if self._hangs:
                 raise timed_out(timeout_s) from None
             return outcome.result()  # it was just late, or the time-out is the work's own
+
+    async def call_aside(self, kind: str, work: Callable[[], T], timeout_s: float) -> T:
+        """The same for a caller in an asyncio loop, which goes on turning."""
+        outcome = asyncio.wrap_future(self.submit(kind, work))
+        done, _ = await asyncio.wait([outcome], timeout=timeout_s)
+        if not done:
+            outcome.add_done_callback(
+                lambda late: late.cancelled() or late.exception()
+            )  # it was said already
+            raise timed_out(timeout_s)
+        return outcome.result()
 
     def _do_next(self) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from elastic_agent.values import Endpoint, PortRange
 
 from .coordinating import CoordinatorThread
 from .job_files import JobFiles
-from .memory import PassingMemory, new_run_id
+from .memory import BoundedMemory, PassingMemory, new_run_id
 from .place import MeetingPlace
 
 DIAL_TIMEOUT_S = 5.0
@@ -42,6 +42,8 @@ class Meeting(MeetingPlace):
         self._jobs = JobFiles(state_dir)
         self._alone = endpoint.port == 0
         """Any port will do: no other agent can know it, and this one's next life does not either."""
+        self._forgets = False
+        """What is remembered ends with this process."""
         self._lock = threading.Lock()
         self._host: c10d.C10dHost | None = None
         self._coordinator: CoordinatorThread | None = None
@@ -51,8 +53,8 @@ class Meeting(MeetingPlace):
 
     def agree(self, fingerprint: str) -> str:
         """Find the run of this job in the store, or found it; see :class:`MeetingPlace`."""
-        if self._alone and not isinstance(self.memory, PassingMemory):
-            self.memory = PassingMemory()
+        if self._alone and not self._forgets:
+            self.memory, self._forgets = BoundedMemory(PassingMemory()), True
         self._ensure_host()
         job = f"{self._endpoint} {fingerprint}"
         proposal = self._jobs.run_of(job) or new_run_id()

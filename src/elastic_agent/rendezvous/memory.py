@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import tempfile
+from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
@@ -150,6 +151,10 @@ class BoundedMemory(RunMemory):
             OSError: the state directory cannot be written.
         """
         self._disk.call(f"save {run_id}", lambda: self._memory.save(run_id, history), SAVE_TIMEOUT_S)
+
+    def save_soon(self, run_id: str, history: History) -> Future[None]:
+        """The same without waiting: in order, and only the newest of what the disk has not taken yet."""
+        return self._disk.submit(f"save {run_id}", lambda: self._memory.save(run_id, history))
 
     def settle(self, run_id: str) -> None:
         """If a verdict is remembered: whoever comes from now on begins a new run under that name."""

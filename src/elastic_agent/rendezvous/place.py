@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 
 from elastic_agent.logs import get_logger
@@ -26,7 +27,7 @@ class MeetingPlace(abc.ABC):
     ) -> None:
         """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
         self.run_id: str | None = None
-        self.memory: RunMemory = BoundedMemory(RunMemory(state_dir))
+        self.memory = BoundedMemory(RunMemory(state_dir))
         self._endpoint = endpoint
         self._ports = PortPicker(port_range, port_rest_s)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -105,12 +106,16 @@ class MeetingPlace(abc.ABC):
             loop.call_soon_threadsafe(changed.set)
 
     def remember(self, plan: Plan) -> None:
-        """Keep on disk what a new store would have to know."""
-        if self.run_id is None:
-            return
-        try:
-            self.memory.save(self.run_id, plan.history())
-        except OSError as error:
+        """Keep on disk what a new store would have to know; returns at once.
+
+        Nothing waits for it: what has to be on disk before a node may act on a plan is the coordinator's to write.
+        """
+        if self.run_id is not None:
+            self.memory.save_soon(self.run_id, plan.history()).add_done_callback(self._say_if_not_saved)
+
+    def _say_if_not_saved(self, outcome: Future[None]) -> None:
+        error = outcome.exception()
+        if error is not None:
             self._log.warning("cannot write the state directory", error=str(error))
 
     @abc.abstractmethod
