@@ -22,7 +22,7 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.rendezvous.meeting import Meeting
 from elastic_agent.values import Endpoint
-from tests.cli.support import COMMAND, clean_environment
+from tests.cli.support import COMMAND, clean_environment, elastic_agent
 
 POLICY = Policy(min_nodes=1, max_nodes=2)
 WORLD = World(7, (Seat("n1", "old", "10.0.0.1", 1, 0),), Address("10.0.0.1", 1234), "n1")
@@ -93,3 +93,16 @@ def test_an_agent_alone_that_is_killed_leaves_behind_only_what_can_be_taken_up(
         agent.stdout.read()  # until its workers are gone, too
     kept = [path.name for folder in ("jobs", "runs") for path in (tmp_path / "state" / folder).glob("*")]
     assert kept == left
+
+
+def test_agents_of_a_run_that_has_finished_end_without_the_store_of_an_agent_that_ended_before_them(
+    meeting: Meeting, tmp_path: Path
+) -> None:
+    meeting.remember(last_plan(Phase.FINISHED))
+    meeting.run_ended()
+    where = ["--rdzv-id", "exp7", "--rdzv-endpoint", "192.0.2.1:29400", "--join-timeout", "0.1"]
+    script = tmp_path / "train.py"
+    script.touch()
+    done = elastic_agent("--state-dir", str(tmp_path), "--finish-once", *where, str(script))
+    assert done.returncode == 0, done.stderr
+    assert "the run finished: the run has finished before; it is not run again" in done.stderr

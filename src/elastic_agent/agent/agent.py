@@ -21,12 +21,14 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.processes import start_ticks
+from elastic_agent.protocol.coordinator import FINISHED_BEFORE
 from elastic_agent.protocol.node import Activity, Outcome
 from elastic_agent.protocol.records import (
     NODE_ID_HELD,
     RECORD_VERSION,
     History,
     Member,
+    Phase,
     Seat,
     State,
     World,
@@ -179,6 +181,9 @@ class Agent(ElasticAgent):
                 return agreed
             bind_context(run=agreed)
             self._journal.bind(run=agreed)
+            if await self._has_finished_before(agreed):
+                self._log.info(f"the run finished: {FINISHED_BEFORE}")
+                return Ending(Outcome.FINISHED, FINISHED_BEFORE)
             ending = await self._until_over(agreed, narrator)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
@@ -210,6 +215,14 @@ class Agent(ElasticAgent):
             return Ending(Outcome.UNREACHABLE, str(error))
         except OSError as error:
             raise _unwritable(settings.state_dir, error) from None
+
+    async def _has_finished_before(self, run_id: str) -> bool:
+        """Whether this start is of a run that is not run again: no store has to say so.
+
+        The agent that would host the store reads the same memory, and may have ended before this one dials.
+        """
+        history = await self._recall(run_id) if self._settings.finish_once else None
+        return history is not None and history.settled and history.verdict is Phase.FINISHED
 
     async def _until_over(self, run_id: str, narrator: Narrator) -> Ending:
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""

@@ -46,6 +46,8 @@ from .situation import (
     unproven,
 )
 
+FINISHED_BEFORE = "the run has finished before; it is not run again"
+
 MAX_REFUSED = 256
 """How many incarnations are told at a time that they may not take part: every node reads about them."""
 
@@ -239,7 +241,7 @@ class Coordinator:
             life=history.life,
         )
         if once:
-            reason = "the run has finished before; it is not run again"
+            reason = FINISHED_BEFORE
             return Decision(reason, msgspec.structs.replace(known, phase=Phase.FINISHED, reason=reason))
         verdict = self._remembered.verdict if self._remembered is not None else None
         if verdict not in (None, Phase.STOPPED) and history is self._remembered:
