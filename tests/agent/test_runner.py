@@ -19,7 +19,7 @@ from elastic_agent.agent.journal import Journal
 from elastic_agent.agent.runner import Runner, RunnerCallbacks
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.processes import catches
-from elastic_agent.protocol.records import FailureKind
+from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.guard_client import Guard, GuardLost, Stopped, boottime_s
@@ -75,10 +75,16 @@ class Bench:
         self._news.set()
 
     def start(self, generation: int, program: str, *arguments: object) -> None:
-        envs = {0: {"ELASTIC_AGENT_GENERATION": str(generation)}}
-        logs = GenerationLogs(str(self.folder / "logs"))
-        context = WorkerContext(self.guard, generation, "w", program, {0: arguments}, envs, logs, self.closer)
         beats = HeartbeatFile.create(self.folder, 1)
+        variables = {
+            "ELASTIC_AGENT_GENERATION": str(generation),
+            "ELASTIC_AGENT_HEARTBEAT": beats.path,
+            "ELASTIC_AGENT_SLOT": "0",
+        }
+        logs = GenerationLogs(str(self.folder / "logs"))
+        context = WorkerContext(
+            self.guard, generation, "w", program, {0: arguments}, {0: variables}, logs, self.closer
+        )
         self.runner.start(generation, context, beats)
 
     @property
@@ -178,6 +184,34 @@ def test_files_that_cannot_be_read_in_time_do_not_keep_a_failure_from_being_told
 
     bench = asyncio.run(scene())
     assert [what for what, _ in bench.reported].count("failed") == 1
+
+
+SETS_THE_CLOCK = """
+import sys, time
+from elastic_agent import client
+
+while client.notice() is None:
+    time.sleep(0.001)
+clock = time.time
+time.time = lambda: clock() + 86400
+with open(sys.argv[1], "w") as file:
+    file.write(str(client.notice().seconds_left))
+"""
+
+
+def test_workers_have_the_time_of_a_notice_left_when_the_clock_is_set_meanwhile(
+    guard: Guard, tmp_path: Path
+) -> None:
+    async def scene() -> None:
+        bench = Bench(guard, tmp_path)
+        bench.start(1, sys.executable, "-c", SETS_THE_CLOCK, tmp_path / "left")
+        await bench.until("started", 1)
+        bench.runner.notify(Notice(1, Cause.DRAIN, 60.0, "n1 leaves"))
+        await bench.until("succeeded", 1)
+        bench.close()
+
+    asyncio.run(scene())
+    assert 60.0 - PATIENCE_S < float((tmp_path / "left").read_text()) <= 60.0
 
 
 def test_a_full_disk_takes_the_journal_and_nothing_else() -> None:
