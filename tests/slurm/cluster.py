@@ -1,7 +1,8 @@
 """A real Slurm of three nodes, in namespaces of its own: munged, slurmctld and three slurmd on this machine.
 
-Everything runs in one PID namespace, whose end is the end of all of it, whatever a test left running; in one
-network namespace, so that its ports are its own; and in one mount namespace, where /etc/hosts knows the nodes.
+Everything runs in one PID namespace, whose end is the end of all of it, whatever a test left running; and in one
+mount namespace, where /etc/hosts knows the nodes. The controller and each node have a network namespace of their own,
+joined by a bridge: an agent that found another node's address on its own machine would host the store there.
 Slurm was built for this ("multiple slurmd"): a node is a slurmd with a name and a port of its own.
 """
 
@@ -66,10 +67,28 @@ SlurmdTimeout=5
 """
 
 ADDRESSES = {"head": "10.213.78.1", **{name: f"10.213.78.{10 + number}" for number, name in enumerate(NODES)}}
-"""Of the controller, and of each node while it lives. On the loopback, whose own would not do: Slurm finds no address
-at all (AI_ADDRCONFIG) where there is no other."""
+"""Of the controller, and of each node."""
 
-NAMESPACES = ("--mount", "--pid", "--net", "--uts")
+NETWORK = """\
+set -e
+mount --bind hosts /etc/hosts
+hostname head
+mkdir -p /run/netns
+mount -t tmpfs none /run/netns
+ip link set lo up
+ip link add br0 type bridge
+ip addr add {ADDRESSES[head]}/24 dev br0
+ip link set br0 up
+"""
+
+NODE_NETWORK = """\
+ip netns add {name}
+ip link add port-{name} type veth peer name eth0 netns {name}
+ip link set port-{name} master br0 up
+ip -n {name} link set lo up
+ip -n {name} addr add {address}/24 dev eth0
+ip -n {name} link set eth0 up
+"""
 
 
 def need_slurm() -> None:
@@ -148,15 +167,24 @@ class Slurm:
 
     def _begin_namespaces(self) -> None:
         """The first process of the PID namespace waits for orphans; bash reaps them."""
-        begin = (
-            f"mount --bind hosts /etc/hosts && ip link set lo up && ip addr add {ADDRESSES['head']} dev lo"
-            " && hostname head && touch begun && { sleep infinity & wait; }"
+        networks = [NODE_NETWORK.format(name=name, address=ADDRESSES[name]) for name in NODES]
+        begin = "".join(
+            (NETWORK.format(ADDRESSES=ADDRESSES), *networks, "touch begun\nsleep infinity & wait\n")
         )
         with (self.folder / "namespaces.log").open("wb") as log:
             self._init = subprocess.Popen(
                 [
                     *("setpriv", "--pdeathsig", "KILL"),  # should the tests be killed
-                    *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
+                    *(
+                        "unshare",
+                        "--mount",
+                        "--pid",
+                        "--net",
+                        "--uts",
+                        "--fork",
+                        "--kill-child",
+                        "--mount-proc",
+                    ),
                     *("--propagation", "private", "bash", "-c", begin),
                 ],
                 cwd=self.folder,
@@ -195,7 +223,7 @@ class Slurm:
     def _daemon(self, name: str, *command: str, **variables: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
-                self._inside(*command),
+                self._inside(*command, node=name if name in NODES else ""),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -203,11 +231,12 @@ class Slurm:
                 env={**self._environment(), **variables},
             )
 
-    def _inside(self, *command: str) -> list[str]:
-        """The command, in the namespaces."""
+    def _inside(self, *command: str, node: str = "") -> list[str]:
+        """The command, in the namespaces; on the network as this node, else as the controller."""
         assert self._init is not None
         first = children(self._init.pid)[0]
-        return ["nsenter", "--target", str(first), *NAMESPACES, *command]
+        network = f"--net=/proc/{first}/root/run/netns/{node}" if node else "--net"
+        return ["nsenter", "--target", str(first), "--mount", "--pid", "--uts", network, *command]
 
     def _environment(self) -> dict[str, str]:
         """What daemons, commands and jobs see: little of ours, so that a test says the same everywhere."""
@@ -217,6 +246,7 @@ class Slurm:
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "eth0",  # every node calls itself "head", as slurmd finds its settings by that name
             MARK: self.mark,
         }
 
@@ -233,13 +263,12 @@ class Slurm:
 
     def start_node(self, name: str) -> None:
         conf = str(self.folder / "slurm.conf")
-        self.ask("ip", "addr", "replace", ADDRESSES[name], "dev", "lo")
+        self.ask("ip", "link", "set", f"port-{name}", "up")
         self._daemon(name, "slurmd", "-D", "-c", "-N", name, "-f", conf, SLURMD_NODENAME=name)
 
     def lose_node(self, name: str) -> None:
-        """As a power cut: SIGKILL to slurmd and to all that runs on the node, before anybody can tell, and nothing
-        answers at its address, which is no other node's."""
-        self.ask("ip", "addr", "del", ADDRESSES[name], "dev", "lo")
+        """As a power cut: the node's cable is dead, and SIGKILL ends slurmd and all that runs there."""
+        self.ask("ip", "link", "set", f"port-{name}", "down")
         pids = self.processes(SLURMD_NODENAME=name)  # Slurm's own inherit it from slurmd
         for pid in sorted(pids):
             _send(pid, signal.SIGSTOP)
@@ -380,9 +409,9 @@ class Job:
         """Do not wait out the pause of 6 s or more that Slurm makes before it starts a requeued job again.
 
         Some of it must be: nodes reject credentials that are not newer, by their clock of seconds, than the end of
-        the life before.
+        the life before. On a busy machine the pause may be over by now: then there is nothing to update.
         """
-        self.slurm.ask("scontrol", "update", f"JobId={self.id}", "StartTime=now+2")
+        self.slurm.command("scontrol", "update", f"JobId={self.id}", "StartTime=now+2")
 
     def cancel(self) -> None:
         self.slurm.command("scancel", self.id)
