@@ -117,6 +117,39 @@ def test_a_verdict_stands_at_once_in_a_new_store() -> None:
     assert table.stand == (Phase.FINISHED, 2)
 
 
+def ended(verdict: Phase) -> History:
+    """A run of this name that everybody knew to be over."""
+    return History(11, world(11, "b-1", "c-1"), 2, ("b", "c"), verdict, settled=True)
+
+
+def test_a_run_begun_anew_goes_above_a_finished_one_and_inherits_neither_restarts_nor_a_world() -> None:
+    for verdict in (Phase.FINISHED, Phase.FAILED):
+        table = Table(policy(min_nodes=2))
+        table.comes("a")
+        table.comes("b", 2, history=ended(verdict))
+        assert (table.stand, table.plan.charged, awaited(table)) == ((Phase.FORMING, 12), 0, set())
+        table.all_say(State.READY, "a", "b")
+        table.wait(table.rules.settle_s)
+        assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a", "b"]), "nobody else is waited for"
+
+
+def test_a_stopped_run_that_is_heard_of_late_goes_on_with_the_restarts_that_it_has_used() -> None:
+    table = Table(policy(min_nodes=2))
+    table.comes("a")
+    table.comes("b", 2, history=ended(Phase.STOPPED))
+    assert (table.stand, table.plan.charged, awaited(table)) == ((Phase.FORMING, 12), 2, set())
+
+
+def test_a_world_that_runs_is_left_alone_when_a_higher_one_of_a_finished_run_is_heard_of() -> None:
+    table = Table(policy(min_nodes=1, max_nodes=1))
+    table.comes("a")
+    table.wait(table.rules.settle_s)
+    table.says("a", State.RUNNING)
+    table.comes("b", 2, history=ended(Phase.FINISHED))
+    table.wait(TTL_S + MARGIN_S)
+    assert table.stand == (Phase.RUNNING, 1)
+
+
 # -- what the run's nodes hold leases by -------------------------------------------------------
 
 LONG_S = 2 * TTL_S

@@ -311,8 +311,9 @@ class Coordinator:
     def _higher_history(self) -> History | None:
         """Somebody knows of a later generation than this store does.
 
-        While a world runs, of a later *world*. A generation that was only to be formed may be one that a coordinator
-        wrote to its disk and could not publish any more, being deposed: no worker ever ran in it.
+        While a world runs, of a later *world* in which workers may run. A generation that was only to be formed may
+        be one that a coordinator wrote to its disk and could not publish any more, being deposed: no worker ever ran
+        in it.
         """
         plan = self.plan
         if plan is None:
@@ -321,7 +322,10 @@ class Coordinator:
         if plan.is_terminal:  # the run is not over while nodes train that this store had not heard of
             later = [one for one in later if one in self._told_by_trainees()]
         if plan.phase is Phase.RUNNING:
-            later = [one for one in later if one.world is not None and one.world.generation > plan.generation]
+            worlds = [one for one in later if one.world is not None and not one.settled]
+            later = [
+                one for one in worlds if one.world is not None and one.world.generation > plan.generation
+            ]
         return max(reversed(later), key=lambda one: one.rank, default=None)
 
     def _told_by_trainees(self) -> list[History]:
@@ -377,15 +381,20 @@ class Coordinator:
 
     @staticmethod
     def _above(now: Situation, history: History) -> Decision:
-        """Go above a later generation that was heard of only now; its world is to be cleared as well."""
+        """Go above a later generation that was heard of only now; its world is to be cleared as well.
+
+        Of a run that ended in order, as in the first plan of a store: no worker of it is left, and unless it was
+        stopped, this is another run under its name, which has all its restarts.
+        """
         plan = now.plan
         awaiting = plan.awaiting + (plan.world.seats if plan.world is not None else ())
-        spent = history if history.charged >= plan.charged else plan
+        another = history.settled and history.verdict is not Phase.STOPPED
+        spent = history if history.charged >= plan.charged and not another else plan
         later = msgspec.structs.replace(
             plan,
             policy=plan.policy.covering(history),
             generation=history.generation,
-            world=history.world,
+            world=plan.world if history.settled else history.world,
             awaiting=awaiting,
             charged=spent.charged,
             budget=spent.budget,
