@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
 from elastic_agent.agent.run_claim import CLAIM_FILE, Place, RunClaim, RunElsewhereError
+from elastic_agent.exit_codes import ExitCode
 from elastic_agent.values import Endpoint
+from tests.cli.support import elastic_agent
 from tests.ports import free_port
 
 
@@ -84,3 +87,26 @@ def test_an_endpoint_on_loopback_of_another_machine_cannot_be_tried_and_counts_a
     with pytest.raises(RunElsewhereError, match="localhost:29400"):
         take(tmp_path, place("localhost", 29400))
     held.release()
+
+
+IMPATIENT = """
+import sys
+from elastic_agent.agent.run_claim import RunClaim
+from elastic_agent.cli.main import main
+
+take = RunClaim.take
+RunClaim.take = lambda folder, place: take(folder, place, patience_s=0.0)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_agent_refuses_to_start_while_agents_of_another_endpoint_use_its_state(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('trains')")
+    endpoint = f"127.0.0.1:{free_port()}"
+    options = ["--state-dir", str(tmp_path), "--rdzv-id", "exp7", "--rdzv-endpoint", endpoint]
+    held = take(tmp_path / "nodes" / "exp7", place("n1.example", 29400))
+    refused = elastic_agent(*options, str(script), command=[sys.executable, "-c", IMPATIENT])
+    held.release()
+    assert (refused.returncode, refused.stdout) == (ExitCode.USAGE, ""), refused.stderr
+    assert "run exp7 goes on at n1.example:29400" in refused.stderr
