@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +20,7 @@ from elastic_agent.rendezvous.torchrun import EXIT_BARRIER
 from tests.etcd import EtcdCluster
 from tests.processes import freeze, thaw
 
-from .torchruns import LEASE_S, MARGIN_S, Stage, places
+from .torchruns import LEASE_S, MARGIN_S, PATIENCE_S, Stage, places
 
 pytestmark = pytest.mark.timeout(
     300
@@ -128,6 +132,37 @@ def test_a_killed_companion_costs_a_new_world_and_no_restart(stage: Stage) -> No
     for one in second:
         one.exit(0)
     assert (a.end(), b.end()) == (0, 0), stage.story()
+
+
+FORKING = """
+import os, signal, sys
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from elastic_agent.rendezvous.plugin import create_handler
+handler = create_handler(RendezvousParameters("elastic", sys.argv[1], "job", 1, 1))
+child = os.fork()
+if child:
+    print(handler._companion._process.pid, child, flush=True)
+signal.pause()
+"""
+
+
+def test_a_companion_ends_with_its_torchrun_though_a_process_forked_from_that_lives_on(stage: Stage) -> None:
+    """That process has inherited torchrun's end of the channel, which so stays open."""
+    command = [sys.executable, "-c", FORKING, stage.endpoint]
+    state = {"XDG_STATE_HOME": str(stage.folder / "state")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **state}) as torchrun:
+        assert torchrun.stdout is not None
+        companion, child = map(int, torchrun.stdout.readline().split())
+        handle = os.pidfd_open(companion)
+        try:
+            torchrun.kill()
+            torchrun.wait()
+            assert select.select([handle], [], [], PATIENCE_S)[0], "it takes part without a torchrun"
+        finally:
+            os.close(handle)
+            for process in (child, companion):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
 
 
 def test_the_same_command_again_is_a_new_run_with_odd_names_too(stage: Stage) -> None:

@@ -79,7 +79,8 @@ class _Presence:
 class Companion:
     """One torchrun's part in the run."""
 
-    def __init__(self, begin: Begin, channel: Channel[FromTorchrun]) -> None:
+    def __init__(self, begin: Begin, channel: Channel[FromTorchrun], torchrun: int) -> None:
+        """``torchrun``: the process that started this one."""
         policy = begin.member.policy
         self._member = begin.member
         self._channel = channel
@@ -96,7 +97,8 @@ class Companion:
         self._node = Node(begin.member.incarnation)
         self._session = Session(self._meeting, begin.member, policy.lease_ttl_s, begin.local_addr)
         self._session.listen(self._event)
-        self._session.renew_only_if(_torchrun_runs)
+        self._torchrun = torchrun
+        self._session.renew_only_if(self._torchrun_runs)
         self._presence: _Presence | None = None
         self._asked = False
         """torchrun waits for a world."""
@@ -120,7 +122,9 @@ class Companion:
         """
         for message in first:
             self._take(message)
-        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._heard)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._channel.fileno(), self._heard)
+        self._watch_torchrun()
         session = asyncio.create_task(self._session.run())
         session.add_done_callback(self._task_ended)
         goodbye = await self._goodbye
@@ -151,6 +155,27 @@ class Companion:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
             if not self._goodbye.done():
                 self._goodbye.set_exception(error)
+
+    def _watch_torchrun(self) -> None:
+        """Notice when it is killed: the channel stays open while a process that it forked has inherited its end."""
+        try:
+            ended = os.pidfd_open(self._torchrun)
+        except ProcessLookupError:
+            raise EOFError from None
+        if os.getppid() != self._torchrun:
+            raise EOFError
+        asyncio.get_running_loop().add_reader(ended, self._torchrun_gone, ended)
+
+    def _torchrun_gone(self, ended: int) -> None:
+        asyncio.get_running_loop().remove_reader(ended)
+        os.close(ended)
+        if not self._goodbye.done():
+            self._goodbye.set_exception(EOFError())
+
+    def _torchrun_runs(self) -> bool:
+        """Whether torchrun lives and is not stopped (by a signal, a debugger): then it can stop its workers."""
+        torchrun = read_process(self._torchrun)
+        return torchrun is not None and os.getppid() == self._torchrun and not torchrun.frozen
 
     def _take(self, message: FromTorchrun) -> None:
         match message:
@@ -207,7 +232,7 @@ class Companion:
             case events.LeaseLost(reason=reason):
                 why = (
                     reason
-                    if _torchrun_runs()
+                    if self._torchrun_runs()
                     else "torchrun is stopped (by SIGSTOP, a terminal or a debugger)"
                 )
                 self._log.warning("this node lost its lease", reason=why)
@@ -372,32 +397,26 @@ class Companion:
         task.add_done_callback(self._task_ended)
 
 
-def _torchrun_runs() -> bool:
-    """Whether torchrun is not stopped (by a signal, a debugger): frozen, it cannot stop its workers either."""
-    torchrun = read_process(os.getppid())
-    return torchrun is not None and not torchrun.frozen
-
-
 async def _at_most(work: Coroutine[None, None, None], timeout_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(work, timeout_s)
 
 
-async def _live(channel: Channel[FromTorchrun]) -> None:
+async def _live(channel: Channel[FromTorchrun], torchrun: int) -> None:
     channel.wait(START_S)
     begin, *more = channel.arrived()
     assert isinstance(begin, Begin)  # it always comes first
     configure_logging("console", begin.log_level, sys.stderr)
     bind_context(run=begin.run_id, node=begin.member.node_id)
-    await Companion(begin, channel).run(more)
+    await Companion(begin, channel, torchrun).run(more)
 
 
 def main() -> int:
-    """The process's life; its only argument is the descriptor of its end of the channel."""
+    """The process's life; its arguments are the descriptor of its end of the channel, and torchrun's process id."""
     shorten_lookups()
     channel: Channel[FromTorchrun] = Channel(socket.socket(fileno=int(sys.argv[1])), FromTorchrun)
     try:
-        asyncio.run(_live(channel))
+        asyncio.run(_live(channel, int(sys.argv[2])))
     except EOFError:
         return 1  # torchrun was killed: the lease tells the others
     except Exception:

@@ -3,7 +3,9 @@
 torchrun gets its worlds from a *companion process*, which takes part in the run for it (:mod:`.companion`). A
 process of its own, because torch's store client does not go well with torchrun: its blocked threads abort a
 process that exits under them, and it warns of every wait that ends by its time-out, which cannot be turned off
-once torch is imported. The two talk over a socket pair; when one end closes, the other knows.
+once torch is imported. Nor can it be forked from torchrun, which would save the memory of another import of torch
+(150 MB): torch imports numpy, whose OpenBLAS starts a thread per core, and a fork of a process with threads may find
+their locks held for ever. The two talk over a socket pair; when one end closes, the other knows.
 
 What torchrun cannot give: its workers are not fenced (no guard kills them at the lease's deadline), it counts
 restarts for each of its agents by itself, and a torchrun that gives up leaves the run to the others.
@@ -247,7 +249,10 @@ class _Companion:
         ours, theirs = socket.socketpair()
         with theirs, _signals_blocked():
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "elastic_agent.rendezvous.companion", str(theirs.fileno())],
+                [
+                    *(sys.executable, "-P", "-m", "elastic_agent.rendezvous.companion"),
+                    *(str(theirs.fileno()), str(os.getpid())),
+                ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # see the module's head
