@@ -232,6 +232,9 @@ class RunDriver:
         while True:
             self._excuse_own_pause()
             decision = self._coordinator.decide(time.monotonic())
+            if decision.plan is not None and self._coordinator.plan is None:
+                self._read_all(time.monotonic())  # who came in the last moment may run what nobody else knows
+                decision = self._coordinator.decide(time.monotonic())
             self._say(decision)
             progress = self._condemn(decision.condemn)
             if decision.plan is not None and self._publish(decision.plan):
