@@ -8,8 +8,9 @@ coordinator's thread (:mod:`.coordination`) and the faults (:mod:`.scenario`, :m
 
 Every third seed has an etcd instead (:mod:`.etcd`): the store is no process of a node, every agent stands for
 coordinator (:mod:`.candidate`), and what the real transport compares in transactions is compared here. Should
-etcd lose its data, whoever is elected first is taken to know the run's newest generation from its disk; and what
-happens to an agent that comes back after the run was removed is not looked at.
+etcd lose its data, whoever is elected first is taken to know the run's newest generation from its disk, but for the
+fault "stranger first": then generations may begin anew, and what is checked from there on is that no two worlds run at
+once and that all ends well. What happens to an agent that comes back after the run was removed is not looked at.
 
 Workers heed stop notices in most seeds, and then save and leave together (:mod:`.job`); who asks for a notice, and
 what happens when nobody answers, is in :mod:`.asking`, the rules of it in :mod:`.notice_rules`. Nodes that were started

@@ -144,7 +144,8 @@ class Term(Coordination):
     def _new_core(self) -> Routine:
         born_s = self.machine.clock()
         plan = self._plan_in((yield from self._ask("read_plan")))
-        return Coordinator(born_s, plan, self.machine.disk)
+        age_s = yield from self._ask("age_s")
+        return Coordinator(born_s, plan, self.machine.disk, self.machine.clock() - age_s)
 
     def _ask(self, method: str, *args: Any) -> Routine:
         if self.deposed:

@@ -61,6 +61,11 @@ class Checker:
         self.final: Plan | None = None
         self.newest_history: History | None = None
         """What somebody who has read every plan would remember."""
+        self.forgot = False
+        """The first plan of an etcd that lost its data was made by a coordinator that knew less than others.
+
+        Generations may begin anew then. Only that no two worlds run at once holds whatever a coordinator knows.
+        """
         self.agents: list[Agent] = []
         self._renewed_s: dict[str, float] = {}
         """When a lease was last written by its holder."""
@@ -88,7 +93,9 @@ class Checker:
             machine = agent.machine
             if machine.paused:
                 continue  # the exception for hosts paused as a whole: nothing runs there
-            if group.generation != self.newest_run and not self.being_killed_after_thaw(group):
+            if self.forgot:
+                self._only(group.world)
+            elif group.generation != self.newest_run and not self.being_killed_after_thaw(group):
                 self.broken(
                     "safety 2 (one generation at a time)",
                     f"workers of generation {group.generation} run on {group.agent.name} "
@@ -132,12 +139,26 @@ class Checker:
         self._same_world(group.world)
         self.newest_run = max(self.newest_run, group.generation)
 
+    def _only(self, world: World) -> None:
+        """No workers of another world run."""
+        for group in self.live:
+            if group.world != world and not (
+                group.agent.machine.paused or self.being_killed_after_thaw(group)
+            ):
+                self.broken(
+                    "safety 2 (one world at a time)",
+                    f"workers of generation {group.generation} run on {group.agent.name} beside another "
+                    f"world, of generation {world.generation}",
+                )
+
     def worker_ended(self, group: Group) -> None:
         """Workers are gone."""
         self.live.remove(group)
 
     def _same_world(self, world: World) -> None:
         data = encode(world)
+        if self.forgot:
+            return
         known = self.worlds.setdefault(world.generation, data)
         self.require(
             known == data,
@@ -218,15 +239,18 @@ class Checker:
         self.newest = plan
         seen = self._intents.get(encode(plan), {})
         history = plan.history()
+        if before is None and self._knows_less(history):
+            self._forget()
         if self.newest_history is None or history.newness >= self.newest_history.newness:
             self.newest_history = history
         follows = plan.version == (before.version + 1 if before is not None else 1)
         self.require(follows, "plan versions", f"{plan.version} follows {before and before.version}")
         if before is not None:
             self._follows(store, before, plan, seen)
-            self.budget.published(before, plan)
-        else:
+        elif not self.forgot:
             self._first_of_store(plan)
+        if before is not None and not self.forgot:
+            self.budget.published(before, plan)
         if plan.phase is Phase.RUNNING and (before is None or before.phase is not Phase.RUNNING):
             self._sealed(before, plan, seen)
         self.notices.published(store, before, plan, seen)
@@ -237,6 +261,20 @@ class Checker:
             self.forming_since_s = None
         elif self.forming_since_s is None:
             self.forming_since_s = self.cluster.kernel.now
+
+    def _knows_less(self, told: History) -> bool:
+        """Whether a new etcd begins with less than was known before, or with another run of that name."""
+        known = self.newest_history
+        if not self.cluster.etcd_forgets or known is None:
+            return False
+        return told.rank < known.rank or told.life != known.life
+
+    def _forget(self) -> None:
+        """Numbers of generations, and what was charged, mean nothing any more."""
+        self.cluster.story("checker", "the run begins anew for a coordinator that knows less")
+        self.forgot = True
+        self.final = None
+        self.cluster.job.generations.clear()
 
     def begin_again(self) -> None:
         """A new run begins under the same name: above the old generations, with the whole budget."""
@@ -262,7 +300,7 @@ class Checker:
             self.final = None
         self.require(self.final is None or plan.phase is self.final.phase, "the verdict stands", plan.reason)
         sealing = before.phase is Phase.FORMING and plan.phase is Phase.RUNNING
-        if not sealing:
+        if not sealing and not self.forgot:
             self.require(plan.charged == before.charged, "safety 5 (budget)", "charged without sealing")
         if before.phase is Phase.RUNNING and plan.phase is Phase.FORMING:
             self._has_a_cause(store, before, plan)
@@ -338,6 +376,9 @@ class Checker:
         low, high = policy.min_nodes, policy.max_nodes
         self.require(low <= len(world.seats) <= high, "safety 3", f"{len(world.seats)} nodes")
         adopted = before is None
+        if self.forgot:
+            self._only(world)
+            return
         if not adopted:
             self.require(
                 plan.generation > self.newest_sealed,
@@ -414,14 +455,15 @@ class Checker:
             self.require(
                 self._charge_due(before, seen) != 0, "safety 5 (budget)", "failed without a charge due"
             )
-            spent = counting(before) >= before.policy.max_restarts
+            spent = counting(before) >= before.policy.max_restarts or self.forgot
             self.require(spent, "safety 5 (budget)", f"only {counting(before)} count")
         elif "the same failure" in plan.reason:
             assert before is not None
             self.require(
                 self._charge_due(before, seen) != 0, "safety 5 (budget)", "given up without a charge due"
             )
-            self.budget.gave_up(before)
+            if not self.forgot:
+                self.budget.gave_up(before)
         else:
             self.cluster.check_too_few(plan)
 
@@ -479,7 +521,7 @@ class Checker:
             if agent is not None and agent.process.alive:
                 self.broken("liveness (every agent departs)", f"{agent.name} is still here")
         for agent in cluster.gone:
-            if not cluster.outcome_expected(agent):
+            if not cluster.outcome_expected(agent) and not self.forgot:
                 self.broken("everybody departs with the verdict", f"{agent.name}: {agent.outcome}")
 
     def _refusals(self, before: Plan | None, plan: Plan) -> None:

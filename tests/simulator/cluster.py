@@ -172,6 +172,8 @@ class Cluster:
         """Nodes of which somebody asked that they leave."""
         self.ongoing = 0
         """Faults that last and are not undone yet."""
+        self.etcd_forgets = False
+        """Whether those that are elected in the next etcd are not given what the best informed node knows."""
         self.troubled_s = 0.0
         """When anything last went wrong, was put right, or was started."""
         self._incarnations = 0

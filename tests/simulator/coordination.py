@@ -132,6 +132,9 @@ class Coordination:
         for _ in range(PATIENCE):
             yield from self._excuse_own_pause(core)
             decision = core.decide(self.machine.clock())
+            if decision.plan is not None and core.plan is None:
+                yield from self._read_all(core)
+                decision = core.decide(self.machine.clock())
             self._wake_s = decision.wake_s
             self._tell(decision)
             acted = bool(decision.condemn)

@@ -52,6 +52,8 @@ class Etcd(Store):
         super().__init__(*args)
         self.cluster = self.checker.cluster
         self.now_s = 0.0
+        self._forgotten = self.cluster.etcd_forgets
+        """Its coordinators have to make do with what their disks and the nodes say of the run."""
         self.office: Office | None = None
         self.office_s = LEADER_LEASES * self.cluster.policy.lease_ttl_s
         self.kept_s = max(LEAST_KEPT_S, KEPT_LEASES * self.cluster.policy.lease_ttl_s)
@@ -197,9 +199,13 @@ class Etcd(Store):
         self.revision += 1
         self.office = Office(holder, self._terms, self.now_s + self.office_s)
         self.cluster.story("etcd", "{} is elected (term {})", holder, self._terms)
-        if self.plan is None and self.checker.newest_history is not None:
+        if self.plan is None and self.checker.newest_history is not None and not self._forgotten:
             machine.remember(self.checker.newest_history)  # an assumption, see the package's docstring
         return self._terms
+
+    def age_s(self) -> float:
+        """How long ago its data were lost; the first one of a run was set up long before."""
+        return self.now_s if self.cluster.endpoint.lives > 1 else float("inf")
 
     def watch_leader(self, candidate: Candidate) -> None:
         """Tell it of every mark in the leader key, if the network lets it."""

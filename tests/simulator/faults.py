@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from elastic_agent.protocol.records import Cause, Failure, FailureKind
+from elastic_agent.protocol.records import Cause, Failure, FailureKind, History, Phase
 
 from .agent import Agent
 from .cluster import Cluster, Seatholder
@@ -492,6 +493,29 @@ class Faults:
         self.cluster.story("etcd", "loses all its data")
         store.process.kill()
         self.kernel.after(self.random.choice((0.05, 0.5, 6.0)), self.cluster.serve)
+
+    def _stranger_first(self) -> None:
+        """etcd loses its data, and while the nodes of the run are slow to dial again, another one is elected.
+
+        Its disk says nothing of the run, or something of an earlier run of that name.
+        """
+        cluster, store = self.cluster, self._etcd()
+        index = len(cluster.holders) + 1
+        unknown = cluster.checker.newest_history is None or cluster.checker.final is not None
+        if store is None or unknown or index >= 10 or cluster.scenario.least_lease < 1.0:
+            return
+        for machine in cluster.machines:
+            cluster.network.cut.add(machine.name)
+            wait_s = cluster.policy.lease_ttl_s * self.random.uniform(0.3, 1.3)
+            self._undo_after(wait_s, partial(cluster.network.heal, machine.name))
+        cluster.story("etcd", "loses all its data, and the nodes are slow to dial again")
+        cluster.etcd_forgets = True
+        store.process.kill()
+        cluster.serve()
+        machine = cluster.machine_for(index)
+        if self.random.random() < 0.3:
+            machine.disk = History(900, verdict=Phase.FINISHED, settled=True)
+        cluster.start(cluster.add_node(machine, f"n{index}"))
 
     def _etcd(self) -> Etcd | None:
         store = self.cluster.endpoint.store

@@ -221,6 +221,10 @@ def _above_intentions(right: Any) -> Any:
     return higher
 
 
+def _forms_at_once(right: Any) -> Any:
+    return lambda self, decision, now_s: decision
+
+
 def _gapped_ranks(right: Any) -> Any:
     def seat_members(ordered: Any) -> tuple[records.Seat, ...]:
         seats: tuple[records.Seat, ...] = right(ordered)
@@ -733,6 +737,20 @@ _ALL = (
             (revisions.RevisionTimes, "written_by", _takes_any_etcd_for_the_same),
         ),
         focus=("etcd data loss", "office lost"),
+        hosting="etcd",
+    ),
+    Mutant(
+        "forms-beside-strangers",
+        "in an etcd that lost its data a world is formed before the nodes of the last one are heard or fenced",
+        ((coordinator.Coordinator, "_alone", _forms_at_once),),
+        focus=("stranger first",),
+        hosting="etcd",
+    ),
+    Mutant(
+        "clears-no-unknown-world",
+        "a world that a node runs and tells of is not cleared if the disk of the coordinator remembers another run",
+        ((coordinator.Coordinator, "_unknown_worlds", _always(None)),),
+        focus=("stranger first",),
         hosting="etcd",
     ),
     Mutant(

@@ -38,6 +38,7 @@ ETCD = (
     "etcd outage",
     "etcd freeze",
     "etcd data loss",
+    "stranger first",
     "office lost",
     "coordinator freeze",
     "coordinator crash",
