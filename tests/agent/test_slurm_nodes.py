@@ -15,6 +15,7 @@ STEP = {
     "SLURM_STEP_NODELIST": "unknown-[0-1].invalid,localhost",
 }
 FIRST = Endpoint("unknown-0.invalid", 24711)
+ELSEWHERE = Endpoint("elsewhere.invalid")
 
 # As Slurm 22.05 prints it, shortened.
 LINE = (
@@ -25,10 +26,11 @@ LINE = (
 
 @pytest.fixture
 def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What an ``scontrol`` on the PATH prints; without it, the command fails as for an unknown node."""
+    """What an ``scontrol`` on the PATH prints of two nodes; without it, the command fails as for an unknown node."""
     file = tmp_path / "answer"
     command = tmp_path / "scontrol"
-    command.write_text(f'#!/bin/sh\ntest "$*" = "show node -o {FIRST.host}" && exec /bin/cat {file}\n')
+    known = "|".join(f'"show node -o {endpoint.host}"' for endpoint in (FIRST, ELSEWHERE))
+    command.write_text(f'#!/bin/sh\ncase "$*" in {known}) exec /bin/cat {file} ;; esac\nexit 1\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     return file
@@ -53,7 +55,7 @@ def test_without_an_answer_the_endpoint_stays_as_it_is(answer: Path) -> None:
     ("endpoint", "environ"),
     [
         (Endpoint("localhost"), STEP),
-        (Endpoint("elsewhere.invalid"), STEP),
+        (ELSEWHERE, STEP),
         (FIRST, {**STEP, "SLURM_STEP_ID": "", "SLURM_JOB_ID": ""}),
     ],
     ids=["a name that resolves", "no node of this step", "not in a step"],
