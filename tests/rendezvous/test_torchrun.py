@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
 import signal
+import socket
 import socketserver
 import subprocess
 import sys
@@ -16,10 +18,15 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server import api
 
+from elastic_agent.protocol.records import RECORD_VERSION, Address, History, Member, Phase, State
+from elastic_agent.rendezvous.companion import Companion
+from elastic_agent.rendezvous.dialogue import Begin, Channel, FromTorchrun
+from elastic_agent.rendezvous.memory import BoundedMemory, RunMemory
 from elastic_agent.rendezvous.torchrun import EXIT_BARRIER
 from tests.etcd import EtcdCluster
 from tests.processes import freeze, thaw
 
+from .support import policy
 from .torchruns import LEASE_S, MARGIN_S, PATIENCE_S, Stage, places
 
 pytestmark = pytest.mark.timeout(
@@ -173,6 +180,30 @@ def test_the_same_command_again_is_a_new_run_with_odd_names_too(stage: Stage) ->
         worker.exit(0)
         assert a.end() == 0, stage.story()
         assert a.said() == ""
+
+
+def memory_of_a_companion(port: int, state_dir: Path) -> BoundedMemory:
+    member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(1, 1))
+    begin = Begin((Address("127.0.0.1", port),), None, "none", member, str(state_dir), None, "warning")
+
+    async def memory() -> BoundedMemory:
+        torchruns, companions = socket.socketpair()
+        with torchruns, companions:
+            channel: Channel[FromTorchrun] = Channel(companions, FromTorchrun)
+            return Companion(begin, channel, os.getppid())._meeting.memory
+
+    return asyncio.run(memory())
+
+
+def test_runs_of_one_name_at_two_endpoints_remember_nothing_of_each_other(tmp_path: Path) -> None:
+    """torchrun calls a run "none" by default; of two at once, one would take the other's verdict for its own."""
+    over = History(7, verdict=Phase.FINISHED)
+    memory_of_a_companion(29500, tmp_path).save("none", over)
+    assert memory_of_a_companion(29501, tmp_path).load("none") is None
+    assert RunMemory(tmp_path).load("none") is None, "nor does an agent's run"
+    known = memory_of_a_companion(29500, tmp_path).load("none")
+    assert known is not None
+    assert known.generation == 7
 
 
 def test_a_port_of_another_program_is_named_at_once(stage: Stage) -> None:

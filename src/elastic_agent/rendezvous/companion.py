@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import platform
 import socket
 import sys
 from collections.abc import Coroutine
@@ -49,6 +50,7 @@ from .dialogue import (
     Trouble,
 )
 from .incarnation import new_incarnation
+from .memory import BoundedMemory, RunMemory
 from .places import open_place
 from .session import Session
 from .threads import aside, call
@@ -92,6 +94,7 @@ class Companion:
             lease_ttl_s=policy.lease_ttl_s,
             fence_margin_s=policy.fence_margin_s,
         )
+        self._meeting.memory = BoundedMemory(RunMemory(Path(begin.state_dir), _store(begin)))
         self._meeting.set_run_id(begin.run_id)
         self._meeting.memory.settle(begin.run_id)  # a torchrun that is started anew is a new run
         self._node = Node(begin.member.incarnation)
@@ -395,6 +398,16 @@ class Companion:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
+
+
+def _store(begin: Begin) -> str:
+    """What tells this run from others of its name: torchrun's default is the same for all, and nothing else does.
+
+    A c10d store is always this machine's; what it is called does not matter.
+    """
+    if begin.etcd is None:
+        return f"c10d {platform.node()}:{begin.endpoint[0].port}"
+    return f"etcd {','.join(map(str, begin.endpoint))}"
 
 
 async def _at_most(work: Coroutine[None, None, None], timeout_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import secrets
@@ -47,8 +48,10 @@ class RunMemory:
     power is gone for longer than a lease, and by then no worker of the old store's worlds runs any more.
     """
 
-    def __init__(self, state_dir: Path) -> None:
+    def __init__(self, state_dir: Path, store: str | None = None) -> None:
+        """Where a run is known by the name and by the ``store`` where it meets, or (None) by its name alone."""
         self._runs = state_dir / "runs"
+        self._suffix = f"={hashlib.sha256(store.encode()).hexdigest()[:12]}" if store is not None else ""
         self._nodes = state_dir / "nodes"
         self._own: set[str] = set()
         """Runs that this process keeps the memory of."""
@@ -124,7 +127,7 @@ class RunMemory:
         return _UNNAMED.fullmatch(run_id) is not None and not is_known
 
     def _folder(self, run_id: str) -> Path:
-        return self._runs / f"{run_id}.run"  # run ids are file-safe by their character set
+        return self._runs / f"{run_id}{self._suffix}.run"  # run ids are file-safe and without "="
 
 
 class BoundedMemory(RunMemory):
