@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent import requeueing
-from elastic_agent.agent.requeueing import Done, Policy, rescue
+from elastic_agent.agent.requeueing import TURN_S, Done, Policy, rescue
 from elastic_agent.agent.slurm_job import SlurmJob
 
 AUTO = Policy("auto", command="", most=100)
@@ -74,15 +73,47 @@ def test_any_other_job_is_left_alone(controller: Path, facts: str) -> None:
     assert done(controller) == []
 
 
-def test_a_later_survivor_acts_only_if_those_before_it_did_not(
+class Turns:
+    """Stands in for the pauses in which a survivor leaves the job to those before it."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, controller: Path, *, requeued_meanwhile: bool
+    ) -> None:
+        self.waited_s: list[float] = []
+        self._facts = controller / "facts"
+        self._requeued_meanwhile = requeued_meanwhile
+        monkeypatch.setattr("asyncio.sleep", self._sleep)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.waited_s.append(seconds)
+        if self._requeued_meanwhile:
+            self._facts.write_text("JobState=PENDING")
+
+
+def test_a_later_survivor_acts_if_those_before_it_did_not(
     controller: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requeueing, "TURN_S", 0.01)
-    assert rescued("n2") is not None, "the one on n1 has left the run before"
+    turns = Turns(monkeypatch, controller, requeued_meanwhile=False)
+    assert rescued("n3") is not None
+    assert turns.waited_s == [2 * TURN_S]
     assert done(controller) == ["scontrol requeue 4711"]
-    assert rescued("n3") is None
-    assert rescued("n4") is None, "that is enough of them"
-    assert done(controller) == ["scontrol requeue 4711"]
+
+
+def test_a_later_survivor_leaves_a_job_alone_that_one_before_it_requeued(
+    controller: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(monkeypatch, controller, requeued_meanwhile=True)
+    assert rescued("n2") is None
+    assert turns.waited_s == [TURN_S]
+    assert done(controller) == []
+
+
+def test_not_all_survivors_of_a_large_job_wait_for_their_turn(
+    controller: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(monkeypatch, controller, requeued_meanwhile=False)
+    assert rescued("n4") is None
+    assert (turns.waited_s, done(controller)) == ([], [])
 
 
 @pytest.mark.parametrize(
