@@ -22,7 +22,7 @@ from elastic_agent.processes import catches
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.gpu_memory import GpuHolder, GpuMemory
-from elastic_agent.workers.guard_client import Guard, GuardLost, Stopped, boottime_s
+from elastic_agent.workers.guard_client import Guard, GuardLost, Signalled, Stopped, boottime_s
 from elastic_agent.workers.last_words import LastWords
 from elastic_agent.workers.logs import GenerationLogs
 from tests.processes import freeze
@@ -72,6 +72,8 @@ class Bench:
                 self.close()
                 self._note("guard lost", event.returncode)
             self.runner.handle(event)
+            if isinstance(event, Signalled):
+                self._note("signalled", event.signum)
         self._news.set()
 
     def start(self, generation: int, program: str, *arguments: object) -> None:
@@ -90,7 +92,7 @@ class Bench:
     @property
     def ends(self) -> list[str]:
         """What was reported of the workers' ends."""
-        return [what for what, _ in self.reported if what not in ("started", "heeds")]
+        return [what for what, _ in self.reported if what not in ("started", "heeds", "signalled")]
 
     async def until(self, what: str, detail: object) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -323,8 +325,10 @@ def test_a_worker_that_such_a_signal_did_not_reach_succeeds_or_fails_as_ever(
         (worker,) = bench.runner.pids
         await ready_for(worker, ends_it)
         bench.stop_signals.receive(signal.SIGUSR1)
-        for pid in (worker, guard.pid) if to_all else ():
-            os.kill(pid, signal.SIGUSR1)
+        if to_all:
+            for pid in (worker, guard.pid):
+                os.kill(pid, signal.SIGUSR1)
+            await bench.until("signalled", signal.SIGUSR1)  # what a worker that is gone ignored is not known
         os.kill(worker, ends_it)
         if code:
             await bench.until("failed", (generation, FailureKind.WORKER))
