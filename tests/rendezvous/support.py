@@ -30,7 +30,7 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.connector import Connector
-from elastic_agent.rendezvous.coordinating import CoordinatorThread
+from elastic_agent.rendezvous.coordinator_thread import CoordinatorThread
 from elastic_agent.rendezvous.meeting import Meeting
 from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.rendezvous.session import Session

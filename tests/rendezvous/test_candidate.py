@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from elastic_agent.rendezvous.coordinating import RunDriver
 
 from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
 from elastic_agent.rendezvous.candidate import Candidate
-from elastic_agent.rendezvous.coordinating import RunDriver
 from elastic_agent.rendezvous.etcd_meeting import Members
 from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, campaign, run_life

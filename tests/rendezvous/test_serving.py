@@ -23,7 +23,7 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
-from elastic_agent.rendezvous.coordinating import CoordinatorThread
+from elastic_agent.rendezvous.coordinator_thread import CoordinatorThread
 from elastic_agent.rendezvous.memory import KEPT_SETTLED, KEPT_UNNAMED, RunMemory
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
@@ -67,7 +67,7 @@ class Served:
     @property
     def looked_after(self) -> set[str]:
         """Runs that the coordinator has in mind."""
-        return {*self.coordinator._drivers}
+        return {*self.coordinator._coordinated}
 
     def close(self) -> None:
         self.coordinator.stop()

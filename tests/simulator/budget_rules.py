@@ -152,8 +152,10 @@ class BudgetRules:
 
     @property
     def _late_s(self) -> float:
-        """How late a coordinator learns of anything that nodes write."""
-        return 2.0 * self.cluster.reread_s + 40.0 * self.cluster.scenario.latency_s + 0.1
+        """How late a coordinator learns of what nodes write; where hints are lost, when it reads all records again."""
+        scenario = self.cluster.scenario
+        full_read_s = 2.0 * scenario.policy.lease_ttl_s if scenario.hint_loss else 0.0
+        return full_read_s + 40.0 * scenario.latency_s + 0.1
 
     def _progressed(self, generation: int) -> bool:
         """Whether the coordinator must take this for progress."""

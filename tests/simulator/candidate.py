@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from elastic_agent.protocol.coordinator import Coordinator
+from elastic_agent.protocol.records import Plan
 from elastic_agent.protocol.revisions import RevisionTimes
+from elastic_agent.transport.record_reader import GONE
 
 from .coordination import Coordination
+from .driving import drive
 from .etcd import DEPOSED, EtcdConnection
 from .kernel import Routine
 from .network import StoreLostError
+from .store import Stored
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -93,8 +97,6 @@ class Candidate:
 class Term(Coordination):
     """One agent's time in office: one connection, one ``Coordinator``; any error ends it."""
 
-    ends_when_in_doubt = True
-
     def __init__(
         self, candidate: Candidate, connection: EtcdConnection, since: int, elected_s: float
     ) -> None:
@@ -105,26 +107,22 @@ class Term(Coordination):
         self._since = since
         self._link = connection
         self._kept_s = elected_s
-
-    @property
-    def winding_up(self) -> bool:
+        self.winding_up = False
         """Whether the run has its verdict, but not everybody alive knows."""
-        plan = self.core.plan if self.core is not None else None
-        return plan is not None and plan.is_terminal and not self.over and not self.deposed
 
     def hold(self) -> Routine:
         """Coordinate until deposed, or until the run is over."""
         self.store.listen(self._hints, self.machine)
         self.process.spawn(self._keep())
         try:
-            self.core = core = yield from self._begin()
-            while not self.deposed:
-                yield from self._settle(core)
-                if not self.deposed:
-                    yield from self._listen(core)
-                    yield from self._read_all(core)
+            age_s = yield from self._ask("age_s")
+            self.driver = self._new_driver(self.machine.clock() - age_s)
+            yield from drive(self.driver.coordinate_until_over(), self._perform)
+            self.cluster.run_over(self)
+            self.deposed = True
         except StoreLostError:
             self.end("gave up")
+        self.winding_up = False
         self.store.unlisten(self._hints)
 
     def end(self, why: str) -> None:
@@ -132,7 +130,16 @@ class Term(Coordination):
         if not self.deposed:
             self.cluster.story(self.name, "ends: {}", why)
         self.deposed = True
+        self.winding_up = False
         self._link.abort()
+
+    def _wait(self, until_s: float) -> Routine:
+        self.winding_up = self.driver.winding_up
+        return (yield from super()._wait(until_s))
+
+    def _publish(self, plan: Plan) -> Routine:
+        self.winding_up |= plan.is_terminal  # before its own agent can read that, and end
+        return (yield from super()._publish(plan))
 
     def resign(self) -> Routine:
         """Give the leader key back, if etcd can be reached."""
@@ -141,28 +148,31 @@ class Term(Coordination):
             yield from connection.call("resign", self._since, timeout_s=self.cluster.call_s())
         connection.close()
 
-    def _new_core(self) -> Routine:
-        born_s = self.machine.clock()
-        plan = self._plan_in((yield from self._ask("read_plan")))
-        age_s = yield from self._ask("age_s")
-        return Coordinator(born_s, plan, self.machine.disk, self.machine.clock() - age_s)
-
     def _ask(self, method: str, *args: Any) -> Routine:
         if self.deposed:
             raise DeposedError
         return (yield from self._link.call(method, *args, timeout_s=self.cluster.call_s()))
 
-    def _decree(self, method: str, *args: Any) -> Routine:
+    def _write(self, method: str, *args: Any) -> Routine:
         answer = yield from self._ask("decree", self._since, method, args)
         if answer == DEPOSED:
             raise DeposedError
         return answer
 
-    def _clear_away(self) -> Routine:
-        yield from self._decree("remove_run")
+    def _find(self, incarnations: Collection[str] | None) -> Routine:
+        if incarnations is not None:
+            return (yield from super()._find(incarnations))
+        leases = yield from self._ask("range_leases")
+        members = yield from self._ask("range_members")
+        return {
+            name: Stored(members.get(name, GONE), *leases.get(name, (GONE, 0)))
+            for name in {**members, **leases}
+        }
 
-    def _written_by(self, revision: int) -> float | None:
-        return self._revisions.written_by(self.store.store_id, revision)
+    def _written_by(self, found: dict[str, Stored]) -> dict[str, float]:
+        store_id = self.store.store_id
+        known = {name: self._revisions.written_by(store_id, one.written_in) for name, one in found.items()}
+        return {name: at_s for name, at_s in known.items() if at_s is not None}
 
     def mark(self) -> Routine:
         """Write the leader key anew, so that every candidate knows by when all before it was written."""

@@ -340,11 +340,6 @@ class Cluster:
         """How long one blocking wait for a plan lasts."""
         return self.policy.lease_ttl_s / 2
 
-    @property
-    def reread_s(self) -> float:
-        """How often the coordinator looks at everything."""
-        return self.scenario.reread_s
-
     def kill_takes_s(self) -> float:
         """From SIGKILL to the end of the last process."""
         if self.scenario.slow_kills:

@@ -167,6 +167,12 @@ class Etcd(Store):
         if self._kept.get(incarnation, 0.0) - self.now_s < 0.75 * self.kept_s:
             self._kept[incarnation] = self.now_s + self.kept_s
 
+    def range_leases(self) -> dict[str, tuple[bytes, int]]:
+        return {name: (lease, self.written_in.get(name, 0)) for name, lease in self.leases.items()}
+
+    def range_members(self) -> dict[str, bytes]:
+        return dict(self.members)
+
     # -- news -----------------------------------------------------------------------------------
 
     def listen(self, inbox: Inbox, machine: Machine) -> None:

@@ -6,7 +6,7 @@ class for the time of a seed, or by a quirk that the simulated drivers know. The
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +26,10 @@ from elastic_agent.protocol import (
     situation,
 )
 from elastic_agent.protocol.records import Plan, State
+from elastic_agent.rendezvous.coordinator_driver import RunDriver
+from elastic_agent.rendezvous.coordinator_effects import ReadLeases, ReadRecords, SaveHistory
+from elastic_agent.rendezvous.effects import Steps
+from elastic_agent.transport.base import Snapshot
 
 from . import guard
 from .kernel import Routine
@@ -239,6 +243,59 @@ def _highest_generation_first_told(right: Any) -> Any:
         return max(self._told(), key=lambda one: one.generation, default=None)
 
     return newest
+
+
+# -- the coordinator's driver --------------------------------------------------------------------
+
+
+def _dates_before_the_request(right: Any) -> Any:
+    def read(self: RunDriver, incarnations: Collection[str] | None) -> Steps[Snapshot]:
+        asked_s = self._clock()
+        snapshot = yield from ReadRecords(incarnations)
+        self._take_in(snapshot, asked_s)
+        return snapshot
+
+    return read
+
+
+def _dates_leases_before_the_request(right: Any) -> Any:
+    def read_leases(self: RunDriver) -> Steps[None]:
+        asked_s = self._clock()
+        self._take_in_leases((yield from ReadLeases()), asked_s)
+        self._lease_read_s = self._next_lease_read_s(asked_s)
+
+    return read_leases
+
+
+def _saves_after_publishing(right: Any) -> Any:
+    def publish(self: RunDriver, plan: Plan) -> Steps[bool]:
+        late: list[SaveHistory] = []
+        steps = right(self, plan)
+        effect = next(steps)
+        while True:
+            if isinstance(effect, SaveHistory):
+                late.append(effect)
+                answer = None
+            else:
+                answer = yield effect
+                yield from late  # type: ignore[misc]
+                late.clear()
+            try:
+                effect = steps.send(answer)
+            except StopIteration as end:
+                return bool(end.value)
+
+    return publish
+
+
+def _reads_once(right: Any) -> Any:
+    def read_all(self: RunDriver) -> Steps[None]:
+        if self._coordinator.ledger.sightings:
+            self._full_read_s = float("inf")
+        else:
+            yield from right(self)
+
+    return read_all
 
 
 # -- the budget ---------------------------------------------------------------------------------
@@ -672,7 +729,10 @@ _ALL = (
     Mutant(
         "time-before-the-read",
         "the coordinator dates what it reads by the time before it asked",
-        quirks=("time before the read",),
+        (
+            (RunDriver, "_read", _dates_before_the_request),
+            (RunDriver, "_read_leases", _dates_leases_before_the_request),
+        ),
         focus=("freeze at reading", "partition"),
     ),
     Mutant(
@@ -683,7 +743,7 @@ _ALL = (
     Mutant(
         "remembers-after-publishing",
         "the coordinator writes a generation to its disk only after publishing it",
-        quirks=("remembers late",),
+        ((RunDriver, "_publish", _saves_after_publishing),),
         focus=("crash at publishing",),
     ),
     Mutant(
@@ -763,7 +823,7 @@ _ALL = (
     Mutant(
         "deaf-to-gaps",
         "a new coordinator's news are all it takes in: nothing is read again",
-        quirks=("never reads again",),
+        ((RunDriver, "_read_all", _reads_once),),
         focus=("hint loss", "host crash"),
         hosting="etcd",
     ),

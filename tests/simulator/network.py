@@ -11,15 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elastic_agent.transport.base import StoreLostError
+
 from .kernel import Inbox, Kernel, Routine
 
 if TYPE_CHECKING:
     from .machine import Machine
     from .store import Store
-
-
-class StoreLostError(Exception):
-    """No answer, or the connection broke: what was asked may or may not have happened."""
 
 
 BROKEN = object()

@@ -111,7 +111,6 @@ class Scenario:
     """Whether workers always end at once on SIGTERM."""
     restart_grace_s: float
     drain_grace_s: float
-    reread_s: float
     work_s: float
     """How long a world must run undisturbed to finish, while there are faults."""
     patience: float
@@ -231,7 +230,6 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         prompt_workers=random.random() < 0.5,
         restart_grace_s=random.choice((0.1, 0.5)),
         drain_grace_s=random.choice((0.5, 2.0)),
-        reread_s=ttl_s * random.choice((0.03, 0.1, 0.33, 1.0)),
         work_s=random.choice((3.0, 20.0, 1000.0, 1000.0)),
         patience=random.choice((0.25, 0.25, 1.0)),
         bursts=random.random() < 0.5,

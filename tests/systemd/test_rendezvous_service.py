@@ -40,4 +40,4 @@ def test_a_server_that_hangs_is_replaced_and_one_that_idles_is_not(tmp_path: Pat
         }
         said = [one["MESSAGE"] for one in machine.journal("--unit", unit)]
         assert any("Watchdog timeout" in line for line in said)
-        assert any("coordinating.py" in line for line in said), "it says where it hung"
+        assert any("coordinator_thread.py" in line for line in said), "it says where it hung"

@@ -9,6 +9,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import tenacity
 
@@ -18,7 +19,9 @@ from elastic_agent.transport.etcd import DeposedError, RunKeys, Term, campaign
 from elastic_agent.transport.etcd_client import EtcdClient
 from elastic_agent.transport.etcd_plans import UnknownPlanError
 
-from .coordinating import RunDriver
+from .coordinator_driver import RunDriver
+from .coordinator_effects import Publish, RemoveRun, WaitForHints, performer
+from .effects import Effect, run
 from .memory import RunMemory
 
 PATIENCE_S = 10.0
@@ -143,25 +146,29 @@ class Candidate(threading.Thread):
             self._take_over_ending(term)
             age_s = term.store_age_s()
             store_born_s = time.monotonic() - age_s  # at the latest: the answer took a while
-        # Our own agent must not read the verdict and end before it is known that the run has to be wound up.
-        driver = RunDriver(
-            self._run_id,
-            term,
-            self._memory,
-            time.monotonic(),
-            lambda: self._set_winding_up(True),
-            store_born_s,
-        )
-        hints: list[str] = []
-        while not self._stopping.is_set():
-            driver.turn(hints, time.monotonic())
-            if driver.over:
-                assert driver.plan is not None  # by which it is over
-                term.remove_run(driver.plan.history(settled=True))
-                self._over = True
-                return
-            self._set_winding_up(driver.winding_up)
-            hints = term.wait(max(0.001, driver.wake_s - time.monotonic()))
+        driver = RunDriver(time.monotonic, self._log, store_born_s=store_born_s)
+        on_store_and_disk = performer(self._run_id, term, self._memory)
+
+        def perform(effect: Effect[Any]) -> Any:
+            if isinstance(effect, WaitForHints):
+                self._set_winding_up(driver.winding_up)
+                return self._wait(term, effect.until_s)
+            if isinstance(effect, RemoveRun):
+                assert effect.ended is not None  # the run is over
+                term.remove_run(effect.ended)
+                return True
+            if isinstance(effect, Publish) and effect.plan.is_terminal:
+                # Our own agent must not read the verdict and end before it is known that the run has to be wound up.
+                self._set_winding_up(True)
+            return on_store_and_disk(effect)
+
+        run(driver.coordinate_until_over(), perform)
+        self._over = True
+
+    def _wait(self, term: Term, until_s: float) -> list[str]:
+        if self._stopping.is_set():
+            raise TransportError("this agent stops coordinating the run")
+        return term.wait(max(0.001, until_s - time.monotonic()))
 
     def _take_over_ending(self, term: Term) -> None:
         """The run has no plan: learn how the last one of its name ended, which this machine may have slept through.

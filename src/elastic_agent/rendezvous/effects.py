@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+E = TypeVar("E", bound="Effect[Any]")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -51,12 +52,36 @@ def run(steps: Steps[T], perform: Callable[[Effect[Any]], Any]) -> T:
     try:
         effect = next(steps)
         while True:
-            try:
-                answer = perform(effect)
-            except Exception as error:
-                effect = steps.throw(error)
-            else:
-                effect = steps.send(answer)
+            effect = _resume(steps, perform, effect)
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def run_until(
+    kind: type[E], steps: Steps[None], perform: Callable[[Effect[Any]], Any], answer: Any
+) -> E | None:
+    """Run a driver until it yields an effect of this kind, which the caller performs; None at its end.
+
+    Args:
+        kind: where to suspend the driver, to run others meanwhile.
+        steps: the driver, new or suspended.
+        perform: as for :func:`run`.
+        answer: to the effect at which it is suspended; None for a new one.
+    """
+    try:
+        effect = steps.send(answer)
+        while not isinstance(effect, kind):
+            effect = _resume(steps, perform, effect)
+    except StopIteration:
+        return None
+    return effect
+
+
+def _resume(steps: Steps[Any], perform: Callable[[Effect[Any]], Any], effect: Effect[Any]) -> Effect[Any]:
+    """Perform an effect and give the driver the answer, or the error; the driver's next effect."""
+    try:
+        answer = perform(effect)
+    except Exception as error:
+        return steps.throw(error)
+    return steps.send(answer)

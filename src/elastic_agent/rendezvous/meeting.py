@@ -13,7 +13,7 @@ from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink, UnreachableError
 from elastic_agent.values import Endpoint, PortRange
 
-from .coordinating import CoordinatorThread
+from .coordinator_thread import CoordinatorThread
 from .job_files import JobFiles
 from .memory import BoundedMemory, PassingMemory, new_run_id
 from .place import MeetingPlace

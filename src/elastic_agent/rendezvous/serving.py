@@ -90,7 +90,8 @@ class Server:
     """The coordinator of a hosted store, and what the log says of its runs."""
 
     def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path, stop: StopRequests) -> None:
-        from .coordinating import IDLE_S, CoordinatorThread
+        from .coordinator_driver import IDLE_S
+        from .coordinator_thread import CoordinatorThread
         from .memory import BoundedMemory, RunMemory
 
         self._endpoint = endpoint

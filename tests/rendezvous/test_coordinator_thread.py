@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from elastic_agent.protocol.records import History, Phase, Plan
-from elastic_agent.rendezvous import coordinating, events
-from elastic_agent.rendezvous.coordinating import CoordinatorThread, HostLink
+from elastic_agent.rendezvous import coordinator_thread, events
+from elastic_agent.rendezvous.coordinator_thread import CoordinatorThread, HostLink
 from elastic_agent.rendezvous.memory import BoundedMemory, RunMemory
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
@@ -308,7 +308,7 @@ def test_names_that_are_no_runs_cost_no_connections_and_hold_up_no_run(
 def test_more_runs_than_a_store_coordinates_wait_and_the_log_says_so(
     endpoint: Endpoint, tmp_path: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinating, "MAX_RUNS", 1)
+    monkeypatch.setattr(coordinator_thread, "MAX_RUNS", 1)
 
     async def story() -> None:
         with coordinated(endpoint, RunMemory(tmp_path / "state"), keep_over_s=0.1, idle_s=0.2):

@@ -1,0 +1,336 @@
+"""Coordinates one run: reads its records, and carries the coordinator's decisions out on the store and the disk.
+
+A driver without I/O (see :mod:`.effects`): the agent runs it in a thread, the simulator in virtual time. Hints say
+whose records changed. They only save time: the leases are read whenever a renewal is due, and all records every lease
+period, so that a lost hint costs time and never correctness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from elastic_agent.protocol.coordinator import Coordinator
+from elastic_agent.protocol.differences import differences
+from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
+from elastic_agent.protocol.records import History, Lease, Member, Plan
+from elastic_agent.protocol.situation import Decision
+from elastic_agent.transport.base import Snapshot
+
+from .coordinator_effects import (
+    Forget,
+    LoadHistory,
+    Publish,
+    ReadLeases,
+    ReadPlan,
+    ReadRecords,
+    RemoveRun,
+    Revoke,
+    SaveHistory,
+    WaitForHints,
+    WriteStatus,
+)
+from .effects import Steps
+
+LEASE_READS_PER_TTL, LEASE_READS_OF_MANY = 50, 10
+"""How often the leases are read, at most, of a node or two and of many: a renewal, and so the loss of a node, is
+noticed that part of a lease late at most."""
+
+MANY_NODES = 50
+
+READ_EARLY = 1 / 500
+"""Of a lease: how much sooner than the last one a renewal is looked for, so that it is noticed less and less late. When
+it is not there yet, it is looked for again like one that is overdue."""
+
+PAUSE_LEASES, PAUSE_S = 1 / 3, 1.0
+"""A coordinator that comes this much of a lease, or this long, too late was paused, or its whole machine was."""
+
+KEEP_OVER_S = 60.0
+"""How long the records of a run that is over stay in the store once no node of it is left."""
+
+IDLE_S = 60.0
+"""How often a run is looked at that has no live node and is not over."""
+
+MAX_COMPLAINTS = 1000
+
+
+class Log(Protocol):
+    """Where a driver writes what people should know."""
+
+    def debug(self, event: str, **fields: Any) -> Any: ...
+    def info(self, event: str, **fields: Any) -> Any: ...
+    def warning(self, event: str, **fields: Any) -> Any: ...
+    def error(self, event: str, **fields: Any) -> Any: ...
+
+
+class RunDriver:
+    """Coordinates one run, in a store that this coordinator alone writes plans to."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        log: Log,
+        *,
+        store_born_s: float = -math.inf,
+        keep_over_s: float = KEEP_OVER_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        """Prepare; :meth:`coordinate` or :meth:`coordinate_until_over` begins.
+
+        Args:
+            clock: seconds of the coordinator's own clock.
+            log: for people.
+            store_born_s: see :class:`~elastic_agent.protocol.coordinator.Coordinator`.
+            keep_over_s: how long the records of a run that is over, or never began, stay when no node is left.
+            idle_s: how often a run without live nodes is looked at.
+        """
+        self.needed = True
+        """Whether a live node still depends on the store for this run."""
+        self.over = False
+        """Whether the run has its verdict and every live node knows it."""
+        self._clock = clock
+        self._log = log
+        self._store_born_s = store_born_s
+        self._keep_over_s = keep_over_s
+        self._idle_s = idle_s
+        now_s = clock()
+        self._coordinator = Coordinator(now_s)
+        self._wake_s = self._full_read_s = self._lease_read_s = now_s
+        self._unused_since_s = math.inf
+        """Since when the run is over, or never began, and no node of it is alive."""
+        self._on_time_s = now_s
+        """When this was last known to be where it should be."""
+        self._reported: set[str] = set()
+        self._compared: set[str] = set()
+        self._model: Member | None = None
+        """The node whose rules the run follows: the first that came."""
+        self._reason = ""
+        self._save_fails = False
+
+    @property
+    def plan(self) -> Plan | None:
+        """The newest plan, or None before the first."""
+        return self._coordinator.plan
+
+    @property
+    def winding_up(self) -> bool:
+        """Whether the run has its verdict, but not every live node knows it."""
+        plan = self._coordinator.plan
+        return plan is not None and plan.is_terminal and not self.over
+
+    # -- the life of a run ----------------------------------------------------------------------
+
+    def coordinate(self) -> Steps[None]:
+        """Coordinate until no node has used the run for a while, and its records are removed."""
+        yield from self._begin()
+        hints: Collection[str] = ()
+        while True:
+            yield from self._turn(hints)
+            if self._clock() < self._unused_since_s + self._keep_over_s:
+                hints = yield from self._wait(self._wake_s if self.needed else self._idle_until_s)
+            elif (yield from self._remove_unused()):
+                return
+            else:
+                hints = ()
+
+    def coordinate_until_over(self) -> Steps[None]:
+        """Coordinate until every live node knows the run's verdict, and remove its records."""
+        yield from self._begin()
+        yield from self._turn(())
+        while not self.over:
+            hints = yield from self._wait(self._wake_s)
+            yield from self._turn(hints)
+        yield from RemoveRun(self._settled_history)
+
+    def _begin(self) -> Steps[None]:
+        """Learn what the store and the disk say of the run."""
+        now_s = self._clock()
+        plan = yield from ReadPlan()
+        history = yield from LoadHistory()
+        self._coordinator = Coordinator(now_s, plan, history, self._store_born_s)
+
+    def _wait(self, until_s: float) -> Steps[Collection[str]]:
+        hints = yield from WaitForHints(until_s)
+        self._on_time_s = min(self._clock(), until_s)
+        return hints
+
+    @property
+    def _idle_until_s(self) -> float:
+        return min(self._unused_since_s + self._keep_over_s, self._clock() + self._idle_s)
+
+    def _turn(self, hints: Collection[str]) -> Steps[None]:
+        """Read what may have changed, and act until there is nothing to do."""
+        now_s = self._clock()
+        if now_s >= self._full_read_s:
+            yield from self._read_all()
+        else:
+            if hints:
+                yield from self._read(hints)
+            if now_s >= self._lease_read_s:
+                yield from self._read_leases()
+        decision = yield from self._act()
+        self._wake_s = min(decision.wake_s, self._full_read_s, self._lease_read_s)
+        self.over = decision.done
+        self.needed = self._coordinator.anybody_here and not decision.done
+        unused = not self._coordinator.anybody_here and (decision.done or self.plan is None)
+        self._unused_since_s = min(self._unused_since_s, now_s) if unused else math.inf
+
+    def _remove_unused(self) -> Steps[bool]:
+        """Remove the run's records, unless a node has come meanwhile: it is then looked for at once."""
+        yield from self._read(None)
+        if not self._coordinator.anybody_here and (yield from RemoveRun(self._settled_history)):
+            return True
+        self._unused_since_s = math.inf
+        self._full_read_s = self._clock()
+        return False
+
+    @property
+    def _settled_history(self) -> History | None:
+        return self.plan.history(settled=True) if self.plan is not None else None
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def _read_all(self) -> Steps[None]:
+        now_s = self._clock()
+        yield from self._read(None)
+        self._full_read_s = now_s + self._ttl_s
+        self._lease_read_s = self._next_lease_read_s(now_s)
+
+    def _read(self, incarnations: Collection[str] | None) -> Steps[Snapshot]:
+        """Read these incarnations' records again, or all of them (None)."""
+        snapshot = yield from ReadRecords(incarnations)
+        self._take_in(snapshot, self._clock())  # after the answer: what it holds was written before
+        return snapshot
+
+    def _read_leases(self) -> Steps[None]:
+        started_s = self._clock()
+        leases = yield from ReadLeases()
+        self._take_in_leases(leases, self._clock())  # after the answer, too
+        self._lease_read_s = self._next_lease_read_s(started_s)
+
+    def _next_lease_read_s(self, now_s: float) -> float:
+        """When the next renewal should be there to be seen; a while from now if one is overdue."""
+        ttl_s = self._ttl_s
+        interval_s = ttl_s * (1 / RENEWALS_PER_LEASE - READ_EARLY)
+        due = [one.renewed_s + interval_s for one in self._coordinator.ledger.sightings.values() if one.alive]
+        share = min(len(due) / MANY_NODES, 1.0) / LEASE_READS_OF_MANY
+        return max(now_s + ttl_s * max(share, 1 / LEASE_READS_PER_TTL), min(due, default=now_s + ttl_s))
+
+    @property
+    def _ttl_s(self) -> float:
+        return self.plan.policy.lease_ttl_s if self.plan is not None else 1.0
+
+    def _take_in(self, snapshot: Snapshot, now_s: float) -> None:
+        for complaint in snapshot.rejected:
+            self._warn_once("ignored a bad record in the store", what=complaint)
+        for key, member in snapshot.members.items():
+            lease = snapshot.leases.get(key)
+            if lease is not None:
+                self._coordinator.observe(member, lease, now_s, snapshot.written_s.get(key))
+                self._compare(member)
+
+    def _take_in_leases(self, leases: Mapping[str, Lease], now_s: float) -> None:
+        sightings = self._coordinator.ledger.sightings
+        for key, lease in leases.items():
+            if key in sightings:
+                self._coordinator.observe(sightings[key].member, lease, now_s)
+
+    def _compare(self, member: Member) -> None:
+        """Warn once of what a node would run, or was told, otherwise than the first one."""
+        if member.incarnation in self._compared:
+            return
+        self._compared.add(member.incarnation)
+        if self._model is None:
+            self._model = member
+        for difference in differences(self._model, member):
+            self._warn_once(difference)
+
+    def _warn_once(self, event: str, **fields: str) -> None:
+        warning = fields.get("what", event)
+        if warning not in self._reported and len(self._reported) < MAX_COMPLAINTS:
+            self._reported.add(warning)
+            self._log.warning(event, **fields)
+
+    # -- acting ---------------------------------------------------------------------------------
+
+    def _act(self) -> Steps[Decision]:
+        """Decide and carry out, again and again, until the decision is to wait."""
+        while True:
+            yield from self._allow_for_own_pause()
+            decision = self._coordinator.decide(self._clock())
+            if decision.plan is not None and self.plan is None:
+                yield from self._read_all()  # a node that has just come may run what no other node knows of
+                decision = self._coordinator.decide(self._clock())
+            yield from self._report(decision)
+            progress = yield from self._revoke(decision.condemn)
+            if decision.plan is not None and (yield from self._publish(decision.plan)):
+                progress = True
+            for incarnation in decision.forget:
+                yield from Forget(incarnation)
+                self._coordinator.forgotten(incarnation)
+            if not progress:
+                if decision.done and self._settled_history is not None:
+                    yield from self._save(self._settled_history)
+                return decision
+
+    def _allow_for_own_pause(self) -> Steps[None]:
+        """If this process was paused: count neither that time nor what was read before against any node."""
+        late_s = self._clock() - self._on_time_s
+        if late_s > min(self._ttl_s * PAUSE_LEASES, PAUSE_S):
+            self._log.info("the coordinator was paused", for_s=round(late_s, 3))
+            yield from self._read_all()
+            self._coordinator.stood_still(self._clock(), late_s)
+        self._on_time_s = self._clock()
+
+    def _report(self, decision: Decision) -> Steps[None]:
+        if decision.reason != self._reason:
+            self._reason = decision.reason
+            self._log.debug("coordinator", decision=decision.reason)
+            yield from WriteStatus(decision.reason)
+
+    def _revoke(self, incarnations: Mapping[str, str]) -> Steps[bool]:
+        """End these leases, unless they were renewed meanwhile; whether any has ended."""
+        progress = False
+        for incarnation, reason in incarnations.items():
+            lease = self._coordinator.ledger.sightings[incarnation].lease
+            revoked = yield from Revoke(lease, reason)
+            if not revoked:
+                revoked = incarnation not in (yield from self._read([incarnation])).leases
+            if revoked:
+                self._coordinator.condemned(incarnation)
+                progress = True
+        return progress
+
+    def _publish(self, plan: Plan) -> Steps[bool]:
+        """Whether there is a newer plan now: this one, or one that was written by another process."""
+        before = self.plan
+        if plan.generation > 0:
+            yield from self._save(plan.history())  # before any node can read it
+        if (yield from Publish(plan)):
+            self._coordinator.published(plan, self._clock())
+            return True
+        newest = yield from ReadPlan()
+        if newest is not None and newest != before:
+            self._log.warning(
+                f"plan version {newest.version} in the store was not written by this coordinator; going above it"
+            )
+            self._coordinator.intruded(newest, self._clock())
+        return self.plan is not before
+
+    def _save(self, history: History) -> Steps[None]:
+        """Keep on disk what a new store would have to know; training goes on where that cannot be done."""
+        try:
+            yield from SaveHistory(history)
+        except OSError as error:
+            if not self._save_fails:
+                self._save_fails = True
+                self._log.error(
+                    "cannot write the state directory; the run goes on, but should this machine lose the store "
+                    "and all agents with it, generations may repeat and the restart budget is forgotten",
+                    error=str(error),
+                )
+        else:
+            if self._save_fails:
+                self._save_fails = False
+                self._log.info("the state directory can be written again")

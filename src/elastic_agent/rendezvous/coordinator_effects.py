@@ -1,0 +1,155 @@
+"""What the coordinator's driver asks of the store and of the disk, and how a thread performs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_agent.protocol.records import History, Lease, Plan
+from elastic_agent.transport.base import CoordinatorLink, Snapshot
+
+from .effects import Effect, T_co
+from .memory import RunMemory
+
+
+class StoreEffect(Effect[T_co]):
+    """A request to the store of one run. Raises StoreLostError when its outcome is unknown."""
+
+    __slots__ = ()
+
+    def perform(self, link: CoordinatorLink) -> T_co:
+        """Perform it over this connection, in this thread."""
+        raise NotImplementedError
+
+
+class DiskEffect(Effect[T_co]):
+    """A request to the state directory. Raises OSError."""
+
+    __slots__ = ()
+
+    def perform(self, run_id: str, memory: RunMemory) -> T_co:
+        """Perform it, in this thread."""
+        raise NotImplementedError
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReadRecords(StoreEffect[Snapshot]):
+    """Read the member and lease records of these incarnations, or of all (None)."""
+
+    incarnations: Collection[str] | None = None
+
+    def perform(self, link: CoordinatorLink) -> Snapshot:
+        return link.read(self.incarnations)
+
+
+@dataclass(frozen=True)
+class ReadLeases(StoreEffect[Mapping[str, Lease]]):
+    """Read the leases of all incarnations."""
+
+    def perform(self, link: CoordinatorLink) -> Mapping[str, Lease]:
+        return link.read_leases()
+
+
+@dataclass(frozen=True)
+class ReadPlan(StoreEffect[Plan | None]):
+    """Read the newest plan."""
+
+    def perform(self, link: CoordinatorLink) -> Plan | None:
+        return link.read_plan()
+
+
+@dataclass(frozen=True)
+class Publish(StoreEffect[bool]):
+    """Write a plan; False if its version does not follow the newest one."""
+
+    plan: Plan
+
+    def perform(self, link: CoordinatorLink) -> bool:
+        return link.publish(self.plan)
+
+
+@dataclass(frozen=True)
+class Revoke(StoreEffect[bool]):
+    """End a lease, so that it can never be renewed; False if it is not as it was read any more."""
+
+    lease: Lease
+    reason: str
+
+    def perform(self, link: CoordinatorLink) -> bool:
+        return link.condemn(self.lease, self.reason)
+
+
+@dataclass(frozen=True)
+class Forget(StoreEffect[None]):
+    """Remove the records of an incarnation."""
+
+    incarnation: str
+
+    def perform(self, link: CoordinatorLink) -> None:
+        link.forget(self.incarnation)
+
+
+@dataclass(frozen=True)
+class WriteStatus(StoreEffect[None]):
+    """Write, for people, what the coordinator waits for."""
+
+    text: str
+
+    def perform(self, link: CoordinatorLink) -> None:
+        link.write_status(self.text)
+
+
+# -- the disk --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadHistory(DiskEffect[History | None]):
+    """Read what this machine knows of the run's past."""
+
+    def perform(self, run_id: str, memory: RunMemory) -> History | None:
+        return memory.load(run_id)
+
+
+@dataclass(frozen=True)
+class SaveHistory(DiskEffect[None]):
+    """Write what a new store would have to know, unless something newer is there."""
+
+    history: History
+
+    def perform(self, run_id: str, memory: RunMemory) -> None:
+        memory.save(run_id, self.history)
+
+
+# -- what each runner performs in its own way -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WaitForHints(Effect[Collection[str]]):
+    """Wait until records changed, or until this time: the incarnations whose records did."""
+
+    until_s: float
+
+
+@dataclass(frozen=True)
+class RemoveRun(Effect[bool]):
+    """Remove all records of the run; False if a node has registered meanwhile."""
+
+    ended: History | None
+    """What the next run of this name has to know of this one; None if it never began."""
+
+
+def performer(run_id: str, link: CoordinatorLink, memory: RunMemory) -> Callable[[Effect[Any]], Any]:
+    """What performs the effects on the store and the disk in the calling thread."""
+
+    def perform(effect: Effect[Any]) -> Any:
+        if isinstance(effect, StoreEffect):
+            return effect.perform(link)
+        if isinstance(effect, DiskEffect):
+            return effect.perform(run_id, memory)
+        raise TypeError(f"no effect on the store or the disk: {effect}")
+
+    return perform

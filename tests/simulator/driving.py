@@ -1,0 +1,28 @@
+"""Runs the shipped drivers in virtual time: their effects are performed on the simulated store, disk and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from elastic_agent.rendezvous.effects import Effect, Steps
+
+from .kernel import Routine
+
+
+def drive(steps: Steps[Any], perform: Callable[[Effect[Any]], Routine]) -> Routine:
+    """Run a driver to its end, as a sub-routine of a task; what it returns.
+
+    Between any two of its effects its process may be frozen or killed, as at any other place where a task waits.
+    """
+    try:
+        effect = next(steps)
+        while True:
+            try:
+                answer = yield from perform(effect)
+            except Exception as error:
+                effect = steps.throw(error)
+            else:
+                effect = steps.send(answer)
+    except StopIteration as end:
+        return end.value
