@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from elastic_agent.rendezvous.coordinating import RunDriver
 
 from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
 from elastic_agent.rendezvous.candidate import Candidate
@@ -112,23 +111,6 @@ def test_a_world_that_etcd_has_lost_runs_on_although_a_node_that_does_not_know_i
         plan = a.next_plan(0, 0.5 * LEASE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.RUNNING, 3), plan.reason
-
-
-def test_before_the_first_plan_of_a_new_etcd_it_is_looked_once_more_who_has_come(
-    new_etcd: Members, tmp_path: Path
-) -> None:
-    """The news of a node that came in the last moment may still be on their way."""
-    node(new_etcd, "c")
-    begun_s = time.monotonic()
-    memory, born_s = RunMemory(tmp_path / "state"), begun_s - LEASE_S - MARGIN_S + 0.3
-    driver = RunDriver(RUN, term_of_the_run(new_etcd), memory, begun_s, store_born_s=born_s)
-    driver.turn((), time.monotonic())
-    known = History(3, world(3, "a-1"), order=("a",))
-    node(new_etcd, "a", state=State.RUNNING, generation=3, history=known)
-    time.sleep(max(0.0, driver.wake_s - time.monotonic()))
-    driver.turn((), time.monotonic())
-    assert driver.plan is not None
-    assert (driver.plan.phase, driver.plan.generation) == (Phase.RUNNING, 3), driver.plan.reason
 
 
 def test_a_run_in_an_etcd_that_has_been_in_use_for_long_does_not_wait(

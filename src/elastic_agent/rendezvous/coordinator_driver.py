@@ -96,7 +96,8 @@ class RunDriver:
         self._idle_s = idle_s
         now_s = clock()
         self._coordinator = Coordinator(now_s)
-        self._wake_s = self._full_read_s = self._lease_read_s = now_s
+        self._decide_s = self._full_read_s = self._lease_read_s = now_s
+        """When to decide again, to read all records, and to read the leases."""
         self._unused_since_s = math.inf
         """Since when the run is over, or never began, and no node of it is alive."""
         self._on_time_s = now_s
@@ -128,7 +129,7 @@ class RunDriver:
         while True:
             yield from self._turn(hints)
             if self._clock() < self._unused_since_s + self._keep_over_s:
-                hints = yield from self._wait(self._wake_s if self.needed else self._idle_until_s)
+                hints = yield from self._wait(self._next_turn_s if self.needed else self._next_idle_turn_s)
             elif (yield from self._remove_unused()):
                 return
             else:
@@ -139,7 +140,7 @@ class RunDriver:
         yield from self._begin()
         yield from self._turn(())
         while not self.over:
-            hints = yield from self._wait(self._wake_s)
+            hints = yield from self._wait(self._next_turn_s)
             yield from self._turn(hints)
         yield from RemoveRun(self._settled_history)
 
@@ -156,8 +157,14 @@ class RunDriver:
         return hints
 
     @property
-    def _idle_until_s(self) -> float:
-        return min(self._unused_since_s + self._keep_over_s, self._clock() + self._idle_s)
+    def _next_turn_s(self) -> float:
+        return min(self._decide_s, self._full_read_s, self._lease_read_s)
+
+    @property
+    def _next_idle_turn_s(self) -> float:
+        """The same when no node is left: nothing is to be expected but a hint, or that the run's time is over."""
+        removal_s = self._unused_since_s + self._keep_over_s
+        return min(self._decide_s, removal_s, self._clock() + self._idle_s)
 
     def _turn(self, hints: Collection[str]) -> Steps[None]:
         """Read what may have changed, and act until there is nothing to do."""
@@ -170,7 +177,7 @@ class RunDriver:
             if now_s >= self._lease_read_s:
                 yield from self._read_leases()
         decision = yield from self._act()
-        self._wake_s = min(decision.wake_s, self._full_read_s, self._lease_read_s)
+        self._decide_s = decision.wake_s
         self.over = decision.done
         self.needed = self._coordinator.anybody_here and not decision.done
         unused = not self._coordinator.anybody_here and (decision.done or self.plan is None)

@@ -229,14 +229,14 @@ class CoordinatorThread(threading.Thread):
     def _resume(self, run: _Coordinated, hints: Collection[str] | None) -> None:
         """Run the driver until it waits for hints again, or until the run is removed; None: it is a new one."""
         waiting = run_until(WaitForHints, run.steps, run.perform, hints)
-        if waiting is None:
-            self._removed(run.run_id)
-            return
-        run.until_s = waiting.until_s
         plan = run.driver.plan
         if plan is not None and plan is not run.told:
             run.told = plan
             self._on_plan(run.run_id, plan)
+        if waiting is not None:
+            run.until_s = waiting.until_s
+        else:
+            self._removed(run.run_id)
 
     def _removed(self, run_id: str) -> None:
         """The store holds nothing of this run any more."""

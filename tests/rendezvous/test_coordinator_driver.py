@@ -1,0 +1,220 @@
+"""The driver of a run's coordinator: what it asks of the store and the disk, in which order, and when it waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+
+from elastic_agent.protocol.records import (
+    RECORD_VERSION,
+    Address,
+    History,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    Policy,
+    State,
+)
+from elastic_agent.rendezvous.coordinator_driver import RunDriver
+from elastic_agent.rendezvous.coordinator_effects import (
+    Forget,
+    LoadHistory,
+    Publish,
+    ReadLeases,
+    ReadPlan,
+    ReadRecords,
+    RemoveRun,
+    Revoke,
+    SaveHistory,
+    WaitForHints,
+)
+from elastic_agent.rendezvous.effects import Effect, run_until
+from elastic_agent.transport.base import Snapshot
+from tests.protocol.support import world
+
+LEASE_S = 10.0
+RULES = Policy(min_nodes=1, max_nodes=2, lease_ttl_s=LEASE_S, settle_s=0.5, fence_margin_s=1.0)
+
+
+class Run:
+    """A driver, and a store and a disk in memory that answer it at once."""
+
+    def __init__(self, store_age_s: float = math.inf) -> None:
+        self.now_s = 1000.0
+        self.members: dict[str, Member] = {}
+        self.leases: dict[str, Lease] = {}
+        self.plan: Plan | None = None
+        self.disk: History | None = None
+        self.disk_is_full = False
+        self.asked: list[Effect[Any]] = []
+        """Everything that the driver asked for since it waited."""
+        self.waits_until_s: float | None = None
+        self.driver = RunDriver(
+            lambda: self.now_s,
+            structlog.get_logger(),
+            store_born_s=self.now_s - store_age_s,
+            keep_over_s=60.0,
+        )
+        self.steps = self.driver.coordinate()
+        self.resume(None)
+
+    def resume(self, hints: Collection[str] | None) -> None:
+        """Give the driver these hints, and run it until it waits again."""
+        self.asked.clear()
+        waiting = run_until(WaitForHints, self.steps, self.perform, hints)
+        self.waits_until_s = waiting.until_s if waiting is not None else None
+
+    def wait(self) -> None:
+        """Let the time pass until which the driver waits."""
+        assert self.waits_until_s is not None
+        self.now_s = self.waits_until_s
+        self.resume(())
+
+    def wait_for(self, phase: Phase) -> Plan:
+        while self.plan is None or self.plan.phase is not phase:
+            for name, lease in self.leases.items():
+                self.leases[name] = lease.renewed()
+            self.wait()
+        return self.plan
+
+    def come(self, name: str, **fields: Any) -> str:
+        """A node writes its record."""
+        member = Member(RECORD_VERSION, name, f"{name}-1", "10.0.0.1", 1, State.READY, 0, RULES)
+        member = msgspec.structs.replace(member, bootstrap=Address("10.0.0.1", 4000), **fields)
+        self.members[f"{name}-1"] = member
+        self.leases.setdefault(f"{name}-1", Lease(f"{name}-1", LEASE_S))
+        return f"{name}-1"
+
+    def perform(self, effect: Effect[Any]) -> Any:
+        self.asked.append(effect)
+        match effect:
+            case ReadPlan():
+                return self.plan
+            case ReadRecords(names):
+                kept = [name for name in self.members if names is None or name in names]
+                return Snapshot({name: self.members[name] for name in kept}, dict(self.leases))
+            case ReadLeases():
+                return dict(self.leases)
+            case Publish(plan):
+                self.plan = plan
+                return True
+            case Revoke(lease, reason):
+                if self.leases[lease.incarnation] != lease:
+                    return False
+                self.leases[lease.incarnation] = lease.condemn(reason)
+                return True
+            case Forget(incarnation):
+                del self.members[incarnation], self.leases[incarnation]
+            case LoadHistory():
+                return self.disk
+            case SaveHistory(history):
+                if self.disk_is_full:
+                    raise OSError("no space left on device")
+                self.disk = history
+            case RemoveRun():
+                return True
+        return None
+
+    def kinds(self) -> list[type]:
+        return [type(effect) for effect in self.asked]
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def test_a_generation_is_saved_before_its_plan_is_published(run: Run) -> None:
+    run.resume([run.come("a")])
+    kinds = run.kinds()
+    assert kinds.index(SaveHistory) < kinds.index(Publish)
+    assert run.plan is not None
+    assert run.disk is not None
+    assert run.disk.generation == run.plan.generation == 1
+
+
+def test_a_full_disk_stops_no_run(run: Run) -> None:
+    run.disk_is_full = True
+    run.resume([run.come("a")])
+    run.come("a", generation=1)
+    assert run.wait_for(Phase.RUNNING).generation == 1
+    assert run.disk is None
+
+
+def test_a_hint_has_one_record_read_and_no_others(run: Run) -> None:
+    run.resume([run.come("a")])
+    run.come("b")
+    run.resume(["b-1"])
+    assert [effect.incarnations for effect in run.asked if isinstance(effect, ReadRecords)] == [["b-1"]]
+
+
+def test_a_lost_hint_costs_no_more_than_a_lease(run: Run) -> None:
+    run.resume([run.come("a")])
+    run.come("b")
+    lost_s = run.now_s
+    while "b-1" not in run.driver._coordinator.ledger.sightings:
+        run.wait()
+    assert run.now_s <= lost_s + LEASE_S
+
+
+def test_the_first_plan_takes_in_a_node_that_came_in_the_last_moment() -> None:
+    """The hint of that is still on its way, and it may run what no other node knows of."""
+    run = Run(store_age_s=LEASE_S + RULES.fence_margin_s - 0.3)
+    run.resume([run.come("c")])
+    assert run.plan is None
+    known = History(3, world(3, "a-1"), order=("a",))
+    run.come("a", state=State.RUNNING, generation=3, history=known)
+    while run.plan is None:
+        run.wait()
+    assert (run.plan.phase, run.plan.generation) == (Phase.RUNNING, 3), run.plan.reason
+
+
+def test_the_lease_of_a_silent_node_is_revoked_after_its_time(run: Run) -> None:
+    run.resume([run.come("a")])
+    run.come("b")
+    run.resume(["b-1"])
+    seen_s = run.now_s
+    while not run.leases["b-1"].condemned:
+        run.leases["a-1"] = run.leases["a-1"].renewed()
+        run.wait()
+    assert seen_s + LEASE_S <= run.now_s < seen_s + LEASE_S + 0.1
+    assert not run.leases["a-1"].condemned
+
+
+def test_the_time_of_an_own_pause_counts_against_no_node(run: Run) -> None:
+    run.resume([run.come("a")])
+    run.now_s += 5 * LEASE_S  # the whole machine stood still, and no node could renew
+    run.resume(())
+    assert not run.leases["a-1"].condemned
+    assert Revoke not in run.kinds()
+
+
+def test_a_renewal_that_arrives_with_the_revocation_keeps_the_lease(run: Run) -> None:
+    run.resume([run.come("a")])
+    assert run.waits_until_s is not None
+    perform = run.perform
+
+    def renew_just_before(effect: Effect[Any]) -> Any:
+        if isinstance(effect, Revoke):
+            run.leases["a-1"] = run.leases["a-1"].renewed()
+        return perform(effect)
+
+    run.perform = renew_just_before  # type: ignore[method-assign]
+    end_s = run.now_s + 1.5 * LEASE_S
+    while run.now_s < end_s:
+        run.wait()
+    assert not run.leases["a-1"].condemned
+
+
+def test_the_records_of_a_run_that_never_began_are_removed_after_a_while(run: Run) -> None:
+    begun_s = run.now_s
+    while run.waits_until_s is not None:
+        run.wait()
+    assert run.kinds()[-1] is RemoveRun
+    assert run.now_s == begun_s + 60.0
