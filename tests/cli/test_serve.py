@@ -109,6 +109,17 @@ def test_a_second_server_says_who_is_there_already(tmp_path: Path) -> None:
     assert "a store of elastic-agent answers there already" in second.stderr
 
 
+def test_servers_with_one_state_directory_keep_runs_of_one_name_apart(tmp_path: Path) -> None:
+    """As when one user serves two ports: neither inherits generations, restarts or the outcome of the other's run."""
+    for number in range(2):
+        endpoint = f"localhost:{free_port()}"
+        notify = f"@elastic-agent-test-{secrets.token_hex(8)}"
+        own = ("--state-dir", str(tmp_path / f"agent-{number}"), "--log-format", "console")
+        with serving(tmp_path, "--rdzv-endpoint", endpoint, address=notify):
+            run = elastic_agent("--rdzv-endpoint", endpoint, "--rdzv-id", "exp7", *own, "--no-python", "true")
+        assert "generation 1 succeeded" in run.stderr, run.stderr
+
+
 def test_another_program_at_the_port_is_told_apart(tmp_path: Path) -> None:
     program = (
         "import http.server, sys; s = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler);"

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import platform
 import socket
 import sys
 from collections.abc import Coroutine
@@ -50,7 +49,7 @@ from .dialogue import (
     Trouble,
 )
 from .incarnation import new_incarnation
-from .memory import BoundedMemory, RunMemory
+from .memory import BoundedMemory, RunMemory, c10d_store
 from .places import open_place
 from .session import Session
 from .threads import aside, call
@@ -401,12 +400,9 @@ class Companion:
 
 
 def _store(begin: Begin) -> str:
-    """What tells this run from others of its name: torchrun's default is the same for all, and nothing else does.
-
-    A c10d store is always this machine's; what it is called does not matter.
-    """
+    """What tells this run from others of its name: torchrun's default is the same for all, and nothing else does."""
     if begin.etcd is None:
-        return f"c10d {platform.node()}:{begin.endpoint[0].port}"
+        return c10d_store(begin.endpoint[0].port)
     return f"etcd {','.join(map(str, begin.endpoint))}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
 import re
 import secrets
 import tempfile
@@ -36,6 +37,11 @@ _UNNAMED = re.compile(r"run-[0-9a-f]{8}")
 def new_run_id() -> str:
     """A name for a run that was given none."""
     return f"run-{secrets.token_hex(4)}"
+
+
+def c10d_store(port: int) -> str:
+    """The name of a c10d store that this machine serves; whatever its clients call the machine does not matter."""
+    return f"c10d {platform.node()}:{port}"
 
 
 class RunMemory:
@@ -114,7 +120,7 @@ class RunMemory:
             states = _states(folder)
             if states and _SETTLED.fullmatch(states[-1]):
                 settled.append(folder / states[-1])
-            elif states and self._is_over(folder.name.removesuffix(".run")):
+            elif states and self._is_over(folder.name.removesuffix(".run").partition("=")[0]):
                 killed.append(folder / states[-1])
         for state in oldest(settled, KEPT_SETTLED) + oldest(killed, KEPT_UNNAMED):
             with contextlib.suppress(OSError):  # another agent of this machine prunes, too

@@ -92,7 +92,7 @@ class Server:
     def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path, stop: StopRequests) -> None:
         from .coordinator_driver import IDLE_S
         from .coordinator_thread import CoordinatorThread
-        from .memory import BoundedMemory, RunMemory
+        from .memory import BoundedMemory, RunMemory, c10d_store
 
         self._endpoint = endpoint
         self._state_dir = state_dir
@@ -105,7 +105,7 @@ class Server:
         self._coordinator = CoordinatorThread(
             host.inbox(),
             host.coordinator_link,
-            BoundedMemory(RunMemory(state_dir)),
+            BoundedMemory(RunMemory(state_dir, c10d_store(host.port))),
             stop.report,
             on_plan=self._tell,
             on_turn=self._turned,
