@@ -89,19 +89,22 @@ def problem_with_folder(folder: Path) -> str:
     return "which is on no file system"
 
 
-def _is_read(fifo: Path) -> bool:
+def _lacks_reader(file: Path) -> bool:
+    """Whether this is a FIFO that no program reads: opening it would wait for one."""
     try:
-        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        if not stat.S_ISFIFO(os.stat(file).st_mode):
+            return False
+        os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:
-        return error.errno != errno.ENXIO
-    return True
+        return error.errno == errno.ENXIO
+    return False
 
 
 def problem_with_file(file: Path) -> str:
     """Why ``file`` cannot be written or made, or an empty string. Touches nothing."""
     if os.path.isdir(file):
         return "which is a folder"
-    if file.is_fifo() and not _is_read(file):
+    if _lacks_reader(file):
         return "which is a FIFO that no program reads"
     if os.path.exists(file):
         return "" if os.access(file, os.W_OK) else "which cannot be written by this user"
