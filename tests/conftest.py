@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import pytest
+
+os.environ.pop("PYTHONUNBUFFERED", None)  # set in many containers, and it hides what is never flushed
 
 
 def pytest_collection_finish() -> None:

@@ -104,7 +104,10 @@ def process_name(pid: int) -> str:
 
 def thread_names() -> list[str]:
     """The names of this process's threads, the first one first."""
-    numbers = sorted(os.listdir("/proc/self/task"), key=int)
+    first = str(
+        os.getpid()
+    )  # others may have lower numbers: the system begins again when it has used them all
+    numbers = sorted(os.listdir("/proc/self/task"), key=lambda number: (number != first, int(number)))
     return [name for number in numbers if (name := _name(f"/proc/self/task/{number}/comm"))]
 
 

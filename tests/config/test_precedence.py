@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -135,13 +134,11 @@ def test_the_file_may_name_the_script(shell: Shell) -> None:
 
 
 def test_what_systemd_made_for_the_service_is_used(shell: Shell) -> None:
-    made = {
-        "STATE_DIRECTORY": "/var/lib/elastic-agent:/var/lib/other",
-        "LOGS_DIRECTORY": "/var/log/elastic-agent",
-    }
+    state, logs = shell.folder / "lib/elastic-agent", shell.folder / "log/elastic-agent"
+    made = {"STATE_DIRECTORY": f"{state}:{shell.folder}/lib/other", "LOGS_DIRECTORY": str(logs)}
     resolved = shell.load([], made)
-    assert resolved.settings.state_dir == Path("/var/lib/elastic-agent")
-    assert resolved.settings.log_dir == Path("/var/log/elastic-agent")
+    assert resolved.settings.state_dir == state
+    assert resolved.settings.log_dir == logs
     assert str(resolved.sources["state_dir"]) == "systemd's STATE_DIRECTORY"
     assert shell.load(["--state-dir", str(shell.folder)], made).settings.state_dir == shell.folder
 

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TextIO
 
 from elastic_agent.cli import asking, run, serve, settings, stacks, version
 from elastic_agent.cli.help import help_page
@@ -50,13 +51,11 @@ def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> in
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader has gone, as in `elastic-agent settings | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up(sys.stdout)
         return ExitCode.FINISHED
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _FULL:
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # or Python tries again when it ends
+            _give_up(sys.stdout)
             _complain(f"cannot write the answer: {error.strerror}")
             return ExitCode.USAGE
         _complain(f"internal error, please report it with these lines\n{traceback.format_exc()}".rstrip())
@@ -65,8 +64,15 @@ def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> in
 
 def _complain(text: str) -> None:
     """On standard error, if that can be written."""
-    with contextlib.suppress(OSError):
+    try:
         print(f"elastic-agent: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        _give_up(sys.stderr)
+
+
+def _give_up(stream: TextIO) -> None:
+    """Discard what could not be written: Python would try again when it exits, and end with exit code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _answer(words: list[str], owns_process: bool) -> int:

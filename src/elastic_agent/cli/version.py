@@ -14,7 +14,10 @@ def version(argv: Sequence[str]) -> int:
     """Print the versions of this package, Python and torch. Takes no words."""
     if argv:
         raise UsageError(f"version: got {quoted(argv[0])}; expected nothing after it")
-    print(f"elastic-agent {__version__} (Python {platform.python_version()}, torch {_torch_version()})")
+    print(
+        f"elastic-agent {__version__} (Python {platform.python_version()}, torch {_torch_version()})",
+        flush=True,
+    )
     return ExitCode.FINISHED
 
 

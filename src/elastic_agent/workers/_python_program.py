@@ -131,7 +131,9 @@ def _take_environment(env: dict[str, str]) -> None:
 
 
 def _renew_streams() -> None:
-    """Standard output and error for what descriptors 1 and 2 are now, unbuffered (`-u`)."""
+    """Standard output and error for what descriptors 1 and 2 are now, and all three unbuffered (`-u`)."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(line_buffering=False, write_through=True)
     # What becomes of undecodable characters is the same for input and output; the agent changed that of its own output.
     errors_by_name = getattr(sys.stdin or sys.stdout, "errors", "strict")
     for name, fd, errors in (("stdout", 1, errors_by_name), ("stderr", 2, "backslashreplace")):
