@@ -17,9 +17,10 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from elastic_agent import __version__
 from elastic_agent.config.directories import default_state_dir, make_state_dir
-from elastic_agent.config.errors import BadValueError, UsageError, masked
+from elastic_agent.config.errors import BadValueError, UsageError, masked, quoted
 from elastic_agent.config.etcd_password import exposures, read_password_file, take_password
 from elastic_agent.config.kinds import ENDPOINT, parse_endpoints
+from elastic_agent.config.settings import spec_by_name
 from elastic_agent.protocol.records import RECORD_VERSION, Address, Fingerprint, Member, Policy, State
 from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess
 
@@ -159,27 +160,32 @@ def _warn_of_exposures(params: RendezvousParameters, access: Access) -> None:
 
 
 def _policy(params: RendezvousParameters) -> Policy:
-    standard = Policy()
     return Policy(
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
         max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents, and never pauses
         restart_window_s=0.0,
         restart_backoff_s=0.0,
-        lease_ttl_s=_seconds(params, standard.lease_ttl_s, "lease_ttl"),
-        fence_margin_s=_seconds(params, standard.fence_margin_s, "fence_margin"),
-        settle_s=_seconds(params, standard.settle_s, "settle", "last_call_timeout"),
-        join_timeout_s=_seconds(params, standard.join_timeout_s, "join_timeout", "timeout"),
+        lease_ttl_s=_seconds(params, "lease_ttl"),
+        fence_margin_s=_seconds(params, "fence_margin"),
+        settle_s=_seconds(params, "settle", "last_call_timeout"),
+        join_timeout_s=_seconds(params, "join_timeout", "timeout"),
     )
 
 
-def _seconds(params: RendezvousParameters, default: float, *names: str) -> float:
-    for name in names:
+def _seconds(params: RendezvousParameters, setting: str, torchs_name: str = "") -> float:
+    """A setting of elastic-agent, with its bounds and its default, from ``--rdzv-conf``."""
+    spec = spec_by_name()[setting]
+    for name in (setting, torchs_name):
         value = params.get(name)
         if value is None:
             continue
         try:
-            return float(value)
-        except ValueError:
-            raise ValueError(f"--rdzv-conf {name}={value}: expected a number of seconds") from None
+            seconds: float = spec.kind.parse(str(value))
+        except BadValueError as error:
+            raise ValueError(
+                f"--rdzv-conf {name}: got {quoted(str(value))}, {error}; expected {spec.kind.accepted}"
+            ) from None
+        return seconds
+    default: float = spec.kind.parse(spec.default or "")
     return default

@@ -1,0 +1,29 @@
+"""``torchrun --rdzv-conf`` is checked like elastic-agent's own options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+from elastic_agent.rendezvous.plugin import create_handler
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wrong"),
+    [
+        ("lease_ttl", "0.1", "which is too short; expected seconds, 0.5 or more, 3600 at most"),
+        ("lease_ttl", "7200", "which is more than 3600; expected seconds, 0.5 or more, 3600 at most"),
+        ("fence_margin", "0", "which is too short; expected seconds, more than 0"),
+        ("settle", "-1", "which is too short; expected seconds, 0 or more"),
+        ("timeout", "nan", "which is not a number of seconds; expected seconds, more than 0"),
+    ],
+)
+def test_a_length_of_time_out_of_bounds_is_a_value_error(
+    key: str, value: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match="--rdzv-conf") as caught:
+        create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1, **{key: value}))
+    assert str(caught.value) == f'--rdzv-conf {key}: got "{value}", {wrong}'
