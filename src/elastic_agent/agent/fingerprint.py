@@ -1,4 +1,4 @@
-"""What this node would run, for whoever looks at the members of a run. Nothing compares it yet."""
+"""The versions of script and software on this node. The coordinator warns about nodes that differ."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a node would run, for people who wonder whether all run the same; not compared by the coordinator."""
+    """The versions of script and software on a node. The coordinator warns once about each node that differs."""
 
     script: Text = ""
     python: Text = ""
