@@ -71,13 +71,13 @@ def test_systemd_would_notice_a_mistake(tmp_path: Path, file: Path, line: str) -
 
 
 def privileges_section() -> str:
-    return PAGE.read_text().partition("## What it may do")[2].partition("\n## ")[0]
+    return PAGE.read_text().partition("## Sandboxing")[2].partition("\n## ")[0]
 
 
 @needs_systemd_analyze
 @pytest.mark.parametrize("file", [UNIT, RENDEZVOUS], ids=("agent", "rendezvous"))
 def test_the_service_is_no_more_exposed_than_the_page_says(tmp_path: Path, file: Path) -> None:
-    of_agent, of_rendezvous = re.findall(r"exposure of \*\*([\d.]+)\*\*", privileges_section())
+    of_agent, of_rendezvous = re.findall(r"exposure level\s+of\s+\*\*([\d.]+)\*\*", privileges_section())
     instance = tmp_path / file.name.replace("@", "@digits")
     instance.write_text(file.read_text())
     most = of_agent if file is UNIT else of_rendezvous
