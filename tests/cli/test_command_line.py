@@ -85,7 +85,7 @@ def test_help_shows_every_setting_with_its_default_and_every_exit_code() -> None
 
 @pytest.mark.parametrize("width", [60, 80, 110])
 def test_help_fits_the_terminal(width: int) -> None:
-    folded = help_page(width).split("World: who takes part")[1].split("Where a setting may come from")[0]
+    folded = help_page(width).split("World: nodes and workers")[1].split("Where a setting may come from")[0]
     too_long = [line for line in folded.splitlines() if len(line) > width]
     assert [line for line in too_long if " " in line.strip()] == []
 

@@ -14,23 +14,23 @@ _HEAD = """\
 
 <!-- Made by: python -m elastic_agent.cli.settings_page > docs/settings.md (a test compares them) -->
 
-Everything that can be set. `elastic-agent settings [OPTIONS]` prints what is in force and where each
-value came from, as a settings file; with `--json` as JSON.
+All settings of elastic-agent. `elastic-agent settings [OPTIONS]` prints the effective settings and the source of
+each value as a settings file, or as JSON with `--json`.
 
-## Where a value may come from
+## Sources
 
-The first of these that gives a setting wins:
+The first source that gives a value wins:
 
-1. The option on the command line. Dashes and underscores are the same (`--max-restarts`,
-   `--max_restarts`), and an option may be shortened as long as it is clear which one is meant. What is
-   short for one of torchrun's options stays so. Options of the script come after the script.
-2. The variable. `ELASTIC_AGENT_` and the setting's name in capitals (`ELASTIC_AGENT_MAX_RESTARTS`); for
-   torchrun's options then `PET_` and the name (`PET_MAX_RESTARTS`), as torchrun reads it. An empty
-   variable counts as not set. The variables that the agent gives its workers (`ELASTIC_AGENT_NODE_ID`,
-   `ELASTIC_AGENT_GENERATION`, …) are never settings, so that an agent started inside a worker does not
-   take another's identity; the node's id is therefore set by `ELASTIC_AGENT_SET_NODE_ID`.
-3. The TOML file that `--config` names: one key for each setting, with the names below, and `script` and
-   `script_args` for a command line without them.
+1. The command line. Dashes and underscores are equivalent (`--max-restarts`, `--max_restarts`). Options can be
+   abbreviated if the abbreviation is unique; torchrun's own abbreviations keep their meaning. Options of the
+   script follow the script.
+2. Environment variables: `ELASTIC_AGENT_` and the name of the setting in capitals (`ELASTIC_AGENT_MAX_RESTARTS`);
+   for options of torchrun also `PET_` and the name (`PET_MAX_RESTARTS`), as with torchrun. An empty variable
+   counts as not set. The variables that the agent sets for its workers (`ELASTIC_AGENT_NODE_ID`,
+   `ELASTIC_AGENT_GENERATION`, …) are not settings, so that an agent started by a worker does not take over its
+   identity. To set the node id, use `ELASTIC_AGENT_SET_NODE_ID`.
+3. The TOML file of `--config`, with one key per setting, named as below. `script` and `script_args` are used if
+   the command line has no script.
 
        rdzv_endpoint = "node0:29400"
        nnodes = "2:4"
@@ -40,31 +40,31 @@ The first of these that gives a setting wins:
        script = "train.py"
        script_args = ["--epochs", "10"]
 
-4. The machine's manager. In a step of a Slurm job (`srun elastic-agent train.py`, one task for each node):
-   the step's nodes, the first of them and a port made from the job's id as the endpoint, the job's id (of
-   an array, with the task's) as the run's name, the node's name and number, and the GPUs that Slurm gave
-   this node. Under systemd: `STATE_DIRECTORY` and `LOGS_DIRECTORY`.
+4. The environment of Slurm or systemd. In a Slurm step (`srun elastic-agent train.py`, one task per node): the
+   number of nodes of the step; its first node and a port derived from the job id as endpoint; the job id (for an
+   array with the task id) as run id; the node's name and index; and the GPUs that Slurm allocated on this node.
+   Under systemd: `STATE_DIRECTORY` and `LOGS_DIRECTORY`.
 5. The default.
 
-Times are seconds. A switch is true with the option alone; a variable or the file sets it with 1, true,
-yes, on, or 0, false, no, off. A wrong value ends the command with exit code 2 and one line that says what
-was given where, and what is accepted. An unknown option or key is an error, an unknown `ELASTIC_AGENT_`
-variable a warning; both name the nearest known one.
+Times are in seconds. On the command line, a switch needs no value; in a variable or file, use 1, true, yes, on,
+or 0, false, no, off. An invalid value ends the command with exit code 2 and a one-line error that contains the
+value, its source and the accepted values. An unknown option or key is an error, and an unknown `ELASTIC_AGENT_`
+variable a warning; both suggest the nearest known name.
 """
 
 _MEETING = """\
-## Where the agents meet
+## Rendezvous endpoint
 
-- `--rdzv-endpoint HOST[:PORT]` on every node, port 29400 if none is given. An IPv6 address with a port is
-  written `[ADDRESS]:PORT`.
-- No endpoint and `--nnodes 1` (the default): the agent runs alone, as with `--standalone`. So does port 0
-  with one node (torchrun's `localhost:0`).
-- No endpoint and more than one node: an error, because each machine would otherwise start a run of its
-  own.
-- `--standalone` goes before an endpoint, as in torchrun. With `--nnodes 1:4` it means one node, with
-  `--nnodes 2` it is an error.
-- torchrun's static rendezvous (`--nnodes 2 --node-rank 0 --master-addr HOST --master-port PORT`) becomes
-  c10d at that address, with the node rank as the wanted order of the nodes.
+- Pass `--rdzv-endpoint HOST[:PORT]` on every node; the default port is 29400. Write an IPv6 address with a port
+  as `[ADDRESS]:PORT`.
+- Without an endpoint and with `--nnodes 1` (the default), the agent runs alone, as with `--standalone`. The same
+  applies to port 0 with one node (torchrun's `localhost:0`).
+- Without an endpoint and with more than one node, the command fails, because each machine would start a separate
+  run.
+- `--standalone` takes precedence over an endpoint, as in torchrun. With `--nnodes 1:4`, it runs on one node; with
+  `--nnodes 2`, it is an error.
+- torchrun's static rendezvous (`--nnodes 2 --node-rank 0 --master-addr HOST --master-port PORT`) is treated as
+  c10d at that address, with the node rank as the preferred position of the node.
 """
 
 
@@ -92,7 +92,7 @@ def _row(spec: Spec) -> tuple[str, str, str]:
     if spec.no_effect:
         meaning.append(f"**No effect here**: {spec.no_effect}.")
     if spec.why:
-        meaning.append(f"*Not as in torchrun*: {spec.why}.")
+        meaning.append(f"*Differs from torchrun*: {spec.why}.")
     names = ", ".join(f"`{variable}`" for variable in spec.variables)
     meaning.append(f"<br>{names}")
     plain = spec.shown_default == spec.default
@@ -105,9 +105,9 @@ def _conf_tables() -> str:
     return "\n".join(
         [
             "### Keys of `--rdzv-conf`\n",
-            "A setting's own option goes before its key here. An unknown key is an error.\n",
+            "The option of a setting takes precedence over its key here. An unknown key is an error.\n",
             _table(("Key", "Setting"), known),
-            "torch's other keys are accepted, with a note at the start, and do nothing:\n",
+            "Other keys of torch are accepted but have no effect. The agent logs this at startup:\n",
             _table(("Key", "Why"), ignored),
         ]
     )
