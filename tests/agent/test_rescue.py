@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.requeueing import TURN_S, Done, Policy, rescue
+from elastic_agent.agent.requeueing import MAX_ATTEMPTS, TURN_S, Done, Policy, rescue
 from elastic_agent.agent.slurm_job import SlurmJob
 
 AUTO = Policy("auto", command="", most=100)
@@ -18,6 +18,7 @@ FACTS = (
 LOST = FACTS.format(state="RUNNING", restarts=1, nodes="n[1-5]")
 COMMANDS = """\
 #!/bin/sh
+[ -e $FOLDER/fails-once ] && { /bin/rm $FOLDER/fails-once; echo Unable to contact slurm controller >&2; exit 1; }
 case "${0##*/} $*" in
     "scontrol show job -o 4711") exec /bin/cat $FOLDER/facts ;;
     "scontrol requeue 4711") test -e $FOLDER/may-requeue || { echo refused >&2; exit 1; } ;;
@@ -143,8 +144,20 @@ def test_after_a_sites_own_command_what_is_left_of_the_job_is_cancelled(controll
     assert done(controller) == ["resubmitted", "scancel --state=RUNNING 4711"]
 
 
-def test_without_an_answer_nothing_is_done(controller: Path) -> None:
+def test_a_controller_that_does_not_answer_at_first_is_asked_again(
+    controller: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job would stay in state RUNNING, without a process that trains, until its time limit."""
+    Turns(monkeypatch, controller, requeued_meanwhile=False)
+    (controller / "fails-once").touch()
+    assert rescued("n1") is not None
+    assert done(controller) == ["scontrol requeue 4711"]
+
+
+def test_without_an_answer_nothing_is_done(controller: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(monkeypatch, controller, requeued_meanwhile=False)
     (controller / "facts").unlink()
     said = rescued("n1")
     assert said is not None
     assert (said.level, done(controller)) == ("error", [])
+    assert len(turns.waited_s) == MAX_ATTEMPTS - 1

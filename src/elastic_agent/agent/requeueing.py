@@ -11,6 +11,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import tenacity
+
 from elastic_agent.config.settings import Settings
 from elastic_agent.protocol.node import Outcome
 
@@ -28,6 +30,10 @@ TURN_S = REQUEUE_TIMEOUT_S + 15.0
 
 RESCUERS = 3
 """So many survivors try; the others end."""
+
+
+RETRY_MIN_S, RETRY_MAX_S, MAX_ATTEMPTS = 1.0, 30.0, 12
+"""A controller that does not answer may be restarting, or have failed with the node: it is asked for a few minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +143,28 @@ async def rescue(policy: Policy, job: SlurmJob) -> Done | None:
     nodes decides: each leaves the one before it ``TURN_S``. Slurm may end this process before this returns.
     """
     try:
-        survivors = await job.survivors()
+        survivors = await _ask_patiently(job)
         if job.node not in survivors[:RESCUERS]:
             return None
         turn = survivors.index(job.node)
         if turn:
             await asyncio.sleep(turn * TURN_S)
-            if not await job.survivors():
+            if not await _ask_patiently(job):
                 return None
     except SlurmError as error:
         return Done("error", f"cannot find out whether job {job.id} lost its batch host: {error}")
     return await _requeue_or_cancel(policy, job)
+
+
+async def _ask_patiently(job: SlurmJob) -> list[str]:
+    """The survivors; asks again while the controller does not answer. Raises ``SlurmError`` in the end."""
+    attempts = tenacity.AsyncRetrying(
+        wait=tenacity.wait_random_exponential(multiplier=RETRY_MIN_S, max=RETRY_MAX_S),
+        retry=tenacity.retry_if_exception_type(SlurmError),
+        stop=tenacity.stop_after_attempt(MAX_ATTEMPTS),
+        reraise=True,
+    )
+    return await attempts(job.survivors)
 
 
 async def _requeue_or_cancel(policy: Policy, job: SlurmJob) -> Done:
