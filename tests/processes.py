@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -108,3 +109,21 @@ def process_with_a_cut_name(more: Mapping[str, str] | None = None, code: str = "
     finally:
         process.kill()
         process.communicate()
+
+
+_SEIZE, _INTERRUPT, _ANY_THREAD = 0x4206, 0x4207, 0x40000000
+"""PTRACE_SEIZE, PTRACE_INTERRUPT, __WALL (ptrace(2), waitpid(2))."""
+
+
+@contextlib.contextmanager
+def without_first_thread(pid: int) -> Iterator[None]:
+    """Stop this thread alone, as a hang of it would; the process's other threads run on. The process must end."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for request in (_SEIZE, _INTERRUPT):
+        if libc.ptrace(request, pid, None, None):
+            raise OSError(ctypes.get_errno(), "cannot trace the process")
+    _, status = os.waitpid(pid, _ANY_THREAD)
+    assert os.WIFSTOPPED(status)
+    yield
+    while os.WIFSTOPPED(status):  # its parent hears of its end after its tracer
+        _, status = os.waitpid(pid, _ANY_THREAD)
