@@ -1,10 +1,11 @@
 """The protocol under simulated faults: virtual time, one seed, every safety rule checked after every step.
 
-What is real: ``Coordinator``, ``Node``, ``HeldLease`` and the records, encoded and decoded on every way
-through the store. What is simulated, thinly and in the way the real drivers work: processes that freeze and
-die (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), the store (:mod:`.store`),
-the agent's session and main loop (:mod:`.agent`), the guard and the workers (:mod:`.guard`), the
-coordinator's thread (:mod:`.coordination`) and the faults (:mod:`.scenario`, :mod:`.faults`).
+What is real: ``Coordinator`` and its driver ``RunDriver``, ``Node`` and its session ``NodeSession``, and the records,
+encoded and decoded on every way through the store. What is simulated, thinly and in the way the real ones work:
+processes that freeze and die (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), the store
+(:mod:`.store`) and the requests to it that nodes (:mod:`.links`) and coordinators (:mod:`.coordination`) make, the
+agent's main loop (:mod:`.agent`; :mod:`.performing` performs what the session yields), the guard and the workers
+(:mod:`.guard`) and the faults (:mod:`.scenario`, :mod:`.faults`).
 
 Every third seed has an etcd instead (:mod:`.etcd`): the store is no process of a node, every agent stands for
 coordinator (:mod:`.candidate`), and what the real transport compares in transactions is compared here. Should

@@ -35,7 +35,7 @@ class Asking:
         ask = self._new(Cause.DRAIN, left_s, f"{agent.holder.node_id} leaves", agent.holder.node_id)
         group = agent.guard.group
         heeded = group is not None and group.alive and group.looks
-        agent.post_always(lambda: agent.node.drain("asked to leave", ask))
+        agent.post(lambda: agent.node.drain("asked to leave", ask))
         patience_s = left_s + ANSWER_PATIENCE_S if heeded else ANSWER_PATIENCE_S
         self._in_the_end(patience_s, agent.node.leave_now)
         self.cluster.checker.notices.drains(agent, patience_s)
@@ -44,14 +44,14 @@ class Asking:
         """The node is to leave without asking."""
         agent = self.agent
         agent.asked_to_leave = True
-        agent.post_always(lambda: agent.node.drain("asked to leave"))
+        agent.post(lambda: agent.node.drain("asked to leave"))
         patience_s = self.cluster.grace_s(Grace.DRAIN) + ANSWER_PATIENCE_S  # perhaps it was asked before
         self.cluster.checker.notices.drains(agent, patience_s)
 
     def drain_other(self, node_id: str, left_s: float) -> None:
         """Another node is to leave."""
         ask = self._new(Cause.DRAIN, left_s, f"{node_id} is told to leave", node_id)
-        self.agent.post_always(lambda: self.agent.node.ask(ask))
+        self.agent.post(lambda: self.agent.node.ask(ask))
         self.cluster.checker.notices.drains_other(self.agent, ask)
 
     def stop(self, cause: Cause, left_s: float) -> None:
@@ -68,7 +68,7 @@ class Asking:
             self.cluster.checker.notices.asks_for_the_end(agent, ask)
             return agent.node.ask(ask)
 
-        agent.post_always(utter)
+        agent.post(utter)
         self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: agent.node.drain(words))
         self.cluster.checker.notices.stops(agent, ask)
 
@@ -80,4 +80,4 @@ class Asking:
 
     def _later(self, after_s: float, act: Callable[[], list[Action]]) -> Routine:
         yield self.agent.machine.real_s(after_s)
-        self.agent.post_always(act)
+        self.agent.post(act)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_agent.protocol.node import Activity
 from elastic_agent.protocol.records import (
     FailureKind,
     History,
@@ -150,6 +151,18 @@ class Checker:
                     f"workers of generation {group.generation} run on {group.agent.name} beside another "
                     f"world, of generation {world.generation}",
                 )
+
+    def misses_bootstrap_store(self, world: World) -> None:
+        """Workers find no bootstrap store: only if the node that served it does not take part any more."""
+        seat = next(one for one in world.seats if one.node_id == world.bootstrap_node)
+        host = self.cluster.agents[seat.incarnation]
+        takes_part = host.process.alive and host.incarnation == seat.incarnation
+        busy = host.node.activity in (Activity.PREPARING, Activity.STARTING, Activity.RUNNING)
+        self.require(
+            not (takes_part and busy and host.node.generation == world.generation),
+            "the bootstrap store is served",
+            f"{host.name} does not serve that of generation {world.generation}",
+        )
 
     def worker_ended(self, group: Group) -> None:
         """Workers are gone."""
@@ -450,7 +463,7 @@ class Checker:
             self.require(not missing, "finished when all succeeded", f"{missing} did not")
         elif plan.phase is Phase.STOPPED:
             pass  # see the rules of notices
-        elif "restarts" in plan.reason:
+        elif "restart" in plan.reason:
             assert before is not None
             self.require(
                 self._charge_due(before, seen) != 0, "safety 5 (budget)", "failed without a charge due"

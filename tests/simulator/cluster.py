@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from elastic_agent.protocol.node import Grace, Outcome
-from elastic_agent.protocol.records import Phase, Plan, Policy, World
+from elastic_agent.protocol.records import Address, Phase, Plan, Policy
 
-from .agent import Agent
+from .agent import Agent, Offer
 from .checker import Checker
 from .coordination import Coordination
 from .etcd import Etcd, EtcdConnection
@@ -176,6 +176,8 @@ class Cluster:
         """Whether those that are elected in the next etcd are not given what the best informed node knows."""
         self.troubled_s = 0.0
         """When anything last went wrong, was put right, or was started."""
+        self.offers: dict[Address, Offer] = {}
+        """All that ever were."""
         self._incarnations = 0
         self._build()
 
@@ -326,9 +328,21 @@ class Cluster:
         self.checker.worker_ended(group)
         self.job.ended(group)
 
-    def bootstrap_reachable(self, machine: Machine, world: World) -> bool:
-        """Whether this machine reaches the bootstrap store of a world."""
-        return (machine.name, world.bootstrap_node) not in self.unreachable
+    def offer(self, holder: Seatholder, process: Process) -> Offer:
+        """A process of this node serves a fresh bootstrap store."""
+        address = Address(holder.machine.name, 2000 + len(self.offers) % 60000)
+        self.offers[address] = offer = Offer(address, holder.node_id, process)
+        return offer
+
+    def bootstrap_reachable(self, machine: Machine, address: Address) -> bool:
+        """Whether this machine reaches the bootstrap store at this address."""
+        pair = machine.name, self.offers[address].node_id
+        return self.is_served(address) and pair not in self.unreachable
+
+    def is_served(self, address: Address) -> bool:
+        """Whether there is a bootstrap store at this address."""
+        offer = self.offers[address]
+        return offer.open and offer.process.alive
 
     # -- durations ------------------------------------------------------------------------------
 
@@ -503,5 +517,5 @@ class Cluster:
             return self.checker.notices.stopped is not None
         if outcome is Outcome.DRAINED:
             told = agent.holder.node_id in self.told_to_leave
-            return agent.asked_to_leave or agent.unreachable or told
+            return agent.asked_to_leave or told
         return True

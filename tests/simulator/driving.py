@@ -26,3 +26,5 @@ def drive(steps: Steps[Any], perform: Callable[[Effect[Any]], Routine]) -> Routi
                 effect = steps.send(answer)
     except StopIteration as end:
         return end.value
+    finally:
+        steps.close()

@@ -12,10 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from elastic_agent.protocol.records import Lease, Plan, decode, encode
-
 from .kernel import Inbox, Routine
 from .network import Connection
 from .store import Answer, Store
@@ -30,8 +26,6 @@ KEPT_LEASES, LEAST_KEPT_S = 4.0, 20.0
 
 TICKS_PER_OFFICE = 6
 DEPOSED = "deposed"
-GONE = "gone"
-"""What stands in the place of a forgotten incarnation's lease, so that it cannot be written again."""
 
 
 @dataclass
@@ -61,7 +55,6 @@ class Etcd(Store):
         """What is asked now is lost."""
         self._kept: dict[str, float] = {}
         """Incarnation → when its etcd lease ends."""
-        self._graves: set[str] = set()
         self._terms = 0
         self.revision = 1
         """Of the newest write."""
@@ -117,18 +110,14 @@ class Etcd(Store):
 
     # -- the nodes' records ---------------------------------------------------------------------
 
-    def look_up(self, incarnation: str) -> bytes | str | None:
-        """Its lease, or that it was forgotten."""
-        return GONE if incarnation in self._graves else self.leases.get(incarnation)
-
     def register_after(self, incarnation: str, expected: bytes | None, lease: bytes, member: bytes) -> bool:
         """Write both records if the lease is as it was read."""
-        if incarnation in self._graves or self.leases.get(incarnation) != expected:
+        if not self.claim(incarnation, expected, lease):
             return False
-        self.leases[incarnation] = lease
         self._number(incarnation)
-        self._first_word(incarnation, member)
-        self.checker.renewed(incarnation)
+        self.members[incarnation] = member
+        self.checker.member_written(self, member)
+        self.hint(incarnation)
         self._keep(incarnation)
         return True
 
@@ -292,35 +281,10 @@ class EtcdConnection(Connection):
     saw: Callable[[int], None] = staticmethod(lambda revision: None)
     """Told of the revision in every answer."""
 
-    def call(self, method: str, *args: Any, timeout_s: float) -> Routine:
-        """Ask etcd; a sub-routine of the calling task."""
-        revision, value = yield from super().call(method, *args, timeout_s=timeout_s)
+    def _answered(self, value: Any) -> Any:
+        revision, answer = value
         self.saw(revision)
-        return value
-
-    def register(self, incarnation: str, lease: bytes, member: bytes, timeout_s: float) -> Routine:
-        """Write the lease, unless it was condemned; the lease as it then stands."""
-        while True:
-            before = yield from self.call("look_up", incarnation, timeout_s=timeout_s)
-            if before == GONE:
-                return encode(decode(Lease, lease).condemn())
-            wanted = lease
-            if before is not None:
-                earlier = decode(Lease, before)
-                if earlier.condemned:
-                    return before
-                wanted = encode(msgspec.structs.replace(decode(Lease, lease), beat=earlier.beat + 1))
-            args = (incarnation, before, wanted, member)
-            done = yield from self.call("register_after", *args, timeout_s=timeout_s)
-            if done:
-                return wanted
-
-    def next_plan(self, after: int, timeout_s: float) -> Routine:
-        """Read the newest plan; wait for a newer one if it is not."""
-        data = yield from self.call("read_plan", timeout_s=timeout_s)
-        if data is not None and decode(Plan, data).version > after:
-            return data
-        return (yield from self.call("next_plan", after, timeout_s=timeout_s))
+        return answer
 
     def abort(self) -> None:
         """Wait for nothing any more."""

@@ -104,13 +104,17 @@ class Job:
             return
         if not group.alive:
             return
-        if holder.fails_at_start():
+        alone = not self.cluster.is_served(group.world.bootstrap)
+        if alone:
+            self.cluster.checker.misses_bootstrap_store(group.world)
+        if holder.fails_at_start() or alone:
             agent.guard.end(group, "could not start")
-            failure = Failure(FailureKind.START, f"{holder.node_id}: no such file")
+            what = "no bootstrap store" if alone else "no such file"
+            failure = Failure(FailureKind.START, f"{holder.node_id}: {what}")
             agent.group_exited(group, failure)
             return
         group.started = True
-        agent.post_always(lambda: agent.node.started(group.generation))
+        agent.post(lambda: agent.node.started(group.generation))
         self._maybe_train(self.of(group.generation), group.generation)
         self._maybe_finish(self.of(group.generation))
         if self.broken:
@@ -212,7 +216,7 @@ class Job:
             return
         group.looks = True
         agent = group.agent
-        agent.process.do(agent.post_always, lambda: agent.node.heeds(group.generation))
+        agent.process.do(agent.post, lambda: agent.node.heeds(group.generation))
         if group.notice is not None:
             self._agree(group)
 

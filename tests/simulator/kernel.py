@@ -64,9 +64,11 @@ class Process:
         """Whether it stands still."""
         return self._frozen > 0
 
-    def spawn(self, routine: Routine) -> None:
+    def spawn(self, routine: Routine) -> Task:
         """Start a task of this process."""
-        self.kernel.after(0.0, Task(self, routine).wake, 0, None)
+        task = Task(self, routine)
+        self.kernel.after(0.0, task.wake, 0, None)
+        return task
 
     def do(self, action: Callable[..., None], *args: Any) -> None:
         """Do this now, or at the thaw; never if dead."""
@@ -136,6 +138,11 @@ class Task:
         self.process = process
         self.routine = routine
         self.turn = 0
+
+    def cancel(self) -> None:
+        """Wait for nothing any more, and end."""
+        self.turn += 1
+        self.routine.close()
 
     def wake(self, turn: int, source: Inbox | None) -> None:
         """Go on if this is the wake-up being waited for; a stale one (of an earlier wait) is ignored."""

@@ -26,9 +26,12 @@ from elastic_agent.protocol import (
     situation,
 )
 from elastic_agent.protocol.records import Plan, State
+from elastic_agent.rendezvous.bootstrap_offers import BootstrapOffers
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import ReadLeases, ReadRecords, SaveHistory
 from elastic_agent.rendezvous.effects import Steps
+from elastic_agent.rendezvous.node_session import NodeSession
+from elastic_agent.rendezvous.store_requests import Connection
 from elastic_agent.transport.base import Snapshot
 
 from . import guard
@@ -626,6 +629,64 @@ _OF_NOTICES = (
     ),
 )
 
+# -- the node's session -------------------------------------------------------------------------
+
+
+def _counts_from_the_answer(right: Any) -> Any:
+    def hold(self: NodeSession, held: leases.HeldLease, sent_s: float) -> float:
+        late = leases.HeldLease.granted(held.record, self._clock())
+        return right(self, late, sent_s)  # type: ignore[no-any-return]
+
+    return hold
+
+
+def _goes_on_counting_versions(right: Any) -> Any:
+    def connected(self: NodeSession, commands: Connection) -> None:
+        version = self._read_version
+        right(self, commands)
+        self._read_version = version
+
+    return connected
+
+
+def _does_not_retell(right: Any) -> Any:
+    def rejoin(self: NodeSession, incarnation: str) -> None:
+        right(self, incarnation)
+        self._retell = False
+
+    return rejoin
+
+
+def _closes_all(right: Any) -> Any:
+    def keep_only(self: BootstrapOffers, world: records.World) -> None:
+        self.close()
+
+    return keep_only
+
+
+_OF_THE_SESSION = (
+    Mutant(
+        "goes-on-counting-versions",
+        "in a new store a node waits for a plan with a higher version than the last store's",
+        ((NodeSession, "_connected", _goes_on_counting_versions),),
+    ),
+    Mutant(
+        "does-not-retell",
+        "a new incarnation is not told the plan that the node has read before",
+        ((NodeSession, "rejoin", _does_not_retell),),
+    ),
+    Mutant(
+        "tells-no-history",
+        "a node does not tell a store that knows less of the run what it remembers",
+        ((NodeSession, "_knows_more_than", _always(False)),),
+    ),
+    Mutant(
+        "closes-the-needed-store",
+        "a node stops serving the bootstrap store of the world that is about to start",
+        ((BootstrapOffers, "keep_only", _closes_all),),
+    ),
+)
+
 _ALL = (
     Mutant(
         "seals-uncleared",
@@ -635,7 +696,7 @@ _ALL = (
     Mutant(
         "offers-once",
         "a node that could not offer a bootstrap store does not try again",
-        quirks=("offers once",),
+        ((NodeSession, "_may_offer_again", _always(False)),),
         focus=("no port", "worker fails"),
     ),
     Mutant(
@@ -717,13 +778,13 @@ _ALL = (
     Mutant(
         "deadline-from-reply",
         "the node's deadline counts from the answer to a renewal",
-        quirks=("deadline from the reply",),
+        ((NodeSession, "_hold", _counts_from_the_answer),),
         focus=("late answer",),
     ),
     Mutant(
         "deadline-from-last-attempt",
         "the node's deadline counts from the last attempt of a renewal that was repeated",
-        quirks=("deadline from the last attempt",),
+        ((leases.FirstSent, "of", lambda right: lambda self, what, now_s: now_s),),
         focus=("lost answer",),
     ),
     Mutant(
@@ -829,4 +890,6 @@ _ALL = (
     ),
 )
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*_ALL, *_OF_NOTICES, *_OF_THE_BUDGET)}
+MUTANTS: dict[str, Mutant] = {
+    mutant.name: mutant for mutant in (*_ALL, *_OF_THE_SESSION, *_OF_NOTICES, *_OF_THE_BUDGET)
+}

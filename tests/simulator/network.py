@@ -70,30 +70,37 @@ class Connection:
         self._waiting: Inbox | None = None
         store.connections.append(self)
 
-    def call(self, method: str, *args: Any, timeout_s: float) -> Routine:
+    def call(self, method: str, *args: Any, timeout_s: float | None = None) -> Routine:
         """Ask the store; a sub-routine of the calling task.
 
         Raises:
             StoreLostError: there was no answer in time.
         """
+        item = yield from self._exchange(method, args, timeout_s)
+        if item is None:
+            self.close()
+            raise StoreLostError("no answer")
+        return self._answered(item[0])
+
+    def wait(self, method: str, *args: Any, timeout_s: float) -> Routine:
+        """Ask the store for what may take any time; None if it took longer than that."""
+        item = yield from self._exchange(method, args, timeout_s)
+        return self._answered(item[0]) if item is not None else None
+
+    def _exchange(self, method: str, args: tuple[Any, ...], timeout_s: float | None) -> Routine:
         if self.closed:
-            raise StoreLostError
+            raise StoreLostError("the connection is closed")
         answer = self._waiting = Inbox(self.network.kernel)
         self._send(method, args, answer)
         item = yield answer, timeout_s
         self._waiting = None
-        if item is None or item is BROKEN:
+        if item is BROKEN:
             self.close()
-            raise StoreLostError
-        return item[0]
+            raise StoreLostError("the connection broke")
+        return item
 
-    def register(self, incarnation: str, lease: bytes, member: bytes, timeout_s: float) -> Routine:
-        """Write both records unless there is a lease; the lease as it then stands."""
-        return (yield from self.call("register", incarnation, lease, member, timeout_s=timeout_s))
-
-    def next_plan(self, after: int, timeout_s: float) -> Routine:
-        """Wait for a plan newer than this version."""
-        return (yield from self.call("next_plan", after, timeout_s=timeout_s))
+    def _answered(self, value: Any) -> Any:
+        return value
 
     def close(self) -> None:
         """Give the connection up; what is under way may still arrive."""

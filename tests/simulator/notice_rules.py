@@ -344,7 +344,7 @@ class NoticeRules:
         """Another node was asked to leave: it does in time, while all is well."""
         cluster, leaver = self.cluster, ask.leaver
         agents = [one.agent for one in cluster.holders if one.node_id == leaver and one.agent is not None]
-        here = [one for one in agents if one.process.alive and one.outcome is None and one.held is not None]
+        here = [one for one in agents if one.process.alive and one.outcome is None and one.registered]
 
         def look() -> None:
             over = cluster.over or self.checker.final is not None
@@ -380,7 +380,7 @@ class NoticeRules:
         cluster = self.cluster
         left_s = ask.left_s * (2.0 if cluster.scenario.store_survives else 1.0)
         within_s = left_s * (1.0 + 2 * cluster.scenario.max_skew) + cluster.scenario.bound_s
-        if asker.held is None or asker.plan is None or self.checker.final is not None:
+        if not asker.registered or asker.session.plan is None or self.checker.final is not None:
             return
 
         def unless_unwell() -> None:

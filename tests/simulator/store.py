@@ -55,6 +55,7 @@ class Store:
         self.quirks = checker.cluster.quirks
         self.connections: list[Connection] = []
         self._waits: list[tuple[int, Answer]] = []
+        self._graves: set[str] = set()
         process.when_killed.append(self._die)
 
     def _die(self) -> None:
@@ -89,22 +90,24 @@ class Store:
     def hello(self) -> str:
         return self.store_id
 
-    def register(self, incarnation: str, lease: bytes, member: bytes) -> bytes:
-        """Write both records unless there is a lease; the lease as it then stands."""
-        self.checker.renewed(incarnation)
-        self._first_word(incarnation, member)
-        return self.leases.setdefault(incarnation, lease)
+    def look_up(self, incarnation: str) -> bytes | None:
+        """Its lease, or that it was forgotten."""
+        return GONE if incarnation in self._graves else self.leases.get(incarnation)
 
-    def _first_word(self, incarnation: str, member: bytes) -> None:
-        """A lease that nobody finds, for want of a member record, would be none."""
-        if incarnation not in self.members:
-            self.members[incarnation] = member
-            self.checker.member_written(self, member)
-            self.hint(incarnation)
+    def claim(self, incarnation: str, expected: bytes | None, lease: bytes) -> bool:
+        """Write the lease if it is as it was read."""
+        if incarnation in self._graves or self.leases.get(incarnation) != expected:
+            return False
+        self.leases[incarnation] = lease
+        self.checker.renewed(incarnation)
+        return True
+
+    def read_member(self, incarnation: str) -> bytes | None:
+        return self.members.get(incarnation)
 
     def write(self, incarnation: str, expected: bytes | None, member: bytes) -> bytes | None:
         """Compare-and-set the member record and hint that it changed; the record as it then stands."""
-        if self.members.get(incarnation) == expected:
+        if self.members.get(incarnation) == expected and incarnation not in self._graves:
             self.members[incarnation] = member
             self.checker.member_written(self, member)
             self.hint(incarnation)
@@ -126,9 +129,6 @@ class Store:
             self.leases[incarnation] = renewed
             self.checker.renewed(incarnation)
         return self.leases.get(incarnation) == renewed
-
-    def read_lease(self, incarnation: str) -> bytes | None:
-        return self.leases.get(incarnation)
 
     def read_plan(self) -> bytes | None:
         return self.plan
@@ -179,6 +179,7 @@ class Store:
         return self.leases.get(incarnation) == condemned
 
     def forget(self, incarnation: str) -> bool:
+        self._graves.add(incarnation)
         self.members.pop(incarnation, None)
         self.leases.pop(incarnation, None)
         return True

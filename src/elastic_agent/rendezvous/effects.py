@@ -42,6 +42,63 @@ class Sleep(Effect[None]):
     seconds: float
 
 
+@dataclass(frozen=True)
+class BackOff(Effect[None]):
+    """Let a random time pass before another attempt: others may be attempting the same."""
+
+    most_s: float
+
+
+class Signal:
+    """What one part of a driver, or its owner, sets and another part waits for; a set before the wait is not lost.
+
+    One part waits for it at a time.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._wake: Callable[[], None] | None = None
+
+    def set(self) -> None:
+        """Wake the part that waits, or that will wait next."""
+        self._is_set = True
+        if self._wake is not None:
+            self._wake()
+
+    def take(self) -> bool:
+        """Whether it was set; it is not any more."""
+        was_set, self._is_set = self._is_set, False
+        return was_set
+
+    def on_set(self, wake: Callable[[], None] | None) -> bool:
+        """For runners: have this called with the next set; whether it is set already."""
+        self._wake = wake
+        return self._is_set
+
+
+@dataclass(frozen=True)
+class Wait(Effect[bool]):
+    """Wait until the signal is set, and clear it; False if that takes longer than the time-out."""
+
+    signal: Signal
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class UntilOneEnds(Effect[None]):
+    """Run these side by side until one of them ends, and close the others; raises what that one raised.
+
+    No part waits for an effect of another one: a timer goes on while a request of its sibling hangs.
+    """
+
+    parts: tuple[Steps[None], ...]
+
+    @classmethod
+    def of(cls, *parts: Steps[None]) -> UntilOneEnds:
+        """These parts."""
+        return cls(parts)
+
+
 def run(steps: Steps[T], perform: Callable[[Effect[Any]], Any]) -> T:
     """Run a driver to its end in this thread.
 

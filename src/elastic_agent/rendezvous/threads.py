@@ -1,4 +1,4 @@
-"""Awaiting blocking store calls that may never come back, and work that must not end unnoticed."""
+"""Drivers in an asyncio loop, and blocking store calls that may never come back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,35 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any
 
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.lane import Lane
 
-T = TypeVar("T")
+from .effects import Effect, Steps, T
+
+
+async def run_async(steps: Steps[T], perform: Callable[[Effect[Any]], Awaitable[Any]]) -> T:
+    """Run a driver to its end in this task; closes it if the task is cancelled.
+
+    Args:
+        steps: the driver.
+        perform: performs one effect: returns the answer, or raises what the driver is to see.
+    """
+    try:
+        effect = next(steps)
+        while True:
+            try:
+                answer = await perform(effect)
+            except Exception as error:
+                effect = steps.throw(error)
+            else:
+                effect = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
 
 
 async def call(lane: Lane, work: Callable[[], T], timeout_s: float) -> T:

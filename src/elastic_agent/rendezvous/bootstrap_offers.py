@@ -1,0 +1,54 @@
+"""The bootstrap stores that a node serves: one that it offers for the next generation, and the one before."""
+
+from __future__ import annotations
+
+from elastic_agent.protocol.records import Address, World
+from elastic_agent.transport.base import TransportError
+
+from .connector import BootstrapOffer
+from .effects import Steps
+from .store_requests import OfferBootstrap
+
+
+class BootstrapOffers:
+    """Serves a fresh store for each generation that the node is ready for."""
+
+    def __init__(self) -> None:
+        self.newest: BootstrapOffer | None = None
+        self._last: BootstrapOffer | None = None
+        """The one before: others may still be reading from it while they stop."""
+
+    def open(self, local_address: str) -> Steps[BootstrapOffer]:
+        """Serve a fresh store. Raises TransportError if that fails."""
+        offer = yield from self._open(local_address)
+        if self._last is not None:
+            self._last.close()
+        self.newest, self._last = offer, self.newest
+        return offer
+
+    def _open(self, local_address: str) -> Steps[BootstrapOffer]:
+        """The one before stays until the next world is ready, unless its port is what is missing."""
+        try:
+            return (yield from OfferBootstrap(local_address))
+        except TransportError:
+            if self.newest is None and self._last is None:
+                raise
+        self.close()
+        return (yield from OfferBootstrap(local_address))
+
+    def keep_only(self, world: World) -> None:
+        """This world is about to start: no store is needed but its own, if this node serves it."""
+        newest = self.newest
+        if newest is not None and (newest.address != world.bootstrap or len(world.seats) == 1):
+            newest.rests = False
+        self.close(but=world.bootstrap)
+
+    def close(self, but: Address | None = None) -> None:
+        """Stop serving every store but the one at this address."""
+        kept = None
+        for offer in (self.newest, self._last):
+            if offer is not None and offer.address == but:
+                kept = offer
+            elif offer is not None:
+                offer.close()
+        self.newest, self._last = kept, None

@@ -1,0 +1,552 @@
+"""A node's side of the rendezvous, without I/O, over a store that may stall, vanish and come back.
+
+:meth:`NodeSession.live` runs four parts side by side. They share the object's state, and none waits for a request
+of another one:
+
+    timer        asks for renewals; notices that the lease has run out, also while every request hangs
+    connection   dials; once connected, runs two parts until the connection breaks, and dials again:
+                     pump     registers, renews the lease, writes the member record, looks before a start
+                     watch    waits for the next plan, on a connection of its own
+    bootstrap    dials the bootstrap store of the world that is about to start
+
+What has to be written is kept as *state*, not as a queue: after a broken connection the newest record is written
+again, so nothing is lost or reordered. The parts are generators that yield effects (see :mod:`.effects` and
+:mod:`.store_requests`). The agent performs them in its asyncio loop (:mod:`.session`), the simulator in virtual time.
+
+The owner calls methods that only change the state, and is told of events in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from elastic_agent.protocol.leases import (
+    ANSWERS_PER_LEASE,
+    RENEWALS_PER_LEASE,
+    FirstSent,
+    HeldLease,
+    next_renewal_s,
+)
+from elastic_agent.protocol.node import Announce, misquoted
+from elastic_agent.protocol.records import (
+    Ask,
+    Failure,
+    FailureKind,
+    History,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    State,
+    World,
+)
+from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
+
+from . import events
+from .bootstrap_offers import BootstrapOffers
+from .connector import BootstrapOffer
+from .effects import BackOff, Signal, Sleep, Steps, T, UntilOneEnds, Wait
+from .store_requests import (
+    Call,
+    Connect,
+    Connection,
+    DialBootstrap,
+    NextPlan,
+    ReadLease,
+    ReadPlan,
+    ReadStatus,
+    Register,
+    Renew,
+    Request,
+    WriteMember,
+)
+
+REGISTRATIONS_PER_LEASE = 2
+"""A registration is several requests, at a time when many nodes may register: it may take this part of a lease."""
+
+REDIAL_MIN_S, REDIAL_MAX_S = 0.05, 1.0
+
+
+class NodeSession:
+    """Keeps one node registered, its lease renewed and its owner informed, across losses of the store."""
+
+    def __init__(
+        self,
+        member: Member,
+        lease_ttl_s: float,
+        clock: Callable[[], float],
+        address: str | None = None,
+        warn: Callable[[str, str], None] = lambda message, reason: None,
+    ) -> None:
+        """Prepare; nothing is dialled before :meth:`live`.
+
+        Args:
+            member: the node's record, in its first state.
+            lease_ttl_s: how long a lease lasts, seconds.
+            clock: CLOCK_BOOTTIME, seconds.
+            address: under which the other nodes reach this one; None: the one it reaches the store from.
+            warn: told of what is wrong without consequence for this node (message, reason), for the log.
+        """
+        self.member = member
+        self.store_id: str | None = None
+        self.history: History | None = None
+        """What is told to a store that knows nothing of the run."""
+        self._clock = clock
+        self._warn = warn
+        self._ttl_s = lease_ttl_s
+        self._patience_s = lease_ttl_s / ANSWERS_PER_LEASE
+        """An answer that takes longer is not waited for: a fresh connection may save the lease."""
+        self._tell: Callable[[events.SessionEvent], None] = lambda event: None
+        self._may_renew: Callable[[], bool] = lambda: True
+        self._lease: HeldLease | None = None
+        self._first_sent = FirstSent()
+        self._work = Signal()
+        """The pump may have something to do."""
+        self._written: Member | None = None
+        self._renew_due = self._offer_due = False
+        """Offer: a bootstrap store could not be offered, and it is time to try again."""
+        self._renew_at_s, self._timer_due_s = 0.0, math.inf
+        """When the timer asks for the next renewal; when it is to run next: if it runs later, the agent was paused."""
+        self._prepare: World | None = None
+        self._offers = BootstrapOffers()
+        self._dialled: World | None = None
+        """The world whose bootstrap store is being dialled."""
+        self._dialled_changed = Signal()
+        self.plan: Plan | None = None
+        """The newest plan that was followed."""
+        self._read_version = 0
+        """Of the newest plan that was read, followed or not."""
+        self._registered_in: tuple[str, str] | None = None
+        """Store and incarnation of the last registration."""
+        self._retell = False
+        """The new incarnation has not been told the plan yet."""
+        self._over: str | None = None
+        """The incarnation whose lease was lost: it is never registered again."""
+        self._own_address = address
+        self._local_address = ""
+        self._all_written = Signal()
+        self._commands: Connection | None = None
+
+    def listen(self, tell: Callable[[events.SessionEvent], None]) -> None:
+        """Have every event told to ``tell``, in the loop."""
+        self._tell = tell
+
+    def renew_only_if(self, test: Callable[[], bool]) -> None:
+        """Have the lease renewed only while ``test`` holds; without it, as long as the loop turns."""
+        self._may_renew = test
+
+    # -- what the owner asks --------------------------------------------------------------------
+
+    def announce(self, said: Announce) -> None:
+        """Have this written into the member record as soon as the store answers."""
+        self.member = msgspec.structs.replace(
+            self.member,
+            state=said.state,
+            generation=said.generation,
+            failure=said.failure,
+            heeds=said.heeds,
+            bootstrap=None,
+        )
+        self._work.set()
+
+    def ask(self, ask: Ask | None) -> None:
+        """Have this stand in the member record, for the coordinator to hear."""
+        self.member = msgspec.structs.replace(self.member, ask=ask)
+        self._work.set()
+
+    def prepare(self, world: World) -> None:
+        """Renew, re-read the plan and dial the bootstrap store; ``Prepared`` or ``PrepareFailed`` follows."""
+        self._prepare = world
+        self._work.set()
+
+    def rejoin(self, incarnation: str) -> None:
+        """Register as a new incarnation that replaces the present one, whose workers are gone."""
+        replaces = (*self.member.replaces, self.member.incarnation)[-64:]
+        self.member = msgspec.structs.replace(
+            self.member,
+            incarnation=incarnation,
+            replaces=replaces,
+            state=State.READY,
+            generation=0,
+            failure=None,
+            bootstrap=None,
+        )
+        self._lease = None
+        self._prepare = None
+        self._dial_bootstrap_of(None)
+        self._retell = True
+        self._work.set()
+
+    def fenced(self, why: str) -> None:
+        """The workers were killed at the lease's deadline: no answer that is still under way renews it."""
+        self._lose(why)
+
+    @property
+    def offer(self) -> BootstrapOffer | None:
+        """The newest bootstrap store that this node serves."""
+        return self._offers.newest
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When the lease ends (CLOCK_BOOTTIME), or None without one."""
+        return self._lease.deadline_s if self._lease is not None else None
+
+    def until_written(self, timeout_s: float) -> Steps[bool]:
+        """Wait until the store has the newest member record; False if that takes longer."""
+        if self.store_id is None or self._over == self.member.incarnation:
+            return False  # there is no store to tell, or no lease
+        self._all_written.take()
+        if self._written is self.member:
+            return True
+        return (yield from Wait(self._all_written, timeout_s))
+
+    def read_status(self) -> Steps[str]:
+        """What the coordinator waits for, in words; empty if it cannot be asked."""
+        if self._commands is None:
+            return ""
+        try:
+            return (yield from self._ask(self._commands, ReadStatus()))
+        except StoreLostError:
+            return ""
+
+    # -- the session's life ---------------------------------------------------------------------
+
+    def live(self) -> Steps[None]:
+        """Stay registered until closed. Raises what went wrong in here or in ``listen``'s callback."""
+        try:
+            yield from UntilOneEnds.of(
+                self._keep_time(), self._stay_connected(), self._dial_bootstrap_stores()
+            )
+        finally:
+            self._offers.close()
+
+    def _keep_time(self) -> Steps[None]:
+        """Ask for renewals, and notice when the lease has run out."""
+        self._time_next_renewal(self._clock())
+        while True:
+            now_s = self._clock()
+            if self._lease is not None and self._lease.expired(now_s):
+                self._lose(self._why_not_renewed(now_s))
+            if now_s >= self._renew_at_s:
+                self._time_next_renewal(now_s)
+                if self._may_renew():
+                    self._renew_due = True
+                    self._work.set()
+            deadline_s = self._lease.deadline_s if self._lease is not None else self._renew_at_s
+            self._timer_due_s = min(self._renew_at_s, deadline_s)
+            yield from Sleep(self._timer_due_s - now_s)
+
+    def _why_not_renewed(self, now_s: float) -> str:
+        """What the timer shows: a paused agent (Ctrl-Z, a suspended machine) must not be taken for a silent store."""
+        paused_s = now_s - self._timer_due_s
+        if paused_s > self._ttl_s / RENEWALS_PER_LEASE:
+            return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
+        return "it was not renewed in time: the store did not answer"
+
+    def _time_next_renewal(self, sent_s: float) -> None:
+        """In even steps from the last one, whatever that was for: the coordinator looks when it expects the next.
+
+        What is out of step it notices late, and with it the loss of this node.
+        """
+        self._renew_at_s = next_renewal_s(self._ttl_s, sent_s, self._clock())
+
+    def _lose(self, why: str) -> None:
+        """This incarnation is over; the owner stops the workers and rejoins."""
+        self._lease = None
+        self._prepare = None
+        self._dial_bootstrap_of(None)
+        if self._over == self.member.incarnation:
+            return
+        self._over = self.member.incarnation
+        self._tell(events.LeaseLost(f"the lease of {self._ttl_s:g} s is lost: {why}"))
+
+    # -- the connection -------------------------------------------------------------------------
+
+    def _stay_connected(self) -> Steps[None]:
+        while True:
+            try:
+                yield from self._attend()
+            except TransportError as error:  # also: no port is free for an offer, or none of ours answers
+                self._tell(events.Disconnected(str(error)))
+                yield from Sleep(REDIAL_MIN_S)
+
+    def _attend(self) -> Steps[None]:
+        """Connect and work until the store is lost."""
+        commands = yield from self._dial()
+        try:
+            self._connected(commands)
+            yield from UntilOneEnds.of(self._pump(commands), self._watch())
+        finally:
+            self._commands = None
+            commands.close()
+
+    def _dial(self) -> Steps[Connection]:
+        """Dial until the store answers; with jitter, for a whole cluster may be dialling."""
+        pause_s = REDIAL_MIN_S
+        while True:
+            try:
+                return (yield from Connect("commands"))
+            except NotAStoreError as error:
+                self._tell(events.Unusable(str(error)))
+            except UnreachableError as error:
+                self._tell(events.Disconnected(str(error)))
+            yield from BackOff(pause_s)
+            pause_s = min(2 * pause_s, REDIAL_MAX_S)
+
+    def _connected(self, commands: Connection) -> None:
+        replaced = self.store_id is not None and commands.store_id != self.store_id
+        if replaced:
+            self.plan, self._read_version = None, 0
+        self.store_id = commands.store_id
+        self._local_address = self._own_address or commands.local_address
+        self._commands = commands
+        self._written = None
+        self._renew_due = True  # the last renewal may have been lost with the connection
+        self._tell(events.Connected(commands.store_id, replaced))
+        if replaced:
+            self._registered_in = None
+            if self._lease is not None and self._lease.expired(self._clock()):
+                self._lose("the store was lost for longer than that")
+
+    def _ask(self, connection: Connection, request: Request[T]) -> Steps[T]:
+        """A request that is answered soon, or not at all."""
+        return (yield from Call(connection, request, self._patience_s))
+
+    # -- the watch ------------------------------------------------------------------------------
+
+    def _watch(self) -> Steps[None]:
+        # its dial comes after the commands' one: a lease that is about to end is renewed first
+        connection = yield from Connect("watch")
+        try:
+            if connection.store_id != self.store_id:
+                raise StoreLostError("another store answers there now")
+            while True:
+                after, wait_s = self._read_version, self._ttl_s
+                plan = yield from Call(connection, NextPlan(after, wait_s), 2 * wait_s + 1.0)
+                if plan is not None and plan.version > after:
+                    self._saw(plan)
+        finally:
+            connection.close()
+
+    def _saw(self, plan: Plan) -> None:
+        self._read_version = plan.version
+        if objection := misquoted(plan, self.member):
+            self._warn("ignored a plan in the store", f"version {plan.version}: {objection}")
+            return
+        self.plan = plan
+        told = plan.history()
+        if self.history is None or told.rank >= self.history.rank:
+            self.history = told
+        elif self._knows_more_than(plan) and self.member.history != self.history:
+            self.member = msgspec.structs.replace(self.member, history=self.history)
+            self._work.set()
+        self._tell(events.PlanSeen(plan))
+
+    def _knows_more_than(self, plan: Plan | None) -> bool:
+        """Whether a coordinator that has got to this plan has to be told what this node remembers of the run."""
+        return self.history is not None and (plan is None or self.history.generation > plan.generation)
+
+    # -- the pump -------------------------------------------------------------------------------
+
+    def _pump(self, store: Connection) -> Steps[None]:
+        """Do what is due, in this order, and wait until anything is."""
+        while True:
+            if self._unregistered(store):
+                yield from self._register(store)
+            if self._renew_due and self._lease is not None:
+                yield from self._renew(store)
+            if self._unwritten() or self._offer_due:
+                yield from self._write(store)  # leaves a hint, at which the coordinator sees the renewal too
+            if self._prepare is not None and self._lease is not None:
+                yield from self._get_ready(store, self._prepare)
+            if not self._pending(store):
+                self._all_written.set()
+                yield from Wait(self._work)
+
+    def _unregistered(self, store: Connection) -> bool:
+        key = (store.store_id, self.member.incarnation)
+        return self._over != self.member.incarnation and self._registered_in != key
+
+    def _unwritten(self) -> bool:
+        return self._over != self.member.incarnation and self._written is not self.member
+
+    def _pending(self, store: Connection) -> bool:
+        due = self._renew_due or self._prepare is not None
+        return (
+            self._unregistered(store)
+            or self._unwritten()
+            or self._offer_due
+            or (due and self._lease is not None)
+        )
+
+    def _register(self, store: Connection) -> Steps[None]:
+        history = self.history if self._knows_more_than(self.plan) else None
+        member = msgspec.structs.replace(self.member, address=self._local_address, history=history)
+        self.member = member
+        if _lacks_offer(member):
+            member = yield from self._with_offer(member)
+        lease = Lease(member.incarnation, self._ttl_s)
+        sent_s = self._first_sent_s(store, lease)
+        granted = yield from Call(store, Register(member, lease), self._ttl_s / REGISTRATIONS_PER_LEASE)
+        if self.member.incarnation != member.incarnation:
+            return  # a new incarnation was taken meanwhile
+        if granted is None:
+            yield from self._find_out_why_lost(store, member.incarnation)
+            return
+        held = HeldLease.granted(granted, sent_s)
+        if held.expired(self._clock()):
+            self._lose("it was over before the registration was answered")
+            return
+        deadline_s = self._hold(held, sent_s)
+        self._registered_in = (store.store_id, member.incarnation)
+        self._renew_due = False
+        self._written = self.member if self._same_word(member) else None
+        self._tell(events.Registered(member.incarnation, deadline_s))
+        if self._retell and self.plan is not None:
+            self._tell(events.PlanSeen(self.plan))
+        self._retell = False
+
+    def _first_sent_s(self, store: Connection, lease: Lease) -> float:
+        """From when the lease counts if the store takes this record: an earlier attempt may have written it."""
+        return self._first_sent.of((store.store_id, lease), self._clock())
+
+    def _hold(self, held: HeldLease, sent_s: float) -> float:
+        """The store has the record that was sent then; when the lease ends now."""
+        self._lease = held
+        self._time_next_renewal(sent_s)
+        return held.deadline_s
+
+    def _may_offer_again(self) -> bool:
+        """Whether a bootstrap store that could not be offered is to be tried again now."""
+        return _lacks_offer(self.member) and self._prepare is None
+
+    def _find_out_why_lost(self, store: Connection, incarnation: str) -> Steps[None]:
+        """This incarnation may not register (again)."""
+        stored = yield from self._ask(store, ReadLease(incarnation))
+        if self.member.incarnation == incarnation:
+            self._lose(_condemnation(stored))
+
+    def _same_word(self, member: Member) -> bool:
+        mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap, failure=member.failure)
+        if mine != member:
+            return False
+        self.member = member
+        return True
+
+    def _write(self, store: Connection) -> Steps[None]:
+        self._offer_due = False
+        member = self.member
+        if _lacks_offer(member):
+            member = yield from self._with_offer(member)
+            if not self._same_word(member):
+                return  # overtaken while the store was being created
+        if member != self._written:  # else there is still no offer, for the same reason
+            yield from self._ask(store, WriteMember(member))
+        self._written = member
+
+    def _with_offer(self, member: Member) -> Steps[Member]:
+        """Hold out a fresh bootstrap store, or say why not; then it is tried again with the next renewal."""
+        try:
+            offer = yield from self._offers.open(self._local_address)
+        except TransportError as error:
+            summary = f"{member.node_id} cannot offer a bootstrap store: {error}"[:512]
+            if member.failure is None or member.failure.summary != summary:
+                self._warn("this node cannot offer a bootstrap store", str(error))
+            return msgspec.structs.replace(member, failure=Failure(FailureKind.BOOTSTRAP, summary))
+        return msgspec.structs.replace(member, bootstrap=offer.address, failure=None)
+
+    def _renew(self, store: Connection) -> Steps[None]:
+        held = self._lease
+        assert held is not None  # the caller looked
+        self._renew_due = False
+        if held.expired(self._clock()):
+            self._lose(self._why_not_renewed(self._clock()))
+            return
+        renewed = held.record.renewed()
+        sent_s = self._first_sent_s(store, renewed)
+        ok = yield from self._ask(store, Renew(held.record, renewed))
+        if self._lease is not held:
+            return  # lost or replaced meanwhile
+        if ok:
+            deadline_s = self._hold(held.renewed(renewed, sent_s), sent_s)
+            self._offer_due = self._may_offer_again()
+            self._tell(events.Renewed(deadline_s))
+            return
+        stored = yield from self._ask(store, ReadLease(held.record.incarnation))
+        if self._lease is not held:
+            return  # lost or replaced meanwhile
+        if stored is None or stored.condemned:
+            self._lose(_condemnation(stored))
+        else:  # an earlier renewal had an unknown outcome: it did happen
+            self._lease = HeldLease(stored, held.deadline_s)
+            self._renew_due = True
+
+    def _get_ready(self, store: Connection, world: World) -> Steps[None]:
+        """The last look before workers are started. The lease goes on being renewed while the store is dialled."""
+        self._renew_due = True
+        while self._renew_due and self._lease is not None:
+            yield from self._renew(store)
+        if self._lease is None:
+            return
+        plan = yield from self._ask(store, ReadPlan())
+        if self._prepare is not world:
+            return
+        self._prepare = None
+        if plan is None or (plan.phase, plan.generation) != (Phase.RUNNING, world.generation):
+            return  # overtaken; the watch brings the newer plan
+        self._dial_bootstrap_of(world)
+
+    # -- the bootstrap store of the next world --------------------------------------------------
+
+    def _dial_bootstrap_of(self, world: World | None) -> None:
+        """Dial the bootstrap store of this world; what was dialled before is overtaken."""
+        self._dialled = world
+        self._dialled_changed.set()
+
+    def _dial_bootstrap_stores(self) -> Steps[None]:
+        """One after the other; the lease goes on being renewed meanwhile."""
+        while True:
+            world = self._dialled
+            if world is None:
+                yield from Wait(self._dialled_changed)
+            else:
+                yield from UntilOneEnds.of(self._dial_bootstrap(world), self._until_overtaken(world))
+
+    def _until_overtaken(self, world: World) -> Steps[None]:
+        while self._dialled is world:
+            yield from Wait(self._dialled_changed)
+
+    def _dial_bootstrap(self, world: World) -> Steps[None]:
+        problem: Exception | None = None
+        try:
+            yield from DialBootstrap(world.bootstrap)
+        except (TransportError, OSError) as error:
+            problem = error
+        if self._dialled is not world:
+            return
+        self._dialled = None
+        if problem is not None:
+            self._tell(events.PrepareFailed(world.generation, _unreachable(world, problem)))
+            return
+        self._offers.keep_only(world)
+        self._tell(events.Prepared(world.generation))
+
+
+def _lacks_offer(member: Member) -> bool:
+    """Whether this node is ready for a generation without a bootstrap store for it."""
+    return member.state is State.READY and member.generation > 0 and member.bootstrap is None
+
+
+def _condemnation(stored: Lease | None) -> str:
+    """Why a lease that is not what it should be was lost, in words."""
+    if stored is None:
+        return "the store has no record of it any more (it was condemned, and removed since)"
+    return f"the coordinator condemned it: {stored.why or 'it does not say why'}"
+
+
+def _unreachable(world: World, error: Exception) -> Failure:
+    summary = f"the bootstrap store of {world.bootstrap_node} cannot be reached: {error}"
+    return Failure(FailureKind.BOOTSTRAP, summary[:512], blames=world.bootstrap_node)

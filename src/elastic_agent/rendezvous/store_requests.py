@@ -1,0 +1,140 @@
+"""What a node's session asks of the store and of bootstrap stores: effects for its runner to perform."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Generic, Protocol
+
+from elastic_agent.protocol.records import Address, Lease, Member, Plan
+from elastic_agent.transport.base import NodeLink
+
+from .connector import BootstrapOffer
+from .effects import Effect, T_co
+
+
+class Connection(Protocol):
+    """A connection to the run's store, made by :class:`Connect`."""
+
+    @property
+    def store_id(self) -> str:
+        """Random name of this life of the store."""
+
+    @property
+    def local_address(self) -> str:
+        """The address of this machine on the way to the store."""
+
+    def close(self) -> None:
+        """Give it up, whatever is under way on it; returns at once."""
+
+
+@dataclass(frozen=True)
+class Connect(Effect[Connection]):
+    """Dial the store. Raises :class:`~elastic_agent.transport.base.TransportError` if that fails."""
+
+    purpose: str
+
+
+class Request(ABC, Generic[T_co]):
+    """One request over a connection, which is occupied until it is answered."""
+
+    @abstractmethod
+    def perform(self, link: NodeLink) -> T_co:
+        """Make it over this link."""
+
+
+@dataclass(frozen=True)
+class Call(Effect[T_co]):
+    """Make a request and receive the answer.
+
+    Raises:
+        StoreLostError: there was no answer in time, or the connection broke. What was asked may or may not have
+            happened, and the connection is of no use any more.
+    """
+
+    connection: Connection
+    request: Request[T_co]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Register(Request[Lease | None]):
+    """Write an incarnation's first records; the lease as written, None if an earlier one was condemned."""
+
+    member: Member
+    lease: Lease
+
+    def perform(self, link: NodeLink) -> Lease | None:
+        return link.register(self.member, self.lease)
+
+
+@dataclass(frozen=True)
+class WriteMember(Request[None]):
+    """Replace the member record."""
+
+    member: Member
+
+    def perform(self, link: NodeLink) -> None:
+        return link.write(self.member)
+
+
+@dataclass(frozen=True)
+class Renew(Request[bool]):
+    """Compare-and-set the lease; False if it is not as expected any more."""
+
+    expected: Lease
+    renewed: Lease
+
+    def perform(self, link: NodeLink) -> bool:
+        return link.renew(self.expected, self.renewed)
+
+
+@dataclass(frozen=True)
+class ReadLease(Request[Lease | None]):
+    """The lease as it stands in the store."""
+
+    incarnation: str
+
+    def perform(self, link: NodeLink) -> Lease | None:
+        return link.read_lease(self.incarnation)
+
+
+@dataclass(frozen=True)
+class ReadPlan(Request[Plan | None]):
+    """The newest plan."""
+
+    def perform(self, link: NodeLink) -> Plan | None:
+        return link.read_plan()
+
+
+@dataclass(frozen=True)
+class ReadStatus(Request[str]):
+    """What the coordinator waits for, in words."""
+
+    def perform(self, link: NodeLink) -> str:
+        return link.read_status()
+
+
+@dataclass(frozen=True)
+class NextPlan(Request[Plan | None]):
+    """Wait for a plan newer than this version; None if there is none after ``wait_s`` seconds."""
+
+    after_version: int
+    wait_s: float
+
+    def perform(self, link: NodeLink) -> Plan | None:
+        return link.next_plan(self.after_version, self.wait_s)
+
+
+@dataclass(frozen=True)
+class OfferBootstrap(Effect[BootstrapOffer]):
+    """Serve a fresh bootstrap store at this address of the machine; raises TransportError if that fails."""
+
+    local_address: str
+
+
+@dataclass(frozen=True)
+class DialBootstrap(Effect[None]):
+    """Check that a generation's bootstrap store answers; raises TransportError or OSError if it does not."""
+
+    address: Address

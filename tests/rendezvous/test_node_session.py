@@ -1,0 +1,163 @@
+"""A node's session without I/O: what it does when its runner answers as a test wants it, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
+from elastic_agent.protocol.node import Announce
+from elastic_agent.protocol.records import RECORD_VERSION, Address, Member, Phase, State
+from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.effects import Effect
+from elastic_agent.rendezvous.node_session import NodeSession
+from elastic_agent.rendezvous.store_requests import (
+    Call,
+    Connect,
+    DialBootstrap,
+    NextPlan,
+    OfferBootstrap,
+    ReadPlan,
+    Register,
+    Renew,
+)
+from elastic_agent.transport.base import StoreLostError
+from tests.protocol.support import plan, world
+from tests.simulator.kernel import Inbox, Kernel, Routine
+from tests.simulator.machine import Machine
+from tests.simulator.performing import Performer
+
+from .support import policy
+
+LEASE_S = 6.0
+WORLD = world(1, "a-1")
+LATE_S = 1e-6
+
+
+@dataclass(eq=False)
+class Handle:
+    """A connection, or a bootstrap store that is offered."""
+
+    store_id: str = "store"
+    local_address: str = "127.0.0.1"
+    address: Address = field(default_factory=lambda: Address("127.0.0.1", 29500))
+    rests: bool = True
+    closed: bool = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Node(Performer):
+    """A session whose requests are answered at once, or not at all."""
+
+    def __init__(self, hangs: Callable[[Effect[Any]], bool] = lambda effect: False) -> None:
+        """``hangs``: which effects are never answered, not even by a time-out."""
+        machine = Machine(Kernel(0), "m", 0.0)
+        super().__init__(machine, machine.process("agent"))
+        self.hangs = hangs
+        self.told: list[tuple[float, events.SessionEvent]] = []
+        self.handles: list[Handle] = []
+        self.performed: list[Effect[Any]] = []
+        rules = policy(1, 1, lease_s=LEASE_S)
+        member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, rules)
+        self.session = NodeSession(member, LEASE_S, machine.clock)
+        self.session.listen(lambda event: self.told.append((machine.clock(), event)))
+        self.life = self.spawn(self.session.live())
+
+    def go_on(self, seconds: float) -> None:
+        self.kernel.run(self.kernel.now + seconds, lambda: False)
+
+    def times_of(self, kind: type[events.SessionEvent]) -> list[float]:
+        return [at_s for at_s, event in self.told if isinstance(event, kind)]
+
+    def perform(self, effect: Effect[Any]) -> Routine:
+        self.performed.append(effect)
+        if self.hangs(effect):
+            yield Inbox(self.kernel), None
+        match effect:
+            case Connect() | OfferBootstrap():
+                self.handles.append(Handle())
+                return self.handles[-1]
+            case Call(request=Register(lease=lease)):
+                return lease
+            case Call(request=Renew()):
+                return True
+            case Call(request=ReadPlan()):
+                return plan(Phase.RUNNING, WORLD.generation, 1, world=WORLD)
+            case DialBootstrap():
+                return None
+            case Call(request=NextPlan()):
+                yield Inbox(self.kernel), None
+            case Call():
+                return None
+            case _:
+                return (yield from super().perform(effect))
+
+
+def is_request(effect: Effect[Any]) -> bool:
+    return isinstance(effect, Call) and not isinstance(effect.request, NextPlan)
+
+
+def test_the_end_of_the_lease_is_noticed_to_the_moment_while_every_request_hangs() -> None:
+    node = Node()
+    node.go_on(0.1)
+    deadline_s = node.session.deadline_s
+    assert deadline_s is not None
+    node.hangs = is_request
+    node.go_on(3 * LEASE_S)
+    (lost_s,) = node.times_of(events.LeaseLost)
+    assert deadline_s <= lost_s < deadline_s + LATE_S
+
+
+def test_the_end_of_the_lease_is_noticed_to_the_moment_while_dialling_hangs() -> None:
+    node = Node()
+    node.go_on(0.1)
+    deadline_s = node.session.deadline_s
+    assert deadline_s is not None
+
+    def breaks(effect: Effect[Any]) -> bool:
+        if is_request(effect):
+            raise StoreLostError("the connection broke")
+        return isinstance(effect, Connect)
+
+    node.hangs = breaks
+    node.go_on(3 * LEASE_S)
+    (lost_s,) = node.times_of(events.LeaseLost)
+    assert deadline_s <= lost_s < deadline_s + LATE_S
+    assert all(handle.closed for handle in node.handles), "both connections are given up when one breaks"
+
+
+def test_the_lease_is_renewed_while_the_bootstrap_store_of_the_next_world_does_not_answer() -> None:
+    node = Node(lambda effect: isinstance(effect, DialBootstrap))
+    node.go_on(0.1)
+    node.session.prepare(WORLD)
+    node.go_on(3 * LEASE_S)
+    assert DialBootstrap(WORLD.bootstrap) in node.performed
+    assert len(node.times_of(events.Renewed)) >= 3 * RENEWALS_PER_LEASE
+    assert not node.times_of(events.LeaseLost)
+
+
+def test_a_world_that_is_overtaken_is_not_started_although_its_bootstrap_store_answers() -> None:
+    node = Node(lambda effect: isinstance(effect, DialBootstrap))
+    node.go_on(0.1)
+    node.session.prepare(WORLD)
+    node.go_on(0.1)
+    node.hangs = lambda effect: False
+    node.session.rejoin("a-2")
+    node.go_on(LEASE_S)
+    assert not node.times_of(events.Prepared)
+    node.session.prepare(WORLD)
+    node.go_on(0.1)
+    assert len(node.times_of(events.Prepared)) == 1
+
+
+def test_a_session_that_is_closed_gives_up_its_connections_and_the_stores_it_offers() -> None:
+    node = Node()
+    node.session.announce(Announce(State.READY, 1))
+    node.go_on(0.1)
+    assert not any(handle.closed for handle in node.handles)
+    node.life.cancel()
+    assert all(handle.closed for handle in node.handles)
+    assert len(node.handles) == 3
