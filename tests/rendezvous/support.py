@@ -15,8 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from elastic_agent.protocol import node as machine
-from elastic_agent.protocol.node import Node
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
     Failure,
@@ -28,7 +26,7 @@ from elastic_agent.protocol.records import (
     Policy,
     State,
 )
-from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous import events, participant
 from elastic_agent.rendezvous.connector import Connector
 from elastic_agent.rendezvous.coordinator_thread import CoordinatorThread
 from elastic_agent.rendezvous.meeting import Meeting
@@ -127,13 +125,24 @@ class Participant:
         """``through``: what stands between the session and its store."""
         self.name = name
         self.told: list[events.SessionEvent] = []
-        self.node = Node(f"{name}-1")
         self.lives = 1
         meeting = Meeting(endpoint, state_dir, port_range=None, port_rest_s=0.0)
         meeting.set_run_id(run_id)
-        member = Member(RECORD_VERSION, name, self.node.incarnation, "127.0.0.1", 1, State.READY, 0, rules)
+        member = Member(RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, rules)
         self.session = Session(through(meeting), member, rules.lease_ttl_s)
         self.session.listen(self._event)
+        self._part = participant.Participant(
+            self.session,
+            participant.Workers(
+                set_deadline=_ignore,
+                start=lambda world: self._part.perform(self.node.started(world.generation)),
+                stop=lambda action: self._part.perform(self.node.stopped()),
+                notify=_ignore,
+            ),
+            participant.Reporter(announced=_ignore, rejoins=_ignore, departs=_ignore),
+            self._next_incarnation,
+        )
+        self.node = self._part.node
         self._news = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._meeting = meeting
@@ -155,7 +164,7 @@ class Participant:
     def fail(self) -> None:
         """A worker of this node fails."""
         failure = Failure(FailureKind.WORKER, f"a worker of {self.name} failed")
-        self._perform(self.node.failed(self.node.generation, failure))
+        self._part.perform(self.node.failed(self.node.generation, failure))
 
     # -- what happened --------------------------------------------------------------------------
 
@@ -209,19 +218,7 @@ class Participant:
     # -- the node -------------------------------------------------------------------------------
 
     def _event(self, event: events.SessionEvent) -> None:
-        match event:
-            case events.Connected(replaced=True):
-                self._perform(self.node.store_replaced())
-            case events.PlanSeen(plan=plan):
-                self._perform(self.node.plan_changed(plan))
-            case events.LeaseLost(reason=reason):
-                self._perform(self.node.lease_lost(reason))
-            case events.Prepared(generation=generation):
-                self._perform(self.node.prepared(generation))
-            case events.PrepareFailed(generation=generation, failure=failure):
-                self._perform(self.node.prepare_failed(generation, failure))
-            case _:
-                pass
+        self._part.take_in(event)
         self.told.append(event)
         asyncio.get_running_loop().create_task(self._tell())
 
@@ -229,23 +226,13 @@ class Participant:
         async with self._news:
             self._news.notify_all()
 
-    def _perform(self, actions: list[machine.Action]) -> None:
-        for action in actions:
-            match action:
-                case machine.Announce():
-                    self.session.announce(action)
-                case machine.Prepare(world=world):
-                    self.session.prepare(world)
-                case machine.StartWorkers(world=world):
-                    self._perform(self.node.started(world.generation))
-                case machine.StopWorkers():
-                    self._perform(self.node.stopped())
-                case machine.Rejoin():
-                    self.lives += 1
-                    self.session.rejoin(f"{self.name}-{self.lives}")
-                    self._perform(self.node.rejoined(f"{self.name}-{self.lives}"))
-                case machine.Depart():
-                    pass
+    def _next_incarnation(self) -> str:
+        self.lives += 1
+        return f"{self.name}-{self.lives}"
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 class Hindered:

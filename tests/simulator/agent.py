@@ -16,7 +16,6 @@ from elastic_agent.protocol.node import (
     Announce,
     Depart,
     Grace,
-    Node,
     Notify,
     Outcome,
     Prepare,
@@ -38,6 +37,7 @@ from elastic_agent.protocol.records import (
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.effects import Effect
 from elastic_agent.rendezvous.node_session import NodeSession
+from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.store_requests import Call, Connect, DialBootstrap, OfferBootstrap, Renew
 from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError, UnreachableError
 
@@ -130,6 +130,20 @@ class SessionPerformer(Performer):
             raise UnreachableError(f"nobody answers at {address}")
 
 
+class _Trapped(Participant):
+    """A participant to whom something may happen just before it acts."""
+
+    def __init__(self, agent: Agent, workers: Workers, reporter: Reporter) -> None:
+        cluster, holder = agent.cluster, agent.holder
+        super().__init__(agent.session, workers, reporter, lambda: cluster.new_incarnation(holder))
+        self._agent = agent
+
+    def _carry_out(self, action: Action) -> None:
+        if self._agent.cluster.traps:
+            self._agent.cluster.at(POINTS.get(type(action), ""), self._agent)
+        super()._carry_out(action)
+
+
 class Agent:
     """An agent process on a machine."""
 
@@ -146,7 +160,6 @@ class Agent:
         self.process.when_killed.append(self.guard.agent_died)
         self.died_s: float | None = None
         self.process.when_killed.append(self._died)
-        self.node = Node(self.incarnation, self.machine.disk)
         self.outcome: Depart | None = None
         self.asked_to_leave = self.asked_for_the_end = False
         self.asking = Asking(cluster, self)
@@ -159,6 +172,8 @@ class Agent:
         )
         self.session.history = self.machine.disk
         self.session.listen(self._heard)
+        self.participant = _Trapped(self, self._workers(), self._reporter())
+        self.node = self.participant.node
         self._performer = SessionPerformer(self)
         cluster.embodied(self)
         in_etcd = cluster.scenario.hosting == "etcd"
@@ -183,6 +198,12 @@ class Agent:
             replaces=replaces[-64:],
         )
 
+    def _workers(self) -> Workers:
+        return Workers(self._set_deadline, self._start, self._stop, self._notify)
+
+    def _reporter(self) -> Reporter:
+        return Reporter(self._announced, self._rejoins, self._depart)
+
     @property
     def registered(self) -> bool:
         """Whether it holds a lease."""
@@ -198,7 +219,7 @@ class Agent:
         while self.outcome is None:
             event = yield self._mail, None
             if self.outcome is None:
-                self._carry_out(event())
+                self.participant.perform(event())
         yield from self._leave()
 
     def _leave(self) -> Routine:
@@ -220,33 +241,28 @@ class Agent:
                 self._dialling_since_s = None
                 if replaced:
                     self.cluster.story(self.name, "found the new store {}", event.store_id)
-                    self._carry_out(self.node.store_replaced())
             case events.Disconnected():
                 self._start_giving_up()
-                self._carry_out(self.node.stop_lingering())
             case events.Registered() | events.Renewed():
-                self._hold_lease(event.deadline_s)
+                self._renewed()
             case events.LeaseLost(reason=reason):
                 self.cluster.story(self.name, "{}", reason)
-                self._carry_out(self.node.lease_lost(reason))
             case events.PlanSeen(plan=plan):
                 self._plan_read(plan)
-            case events.Prepared(generation=generation):
-                self._carry_out(self.node.prepared(generation))
-            case events.PrepareFailed(generation=generation, failure=failure):
-                self._carry_out(self.node.prepare_failed(generation, failure))
+        self.participant.take_in(event)
 
-    def _hold_lease(self, deadline_s: float) -> None:
-        self.guard.extend(deadline_s)
+    def _renewed(self) -> None:
         if self.candidate is not None:
             self.candidate.mark()
         self.cluster.at("renewed", self)
+
+    def _set_deadline(self, deadline_s: float | None) -> None:
+        self.guard.extend(deadline_s if deadline_s is not None else float("-inf"))
 
     def _plan_read(self, plan: Plan) -> None:
         self.cluster.at("plan read", self)
         self.cluster.checker.notices.read(self, plan)
         self.machine.remember(plan.history())
-        self._carry_out(self.node.plan_changed(plan))
 
     def _start_giving_up(self) -> None:
         """Dial for the join time-out at most."""
@@ -259,28 +275,8 @@ class Agent:
         if self._dialling_since_s == since_s and self.outcome is None:
             self._depart(Depart(Outcome.UNREACHABLE, "the store did not answer"))
 
-    def _carry_out(self, actions: list[Action]) -> None:
-        for action in actions:
-            if self.cluster.traps:
-                self.cluster.at(POINTS.get(type(action), ""), self)
-            match action:
-                case Announce():
-                    self.session.announce(action)
-                    self.cluster.checker.announced(self, self.session.member)
-                case Prepare(world=world):
-                    self.session.prepare(world)
-                case StartWorkers(world=world):
-                    self._start(world)
-                case StopWorkers():
-                    self._stop(action)
-                case Rejoin():
-                    self._rejoin(action)
-                case Request(ask=ask):
-                    self.session.ask(ask)
-                case Notify(notice=notice):
-                    self._notify(notice)
-                case Depart():
-                    self._depart(action)
+    def _announced(self, said: Announce) -> None:
+        self.cluster.checker.announced(self, self.session.member)
 
     def _depart(self, action: Depart) -> None:
         self.outcome = action
@@ -294,13 +290,10 @@ class Agent:
             self.cluster.story(self.name, "tells its workers: {}", notice.words)
             self.cluster.job.told(group, notice)
 
-    def _rejoin(self, action: Rejoin) -> None:
-        self.guard.extend(float("-inf"))
-        self.incarnation = self.cluster.new_incarnation(self.holder)
-        self.cluster.story(self.name, "rejoins as {}: {}", self.incarnation, action.reason)
+    def _rejoins(self, incarnation: str, reason: str) -> None:
+        self.incarnation = incarnation
+        self.cluster.story(self.name, "rejoins as {}: {}", incarnation, reason)
         self.cluster.embodied(self)
-        self.session.rejoin(self.incarnation)
-        self._carry_out(self.node.rejoined(self.incarnation))
 
     # -- the workers ----------------------------------------------------------------------------
 

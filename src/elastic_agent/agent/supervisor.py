@@ -15,10 +15,11 @@ from typing import Any
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import node as machine
-from elastic_agent.protocol.node import Activity, Grace, Node, Outcome
-from elastic_agent.protocol.records import Ask, Cause, Failure, FailureKind, Phase, Plan, World
+from elastic_agent.protocol.node import Activity, Grace, Outcome
+from elastic_agent.protocol.records import Ask, Cause, Failure, FailureKind, Notice, Phase, Plan, World
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.incarnation import new_incarnation
+from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.workers import guard_client as guard_events
 from elastic_agent.workers.guard_client import Guard
@@ -84,12 +85,24 @@ class Supervisor:
     """Runs one node until its part in the run is over."""
 
     def __init__(self, parts: Parts, node_id: str, incarnation: str, hang_timeout_s: float) -> None:
-        self.node = Node(incarnation, parts.session.history)
         self.world: World | None = None
         """The world whose workers this node runs or ran last."""
         self._parts = parts
         self._node_id = node_id
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._participant = Participant(
+            parts.session,
+            Workers(
+                set_deadline=lambda deadline_s: self._parts.guard.set_deadline(deadline_s),
+                start=self._start_workers,
+                stop=self._stop_workers,
+                notify=self._notify,
+            ),
+            Reporter(announced=self._announced, rejoins=self._rejoins, departs=self._departs),
+            new_incarnation,
+        )
+        self.node = self._participant.node
+        self._perform = self._participant.perform
         self._callbacks = RunnerCallbacks(
             started=self._workers_started,
             failed=self._workers_failed,
@@ -172,34 +185,25 @@ class Supervisor:
                 self._met = True
                 self._stop_giving_up()
                 self._parts.narrator.connected(replaced)
-                if replaced:
-                    self._perform(self.node.store_replaced())
             case events.Disconnected(reason=reason):
                 self._parts.narrator.disconnected(reason)
                 self._start_giving_up(reason)
-                self._perform(self.node.stop_lingering())  # the store's host has ended too
-            case events.Registered(deadline_s=deadline_s):
-                self._parts.guard.set_deadline(deadline_s)
-                self._journal("registered", incarnation=event.incarnation)
-            case events.Renewed(deadline_s=deadline_s):
-                self._parts.guard.set_deadline(deadline_s)
+            case events.Registered(incarnation=incarnation):
+                self._journal("registered", incarnation=incarnation)
             case events.LeaseLost(reason=reason):
                 self._journal("lease_lost", reason=reason)
                 self._log.warning("this node lost its lease; its workers are stopped at once", reason=reason)
-                self._perform(self.node.lease_lost(reason))
             case events.PlanSeen(plan=plan):
                 self._plan_seen(plan)
-            case events.Prepared(generation=generation):
-                self._perform(self.node.prepared(generation))
-            case events.PrepareFailed(generation=generation, failure=failure):
+            case events.PrepareFailed(failure=failure):
                 self._log.warning("generation cannot start here", reason=failure.summary)
-                self._perform(self.node.prepare_failed(generation, failure))
             case events.Unusable(reason=reason):
                 self._parts.narrator.disconnected(reason)
                 if self._met:  # perhaps only for now: the store's machine restarts other things first
                     self._start_giving_up(reason)
                 else:
                     self._end(Ending(Outcome.UNREACHABLE, reason))
+        self._participant.take_in(event)
 
     def _plan_seen(self, plan: Plan) -> None:
         self._journal(
@@ -220,7 +224,6 @@ class Supervisor:
         if plan.failure is not None:
             self._last_failure = plan.failure
         self._parts.narrator.plan(plan, self.node.incarnation)
-        self._perform(self.node.plan_changed(plan))
 
     def _start_giving_up(self, reason: str) -> None:
         """Dial for the join time-out at most."""
@@ -404,39 +407,31 @@ class Supervisor:
 
     # -- actions --------------------------------------------------------------------------------
 
-    def _perform(self, actions: Iterable[machine.Action]) -> None:
-        for action in actions:
-            self._carry_out(action)
-
     def _perform_without_stop(self, actions: Iterable[machine.Action]) -> None:
         self._perform(action for action in actions if not isinstance(action, machine.StopWorkers))
 
-    def _carry_out(self, action: machine.Action) -> None:
-        match action:
-            case machine.Announce():
-                heeds = {"heeds": True} if action.heeds else {}
-                self._journal("state", state=action.state.value, generation=action.generation, **heeds)
-                self._parts.session.announce(action)
-            case machine.Request(ask=ask):
-                self._parts.session.ask(ask)
-            case machine.Notify(notice=notice):
-                self._parts.narrator.notice(notice)
-                self._runner.notify(notice)
-            case machine.Prepare(world=world):
-                self._parts.session.prepare(world)
-            case machine.StartWorkers(world=world):
-                if self._recording is None:
-                    self._start(world)
-                else:
-                    self._held_back = world
-            case machine.StopWorkers(grace=grace, reason=reason, dump_stacks=dump):
-                self._journal("stopping", generation=self.node.generation, reason=reason, grace=grace.value)
-                self._runner.stop(self._parts.graces.of(grace), dump_stacks=dump)
-            case machine.Rejoin(reason=reason):
-                self._rejoin(reason)
-            case machine.Depart(outcome=outcome, reason=reason):
-                self._journal("depart", outcome=outcome.value, reason=reason)
-                self._end(Ending(outcome, reason, self._last_failure, self.node.plan))
+    def _announced(self, said: machine.Announce) -> None:
+        heeds = {"heeds": True} if said.heeds else {}
+        self._journal("state", state=said.state.value, generation=said.generation, **heeds)
+
+    def _notify(self, notice: Notice) -> None:
+        self._parts.narrator.notice(notice)
+        self._runner.notify(notice)
+
+    def _stop_workers(self, action: machine.StopWorkers) -> None:
+        self._journal(
+            "stopping",
+            generation=self.node.generation,
+            reason=action.reason,
+            grace=action.grace.value,
+        )
+        self._runner.stop(self._parts.graces.of(action.grace), dump_stacks=action.dump_stacks)
+
+    def _start_workers(self, world: World) -> None:
+        if self._recording is None:
+            self._start(world)
+        else:
+            self._held_back = world
 
     def _start(self, world: World) -> None:
         self.world = world
@@ -448,16 +443,16 @@ class Supervisor:
             )
             self._workers_failed(world.generation, failure)
 
-    def _rejoin(self, reason: str) -> None:
-        self._parts.guard.set_deadline(None)
-        incarnation = new_incarnation()
+    def _rejoins(self, incarnation: str, reason: str) -> None:
         self._log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
         self._journal("rejoin", incarnation=incarnation)
         self._start_task(
             self._write_down(incarnation)
         )  # nothing depends on it but how soon a successor is there
-        self._parts.session.rejoin(incarnation)
-        self._perform(self.node.rejoined(incarnation))
+
+    def _departs(self, ending: machine.Depart) -> None:
+        self._journal("depart", outcome=ending.outcome.value, reason=ending.reason)
+        self._end(Ending(ending.outcome, ending.reason, self._last_failure, self.node.plan))
 
     async def _write_down(self, incarnation: str) -> bool:
         """Whether that could be done; without it an agent that comes after a crash of this one has to wait."""

@@ -1,7 +1,7 @@
 """One node's side of the protocol, without I/O: events in, actions out.
 
-All that moves a node lives here; what runs the workers and talks to the store (the agent, the simulator,
-the handler for stock torchrun) only carries out the actions and reports what came of them.
+All that moves a node lives here; ``rendezvous/participant.py`` carries out the actions for whatever runs the workers
+(the agent, the companion of a stock torchrun, the simulator), which reports what came of them.
 
     idle ──ready(g)──▶ waiting ──sealed with a seat──▶ preparing ──▶ starting ──▶ running
       ▲                                                    │            │           │

@@ -27,7 +27,7 @@ from pathlib import Path
 from elastic_agent.logs import bind_context, configure_logging, get_logger
 from elastic_agent.processes import read_process
 from elastic_agent.protocol import node as machine
-from elastic_agent.protocol.node import Activity, Node, Outcome
+from elastic_agent.protocol.node import Activity, Outcome
 from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, State, World
 from elastic_agent.transport.base import StoreLostError, TransportError
 from elastic_agent.transport.gathering import Gathering
@@ -50,6 +50,7 @@ from .dialogue import (
 )
 from .incarnation import new_incarnation
 from .memory import BoundedMemory, RunMemory, c10d_store
+from .participant import Participant, Reporter, Workers
 from .places import open_place
 from .session import Session
 from .threads import aside, call
@@ -96,8 +97,20 @@ class Companion:
         self._meeting.memory = BoundedMemory(RunMemory(Path(begin.state_dir), _store(begin)))
         self._meeting.set_run_id(begin.run_id)
         self._meeting.memory.settle(begin.run_id)  # a torchrun that is started anew is a new run
-        self._node = Node(begin.member.incarnation)
         self._session = Session(self._meeting, begin.member, policy.lease_ttl_s, begin.local_addr)
+        self._participant = Participant(
+            self._session,
+            Workers(
+                set_deadline=_ignore,  # torchrun's workers cannot be fenced
+                start=self._start_workers,
+                stop=lambda action: self._stop(),
+                notify=_ignore,  # torchrun has no way to tell its workers
+            ),
+            Reporter(announced=_ignore, rejoins=_ignore, departs=self._over),
+            new_incarnation,
+        )
+        self._node = self._participant.node
+        self._perform = self._participant.perform
         self._session.listen(self._event)
         self._torchrun = torchrun
         self._session.renew_only_if(self._torchrun_runs)
@@ -218,19 +231,18 @@ class Companion:
 
     def _event(self, event: events.SessionEvent) -> None:
         match event:
-            case events.Connected(replaced=replaced):
+            case events.Connected():
                 self._met = True
                 self._channel.send(Trouble(""))
-                if replaced:
-                    self._perform(self._node.store_replaced())
             case events.Disconnected(reason=reason):
                 self._channel.send(Trouble(reason))
             case events.Unusable(reason=reason):
                 self._channel.send(Trouble(reason))
                 if not self._met:
                     self._over(machine.Depart(Outcome.UNREACHABLE, reason))
-            case events.PlanSeen(plan=plan):
-                self._plan_seen(plan)
+            case events.PlanSeen(plan=plan) if self._finishing:
+                self._settle_by(plan)
+                return
             case events.LeaseLost(reason=reason):
                 why = (
                     reason
@@ -240,19 +252,13 @@ class Companion:
                 self._log.warning("this node lost its lease", reason=why)
                 if self._finishing:
                     self._settle(None)
-                else:
-                    self._perform(self._node.lease_lost(reason))
-            case events.Prepared(generation=generation):
-                self._perform(self._node.prepared(generation))
-            case events.PrepareFailed(generation=generation, failure=failure):
-                self._perform(self._node.prepare_failed(generation, failure))
+                    return
             case _:
                 pass
+        self._participant.take_in(event)
 
-    def _plan_seen(self, plan: Plan) -> None:
-        if not self._finishing:
-            self._perform(self._node.plan_changed(plan))
-        elif plan.phase is Phase.FINISHED:
+    def _settle_by(self, plan: Plan) -> None:
+        if plan.phase is Phase.FINISHED:
             self._settle(plan)
         elif plan.phase is Phase.FAILED or plan.generation > self._node.generation:
             # the others start again; torchrun's agent here cannot
@@ -263,26 +269,9 @@ class Companion:
         if not self._verdict.done():
             self._verdict.set_result(verdict)
 
-    def _perform(self, actions: list[machine.Action]) -> None:
-        for action in actions:
-            match action:
-                case machine.Announce():
-                    self._session.announce(action)
-                case machine.Request(ask=ask):
-                    self._session.ask(ask)
-                case machine.Prepare(world=world):
-                    self._session.prepare(world)
-                case machine.StartWorkers(world=world):
-                    self._perform(self._node.started(world.generation))
-                    self._start(self._gather(world))
-                case machine.StopWorkers():
-                    self._stop()
-                case machine.Rejoin():
-                    incarnation = new_incarnation()
-                    self._session.rejoin(incarnation)
-                    self._perform(self._node.rejoined(incarnation))
-                case machine.Depart():
-                    self._over(action)
+    def _start_workers(self, world: World) -> None:
+        self._perform(self._node.started(world.generation))
+        self._start(self._gather(world))
 
     def _stop(self) -> None:
         """The world is over for this node."""
@@ -404,6 +393,10 @@ def _store(begin: Begin) -> str:
     if begin.etcd is None:
         return c10d_store(begin.endpoint[0].port)
     return f"etcd {','.join(map(str, begin.endpoint))}"
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 async def _at_most(work: Coroutine[None, None, None], timeout_s: float) -> None:
