@@ -162,7 +162,6 @@ class Agent:
         self.process.when_killed.append(self._died)
         self.outcome: Depart | None = None
         self.asked_to_leave = self.asked_for_the_end = False
-        self.asking = Asking(cluster, self)
         self._mail = Inbox(cluster.kernel)
         self._stopping: Grace | None = None
         self._hasten = Inbox(cluster.kernel)
@@ -174,6 +173,7 @@ class Agent:
         self.session.listen(self._heard)
         self.participant = _Trapped(self, self._workers(), self._reporter())
         self.node = self.participant.node
+        self.asking = Asking(cluster, self)
         self._performer = SessionPerformer(self)
         cluster.embodied(self)
         in_etcd = cluster.scenario.hosting == "etcd"

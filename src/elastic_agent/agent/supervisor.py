@@ -16,11 +16,12 @@ from typing import Any
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Activity, Grace, Outcome
-from elastic_agent.protocol.records import Ask, Cause, Failure, FailureKind, Notice, Phase, Plan, World
+from elastic_agent.protocol.records import Cause, Failure, FailureKind, Notice, Phase, Plan, World
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
+from elastic_agent.rendezvous.stop_requests import StopRequests
 from elastic_agent.workers import guard_client as guard_events
 from elastic_agent.workers.guard_client import Guard
 
@@ -28,9 +29,6 @@ from .interruptions import StopSignals
 from .journal import Journal
 from .narrator import Narrator
 from .runner import Runner, RunnerCallbacks
-
-ANSWER_PATIENCE_S = 2.0
-"""How much longer than the workers' time this node waits for the coordinator's word before it leaves without."""
 
 LAST_WORD_S = 5.0
 """How long a departing agent tries to tell the store that it left."""
@@ -103,6 +101,12 @@ class Supervisor:
         )
         self.node = self._participant.node
         self._perform = self._participant.perform
+        self._requests = StopRequests(
+            self._participant,
+            node_id,
+            lambda: self._runner.heeded,
+            asyncio.get_running_loop().call_later,
+        )
         self._callbacks = RunnerCallbacks(
             started=self._workers_started,
             failed=self._workers_failed,
@@ -246,23 +250,17 @@ class Supervisor:
     def drain(self, reason: str, left_s: float | None = None) -> None:
         """This node is to leave, its workers and all others having saved, for which they get so much time."""
         self._journal("drain", reason=reason)
-        self._perform(self.node.stop_lingering())
-        left_s = self._parts.graces.drain_s if left_s is None else left_s
-        ask = self._new_ask(Cause.DRAIN, left_s, f"{self._node_id} leaves ({reason})", self._node_id)
-        self._perform(self.node.drain(reason, ask))
-        patience_s = left_s + ANSWER_PATIENCE_S if self._runner.heeded else ANSWER_PATIENCE_S
-        self._in_the_end(patience_s, lambda: self.node.leave_now())
+        self._requests.leave(reason, self._parts.graces.drain_s if left_s is None else left_s)
 
     def drain_other(self, node_id: str, left_s: float, words: str) -> None:
         """Another node is to leave."""
         self._journal("drain", node=node_id, reason=words)
-        self._perform(self.node.ask(self._new_ask(Cause.DRAIN, left_s, words, node_id)))
+        self._requests.remove(node_id, left_s, words)
 
     def stop(self, cause: Cause, left_s: float, words: str) -> None:
         """The whole run is to end, everybody having saved."""
         self._journal("stop", cause=cause.value, left_s=left_s, reason=words)
-        self._perform(self.node.ask(self._new_ask(cause, left_s, words, None)))
-        self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self.node.drain(words))
+        self._requests.end_run(cause, left_s, words)
 
     async def node_left(self, node_id: str) -> Ending | None:
         """Wait until the last worker of a node that was asked to leave has exited.
@@ -322,15 +320,6 @@ class Supervisor:
             return waiting.result() if waiting.done() else None
         finally:
             self._waiters.remove(waiter)
-
-    def _new_ask(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> Ask:
-        if self._runner.heeded:  # it may have begun since the last look; the coordinator has to know it now
-            self._perform(self.node.heeds(self.node.generation))
-        return Ask(self.node.next_ask, cause, left_s, words[:512], leaver)
-
-    def _in_the_end(self, after_s: float, act: Callable[[], Iterable[machine.Action]]) -> None:
-        """Should the coordinator not answer, leave all the same; what has been done by then is not done again."""
-        asyncio.get_running_loop().call_later(after_s, lambda: self._perform(act()))
 
     # -- workers --------------------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+"""Requests to leave the run, or to end it, without I/O.
+
+The coordinator is asked first, so that workers may save. Should it not answer, the node leaves all the same, a little
+after the time given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from elastic_agent.protocol.node import Action
+from elastic_agent.protocol.records import Ask, Cause
+
+from .participant import Participant
+
+ANSWER_PATIENCE_S = 2.0
+"""How much longer than the workers' time this node waits for the coordinator's word before it leaves without."""
+
+
+class StopRequests:
+    """What one node is asked for by signals, commands and the scheduler."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        node_id: str,
+        looks: Callable[[], bool],
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        """Prepare for requests.
+
+        Args:
+            participant: the node that is asked.
+            node_id: its id.
+            looks: whether workers that run now look at notices.
+            call_later: has something called after so many seconds.
+        """
+        self._participant = participant
+        self._node = participant.node
+        self._node_id = node_id
+        self._looks = looks
+        self._call_later = call_later
+
+    def leave(self, reason: str, left_s: float) -> float:
+        """This node is to leave, its workers and all others having saved, for which they get so much time.
+
+        Returns:
+            For how many seconds the coordinator's word is awaited at most.
+        """
+        self._participant.perform(self._node.stop_lingering())
+        ask = self._new(Cause.DRAIN, left_s, f"{self._node_id} leaves ({reason})", self._node_id)
+        self._participant.perform(self._node.drain(reason, ask))
+        patience_s = left_s + ANSWER_PATIENCE_S if self._looks() else ANSWER_PATIENCE_S
+        self._in_the_end(patience_s, self._node.leave_now)
+        return patience_s
+
+    def remove(self, node_id: str, left_s: float, words: str) -> Ask:
+        """Another node is to leave."""
+        ask = self._new(Cause.DRAIN, left_s, words, node_id)
+        self._participant.perform(self._node.ask(ask))
+        return ask
+
+    def end_run(self, cause: Cause, left_s: float, words: str) -> Ask:
+        """The whole run is to end, everybody having saved."""
+        ask = self._new(cause, left_s, words, None)
+        self._participant.perform(self._node.ask(ask))
+        self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self._node.drain(words))
+        return ask
+
+    def _new(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> Ask:
+        if self._looks():  # it may have begun since the last look; the coordinator has to know it now
+            self._participant.perform(self._node.heeds(self._node.generation))
+        return Ask(self._node.next_ask, cause, left_s, words[:512], leaver)
+
+    def _in_the_end(self, after_s: float, act: Callable[[], Iterable[Action]]) -> None:
+        """What has been done by then is not done again."""
+        self._call_later(after_s, lambda: self._participant.perform(act()))
