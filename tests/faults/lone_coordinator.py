@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from elastic_agent.logs import configure_logging
-from elastic_agent.rendezvous.candidate import Candidate
+from elastic_agent.rendezvous.election_thread import ElectionThread
 from elastic_agent.rendezvous.etcd_meeting import Members
 from elastic_agent.rendezvous.memory import RunMemory
 from elastic_agent.transport.etcd import RunKeys, run_life
@@ -24,9 +24,9 @@ def main() -> None:
     memory = RunMemory(Path(state_dir))
     keys = RunKeys(prefix, run_id)
     run_life(members.dial()[0], keys)  # as the first node does
-    candidate = Candidate(run_id, keys, lambda: members.dial()[0], memory, LEASE_S, lambda: None)
-    candidate.start()
-    candidate.join()
+    election = ElectionThread(run_id, keys, lambda: members.dial()[0], memory, LEASE_S, lambda: None)
+    election.start()
+    election.join()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """The protocol under simulated faults: virtual time, one seed, every safety rule checked after every step.
 
-What is real: ``Coordinator`` and its driver ``RunDriver``, ``Node`` and its session ``NodeSession``, and the records,
-encoded and decoded on every way through the store. What is simulated, thinly and in the way the real ones work:
-processes that freeze and die (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), the store
-(:mod:`.store`) and the requests to it that nodes (:mod:`.links`) and coordinators (:mod:`.coordination`) make, the
-agent's main loop (:mod:`.agent`; :mod:`.performing` performs what the session yields), the guard and the workers
-(:mod:`.guard`) and the faults (:mod:`.scenario`, :mod:`.faults`).
+What is real: ``Coordinator``, ``Node``, the drivers (``NodeSession``, ``RunDriver``, ``Election``), and the records,
+encoded and decoded on every way through the store. The drivers' effects are performed (:mod:`.driving`,
+:mod:`.performing`, :mod:`.coordination`, :mod:`.election`) on models of their environment: processes that freeze and
+die (:mod:`.kernel`), a network that delays, cuts and loses (:mod:`.network`), the store (:mod:`.store`) and the
+nodes' requests to it (:mod:`.links`), disks (:mod:`.machine`). Simulated, thinly and in the way the real ones work,
+are the agent's main loop (:mod:`.agent`), the guard and the workers (:mod:`.guard`) and the faults (:mod:`.scenario`,
+:mod:`.faults`).
 
-Every third seed has an etcd instead (:mod:`.etcd`): the store is no process of a node, every agent stands for
-coordinator (:mod:`.candidate`), and what the real transport compares in transactions is compared here. Should
-etcd lose its data, whoever is elected first is taken to know the run's newest generation from its disk, but for the
-fault "stranger first": then generations may begin anew, and what is checked from there on is that no two worlds run at
-once and that all ends well. What happens to an agent that comes back after the run was removed is not looked at.
+Every third seed has an etcd instead (:mod:`.etcd`): the store is no process of a node, every agent takes part in the
+election of the coordinator (:mod:`.election`), and what the real transport compares in transactions is compared here.
+Should etcd lose its data, whoever is elected first is taken to know the run's newest generation from its disk, but
+for the fault "stranger first": then generations may begin anew, and what is checked from there on is that no two
+worlds run at once and that all ends well. What happens to an agent that comes back after the run was removed is not
+looked at.
 
 Workers heed stop notices in most seeds, and then save and leave together (:mod:`.job`); who asks for a notice, and
 what happens when nobody answers, is in :mod:`.asking`, the rules of it in :mod:`.notice_rules`. Nodes that were started

@@ -42,7 +42,7 @@ from elastic_agent.rendezvous.store_requests import Call, Connect, DialBootstrap
 from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError, UnreachableError
 
 from .asking import Asking
-from .candidate import Candidate
+from .election import Candidate
 from .etcd import EtcdConnection
 from .guard import Group, Guard
 from .kernel import Inbox, Process, Routine

@@ -14,7 +14,7 @@ from elastic_agent.protocol.records import Address, Phase, Plan, Policy
 
 from .agent import Agent, Offer
 from .checker import Checker
-from .coordination import Coordination
+from .coordination import Coordination, HostedCoordinator
 from .etcd import Etcd, EtcdConnection
 from .guard import Group
 from .job import Job
@@ -125,9 +125,7 @@ class Endpoint:
     def coordinate(self, machine: Machine, process: Process) -> None:
         """Start a coordinator's term."""
         assert self.store is not None  # opened before
-        coordination = Coordination(self.cluster, machine, process, self.store)
-        self.coordinations.append(coordination)
-        coordination.start()
+        self.coordinations.append(HostedCoordinator(self.cluster, machine, process, self.store))
 
 
 class Cluster:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from elastic_agent.rendezvous.coordinator_effects import (
     ReadLeases,
     ReadPlan,
     ReadRecords,
-    RemoveRun,
     Revoke,
     SaveHistory,
     WaitForHints,
@@ -48,7 +48,7 @@ class RetiredError(StoreLostError):
 
 
 class Coordination:
-    """One coordinator's term (or what it takes for its term)."""
+    """What one coordinator's driver asks for, performed on the simulated store and disk."""
 
     def __init__(self, cluster: Cluster, machine: Machine, process: Process, store: Store) -> None:
         self.cluster = cluster
@@ -59,39 +59,16 @@ class Coordination:
         self.deposed = False
         self.seen: dict[str, tuple[Member, Lease]] = {}
         """What this coordinator was told, kept apart from its own memory for the checker."""
-        self.driver = self._new_driver()
         self._hints = Inbox(cluster.kernel)
         self._connection: Connection | None = None
         self._records = RecordReader("run")
         self._effects = 0
         """How many the driver has yielded since it waited."""
 
-    def start(self) -> None:
-        """Coordinate in a thread of the process."""
-        self.store.listen(self._hints, self.machine)
-        self.process.spawn(self._run())
-
-    def _new_driver(self, store_born_s: float = float("-inf")) -> RunDriver:
-        log = StoryLog(self.cluster, self)
-        idle_s = self.cluster.policy.lease_ttl_s  # hints are lost here, which no store of ours does
-        keep_over_s = float("inf")  # what comes after the run is not looked at
-        return RunDriver(
-            self.machine.clock, log, store_born_s=store_born_s, keep_over_s=keep_over_s, idle_s=idle_s
-        )
-
-    def _run(self) -> Routine:
-        """Begin with what the store says again whenever it was lost, as the shipped thread does."""
-        while not self.deposed:
-            try:
-                yield from drive(self.driver.coordinate(), self._perform)
-            except StoreLostError:
-                yield RETRY_S
-            self.driver = self._new_driver()
-        self.store.unlisten(self._hints)
-
     # -- performing what the driver asks for ----------------------------------------------------
 
-    def _perform(self, effect: Effect[Any]) -> Routine:
+    def perform(self, effect: Effect[Any]) -> Routine:
+        """Perform one effect."""
         self._effects += 1
         if self._effects > PATIENCE:
             self.cluster.checker.broken("liveness", f"the coordinator does not come to rest: {effect}")
@@ -125,9 +102,6 @@ class Coordination:
                 yield from self._write("forget", incarnation)
             case WriteStatus(text):
                 yield from self._write("write_status", text)
-            case RemoveRun():
-                yield from self._write("remove_run")
-                return True
             case _:
                 raise TypeError(effect)
 
@@ -142,15 +116,11 @@ class Coordination:
 
     def _wait(self, until_s: float) -> Routine:
         self._effects = 0
-        plan = self.driver.plan
-        if self.driver.over and plan is not None and not self.cluster.may_go_on(plan):
-            self.cluster.run_over(self)
-            self.deposed = True
         if self.deposed:
             raise RetiredError
         wait_s = max(until_s - self.machine.clock(), LEAST_WAIT_S)
         hint = yield self._hints, self.machine.real_s(wait_s) + 1e-9
-        hints = dict.fromkeys([hint, *self._hints.items] if hint is not None else ())
+        hints = dict.fromkeys(one for one in (hint, *self._hints.items) if one is not None)
         self._hints.items.clear()
         return tuple(hints)
 
@@ -212,16 +182,55 @@ class Coordination:
         self.seen[name] = (member, lease.condemn())
 
 
+class HostedCoordinator(Coordination):
+    """The coordinator beside a c10d store, in a thread of its process, until it is retired or the run is over."""
+
+    def __init__(self, cluster: Cluster, machine: Machine, process: Process, store: Store) -> None:
+        super().__init__(cluster, machine, process, store)
+        self._driver = self._new_driver()
+        store.listen(self._hints, machine)
+        process.spawn(self._run())
+
+    def _new_driver(self) -> RunDriver:
+        return RunDriver(
+            self.machine.clock,
+            StoryLog(self.cluster, self.name),
+            keep_over_s=float("inf"),  # what comes after the run is not looked at
+            idle_s=self.cluster.policy.lease_ttl_s,  # hints are lost here, which no store of ours does
+        )
+
+    def _run(self) -> Routine:
+        """Begin with what the store says again whenever it was lost, as the shipped thread does."""
+        while not self.deposed:
+            try:
+                yield from drive(self._driver.coordinate(), self.perform)
+            except StoreLostError:
+                yield RETRY_S
+            self._driver = self._new_driver()
+        self.store.unlisten(self._hints)
+
+    def _wait(self, until_s: float) -> Routine:
+        plan = self._driver.plan
+        if self._driver.over and plan is not None and not self.cluster.may_go_on(plan):
+            self.cluster.run_over(self)
+            self.deposed = True
+        return (yield from super()._wait(until_s))
+
+
 class StoryLog:
     """Writes what a driver logs into the story of the seed."""
 
-    def __init__(self, cluster: Cluster, coordination: Coordination) -> None:
+    def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
-        self._coordination = coordination
+        self._name = name
 
     def _tell(self, event: str, **fields: Any) -> None:
         if self._cluster.told is not None:
             shown = ", ".join(str(value) for value in fields.values())
-            self._cluster.story(self._coordination.name, "{}: {}", event, shown)
+            self._cluster.story(self._name, "{}: {}", event, shown)
 
     debug = info = warning = error = _tell
+
+    def exception(self, event: str, **fields: Any) -> None:
+        """A driver has met an error of its own: in the simulator that ends the seed."""
+        raise AssertionError(event) from sys.exception()

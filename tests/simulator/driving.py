@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from elastic_agent.rendezvous.effects import Effect, Steps
+from elastic_agent.transport.base import TransportError
 
 from .kernel import Routine
 
@@ -20,7 +21,7 @@ def drive(steps: Steps[Any], perform: Callable[[Effect[Any]], Routine]) -> Routi
         while True:
             try:
                 answer = yield from perform(effect)
-            except Exception as error:
+            except (TransportError, OSError) as error:  # what goes wrong in the universe, and not with it
                 effect = steps.throw(error)
             else:
                 effect = steps.send(answer)

@@ -17,7 +17,7 @@ from .network import Connection
 from .store import Answer, Store
 
 if TYPE_CHECKING:
-    from .candidate import Candidate
+    from .election import Candidate
     from .machine import Machine
 
 LEADER_LEASES = 0.6
@@ -68,10 +68,7 @@ class Etcd(Store):
         if self.down or self.cluster.over:  # what comes after the run is another run, and not looked at here
             return
         if method == "await_vacancy":
-            if self.office is None:
-                answer((self.revision, True))
-            else:
-                self._candidates.append(answer)
+            self._await_vacancy(args[0], answer)
             return
         super().serve(method, args, lambda value: answer((self.revision, value)))
 
@@ -183,6 +180,20 @@ class Etcd(Store):
         self.revision += 1
         self._waits = [one for one in self._waits if random.random() >= self.hint_loss]
         super().set_plan(data)
+
+    def _await_vacancy(self, patience_s: float, answer: Answer) -> None:
+        """Answer when there is no leader key, or that there still is one after a while."""
+        if self.office is None:
+            answer((self.revision, True))
+            return
+        self._candidates.append(answer)
+
+        def still_held() -> None:
+            if answer in self._candidates and not self.down:
+                self._candidates.remove(answer)
+                answer((self.revision, False))
+
+        self.process.kernel.after(patience_s, self.process.do, still_held)
 
     # -- the office -----------------------------------------------------------------------------
 

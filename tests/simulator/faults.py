@@ -528,7 +528,7 @@ class Faults:
     def _in_office(self) -> Agent | None:
         for holder in self.cluster.holders:
             agent = holder.agent
-            if agent is not None and agent.candidate is not None and agent.candidate.term is not None:
+            if agent is not None and agent.candidate is not None and agent.candidate.leadership is not None:
                 return agent
         return None
 

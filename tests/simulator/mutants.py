@@ -30,6 +30,7 @@ from elastic_agent.rendezvous.bootstrap_offers import BootstrapOffers
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import ReadLeases, ReadRecords, SaveHistory
 from elastic_agent.rendezvous.effects import Steps
+from elastic_agent.rendezvous.election import Election
 from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.store_requests import Connection
 from elastic_agent.transport.base import Snapshot
@@ -299,6 +300,14 @@ def _reads_once(right: Any) -> Any:
             yield from right(self)
 
     return read_all
+
+
+def _leads_once(right: Any) -> Any:
+    def lead(self: Election) -> Steps[None]:
+        self._over = True
+        yield from right(self)
+
+    return lead
 
 
 # -- the budget ---------------------------------------------------------------------------------
@@ -879,6 +888,13 @@ _ALL = (
         "a generation that a deposed coordinator could not publish ends the running world, uncharged",
         ((coordinator.Coordinator, "_higher_history", _above_intentions),),
         focus=("office lost", "worker fails", "drain", "lossy network"),
+        hosting="etcd",
+    ),
+    Mutant(
+        "leads-once",
+        "an agent that lost its leadership takes no part in elections any more",
+        ((Election, "_lead", _leads_once),),
+        focus=("office lost", "coordinator freeze"),
         hosting="etcd",
     ),
     Mutant(

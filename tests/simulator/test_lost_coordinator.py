@@ -35,7 +35,7 @@ def plan_of(cluster: Cluster) -> Plan | None:
 
 def coordinates(holder: Seatholder) -> bool:
     candidate = holder.agent.candidate if holder.agent is not None else None
-    return candidate is not None and candidate.term is not None
+    return candidate is not None and candidate.leadership is not None
 
 
 def recovery_leases(seed: int, *, of_coordinator: bool) -> float | None:

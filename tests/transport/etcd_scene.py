@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from elastic_agent.protocol.records import Plan, encode
+from elastic_agent.rendezvous.election_thread import LeaderKeyThread
 from elastic_agent.rendezvous.etcd_meeting import Members
-from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, campaign, run_life
+from elastic_agent.transport.etcd import (
+    EtcdLink,
+    KeptLeases,
+    RunKeys,
+    Term,
+    await_vacancy,
+    run_life,
+    stand,
+)
 from elastic_agent.transport.etcd_client import EtcdClient, delete, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
@@ -17,6 +27,18 @@ from tests.etcd import EtcdCluster
 from .support import Scene
 
 LEASE_TTL_S = 5.0
+
+
+def campaign(
+    client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, patience_s: float
+) -> Term | None:
+    """Become the run's coordinator as soon as there is none; None if there still was one after a while."""
+    life = await_vacancy(client, keys, patience_s)
+    sent_s = time.monotonic()
+    term = stand(client, keys, who, lease_ttl_s, life) if life is not None else None
+    if term is not None:
+        LeaderKeyThread(term, sent_s).start()
+    return term
 
 
 class EtcdScene(Scene):
@@ -95,7 +117,7 @@ class EtcdStranger:
 def sharing_office(term: Term, client: EtcdClient) -> Term:
     """The same office over another connection."""
     own: Any = term
-    return Term(client, own._keys, own._lease_id, own._since, own._who)
+    return Term(client, own._keys, own._lease_id, own.ttl_s, own._since, own._who)
 
 
 def endpoint_of(cluster: EtcdCluster) -> Endpoint:

@@ -13,14 +13,14 @@ from elastic_agent.protocol.records import History, Phase, State
 from elastic_agent.rendezvous.etcd_meeting import FRESH_S, Members
 from elastic_agent.transport import etcd
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
-from elastic_agent.transport.etcd import DeposedError, EtcdLink, KeptLeases, Term, campaign
+from elastic_agent.transport.etcd import DeposedError, EtcdLink, KeptLeases, Term
 from elastic_agent.transport.etcd_client import EtcdClient, prefix_end
 from elastic_agent.transport.etcd_plans import UnknownPlanError
 from elastic_agent.transport.lane import Lane
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 
-from .etcd_scene import EtcdScene, endpoint_of
+from .etcd_scene import EtcdScene, campaign, endpoint_of
 from .relay import Relay
 from .support import PATIENCE_S, lease, member, plan
 
@@ -129,7 +129,7 @@ def test_a_successor_knows_from_the_coordinators_marks_by_when_leases_were_renew
     before_s = time.monotonic()
     assert node.renew(lease("a"), lease("a").renewed())
     revision = int(etcd_scene.client().get(keys.lease("a")).mod_revision)
-    first.mark()
+    first.write_mark()
     wait_until(lambda: client.revisions.written_by(revision) is not None)
     marked_s = time.monotonic()
     first.resign()
@@ -149,7 +149,7 @@ def test_a_mark_leaves_the_coordinator_in_office(etcd_scene: EtcdScene) -> None:
     term, keys, client = etcd_scene.term(), etcd_scene.keys(), etcd_scene.client()
     created = client.get(keys.leader)
     assert created is not None
-    term.mark()
+    term.write_mark()
     wait_until(lambda: client.get(keys.leader).mod_revision > created.mod_revision)
     marked = client.get(keys.leader)
     assert (marked.value, marked.lease) == (created.value, created.lease)

@@ -89,6 +89,8 @@ class RunDriver:
         """Whether a live node still depends on the store for this run."""
         self.over = False
         """Whether the run has its verdict and every live node knows it."""
+        self.winding_up = False
+        """Whether the run has its verdict, or is about to, and not every live node knows it."""
         self._clock = clock
         self._log = log
         self._store_born_s = store_born_s
@@ -113,12 +115,6 @@ class RunDriver:
     def plan(self) -> Plan | None:
         """The newest plan, or None before the first."""
         return self._coordinator.plan
-
-    @property
-    def winding_up(self) -> bool:
-        """Whether the run has its verdict, but not every live node knows it."""
-        plan = self._coordinator.plan
-        return plan is not None and plan.is_terminal and not self.over
 
     # -- the life of a run ----------------------------------------------------------------------
 
@@ -179,6 +175,7 @@ class RunDriver:
         decision = yield from self._act()
         self._decide_s = decision.wake_s
         self.over = decision.done
+        self.winding_up = self.plan is not None and self.plan.is_terminal and not self.over
         self.needed = self._coordinator.anybody_here and not decision.done
         unused = not self._coordinator.anybody_here and (decision.done or self.plan is None)
         self._unused_since_s = min(self._unused_since_s, now_s) if unused else math.inf
@@ -314,6 +311,7 @@ class RunDriver:
         before = self.plan
         if plan.generation > 0:
             yield from self._save(plan.history())  # before any node can read it
+        self.winding_up |= plan.is_terminal  # before our own agent can read it, and end
         if (yield from Publish(plan)):
             self._coordinator.published(plan, self._clock())
             return True

@@ -13,7 +13,7 @@ from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, store_id
 from elastic_agent.transport.etcd_client import CALL_TIMEOUT_S, EtcdClient, Revisions
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
-from .candidate import Candidate
+from .election_thread import ElectionThread
 from .place import MeetingPlace
 
 FRESH_S = 0.5
@@ -150,7 +150,7 @@ class EtcdMeeting(MeetingPlace):
         self._lease_ttl_s = lease_ttl_s
         self._kept = KeptLeases(lease_ttl_s)
         self._lock = threading.Lock()
-        self._candidate: Candidate | None = None
+        self._election: ElectionThread | None = None
 
     def agree(self, fingerprint: str) -> str:
         """An etcd is shared by many: here every run has a name (the settings see to that)."""
@@ -177,8 +177,8 @@ class EtcdMeeting(MeetingPlace):
             client.close()
             raise
         with self._lock:
-            if self._candidate is None:
-                self._candidate = Candidate(
+            if self._election is None:
+                self._election = ElectionThread(
                     self.run_id,
                     keys,
                     lambda: self._members.dial()[0],
@@ -186,25 +186,25 @@ class EtcdMeeting(MeetingPlace):
                     self._lease_ttl_s,
                     self._poke,
                 )
-                self._candidate.start()
+                self._election.start()
         return link
 
     def _mark(self) -> None:
         """Our lease was renewed: if we coordinate, others are to know by when."""
-        candidate = self._candidate
-        if candidate is not None:
-            candidate.mark()
+        election = self._election
+        if election is not None:
+            election.mark()
 
     @property
     def busy_with(self) -> list[str]:
         """The run, while this agent coordinates it and its verdict is not known to everybody."""
-        candidate = self._candidate
-        return [self.run_id] if self.run_id and candidate is not None and candidate.winding_up else []
+        election = self._election
+        return [self.run_id] if self.run_id and election is not None and election.winding_up else []
 
     def close(self) -> None:
         """Stand for coordinator no more; another agent takes over at once."""
         with self._lock:
-            if self._candidate is not None:
-                self._candidate.stop()
-                self._candidate = None
+            if self._election is not None:
+                self._election.stop()
+                self._election = None
         self._members.close()

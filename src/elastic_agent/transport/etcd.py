@@ -23,7 +23,6 @@ import contextlib
 import math
 import re
 import secrets
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -343,8 +342,12 @@ class Term:
     when etcd does not answer; either ends the term.
     """
 
-    def __init__(self, client: EtcdClient, keys: RunKeys, lease_id: int, since: int, who: str) -> None:
-        """``since``: the revision in which our leader key was written. See :func:`campaign`."""
+    def __init__(
+        self, client: EtcdClient, keys: RunKeys, lease_id: int, ttl_s: int, since: int, who: str
+    ) -> None:
+        """``since``: the revision in which our leader key was written. See :func:`stand`."""
+        self.ttl_s = ttl_s
+        """How long the leader key lives without :meth:`keep_alive`, seconds."""
         self._client = client
         self._keys = keys
         self._lease_id = lease_id
@@ -355,33 +358,36 @@ class Term:
         self._plans = PlanReader(client, keys.plan, _log_complaint)
         self._next_revision = since
         self._watch: Watch | None = None
-        self._keeper: _Keeper | None = None
+        self._lost = ""
+        """Why we are not in office any more; empty while we are, as far as known."""
         self._resigned = False
 
-    def begin(self, ttl_s: int) -> None:
-        """Keep the leader key alive from now on, in a thread of its own."""
-        self._keeper = _Keeper(self._client, self._lease_id, ttl_s, self._write_mark)
-        self._keeper.start()
+    def keep_alive(self) -> bool:
+        """Keep the leader key alive; False if it is gone."""
+        try:
+            self._client.keep_alive(self._lease_id)
+        except LeaseGoneError:
+            return False
+        return True
 
-    def mark(self) -> None:
-        """Soon write the leader key again, which every candidate watches; returns at once.
+    def write_mark(self) -> None:
+        """Write the leader key again, which every agent of the run watches.
 
         So each of them knows by when everything was written that had been written before: the lease of the
         coordinator's own node above all, which may be lost together with it.
         """
-        if self._keeper is not None:
-            self._keeper.mark()
-
-    def _write_mark(self) -> None:
         self._while_in_office([], [put(self._keys.leader, self._who.encode(), self._lease_id)])
+
+    def lose(self, reason: str) -> None:
+        """We are not in office any more: whatever waits for etcd over our connection ends with that (any thread)."""
+        self._lost = reason
+        self._client.close()
 
     def resign(self) -> None:
         """Give the office up, so that another agent takes over at once. Does what it can, raises nothing."""
         if self._resigned:
             return
         self._resigned = True
-        if self._keeper is not None:
-            self._keeper.stop()
         try:
             self._client.revoke(self._lease_id)
         except Exception as error:  # then the key goes with its lease
@@ -402,8 +408,8 @@ class Term:
                 self._watch = Watch(self._client, members, prefix_end(members), self._next_revision)
             news = self._watch.wait(timeout_s)
         except StoreLostError:
-            if self._keeper is not None and self._keeper.lost:
-                raise DeposedError(self._keeper.lost) from None
+            if self._lost:
+                raise DeposedError(self._lost) from None
             raise
         except CompactedError:
             self._watch = None
@@ -561,76 +567,11 @@ class Term:
         return done
 
 
-class _Keeper(threading.Thread):
-    """Keeps the leader key alive. Its deadline is its own: etcd may end the lease right after.
-
-    When the office is lost the connection is closed, so that whoever waits over it need not wait any longer.
-    """
-
-    def __init__(self, client: EtcdClient, lease_id: int, ttl_s: int, write_mark: Callable[[], None]) -> None:
-        super().__init__(name="etcd-leader", daemon=True)
-        self._client = client
-        self._lease_id = lease_id
-        self._ttl_s = ttl_s
-        self._write_mark = write_mark
-        self._wake = threading.Event()
-        self._stopping = False
-        self.lost = ""
-        """Why we are not in office any more; empty while we are."""
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._wake.set()
-
-    def mark(self) -> None:
-        """Write a mark now."""
-        self._wake.set()
-
-    def run(self) -> None:
-        self.lost = self._keep()
-        if self.lost:
-            self._client.close()
-
-    def _keep(self) -> str:
-        """Until stopped (the empty string), or until the office is lost: why it is."""
-        renewed_s = kept_s = time.monotonic()
-        while True:
-            marking = self._wake.wait(max(0.0, kept_s + self._ttl_s / 4 - time.monotonic()))
-            if marking:
-                self._wake.clear()
-            if self._stopping:
-                return ""
-            try:
-                if marking:
-                    self._write_mark()
-                if time.monotonic() - kept_s >= self._ttl_s / 4:
-                    kept_s = time.monotonic()
-                    self._client.keep_alive(self._lease_id)
-                    renewed_s = kept_s
-            except LeaseGoneError:
-                return "the coordinator's etcd lease ran out"
-            except DeposedError as error:
-                return str(error)
-            except Exception as error:
-                if time.monotonic() - renewed_s > self._ttl_s:
-                    return f"the coordinator's etcd lease was not renewed: {error}"
-
-
-def campaign(
-    client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, patience_s: float
-) -> Term | None:
-    """Become the run's coordinator as soon as there is none; None if there still was one after a while.
+def await_vacancy(client: EtcdClient, keys: RunKeys, patience_s: float) -> bytes | None:
+    """Wait until the run has nodes and no coordinator: the life of its records; None if that takes longer.
 
     A run whose records were removed has none until a node comes to the next one of its name.
-
-    Args:
-        client: becomes the term's own if there is one.
-        keys: of the run.
-        who: a name for logs.
-        lease_ttl_s: of the run's nodes, seconds; the office outlives its holder by less than that.
-        patience_s: how long to wait at most, seconds.
     """
-    ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
     life = client.range(keys.life)
     if not life.kvs:
         with contextlib.suppress(CompactedError):
@@ -639,15 +580,27 @@ def campaign(
     found = client.range(keys.leader)
     if found.kvs and not _becomes_free(client, keys.leader, found.header.revision + 1, patience_s):
         return None
+    return bytes(life.kvs[0].value)
+
+
+def stand(client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, life: bytes) -> Term | None:
+    """Become the run's coordinator, unless there is one; its key has to be kept alive then.
+
+    Args:
+        client: becomes the term's own if there is one.
+        keys: of the run.
+        who: a name for logs.
+        lease_ttl_s: of the run's nodes, seconds; the office outlives its holder by less than that.
+        life: of the run's records.
+    """
+    ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
     lease_id = client.grant(ttl_s)
-    unchanged = has_value(keys.life, life.kvs[0].value)
-    done = client.transact([unchanged, is_missing(keys.leader)], [put(keys.leader, who.encode(), lease_id)])
+    free = [has_value(keys.life, life), is_missing(keys.leader)]
+    done = client.transact(free, [put(keys.leader, who.encode(), lease_id)])
     if not done.succeeded:
         client.revoke(lease_id)
         return None
-    term = Term(client, keys, lease_id, int(done.header.revision), who)
-    term.begin(ttl_s)
-    return term
+    return Term(client, keys, lease_id, ttl_s, int(done.header.revision), who)
 
 
 def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
-from elastic_agent.rendezvous.candidate import Candidate
+from elastic_agent.rendezvous.election_thread import ElectionThread
 from elastic_agent.rendezvous.etcd_meeting import Members
 from elastic_agent.rendezvous.memory import RunMemory
-from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, campaign, run_life
+from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, run_life
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago
 from tests.protocol.support import world
+from tests.transport.etcd_scene import campaign
 
 from .support import LEASE_S, MARGIN_S, PATIENCE_S
 
@@ -41,9 +42,9 @@ def members(tmp_path: Path) -> Iterator[Members]:
 
 
 @contextmanager
-def candidate(members: Members, memory: RunMemory) -> Iterator[Candidate]:
+def election(members: Members, memory: RunMemory) -> Iterator[ElectionThread]:
     keys = RunKeys(ACCESS.prefix, RUN)
-    one = Candidate(RUN, keys, lambda: members.dial()[0], memory, LEASE_S, lambda: None)
+    one = ElectionThread(RUN, keys, lambda: members.dial()[0], memory, LEASE_S, lambda: None)
     one.start()
     try:
         yield one
@@ -68,7 +69,7 @@ def test_the_memory_of_a_finished_run_ends_no_new_one_of_that_name(members: Memb
     memory = RunMemory(tmp_path / "state")
     memory.save(RUN, History(generation=3, verdict=Phase.FINISHED))
     term_of_the_run(members).remove_run(History(generation=3, verdict=Phase.FINISHED, settled=True))
-    with candidate(members, memory):
+    with election(members, memory):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.FORMING, 4), plan.reason
@@ -80,7 +81,7 @@ def test_a_finished_run_does_not_begin_again_because_etcd_lost_the_verdict(
     """Not everybody has heard it yet."""
     memory = RunMemory(tmp_path / "state")
     memory.save(RUN, History(generation=3, verdict=Phase.FINISHED))
-    with candidate(members, memory):
+    with election(members, memory):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.FINISHED, 3), plan.reason
@@ -92,7 +93,7 @@ def test_in_a_new_etcd_nothing_is_formed_until_nodes_that_an_earlier_one_knew_ar
     """A node that knows nothing of them is elected first; they are slow to dial again."""
     registered_s = time.monotonic()
     c = node(new_etcd, "c")
-    with candidate(new_etcd, RunMemory(tmp_path / "state")):
+    with election(new_etcd, RunMemory(tmp_path / "state")):
         assert c.next_plan(0, 0.5 * LEASE_S) is None
         assert "the store is new" in c.read_status()
         plan = c.next_plan(0, PATIENCE_S)
@@ -105,7 +106,7 @@ def test_a_world_that_etcd_has_lost_runs_on_although_a_node_that_does_not_know_i
     new_etcd: Members, tmp_path: Path
 ) -> None:
     node(new_etcd, "c")
-    with candidate(new_etcd, RunMemory(tmp_path / "state")):
+    with election(new_etcd, RunMemory(tmp_path / "state")):
         known = History(3, world(3, "a-1"), order=("a",))
         a = node(new_etcd, "a", state=State.RUNNING, generation=3, history=known)
         plan = a.next_plan(0, 0.5 * LEASE_S)
@@ -116,7 +117,7 @@ def test_a_world_that_etcd_has_lost_runs_on_although_a_node_that_does_not_know_i
 def test_a_run_in_an_etcd_that_has_been_in_use_for_long_does_not_wait(
     members: Members, tmp_path: Path
 ) -> None:
-    with candidate(members, RunMemory(tmp_path / "state")):
+    with election(members, RunMemory(tmp_path / "state")):
         plan = node(members, "a").next_plan(0, 0.5 * LEASE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.FORMING, 1), plan.reason
@@ -136,7 +137,7 @@ def test_an_unfinished_run_that_etcd_lost_goes_on_above_what_the_machine_remembe
 ) -> None:
     memory = RunMemory(tmp_path / "state")
     memory.save(RUN, History(generation=7, charged=2))
-    with candidate(members, memory):
+    with election(members, memory):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2), plan.reason
@@ -150,7 +151,7 @@ def test_a_machine_that_slept_through_the_end_of_its_run_begins_above_it(
     memory.save(RUN, History(generation=3, charged=1))
     ended = History(generation=4, charged=1, verdict=Phase.FINISHED, settled=True)
     term_of_the_run(members).remove_run(ended)
-    with candidate(members, memory):
+    with election(members, memory):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 5, 0), plan.reason
@@ -162,7 +163,7 @@ def test_a_stopped_run_is_taken_up_above_its_end_by_a_machine_that_does_not_reme
 ) -> None:
     ended = History(generation=4, charged=1, order=("b", "a"), verdict=Phase.STOPPED, settled=True)
     term_of_the_run(members).remove_run(ended)
-    with candidate(members, RunMemory(tmp_path / "state")):
+    with election(members, RunMemory(tmp_path / "state")):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 5, 1), plan.reason

@@ -1,0 +1,100 @@
+"""The drivers of the election: when an agent leads, and when it knows that it does not any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic_agent.rendezvous.effects import Effect, run
+from elastic_agent.rendezvous.election import KeepAlive, WaitForMark, WriteMark, keep_leading
+from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport.etcd import DeposedError
+
+TTL_S = 4.0
+
+
+class LeaderKey:
+    """A leader key, and a clock that only waiting moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.marks_due: list[float] = []
+        self.marks: list[float] = []
+        self.kept: list[float] = []
+        self.given_up_s = 1100.0
+        self.etcd_answers_until_s = 1e9
+        self.answer_takes_s = 0.0
+
+    def keep(self, elected_s: float = 1000.0) -> str:
+        return run(keep_leading(lambda: self.now_s, TTL_S, elected_s), self.perform)
+
+    def perform(self, effect: Effect[Any]) -> Any:
+        if isinstance(effect, WaitForMark):
+            return self.wait(effect.until_s)
+        self.now_s += self.answer_takes_s
+        if self.now_s > self.etcd_answers_until_s:
+            raise StoreLostError("no answer")
+        if isinstance(effect, WriteMark):
+            self.marks.append(self.now_s)
+            return None
+        assert isinstance(effect, KeepAlive)
+        self.kept.append(self.now_s)
+        return True
+
+    def wait(self, until_s: float) -> bool | None:
+        marking = bool(self.marks_due) and self.marks_due[0] <= until_s
+        self.now_s = max(self.now_s, self.marks_due.pop(0) if marking else until_s)
+        return None if self.now_s >= self.given_up_s else marking
+
+
+@pytest.fixture
+def key() -> LeaderKey:
+    return LeaderKey()
+
+
+def test_the_key_is_kept_alive_four_times_in_its_time_until_leadership_is_given_up(key: LeaderKey) -> None:
+    key.given_up_s = 1004.5
+    assert key.keep() == ""
+    assert key.kept == [1001.0, 1002.0, 1003.0, 1004.0]
+
+
+def test_marks_are_written_at_once_and_do_not_put_off_keeping_the_key_alive(key: LeaderKey) -> None:
+    key.marks_due, key.given_up_s = [1000.4, 1000.8, 1001.2], 1002.5
+    assert key.keep() == ""
+    assert key.marks == [1000.4, 1000.8, 1001.2]
+    assert key.kept == [1001.0, 1002.0]
+
+
+def test_leadership_is_lost_when_etcd_has_not_answered_for_the_time_of_the_key(key: LeaderKey) -> None:
+    key.etcd_answers_until_s = 1003.0
+    assert "not renewed: no answer" in key.keep()
+    assert key.kept[-1] + TTL_S < key.now_s <= key.kept[-1] + 1.5 * TTL_S
+
+
+def test_the_time_of_the_key_counts_from_when_it_was_asked_for(key: LeaderKey) -> None:
+    """The answer may have taken long; etcd counts from before it."""
+    key.etcd_answers_until_s = 0.0
+    assert "not renewed" in key.keep(elected_s=1000.0 - 0.9 * TTL_S)
+    assert key.now_s <= 1000.0 + 0.5 * TTL_S
+
+
+def test_the_time_of_a_renewal_counts_from_when_it_was_sent(key: LeaderKey) -> None:
+    key.answer_takes_s, key.etcd_answers_until_s = 0.5, 1001.6
+    key.keep()
+    assert key.kept == [1001.5]
+    assert key.now_s <= 1001.0 + 1.5 * TTL_S
+
+
+@pytest.mark.parametrize("answer", [False, DeposedError("b leads")])
+def test_leadership_is_lost_at_once_when_etcd_says_so(key: LeaderKey, answer: bool | DeposedError) -> None:
+    def perform(effect: Effect[Any]) -> Any:
+        if isinstance(effect, KeepAlive):
+            if isinstance(answer, DeposedError):
+                raise answer
+            return answer
+        return key.perform(effect)
+
+    lost = run(keep_leading(lambda: key.now_s, TTL_S, 1000.0), perform)
+    assert lost == ("b leads" if isinstance(answer, DeposedError) else "the coordinator's etcd lease ran out")
+    assert key.now_s == 1001.0
