@@ -95,7 +95,8 @@ class Checker:
             if machine.paused:
                 continue  # the exception for hosts paused as a whole: nothing runs there
             if self.forgot:
-                self._only(group.world)
+                if not self.being_killed_after_thaw(group):
+                    self._only(group.world)
             elif group.generation != self.newest_run and not self.being_killed_after_thaw(group):
                 self.broken(
                     "safety 2 (one generation at a time)",
