@@ -83,6 +83,8 @@ class Coordination:
             return self.machine.disk
         assert isinstance(effect, SaveHistory)
         yield self.cluster.crash_point("before remembering", self.process)
+        if self.machine.disk_takes_s:
+            yield self.machine.real_s(self.machine.disk_takes_s)
         self.machine.remember(effect.history)
 
     def _use_store(self, effect: Effect[Any]) -> Routine:

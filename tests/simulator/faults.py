@@ -573,6 +573,18 @@ class Faults:
             ("before publishing", "after publishing", "before remembering")
         )
 
+    def _slow_disk(self) -> None:
+        """Whoever coordinates waits for its disk, less than the second after which it would go on without."""
+        cluster = self.cluster
+        machine = self._some().machine if cluster.scenario.store_survives else cluster.endpoint.machine
+        cluster.story(machine.name, "has a slow disk")
+        machine.disk_takes_s = self.random.choice((0.05, 0.3, 0.9))
+
+        def heal() -> None:
+            machine.disk_takes_s = 0.0
+
+        self._for_a_while(heal)
+
     def _coordinator_change(self) -> None:
         self._depose()
 

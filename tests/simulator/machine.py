@@ -19,6 +19,8 @@ class Machine:
         self.last_thaw_s = -1.0
         self.disk: History | None = None
         """What this machine's state directory says of the run."""
+        self.disk_takes_s = 0.0
+        """How long a coordinator waits until something is written."""
         self._rate = random.choice(
             (1.0 - max_skew, 1.0 + max_skew, 1.0 + random.uniform(-max_skew, max_skew))
         )

@@ -891,6 +891,12 @@ _ALL = (
         hosting="etcd",
     ),
     Mutant(
+        "waits-for-a-hung-start",
+        "a node whose workers never start is waited for without end",
+        ((running, "_is_slow", _always(False)),),
+        focus=("start hangs",),
+    ),
+    Mutant(
         "leads-once",
         "an agent that lost its leadership takes no part in elections any more",
         ((Election, "_lead", _leads_once),),

@@ -14,6 +14,9 @@ from .faults import Faults
 from .mutants import MUTANTS, Mutant, applied
 from .pairs import ANYTHING, Draw, pair_of
 
+MAX_EVENTS = 1_000_000
+"""Seeds take some thousands."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -55,6 +58,8 @@ def _live(cluster: Cluster) -> None:
 
     def after_each_step() -> bool:
         checker.step()
+        if kernel.events > MAX_EVENTS:
+            checker.broken("liveness (nothing goes round in circles)", f"{MAX_EVENTS} events, and no end")
         return cluster.everybody_gone()
 
     kernel.run(scenario.quiet_s, after_each_step)
