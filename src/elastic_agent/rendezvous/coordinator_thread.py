@@ -177,7 +177,9 @@ class CoordinatorThread(threading.Thread):
         """Resume one run's driver, if it is due. What goes wrong with one run is not to end the others."""
         now_s = time.monotonic()
         rest = self._resting.get(run_id, _Rest())
-        if now_s < rest.until_s:
+        if (
+            now_s < rest.until_s or self._stopping.is_set()
+        ):  # each run may take a time-out when the store is closed
             return
         try:
             run = self._coordinated.get(run_id)
