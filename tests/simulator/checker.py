@@ -524,6 +524,23 @@ class Checker:
             if not there and not succeeded and not agent.holder.spoilt and not just_now:
                 self.broken("liveness (losses are noticed)", f"{seat.node_id} is gone but counted on")
 
+    def second_agents_were_refused(self) -> None:
+        """Some time after the end of the faults no two agents go on under one node id."""
+        settled_s = self.cluster.kernel.now - self.cluster.scenario.bound_s
+        going_on = [
+            one.node_id
+            for one in self.cluster.holders
+            if one.agent is not None
+            and one.agent.process.alive
+            and one.agent.outcome is None
+            and one.agent.began_s < settled_s
+            and not one.spoilt
+        ]
+        for node_id in set(going_on):
+            self.require(
+                going_on.count(node_id) == 1, "a second agent is refused", f"{node_id} has several agents"
+            )
+
     def all_is_over(self) -> None:
         """In the end the run has a verdict, and everybody departed with it."""
         cluster = self.cluster

@@ -891,6 +891,12 @@ _ALL = (
         hosting="etcd",
     ),
     Mutant(
+        "refuses-nobody",
+        "a second agent with the id of a living node is not refused",
+        ((coordinator.Coordinator, "_refusals", _always(None)),),
+        focus=("impostor",),
+    ),
+    Mutant(
         "waits-for-a-hung-start",
         "a node whose workers never start is waited for without end",
         ((running, "_is_slow", _always(False)),),

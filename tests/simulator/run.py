@@ -66,6 +66,7 @@ def _live(cluster: Cluster) -> None:
     checker.watch_liveness()
     kernel.run(scenario.quiet_s + scenario.bound_s, after_each_step)
     checker.losses_were_noticed()
+    checker.second_agents_were_refused()
     patience_s = 12 * scenario.bound_s + scenario.policy.join_timeout_s + 30.0
     patience_s += scenario.policy.restart_backoff_s * (scenario.policy.max_restarts + 1)
     kernel.run(scenario.quiet_s + patience_s, after_each_step)
