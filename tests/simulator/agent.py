@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from elastic_agent.protocol.forming import STOP_SLACK_S
 from elastic_agent.protocol.node import (
     Action,
     Announce,
@@ -164,6 +165,8 @@ class Agent:
         self.asked_to_leave = self.asked_for_the_end = False
         self._mail = Inbox(cluster.kernel)
         self._stopping: Grace | None = None
+        self.stop_hangs = False
+        """Whether it does not get on with a stop, while it renews its lease."""
         self._hasten = Inbox(cluster.kernel)
         self._dialling_since_s: float | None = None
         self.session = NodeSession(
@@ -333,6 +336,11 @@ class Agent:
 
     def _stop_group(self, group: Group | None) -> Routine:
         """SIGTERM, grace, SIGKILL; whatever hastens it shortens the grace."""
+        if group is not None and group.alive and self.holder.hangs_at_stop():
+            self.stop_hangs = True
+            yield 3.0 * (self.cluster.scenario.bound_s + STOP_SLACK_S)
+            self.stop_hangs = False
+            self.cluster.stop_hung()
         if group is not None and group.alive:
             gone = Inbox(self.cluster.kernel)
             group.ends.append(gone)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EPSILON_S = 1e-6
 RULE = "safety 5 (budget)"
-UNDISTURBED = frozenset(WORK) - {"start fails", "start hangs", "unkillable"}
+UNDISTURBED = frozenset(WORK) - {"start fails", "start hangs", "stop hangs", "unkillable"}
 """Faults that leave the coordinator, and what it is told, alone."""
 
 

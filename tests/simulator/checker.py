@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_agent.protocol.forming import STOP_SLACK_S
 from elastic_agent.protocol.node import Activity
 from elastic_agent.protocol.records import (
     FailureKind,
@@ -489,8 +490,10 @@ class Checker:
         if cluster.over or (self.final is not None and self.final.phase is not Phase.STOPPED):
             return
         enough = cluster.enough_healthy()
-        since_s = max(self.forming_since_s or 0.0, cluster.scenario.quiet_s)
+        since_s = max(self.forming_since_s or 0.0, cluster.scenario.quiet_s, cluster.stop_hung_s)
         bound_s = cluster.scenario.bound_s + self._revocations_s() + self.budget.pause_s(self.newest)
+        if any(one.stop_hangs for one in cluster.holders):
+            bound_s += STOP_SLACK_S
         late = cluster.kernel.now - since_s > bound_s
         if enough and late and self.forming_since_s is not None:
             well = len(cluster.healthy())

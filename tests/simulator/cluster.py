@@ -46,6 +46,7 @@ class Seatholder:
     failing_starts: int = 0
     hanging_starts: int = 0
     unkillable_stops: int = 0
+    hanging_stops: int = 0
     portless: bool = False
     """It has no port for a bootstrap store."""
     spoilt: bool = False
@@ -64,6 +65,17 @@ class Seatholder:
         """Whether this start fails."""
         self.failing_starts -= self.failing_starts > 0
         return self.failing_starts > 0
+
+    @property
+    def stop_hangs(self) -> bool:
+        """Whether its agent does not get on with a stop, or will not."""
+        agent = self.agent
+        return self.hanging_stops > 0 or (agent is not None and agent.process.alive and agent.stop_hangs)
+
+    def hangs_at_stop(self) -> bool:
+        """Whether the agent does not get on with this stop, while its lease is renewed."""
+        self.hanging_stops -= self.hanging_stops > 0
+        return self.hanging_stops > 0
 
     def hangs_at_start(self) -> bool:
         """Whether this start never ends."""
@@ -172,6 +184,8 @@ class Cluster:
         """Faults that last and are not undone yet."""
         self.etcd_forgets = False
         """Whether those that are elected in the next etcd are not given what the best informed node knows."""
+        self.stop_hung_s = 0.0
+        """Until when an agent last did not get on with a stop."""
         self.troubled_s = 0.0
         """When anything last went wrong, was put right, or was started."""
         self.offers: dict[Address, Offer] = {}
@@ -302,6 +316,7 @@ class Cluster:
         for holder in self.holders:
             holder.spoilt, holder.wanted, holder.hanging_starts = False, True, 0
             holder.failing_starts, holder.unkillable_stops, holder.portless = 0, 0, False
+            holder.hanging_stops = 0
             self.kernel.after(self.kernel.random.random(), self.start, holder)
         self.unreachable.clear()
         if self.scenario.hosting == "serve":
@@ -438,6 +453,7 @@ class Cluster:
             for holder in self.holders
             if holder.wanted
             and not holder.spoilt
+            and not holder.stop_hangs
             and not holder.impostor
             and holder.agent is not None
             and holder.agent.process.alive
@@ -455,11 +471,21 @@ class Cluster:
         """Something goes wrong now, or is put right."""
         self.troubled_s = self.kernel.now
 
+    def stop_hung(self) -> None:
+        """An agent gets on with a stop after it did not for long."""
+        self.trouble()
+        self.stop_hung_s = self.kernel.now
+
     def well_for_s(self) -> float:
         """For how long nothing has gone wrong, and nothing is about to; 0 if that cannot be told."""
         lurking = self.traps or self.armed_crash or self.armed_freeze or self.unreachable or self.network.loss
         hampered = any(
-            one.spoilt or one.failing_starts or one.hanging_starts or one.unkillable_stops or one.impostor
+            one.spoilt
+            or one.failing_starts
+            or one.hanging_starts
+            or one.unkillable_stops
+            or one.stop_hangs
+            or one.impostor
             for one in self.holders
         )
         if self.ongoing or lurking or hampered or not self.endpoint.serving or self.network.stray:

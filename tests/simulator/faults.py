@@ -124,7 +124,7 @@ class Faults:
         if cluster.endpoint.store is not None:
             cluster.endpoint.store.hint_loss = 0.0
         for holder in cluster.holders:
-            holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = 0
+            holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = holder.hanging_stops = 0
         self.kernel.after(0.0, self._bring_back)  # after what the thaws bring about
         cluster.job.hurry()
         if cluster.scenario.last_ask is not None:
@@ -250,6 +250,8 @@ class Faults:
             self._flap_for_good(holder, 0.3)
         elif kind == "hangs at start":
             holder.hanging_starts = 10**6
+        elif kind == "hangs at stop":
+            holder.hanging_stops = 10**6
         elif kind == "fails at start":
             holder.failing_starts = 10**6
         elif kind == "cannot kill":
@@ -269,7 +271,7 @@ class Faults:
             return
         cluster.story(holder.node_id, "is well again, as it is needed")
         holder.spoilt = False
-        holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = 0
+        holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = holder.hanging_stops = 0
         holder.portless = False
         cluster.unreachable.clear()
         self._restart_unless_departed(holder)
@@ -366,6 +368,9 @@ class Faults:
 
     def _start_hangs(self) -> None:
         self._some().hanging_starts += self.random.choice((2, 4))
+
+    def _stop_hangs(self) -> None:
+        self._some().hanging_stops += 2
 
     def _unkillable(self) -> None:
         self._some().unkillable_stops += 1

@@ -897,6 +897,12 @@ _ALL = (
         focus=("impostor",),
     ),
     Mutant(
+        "waits-for-a-hung-stop",
+        "a node that renews its lease and does not stop its workers is waited for without end",
+        ((forming, "STOP_SLACK_S", lambda right: float("inf")),),
+        focus=("stop hangs", "worker fails"),
+    ),
+    Mutant(
         "waits-for-a-hung-start",
         "a node whose workers never start is waited for without end",
         ((running, "_is_slow", _always(False)),),

@@ -335,7 +335,8 @@ class NoticeRules:
         def look() -> None:
             moved = not agent.process.frozen and agent.process.thawed_s < began_s
             moved = moved and agent.guard.process.thawed_s < began_s and not agent.guard.process.frozen
-            if agent.process.alive and moved:
+            hung = agent.stop_hangs or cluster.stop_hung_s >= began_s
+            if agent.process.alive and moved and not hung:
                 self._require(agent.outcome is not None, "who is asked to leave leaves", agent.name)
 
         kernel.after(within_s, look)

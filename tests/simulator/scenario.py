@@ -59,6 +59,7 @@ WORK = (
     "early success",
     "start fails",
     "start hangs",
+    "stop hangs",
     "unkillable",
 )
 """What workers do."""
@@ -81,6 +82,7 @@ GREMLINS = (
     "flaps",
     "flaps early",
     "hangs at start",
+    "hangs at stop",
     "fails at start",
     "cannot kill",
     "unreachable",
