@@ -231,7 +231,7 @@ class Agent:
         yield from self._performer.run(self.session.until_written(self.cluster.policy.lease_ttl_s))
         self._life.cancel()
         while self.cluster.serves(self):
-            yield 0.5
+            yield self.cluster.kernel.random.choice((0.001, 0.01, 0.3))
         if self.candidate is not None:
             yield from self.candidate.stop()
         self.cluster.departed(self)

@@ -61,6 +61,8 @@ class Checker:
         self.newest: Plan | None = None
         """The plan that was published last."""
         self.final: Plan | None = None
+        self.ended_s = 0.0
+        """When the verdict was published."""
         self.newest_history: History | None = None
         """What somebody who has read every plan would remember."""
         self.forgot = False
@@ -457,7 +459,7 @@ class Checker:
     def _ended(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
         if self.final is not None:
             return
-        self.final = plan
+        self.final, self.ended_s = plan, self.cluster.kernel.now
         if plan.phase is Phase.FINISHED:
             assert plan.world is not None
             truth = self.cluster.job.of(plan.generation)
@@ -554,6 +556,11 @@ class Checker:
             agent = holder.agent
             if agent is not None and agent.process.alive:
                 self.broken("liveness (every agent departs)", f"{agent.name} is still here")
+        if cluster.scenario.hosting == "etcd" and self.ended_s > cluster.scenario.quiet_s:
+            spoilt = any(one.spoilt for one in cluster.holders)
+            self.require(
+                cluster.over or spoilt, "liveness (every run is removed)", "its records are still there"
+            )
         for agent in cluster.gone:
             if not cluster.outcome_expected(agent) and not self.forgot:
                 self.broken("everybody departs with the verdict", f"{agent.name}: {agent.outcome}")

@@ -302,6 +302,13 @@ def _reads_once(right: Any) -> Any:
     return read_all
 
 
+def _until_all_know(right: Any) -> Any:
+    def winding_up(self: Election) -> bool:
+        return self._driver is not None and self._driver.winding_up and not self._driver.over
+
+    return property(winding_up)
+
+
 def _leads_once(right: Any) -> Any:
     def lead(self: Election) -> Steps[None]:
         self._over = True
@@ -907,6 +914,12 @@ _ALL = (
         "a node whose workers never start is waited for without end",
         ((running, "_is_slow", _always(False)),),
         focus=("start hangs",),
+    ),
+    Mutant(
+        "leaves-before-the-end",
+        "the agent that coordinates a run leaves when every node knows the verdict, before the records are removed",
+        ((Election, "winding_up", _until_all_know),),
+        hosting="etcd",
     ),
     Mutant(
         "leads-once",

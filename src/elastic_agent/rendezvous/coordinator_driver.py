@@ -90,7 +90,7 @@ class RunDriver:
         self.over = False
         """Whether the run has its verdict and every live node knows it."""
         self.winding_up = False
-        """Whether the run has its verdict, or is about to, and not every live node knows it."""
+        """Whether the run has its verdict, or is about to, and its records are still there."""
         self._clock = clock
         self._log = log
         self._store_born_s = store_born_s
@@ -139,6 +139,7 @@ class RunDriver:
             hints = yield from self._wait(self._next_turn_s)
             yield from self._turn(hints)
         yield from RemoveRun(self._settled_history)
+        self.winding_up = False
 
     def _begin(self) -> Steps[None]:
         """Learn what the store and the disk say of the run."""
@@ -175,7 +176,7 @@ class RunDriver:
         decision = yield from self._act()
         self._decide_s = decision.wake_s
         self.over = decision.done
-        self.winding_up = self.plan is not None and self.plan.is_terminal and not self.over
+        self.winding_up = self.plan is not None and self.plan.is_terminal
         self.needed = self._coordinator.anybody_here and not decision.done
         unused = not self._coordinator.anybody_here and (decision.done or self.plan is None)
         self._unused_since_s = min(self._unused_since_s, now_s) if unused else math.inf

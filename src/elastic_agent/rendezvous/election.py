@@ -134,7 +134,7 @@ class Election:
 
     @property
     def winding_up(self) -> bool:
-        """Whether this agent coordinates a run that has its verdict, but not every live node knows it."""
+        """Whether this agent coordinates a run that has its verdict, and whose records it is still to remove."""
         return self._driver is not None and self._driver.winding_up
 
     def stop(self) -> None:

@@ -66,7 +66,7 @@ class ElectionThread(threading.Thread):
         self._term: Term | None = None
         self._keeper: LeaderKeyThread | None = None
         self.winding_up = False
-        """Whether this agent coordinates a run that is over, but not every live node knows it."""
+        """Whether this agent coordinates a run that has its verdict, and whose records it is still to remove."""
 
     def stop(self) -> None:
         """End; another agent takes over at once. Waits for etcd a second at most."""
