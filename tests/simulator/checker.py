@@ -467,6 +467,8 @@ class Checker:
             self.require(not missing, "finished when all succeeded", f"{missing} did not")
         elif plan.phase is Phase.STOPPED:
             pass  # see the rules of notices
+        elif "unreadable" in plan.reason:
+            self.broken("no run fails by its own plans", plan.reason)
         elif "restart" in plan.reason:
             assert before is not None
             self.require(
