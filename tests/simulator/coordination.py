@@ -216,7 +216,12 @@ class HostedCoordinator(Coordination):
         if self._driver.over and plan is not None and not self.cluster.may_go_on(plan):
             self.cluster.run_over(self)
             self.deposed = True
-        return (yield from super()._wait(until_s))
+        hints = yield from super()._wait(until_s)
+        if (
+            plan is not None and self.store.version > plan.version
+        ):  # by hosting "cluster", for a moment, there are two
+            raise RetiredError("another coordinator has published; this one, if it goes on, reads that first")
+        return hints
 
 
 class StoryLog:
