@@ -35,8 +35,12 @@ def run(folder: Path, *, in_another_module: bool) -> dict[str, Outcome]:
     sets = f"import os\nfor name, value in {VARIABLES!r}.items():\n    os.environ[name] = value\n"
     lines = "".join(f"os.environ[{name!r}] = {value!r}\n" for name, value in VARIABLES.items())
     (folder / "settle.py").write_text(sets)
+    installed = folder / "site-packages"
+    installed.mkdir()
+    (installed / "package.py").write_text("import os\nos.environ['KMP_INIT_AT_FORK'] = 'FALSE'\n")
+    use_package = "import sys\nsys.path.append('site-packages')\nimport package\n"
     before = "import settle\n" if in_another_module else f"import os\n{lines}"
-    (folder / "train.py").write_text(before + TELL)
+    (folder / "train.py").write_text(before + (use_package if in_another_module else "") + TELL)
     return run_everywhere(Job("train.py", cwd=folder), folder)
 
 
@@ -64,5 +68,6 @@ def test_what_another_module_sets_is_named_where_it_comes_too_late(tmp_path: Pat
     for name in VARIABLES:
         wanted = f"elastic-agent: {name} is set in settle.py, line 3, after torch was imported"
         assert sum(line.startswith(wanted) for line in late) == 1, late
+    assert not any("KMP_INIT_AT_FORK" in line for line in late), "users cannot change installed packages"
     for launcher in (BARE, COLD):
         assert b"elastic-agent:" not in outcomes[launcher.name].worker(0, 0).stderr

@@ -235,7 +235,8 @@ class Slurm:
         """The command, in the namespaces; on the network as this node, else as the controller."""
         assert self._init is not None
         first = children(self._init.pid)[0]
-        network = f"--net=/proc/{first}/root/run/netns/{node}" if node else "--net"
+        inside = Path("/proc", str(first), "root")  # its mounts, as seen from here
+        network = f"--net={inside / 'run/netns' / node}" if node else "--net"
         return ["nsenter", "--target", str(first), "--mount", "--pid", "--uts", network, *command]
 
     def _environment(self) -> dict[str, str]:

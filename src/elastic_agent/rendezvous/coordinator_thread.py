@@ -55,7 +55,7 @@ class HostLink(CoordinatorLink, Protocol):
         """Whether there is more of the run than its name."""
 
     def remove_run(self) -> bool:
-        """Remove everything of a run that nobody needs any more; False if somebody new has come."""
+        """Remove all records of a run that no node uses any more; False if a new node has registered."""
 
 
 class CoordinatorThread(threading.Thread):
@@ -81,8 +81,8 @@ class CoordinatorThread(threading.Thread):
             memory: the disk of this machine.
             on_change: called (in this thread) whenever ``busy_with`` changed, and at the end.
             on_plan: told (in this thread) of the newest plan of each run, when it is another one.
-            on_turn: called (in this thread) at each turn, so that somebody may see that it turns.
-            keep_over_s: how long a run that is over, and of which nobody is left, stays in the store.
+            on_turn: called (in this thread) at each turn, as a sign of life.
+            keep_over_s: how long a run that is over stays in the store when no node of it is left.
             idle_s: it turns at least this often.
         """
         super().__init__(name="elastic-coordinator", daemon=True)
@@ -101,13 +101,13 @@ class CoordinatorThread(threading.Thread):
         self._idle_s = idle_s
         self._coordinated: dict[str, _Coordinated] = {}
         self._resting: dict[str, _Rest] = {}
-        """Runs with which something went wrong, and when to take them up anew."""
+        """Runs whose driver failed, and when to start another one."""
         self._too_many: dict[str, None] = {}
         """Runs that wait until one of those that are coordinated is over."""
         self._stopping = threading.Event()
         self._log = get_logger()
         self.failed = False
-        """Whether it ended although nobody stopped it: the store must be given up."""
+        """Whether it ended without having been stopped: the store must be closed."""
         self.busy_with: list[str] = []
         """Runs that still depend on the store."""
 

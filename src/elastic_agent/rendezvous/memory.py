@@ -137,7 +137,7 @@ class RunMemory:
 
 
 class BoundedMemory(RunMemory):
-    """The same on a disk that may hang: nobody waits for it for long. May be used by several threads."""
+    """The same on a disk that may hang, with time limits. May be used by several threads."""
 
     def __init__(self, memory: RunMemory) -> None:
         """``memory``: what is used in a thread of its own."""

@@ -53,6 +53,10 @@ _ALLOCATORS = frozenset(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTOR
 """Only which backend they name is read early: BackendStaticInitializer in c10/cuda/CUDACachingAllocator.cpp."""
 
 
+_INSTALLED = ("/site-packages/", "/dist-packages/", os.path.dirname(os.__file__) + "/")
+"""What is in the paths of installed packages and of the standard library."""
+
+
 def is_read_at_import(name: str, value: str | None = None) -> bool:
     """Whether it does nothing to give `name` this value after torch's import; None: a value that is not known."""
     if name in _ALLOCATORS:
@@ -61,7 +65,10 @@ def is_read_at_import(name: str, value: str | None = None) -> bool:
 
 
 def warn_of_late_changes() -> None:
-    """Have this process say so, once for each variable, when it sets one of them although torch has read it.
+    """Have this process say so, once for each variable, when the user's code sets one although torch has read it.
+
+    Not for what installed packages set for themselves, as scikit-learn does with KMP_INIT_AT_FORK: no user can change
+    that, and most scripts import torch before such a package, with the same outcome under plain Python.
 
     `os.putenv` is replaced, which `os.environ` calls. An audit hook would see the same, but slows down each call of
     `id`, `open` and many others several times, and can never be taken out again.
@@ -76,10 +83,10 @@ def _warning(putenv: Callable[..., None], pid: int) -> Callable[..., None]:
         putenv(name, value)
         named, text = os.fsdecode(name), os.fsdecode(value)
         is_late = named not in told and is_read_at_import(named, text) and os.environ.get(named) != text
-        if is_late and os.getpid() == pid and sys.stderr is not None:
+        if is_late and os.getpid() == pid and sys.stderr is not None and (where := _where()):
             told.add(named)
             print(
-                f"elastic-agent: {named} is set{_where()} after torch was imported, which read it; expected it to be "
+                f"elastic-agent: {named} is set{where} after torch was imported, which read it; expected it to be "
                 "set where the agent is started, or workers that start cold (--worker-start cold)",
                 file=sys.stderr,
             )
@@ -90,8 +97,13 @@ def _warning(putenv: Callable[..., None], pid: int) -> Callable[..., None]:
 
 
 def _where() -> str:
-    """The place in the user's code."""
+    """The place in the user's code; empty if it is in an installed package."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, os.__file__, "<frozen os>"):
         frame = frame.f_back
-    return f" in {os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno},"
+    file = frame.f_code.co_filename
+    return (
+        ""
+        if any(path in file for path in _INSTALLED)
+        else f" in {os.path.basename(file)}, line {frame.f_lineno},"
+    )
