@@ -103,17 +103,19 @@ class PlanReader:
         before = 0
         announced = self._announced()
         while announced > max(known, before):
-            data = self._client.peek_awaited(self.key(announced))
-            if data is not None and data != _CLEARED and self._follows(announced, known):
-                return announced, data
+            if self._is_published(announced, known):
+                data = self._client.peek(self.key(announced))
+                if data is not None and data != _CLEARED:
+                    return announced, data
             before, announced = announced, self._announced()  # cleared away in between: there is a newer one
         if before and announced == before:
             self.tell(f"{self._prefix}/latest names version {before}, which is not there or follows nothing")
         return known + 1, self._client.peek_awaited(self.key(known + 1))
 
-    def _follows(self, version: int, known: int) -> bool:
-        """Whether something stands under the version before, as wherever a coordinator published."""
-        return version == known + 1 or self._client.peek_awaited(self.key(version - 1)) is not None
+    def _is_published(self, version: int, known: int) -> bool:
+        """Whether this version is there, and the one before it too, as wherever a coordinator published."""
+        first = version if version == known + 1 else version - 1
+        return self._client.has_all([self.key(one) for one in range(first, version + 1)])
 
     def _announced(self) -> int:
         data = self._client.peek(f"{self._prefix}/latest")

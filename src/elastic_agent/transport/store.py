@@ -74,9 +74,13 @@ class StoreClient:
 
     def peek_awaited(self, key: str) -> bytes | None:
         """The value, or None, without waking those who wait for the key while it is missing."""
+        return self.peek(key) if self.has_all([key]) else None
+
+    def has_all(self, keys: Sequence[str]) -> bool:
+        """Whether every one of these keys exists; does not wake those who wait for one of them."""
         with store_errors():
-            there = self._store.check([key])
-        return self.peek(key) if there else None
+            there: bool = self._store.check(list(keys))
+        return there
 
     def peek_many(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The values of those keys that exist."""
@@ -101,9 +105,8 @@ class StoreClient:
         """Those that exist. One question asks for all; only where some are missing it is asked of halves."""
         if not keys:
             return []
-        with store_errors():
-            if self._store.check(list(keys)):
-                return list(keys)
+        if self.has_all(keys):
+            return list(keys)
         if len(keys) == 1:
             return []
         middle = len(keys) // 2
