@@ -29,7 +29,7 @@ def own_modules() -> str:
 
 def test_without_an_agent_hardly_anything_is_loaded() -> None:
     loaded = set(run_script(NEW_MODULES, {}).stdout.split())
-    assert loaded <= {"__future__", "itertools"}
+    assert loaded <= {"__future__", "atexit", "itertools"}
 
 
 def test_under_an_agent_only_small_c_modules_come_on_top(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_under_an_agent_only_small_c_modules_come_on_top(tmp_path: Path) -> None
             "ELASTIC_AGENT_STACKS_SIGNAL": str(STACKS_SIGNAL),
         }
         loaded = set(run_script(NEW_MODULES, variables).stdout.split())
-    assert loaded <= {"__future__", "itertools", "faulthandler", "fcntl", "mmap"}
+    assert loaded <= {"__future__", "atexit", "itertools", "faulthandler", "fcntl", "mmap"}
 
 
 def test_of_this_package_only_the_client_is_loaded() -> None:

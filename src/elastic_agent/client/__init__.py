@@ -27,6 +27,7 @@ import os
 
 from elastic_agent.client._agreement import Agreement
 from elastic_agent.client._environment import MalformedEnvironmentError, read_worker
+from elastic_agent.client._finalization import release_gil_before_finalization
 from elastic_agent.client._heartbeat import Pulse
 from elastic_agent.client._notice import Notice, NoticeBoard
 from elastic_agent.client._stacks import write_stacks_on_signal
@@ -130,3 +131,4 @@ _pulse = Pulse()
 _board = NoticeBoard(_pulse)
 os.register_at_fork(after_in_child=_pulse.forked)
 write_stacks_on_signal()
+release_gil_before_finalization()
