@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -218,6 +219,7 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     configure_logging("console", "warning", sys.stderr)
+    gc.freeze()  # as the agent does: torch's million objects are no garbage
     asyncio.run(live(options))
 
 

@@ -123,10 +123,15 @@ def _log_warning(message: str, reason: str) -> None:
 
 
 async def _wait(signal: Signal, timeout_s: float | None) -> bool:
-    woken = asyncio.Event()
+    woken = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
     try:
-        if not signal.on_set(woken.set):
-            await asyncio.wait_for(woken.wait(), timeout_s)
+        if not signal.on_set(wake):
+            await asyncio.wait_for(woken, timeout_s)
     except TimeoutError:
         pass
     finally:

@@ -92,6 +92,11 @@ async def until_one_ends(*work: Awaitable[None]) -> None:
         for task in done:
             task.result()
     finally:
-        for task in tasks:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if left:
+            await asyncio.wait(left)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # retrieved, or asyncio would log it
