@@ -6,8 +6,21 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.rendezvous.effects import Effect, run
-from elastic_agent.rendezvous.election import KeepAlive, WaitForMark, WriteMark, keep_leading
+from elastic_agent.rendezvous.coordinator_effects import LoadHistory, ReadPlan
+from elastic_agent.rendezvous.effects import Effect, Sleep, run
+from elastic_agent.rendezvous.election import (
+    AwaitVacancy,
+    Campaign,
+    Connect,
+    Election,
+    KeepAlive,
+    ReadEnded,
+    ReadStoreAge,
+    Resign,
+    WaitForMark,
+    WriteMark,
+    keep_leading,
+)
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.etcd import DeposedError
 
@@ -98,3 +111,52 @@ def test_leadership_is_lost_at_once_when_etcd_says_so(key: LeaderKey, answer: bo
     lost = run(keep_leading(lambda: key.now_s, TTL_S, 1000.0), perform)
     assert lost == ("b leads" if isinstance(answer, DeposedError) else "the coordinator's etcd lease ran out")
     assert key.now_s == 1001.0
+
+
+class Disk:
+    """An agent that is elected although its state directory does not answer."""
+
+    def __init__(self) -> None:
+        self.election = Election(lambda: 1000.0, self)
+        self.logged: list[tuple[str, str]] = []
+        self.resigned = 0
+
+    def perform(self, effect: Effect[Any]) -> Any:
+        match effect:
+            case AwaitVacancy():
+                return b"life"
+            case Campaign():
+                return True
+            case ReadStoreAge():
+                return 1e6
+            case LoadHistory():
+                raise TimeoutError(110, "the disk did not answer within 5 s")
+            case Resign():
+                self.resigned += 1
+            case Sleep():
+                self.election.stop()
+            case _:
+                assert isinstance(effect, (Connect, ReadEnded, ReadPlan))
+        return None
+
+    def debug(self, event: str, **fields: Any) -> None: ...
+
+    def info(self, event: str, **fields: Any) -> None: ...
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.logged.append(("warning", f"{event}: {fields['reason']}"))
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.logged.append(("error", event))
+
+    def exception(self, event: str, **fields: Any) -> None:
+        self.logged.append(("traceback", event))
+
+
+def test_an_elected_agent_whose_disk_hangs_resigns_and_says_so_in_one_line() -> None:
+    disk = Disk()
+    run(disk.election.run(), disk.perform)
+    assert disk.resigned == 1
+    [(level, text)] = disk.logged
+    assert level == "warning"
+    assert "the disk did not answer within 5 s" in text

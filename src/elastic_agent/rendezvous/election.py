@@ -155,6 +155,14 @@ class Election:
                 if self._goes_on():
                     yield BackOff(back_off_s)
                     back_off_s = min(2 * back_off_s, RETRY_MAX_S)
+            except OSError as error:
+                if self._goes_on():
+                    self._log.warning(
+                        f"cannot read the run's history in the state directory; does not coordinate the run, "
+                        f"tries again in {REST_S:g} s",
+                        reason=str(error),
+                    )
+                    yield Sleep(REST_S)
             except Exception:
                 if self._goes_on():
                     self._log.exception(f"something went wrong while coordinating; again in {REST_S:g} s")
