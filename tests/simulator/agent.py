@@ -303,13 +303,18 @@ class Agent:
     def _start(self, world: World) -> None:
         group = self.guard.launch(world)
         if group is None:
-            self.post(self._fenced)
+            self.fenced("the guard would not start workers past the deadline")
             return
         self.process.spawn(self.cluster.job.starting(self, group))
 
-    def _fenced(self) -> list[Action]:
-        self.session.fenced("the guard would not start workers past the deadline")
-        return []
+    def fenced(self, why: str) -> None:
+        """The guard says that the lease's deadline is over, whatever was renewed meanwhile."""
+
+        def lose() -> list[Action]:
+            self.session.fenced(why)
+            return []
+
+        self.process.do(self.post, lose)
 
     def group_exited(self, group: Group, failure: Failure | None) -> None:
         """Workers ended by themselves (or were killed by somebody else than this agent)."""
