@@ -89,14 +89,14 @@ def coordinated(
 
 def test_nobody_is_blamed_for_a_pause_of_the_host(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
-        rules = policy(2, 2, lease_s=4.0)
+        rules = policy(2, 2, lease_s=6.0)
         with hosted(endpoint, tmp_path / "host") as host:
             async with participants("a", "b", endpoint=endpoint, rules=rules, folder=tmp_path) as (a, b):
                 plan = await a.running("a", "b")
                 for _ in range(3):
                     heard = len(a.told), len(b.told)
                     host.freeze()
-                    await asyncio.sleep(0.5 * 4.0)  # much longer, and the nodes' own clocks end the leases
+                    await asyncio.sleep(0.5 * 6.0)  # much longer, and the nodes' own clocks end the leases
                     host.thaw()
                     await a.hear(events.Renewed, after=heard[0])
                     await b.hear(events.Renewed, after=heard[1])
