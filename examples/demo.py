@@ -1,6 +1,6 @@
-"""A training job on two agents of this machine, one worker of which is killed half way: `make demo`.
+"""Runs a training job on two local agents and kills one of the workers halfway through: `make demo`.
 
-Exits with 0 when training went on from its checkpoint and ended as well as an undisturbed one, else with 1.
+Exits with 0 if training resumed from its checkpoint and reached the accuracy of uninterrupted training, else with 1.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DONE = re.compile(r"digits: done accuracy=(\S+)")
 
 
 class DemoError(Exception):
-    """What was expected and did not happen."""
+    """The demo did not take the expected course."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker process, as it introduced itself."""
+    """A worker process, as reported in the first line that it prints."""
 
     node: str
     worker_id: str
@@ -60,7 +60,7 @@ class Worker:
 
 @dataclass
 class Story:
-    """What has happened so far; times are seconds since the agents were started, None means not yet."""
+    """The events so far. Times are readings of the monotonic clock in seconds; None: not yet happened."""
 
     begin_s: float = field(default_factory=time.monotonic)
     workers: dict[str, Worker] = field(default_factory=dict)
@@ -75,12 +75,12 @@ class Story:
 
     def since_kill(self, at_s: float | None) -> float:
         if at_s is None or self.killed_s is None:
-            raise DemoError("no worker was killed, or training did not go on after it")
+            raise DemoError("no worker was killed, or training did not resume afterwards")
         return at_s - self.killed_s
 
 
 class Agents:
-    """The agents of both nodes, and what they and their workers print, in the order of its arrival."""
+    """The agents of both nodes, and the output of the agents and their workers in order of arrival."""
 
     def __init__(self, folder: Path) -> None:
         self._lines: queue.Queue[Line | None] = queue.Queue()
@@ -89,7 +89,7 @@ class Agents:
 
     def start(self, node: str, slots: int, port: int) -> None:
         shown = f"--rdzv-endpoint 127.0.0.1:{port} --nnodes 1:4 --nproc-per-node {slots}".split()
-        # Not needed on real machines: those have names of their own, and nothing to keep apart.
+        # Not needed on real machines, which have different host names and state directories.
         hidden = ["--node-id", node, "--state-dir", str(self._folder / "state"), "--log-format", "console"]
         say("demo", f"on {node}:  elastic-agent {' '.join(shown)} examples/digits_ddp.py")
         process = subprocess.Popen(
@@ -99,7 +99,7 @@ class Agents:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C is for the demo, which then stops the agents in good order
+            start_new_session=True,  # only the demo receives Ctrl-C; it then stops the agents
         )
         self._processes[node] = process
         threading.Thread(target=self._read, args=(node, process), daemon=True).start()
@@ -111,7 +111,7 @@ class Agents:
         self._lines.put(None)
 
     def lines(self, deadline_s: float) -> Iterator[Line]:
-        """What they print, until both have closed their output."""
+        """The output of both agents, until both have closed it."""
         open_outputs = len(self._processes)
         while open_outputs:
             try:
@@ -127,7 +127,7 @@ class Agents:
         return {node: process.wait(STOP_S) for node, process in self._processes.items()}
 
     def stop(self) -> None:
-        """End what is still there: asked first, then made to."""
+        """Stop the agents that are still running: by SIGTERM, and after a time by SIGKILL."""
         alive = [process for process in self._processes.values() if process.poll() is None]
         for process in alive:
             process.terminate()
@@ -165,7 +165,7 @@ def demonstrate(folder: Path) -> None:
     )
     say(
         "demo",
-        "handwritten digits. Half way one worker is killed, without warning. The same command on each:",
+        "handwritten digits. Halfway through, one worker is killed. The same command on each:",
     )
     agents = Agents(folder)
     port = free_port()
@@ -180,13 +180,16 @@ def demonstrate(folder: Path) -> None:
     finally:
         agents.stop()
     if any(exit_codes.values()):
-        raise DemoError(f"expected both agents to exit with 0, saw {exit_codes}")
-    say("demo", "Both agents are done. For comparison, the same training in one process, undisturbed ...")
+        raise DemoError(f"expected both agents to exit with 0, got {exit_codes}")
+    say(
+        "demo",
+        "Both agents have finished. For comparison, the same training in one process, uninterrupted ...",
+    )
     report(story, undisturbed_accuracy(folder))
 
 
 def follow(story: Story, line: Line) -> None:
-    """Note what a line tells; kill a worker when it tells that half of the steps are done."""
+    """Record the event in a line of output; kill a worker when half of the steps are done."""
     if found := STARTED.search(line.text):
         worker_id, pid, rank, _, generation = found.groups()
         story.workers[worker_id] = Worker(line.node, worker_id, int(pid), int(rank), int(generation))
@@ -216,15 +219,15 @@ def follow_step(story: Story, line: Line, step: int, last: int, world: int, gene
         os.kill(victim.pid, signal.SIGKILL)
     elif story.victim and generation > story.victim.generation and everyone and story.recovered_s is None:
         story.recovered_s = line.at_s
-        say("demo", f"Training goes on: {world} workers, {story.since_kill(line.at_s):.1f} s after the kill.")
+        say("demo", f"Training resumed: {world} workers, {story.since_kill(line.at_s):.1f} s after the kill.")
 
 
 def choose(story: Story, generation: int) -> Worker:
-    """The second worker of the larger node, so that its neighbour and the other node survive."""
+    """The second worker of the larger node, so that the first one and the other node survive."""
     for worker in story.workers.values():
         if worker.generation == generation and worker.node == "node-a" and worker.rank != 0:
             return worker
-    raise DemoError(f"no worker of node-a introduced itself in generation {generation}")
+    raise DemoError(f"no worker of node-a has reported its start in generation {generation}")
 
 
 def undisturbed_accuracy(folder: Path) -> float:
@@ -236,13 +239,15 @@ def undisturbed_accuracy(folder: Path) -> float:
     )
     found = DONE.search(alone.stdout)
     if found is None:
-        raise DemoError(f"the undisturbed training failed:\n{alone.stdout}{alone.stderr}")
+        raise DemoError(f"the uninterrupted training failed:\n{alone.stdout}{alone.stderr}")
     return float(found[1])
 
 
 def report(story: Story, undisturbed: float) -> None:
     if story.victim is None or story.first_step_s is None:
-        raise DemoError(f"{WORKERS} workers never trained together until half way")
+        raise DemoError(
+            f"expected {WORKERS} workers to train together by the middle of training; they did not"
+        )
     recovery_s = story.since_kill(story.recovered_s)
     meeting_s = story.since_kill(story.met_again_s)
     if story.resumed_at_step is None or not 0 < story.resumed_at_step <= story.killed_after_step + 1:
@@ -251,21 +256,21 @@ def report(story: Story, undisturbed: float) -> None:
         raise DemoError("training did not report its accuracy")
     for text in (
         "",
-        f"start     {WORKERS} workers made their first step after {story.first_step_s - story.begin_s:.1f} s",
+        f"start     {WORKERS} workers completed their first step after {story.first_step_s - story.begin_s:.1f} s",
         f"fault     worker {story.victim.worker_id} killed after step {story.killed_after_step}",
-        f"recovery  {recovery_s:.1f} s until all {WORKERS} workers made the next step",
-        f"          ({meeting_s:.1f} s of it until new processes had imported PyTorch and met)",
+        f"recovery  {recovery_s:.1f} s until all {WORKERS} workers completed the next step",
+        f"          ({meeting_s:.1f} s of it until the new workers had started and joined the process group)",
         f"resumed   from the checkpoint of step {story.resumed_at_step}",
-        f"accuracy  {story.accuracy:.1%}, undisturbed {undisturbed:.1%}",
+        f"accuracy  {story.accuracy:.1%}, uninterrupted {undisturbed:.1%}",
     ):
         say("demo", text)
     if abs(story.accuracy - undisturbed) > TOLERANCE:
-        raise DemoError("the accuracy differs from that of the undisturbed training")
-    say("demo", "Training survived the loss of a worker, and its result is that of an undisturbed one.")
+        raise DemoError("the accuracy differs from that of the uninterrupted training")
+    say("demo", "Training survived the loss of a worker, with the same result as uninterrupted training.")
 
 
 def script_arguments(checkpoints: Path, step_time_s: float = STEP_TIME_S) -> list[str]:
-    # Reports fall between checkpoints, so that the kill costs some steps and resuming is seen to go back.
+    # Log lines fall between checkpoints, so that some steps are lost and the output shows the return to the checkpoint.
     every = ["--checkpoint-every", "40", "--log-every", "20"]
     return ["--checkpoint-dir", str(checkpoints), *every, "--step-time", str(step_time_s)]
 

@@ -1,18 +1,18 @@
-"""Trains a small network on scikit-learn's handwritten digits with DDP, and survives restarts.
+"""Trains a small network on scikit-learn's handwritten digits with DDP, and resumes after restarts.
 
     python examples/digits_ddp.py
     torchrun --nproc-per-node 2 examples/digits_ddp.py
     elastic-agent --rdzv-endpoint host0:29400 --nnodes 1:4 examples/digits_ddp.py --checkpoint-dir /shared
 
-What makes it fit for an elastic world, where the number of workers changes from one restart to the next:
+What it does to be elastic, because the number of workers may change at every restart:
 
-- Every step takes the same 64 images whatever the number of workers; they are dealt out to those there
-  are, and the gradient is the whole batch's. So the result does not depend on how many took part, or when.
-- The checkpoint is named after the run, not after a rank; it replaces the previous one in a single step; at
-  the start all workers take up the newest that any of them can see.
-- It tells the agent about each step, so that a worker that hangs is noticed.
-- When it is to be stopped (a node leaves or joins, a time limit, `elastic-agent stop`), all ranks learn of it at the
-  same step; then it saves and leaves, and no step is lost.
+- The global batch size is constant: each step uses the same 64 images, divided among the workers, and the gradient
+  is that of the whole batch. The result therefore does not depend on the number of workers.
+- The checkpoint is named after the run, not after a rank, and is replaced atomically. At the start, all workers load
+  the newest checkpoint that any of them can read.
+- It reports each step to the agent (a heartbeat), which detects hung workers.
+- Before it is stopped (a node leaves or joins, a time limit, `elastic-agent stop`), all ranks receive a notice at
+  the same step. Then it saves a checkpoint and exits, and no step is lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TEST_IMAGES = 360
 
 @dataclass(frozen=True)
 class Digits:
-    """Images as rows of 64 numbers in 0..1, and which digit each shows."""
+    """Images as rows of 64 numbers in 0..1, and their labels (0..9)."""
 
     train_x: Tensor
     train_y: Tensor
@@ -62,14 +62,14 @@ def main() -> int:
     digits = read_digits(options.seed, device)
     network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    # The run's id may hold any character; a file's name may not.
+    # A run id may contain characters that are not allowed in file names.
     checkpoint = options.checkpoint_dir / f"{quote(me.run_id, safe='')}.pt"
     train(network, optimizer, digits, checkpoint, options)
 
     accuracy = evaluate(network, digits)
     if me.placement.rank == 0:
         say(f"done accuracy={accuracy:.4f}")
-    # Nobody leaves while another may still be in a collective.
+    # Without a barrier, a rank could exit while another one is still in a collective.
     dist.barrier()
     dist.destroy_process_group()
     if accuracy < options.target_accuracy:
@@ -85,7 +85,7 @@ def train(
     checkpoint: Path,
     options: argparse.Namespace,
 ) -> None:
-    """Train from the newest checkpoint to the last step; rank 0 saves and reports now and then."""
+    """Train from the newest checkpoint to the last step; rank 0 periodically saves and logs."""
     last = options.steps or options.epochs * digits.steps_per_epoch
     done = resume(checkpoint, network, optimizer)
     leader = dist.get_rank() == 0
@@ -109,7 +109,7 @@ def train(
 def leave(
     notice: client.Notice, checkpoint: Path, step: int, network: nn.Module, optimizer: torch.optim.Optimizer
 ) -> NoReturn:
-    """Save, and make room: for another node, for another job, for the next life of this one."""
+    """Save a checkpoint and exit, because the workers are about to be stopped."""
     if dist.get_rank() == 0:
         save(checkpoint, step, network, optimizer)
         say(f"saved step={step} reason={notice.reason}")
@@ -129,7 +129,7 @@ def parse_arguments() -> argparse.Namespace:
         "--checkpoint-dir",
         type=Path,
         default=Path("checkpoints"),
-        help="where the checkpoint is kept; with several machines, storage that all of them see",
+        help="directory of the checkpoint; with several machines, a shared one",
     )
     parser.add_argument("--checkpoint-every", type=int, default=20, metavar="STEPS")
     parser.add_argument("--log-every", type=int, default=20, metavar="STEPS")
@@ -138,20 +138,20 @@ def parse_arguments() -> argparse.Namespace:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="sleep this long in each step, so that there is something to watch",
+        help="sleep this long in each step, to make training slow enough to watch",
     )
     parser.add_argument(
         "--target-accuracy",
         type=float,
         default=0.93,
-        help="exit with 1 if fewer of the test images are recognised (default: 0.93)",
+        help="exit with 1 if the test accuracy is lower (default: 0.93)",
     )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def join_process_group() -> torch.device:
-    """NCCL where each local worker has a GPU of its own, gloo elsewhere; alone under plain python."""
+    """Use NCCL if each local worker has its own GPU, else gloo; under plain python, a group of one."""
     if "RANK" not in os.environ:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         return torch.device("cpu")
@@ -165,7 +165,7 @@ def join_process_group() -> torch.device:
 
 
 def read_digits(seed: int, device: torch.device) -> Digits:
-    """All 1,797 images in a shuffled order that every worker agrees on, the first 360 kept for the test."""
+    """All 1,797 images, shuffled in the same order on every worker; the first 360 are the test set."""
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     x = (torch.tensor(images, dtype=torch.float32) / 16)[order].to(device)
@@ -176,14 +176,14 @@ def read_digits(seed: int, device: torch.device) -> Digits:
 def train_step(
     ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, digits: Digits, step: int, seed: int
 ) -> float:
-    """One step on this worker's part of the step's batch; returns the loss over the whole batch."""
+    """One step on this worker's part of the global batch; returns the loss over the whole batch."""
     epoch, batch = divmod(step - 1, digits.steps_per_epoch)
     order = torch.randperm(len(digits.train_x), generator=torch.Generator().manual_seed(seed + 1000 * epoch))
     everyone = order[batch * GLOBAL_BATCH : (batch + 1) * GLOBAL_BATCH]
     mine = everyone[dist.get_rank() :: dist.get_world_size()].to(digits.train_x.device)
     summed = nn.functional.cross_entropy(ddp(digits.train_x[mine]), digits.train_y[mine], reduction="sum")
-    # DDP averages over the workers. Scaled like this, the average of the parts is the mean over the batch,
-    # however many parts there are, and even where they differ in size.
+    # DDP averages gradients over the workers. With this factor, the result is the mean over the global batch,
+    # for any number of parts and even if they differ in size.
     part = summed * dist.get_world_size() / GLOBAL_BATCH
     optimizer.zero_grad()
     part.backward()
@@ -195,12 +195,12 @@ def train_step(
 
 @torch.no_grad()
 def evaluate(network: nn.Module, digits: Digits) -> float:
-    """The share of the test images that are recognised. The same on every worker, as the weights are."""
+    """Accuracy on the test images; the same on every worker."""
     return (network(digits.test_x).argmax(dim=1) == digits.test_y).float().mean().item()
 
 
 def save(path: Path, step: int, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Replace the checkpoint in one step: a crash at any moment leaves the old one or the new one, whole."""
+    """Replace the checkpoint atomically: after a crash, either the old or the new one is there, complete."""
     state = {"step": step, "network": network.state_dict(), "optimizer": optimizer.state_dict()}
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
@@ -212,7 +212,7 @@ def save(path: Path, step: int, network: nn.Module, optimizer: torch.optim.Optim
 
 
 def resume(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bring all workers to the newest checkpoint that any of them has; returns its step, 0 without one."""
+    """Load the newest checkpoint that any worker can read on all workers; returns its step, 0 without one."""
     state = torch.load(path, map_location="cpu", weights_only=True) if path.exists() else {"step": 0}
     steps: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(steps, state["step"])
@@ -228,7 +228,7 @@ def resume(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 def say(text: str) -> None:
     place = client.current().placement
-    # One write for the whole line: print() makes two, and between them another worker's line may come.
+    # One write per line: print() makes two, and output of another worker may come between them.
     sys.stdout.write(f"digits: {text} world={place.world_size} generation={place.generation}\n")
     sys.stdout.flush()
 

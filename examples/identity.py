@@ -1,9 +1,10 @@
-"""Prints the names that stay beside those that do not; one worker then dies, once, so that all start again.
+"""Prints stable and unstable identifiers of each worker, before and after a restart.
 
     elastic-agent --nproc-per-node 3 examples/identity.py
 
-Name files, log streams and experiments after what stays: the run, the node, the worker. A rank says where a
-worker stands in one generation. After a restart the same rank may be another worker on another machine.
+One worker exits with an error in the first generation, so that all workers are restarted. Name files, log streams and
+experiments after stable identifiers: run id, node id, worker id. A rank is valid for one generation only. After a
+restart, another worker on another machine may have the same rank.
 """
 
 import os
@@ -18,7 +19,7 @@ WAIT_TO_BE_STOPPED_S = 60.0
 
 me = client.current()
 now = me.placement
-sys.stdout.write(  # in one piece, unlike print(): all workers write at the same time
+sys.stdout.write(  # one write, unlike print(), because all workers write at the same time
     f"generation {now.generation}:"
     f"  stays: run {me.run_id}, node {me.node_id}, worker {me.worker_id}"
     f"  |  until the next restart: rank {now.rank} of {now.world_size},"
@@ -28,12 +29,10 @@ sys.stdout.flush()
 
 if now.first_generation and now.world_size > 1:
     dist.init_process_group("gloo")
-    dist.barrier()  # everyone has introduced itself
+    dist.barrier()  # all workers have printed their ids
     if now.rank == now.world_size - 1:
-        print(
-            f"worker {me.worker_id} dies now, on purpose: see which names are the same afterwards", flush=True
-        )
+        print(f"worker {me.worker_id} exits now, on purpose; compare the ids after the restart", flush=True)
         sys.exit(3)
-    # The others would train on; the agent stops them when it sees the failure.
+    # The other workers would continue to train; the agent stops them when it detects the failure.
     time.sleep(WAIT_TO_BE_STOPPED_S)
-    sys.exit("nobody stopped this worker after another one had failed")
+    sys.exit("expected the agent to stop this worker after another one had failed; it did not")
