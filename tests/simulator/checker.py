@@ -532,7 +532,10 @@ class Checker:
                 self.broken("liveness (losses are noticed)", f"{seat.node_id} is gone but counted on")
 
     def second_agents_were_refused(self) -> None:
-        """Some time after the end of the faults no two agents go on under one node id."""
+        """Some time after the end of the faults no two agents go on under one node id.
+
+        One whose stop of its workers hangs has no lease meanwhile, so there is nothing to refuse it for.
+        """
         settled_s = self.cluster.kernel.now - self.cluster.scenario.bound_s
         going_on = [
             one.node_id
@@ -540,6 +543,7 @@ class Checker:
             if one.agent is not None
             and one.agent.process.alive
             and one.agent.outcome is None
+            and not one.agent.stop_hangs
             and one.agent.began_s < settled_s
             and not one.spoilt
         ]
