@@ -24,18 +24,29 @@ class ExitCode(IntEnum):
 
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.FINISHED: "the run finished: every worker succeeded; from serve: it was stopped",
-    ExitCode.FAILED: "workers failed until the restart budget was spent or in the same way twice, or could not start",
-    ExitCode.USAGE: "an option, a variable, the settings file or the script is wrong, or this user may not have the "
-    "files or processes that it takes; nothing was started",
-    ExitCode.TOO_FEW_NODES: "not enough nodes came within join_timeout",
-    ExitCode.NO_STORE: "the rendezvous endpoint cannot be reached, or what answers there is not a store; from serve: "
-    "it is not this machine's, or it is taken",
-    ExitCode.REFUSED: "the run refused this node: its node id is taken, or it asks for a longer lease than the run has",
-    ExitCode.DRAINED: "drained: this node left as asked, the run goes on without it",
-    ExitCode.NOT_STOPPED: "workers could not be stopped and may still hold their devices; from drain and stop: it "
-    "could not be confirmed that all workers have exited",
+    ExitCode.FAILED: (
+        "workers failed until the restart budget was exhausted, failed twice in the same way, or could "
+        "not start"
+    ),
+    ExitCode.USAGE: (
+        "usage error: an option, a variable, the settings file or the script is wrong, or this user's "
+        "permissions or limits do not suffice; nothing was started"
+    ),
+    ExitCode.TOO_FEW_NODES: "not enough nodes joined within join_timeout",
+    ExitCode.NO_STORE: (
+        "the rendezvous endpoint cannot be reached, or what answers there is not a store; from serve: "
+        "the endpoint is not on this machine, or it is in use"
+    ),
+    ExitCode.REFUSED: (
+        "the run refused this node: its node id is in use, or its --lease-ttl is longer than the run's"
+    ),
+    ExitCode.DRAINED: "drained: this node left on request, the run continues without it",
+    ExitCode.NOT_STOPPED: (
+        "some workers could not be stopped and may still hold their devices; from drain and stop: could "
+        "not confirm that all workers have exited"
+    ),
     ExitCode.INTERNAL: "internal error of elastic-agent: please report it with its log",
-    ExitCode.STOPPED: "the run was stopped early, as asked: started again it goes on from what its workers saved",
-    ExitCode.INTERRUPTED: "ended at once by a second SIGINT",
-    ExitCode.TERMINATED: "ended at once by a second SIGTERM",
+    ExitCode.STOPPED: "stopped on request; rerun with the same --rdzv-id to resume",
+    ExitCode.INTERRUPTED: "terminated by a second SIGINT",
+    ExitCode.TERMINATED: "terminated by a second SIGTERM",
 }

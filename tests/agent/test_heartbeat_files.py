@@ -56,8 +56,11 @@ def test_workers_start_where_shared_memory_is_full(tmp_path: Path) -> None:
     done = run_on_small_disk(Path("/dev/shm"), "4k", [*fill, *agent], TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout
-    assert "heartbeats and notices are off" not in done.stderr
-    assert f"the heartbeat file is in {tmp_path}, as /dev/shm cannot be used: No space left" in done.stderr
+    assert "heartbeats and notices are disabled" not in done.stderr
+    assert (
+        f"using {tmp_path} for the heartbeat file because /dev/shm is not usable: No space left"
+        in done.stderr
+    )
     assert not [*tmp_path.glob("*.beat")]
 
 

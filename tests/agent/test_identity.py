@@ -79,6 +79,6 @@ def test_an_unreadable_record_proves_nothing(tmp_path: Path, text: str) -> None:
 
 def test_a_held_id_is_refused_with_one_line(tmp_path: Path) -> None:
     held = take_seat(tmp_path, "n1")
-    with pytest.raises(IdentityError, match="node id n1 is held by another agent on this machine"):
+    with pytest.raises(IdentityError, match="node id n1 is in use by another agent on this machine"):
         take_seat(tmp_path, "n1")
     held.release()

@@ -52,7 +52,7 @@ def test_they_stay_ignored_and_the_log_says_so_once(tmp_path: Path) -> None:
             os.kill(agent.pid, signum)
         _, log = agent.communicate("\n", PATIENCE_S)
     assert agent.returncode == 0, log
-    assert log.count("ignoring SIGINT, SIGHUP, SIGQUIT, as when this agent was started") == 1
+    assert log.count("ignoring SIGINT, SIGHUP, SIGQUIT, which were ignored when this agent was started") == 1
     assert "the run finished" in log
 
 
@@ -69,7 +69,7 @@ def test_one_that_is_named_is_handled(tmp_path: Path) -> None:
 def test_the_settings_show_what_is_left() -> None:
     done = elastic_agent("settings", under=IGNORING)
     assert 'signals_to_handle = "SIGTERM"  ' in done.stdout
-    assert "# default, without SIGINT, SIGHUP, SIGQUIT: ignored at the start" in done.stdout
+    assert "# default, without SIGINT, SIGHUP, SIGQUIT: ignored when the agent was started" in done.stdout
 
 
 def test_a_server_in_the_background_of_a_script_goes_on_after_ctrl_c(tmp_path: Path) -> None:

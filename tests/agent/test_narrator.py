@@ -56,19 +56,19 @@ def told() -> subprocess.CompletedProcess[str]:
 def test_a_world_is_announced_once_and_news_about_it_as_such(told: subprocess.CompletedProcess[str]) -> None:
     announced, news, following = [line for line in told.stderr.splitlines() if " generation " in line][:3]
     assert "generation 3: 1 node, 2 workers; ranks 0-1 here" in announced
-    assert "generation 3 goes on: refused: node id n1 is held" in news
+    assert "generation 3 continues: refused: node id n1 is held" in news
     assert "generation 4: 1 node, 2 workers; ranks 0-1 here" in following
 
 
 def test_one_line_says_how_it_stands(told: subprocess.CompletedProcess[str]) -> None:
     assert told.stdout.splitlines() == [
-        "dialling host0:29400",
+        "connecting to host0:29400",
         "waiting for the store at host0:29400: refused",
         "joining the run",
         "generation 3: 1 node, 2 workers",
         "generation 3: 1 node, 2 workers, step 1200",
         "generation 4: 1 node, 2 workers, step 1300; waiting for the store at host0:29400: reset",
         "forming generation 5",
-        "standing by: generation 5 runs with 1 node (at most 1)",
+        "on standby: generation 5 runs with 1 node (maximum 1)",
         "the run finished: done",
     ]

@@ -26,7 +26,7 @@ def test_a_job_that_had_to_stop_is_requeued_by_the_one_that_was_chosen(reason: s
     assert decision.act
     assert decision.why == f"requeueing the job ({reason}, requeue 1 of at most 100)"
     others = decide(AUTO, JOB, replace(STOPPED, reason=reason, chosen=False))
-    assert (others.act, others.why) == (False, "another node's agent requeues the job")
+    assert (others.act, others.why) == (False, "the agent of another node requeues the job")
 
 
 @pytest.mark.parametrize("reason", ["drain", "grow", "operator", ""])
@@ -48,7 +48,7 @@ def test_never_means_never() -> None:
 def test_outside_slurm_only_a_command_can_do_it() -> None:
     decision = decide(AUTO, None, STOPPED)
     assert not decision.act
-    assert "no step of a Slurm job" in decision.why
+    assert "not a Slurm job step" in decision.why
     assert decide(replace(AUTO, command="true"), None, STOPPED).act
 
 
@@ -56,7 +56,7 @@ def test_outside_slurm_only_a_command_can_do_it() -> None:
 def test_there_is_a_limit(before: int, act: bool) -> None:
     decision = decide(replace(AUTO, most=3), replace(JOB, requeues=before), STOPPED)
     assert decision.act is act
-    assert act or f"requeued {before} times before, and --max-requeues is 3" in decision.why
+    assert act or f"requeued {before} times, and --max-requeues is 3" in decision.why
 
 
 def test_a_limit_of_none_forbids_the_first_one() -> None:
@@ -69,7 +69,7 @@ def test_a_limit_of_none_forbids_the_first_one() -> None:
 def test_the_sites_command_is_run_by_a_shell(tmp_path: Path) -> None:
     command = f"echo again >{tmp_path}/note && test -s {tmp_path}/note"
     done = asyncio.run(requeue(replace(AUTO, command=command), JOB))
-    assert (done.level, done.text) == ("info", f"the job is requeued: {command}")
+    assert (done.level, done.text) == ("info", f"requeued the job: {command}")
     assert (tmp_path / "note").read_text() == "again\n"
 
 
@@ -85,7 +85,7 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(
     monkeypatch.setattr(slurm_job, "REQUEUE_TIMEOUT_S", 0.3)
     pid_file = tmp_path / "pid"
     done = asyncio.run(requeue(replace(AUTO, command=f"sleep 60 & echo $! >{pid_file}; wait"), JOB))
-    assert "did not end within 0.3 s" in done.text
+    assert "did not complete within 0.3 s" in done.text
     with contextlib.suppress(ProcessLookupError):  # it has been collected already
         sleeper = os.pidfd_open(int(pid_file.read_text()))
         assert select.select([sleeper], (), (), 10)[0]
@@ -96,7 +96,7 @@ def test_without_scontrol_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     done = asyncio.run(requeue(AUTO, JOB))
     assert done.level == "error"
-    assert "job 4711 could not be requeued: scontrol cannot be started on this node" in done.text
+    assert "cannot requeue job 4711: cannot start scontrol on this node" in done.text
     assert "\n" not in done.text
 
 
@@ -106,7 +106,7 @@ def test_without_scontrol_the_jobs_end_is_unknown_and_nothing_else(
     monkeypatch.setenv("PATH", str(tmp_path))
     end = asyncio.run(JOB.end())
     assert (end.left_s, end.preempted) == (None, False)
-    assert "scontrol cannot be started" in end.unknown_because
+    assert "cannot start scontrol" in end.unknown_because
     assert asyncio.run(replace(JOB, end_s=1.0).end()) == JobEnd(0.0, False, end.unknown_because)
 
 

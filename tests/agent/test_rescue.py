@@ -54,7 +54,9 @@ def test_the_first_survivor_requeues_the_job(controller: Path) -> None:
     said = rescued("n1")
     assert said is not None
     assert (said.level, done(controller)) == ("info", ["scontrol requeue 4711"])
-    assert said.text.startswith("job 4711 lost its batch host, and with it the store: the job is requeued")
+    assert said.text.startswith(
+        "job 4711 lost its batch host and with it the rendezvous store: requeued the job"
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_job_that_slurm_does_not_requeue_is_cancelled(controller: Path) -> Non
     said = rescued("n1")
     assert said is not None
     assert "refused; its state is saved" in said.text
-    assert "the job is cancelled, submit it again to go on" in said.text
+    assert "cancelled the job, submit it again to resume" in said.text
     assert done(controller) == ["scancel --state=RUNNING 4711"]
 
 

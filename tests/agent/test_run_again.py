@@ -105,4 +105,6 @@ def test_agents_of_a_run_that_has_finished_end_without_the_store_of_an_agent_tha
     script.touch()
     done = elastic_agent("--state-dir", str(tmp_path), "--finish-once", *where, str(script))
     assert done.returncode == 0, done.stderr
-    assert "the run finished: the run has finished before; it is not run again" in done.stderr
+    assert (
+        "the run finished: the run has already finished and is not repeated under the same id" in done.stderr
+    )

@@ -109,4 +109,4 @@ def test_an_agent_refuses_to_start_while_agents_of_another_endpoint_use_its_stat
     refused = elastic_agent(*options, str(script), command=[sys.executable, "-c", IMPATIENT])
     held.release()
     assert (refused.returncode, refused.stdout) == (ExitCode.USAGE, ""), refused.stderr
-    assert "run exp7 goes on at n1.example:29400" in refused.stderr
+    assert "run exp7 is already running at n1.example:29400" in refused.stderr

@@ -286,7 +286,7 @@ def test_a_worker_that_dies_of_a_signal_which_its_agent_got_too_has_not_failed(
     bench = asyncio.run(scene())
     assert bench.ends == (["failed", "stopped"] if agent_gets_it == "never" else ["interrupted", "yielded"])
     if agent_gets_it != "never":
-        words = "worker n1/0 was ended by SIGUSR1, which its agent received too"
+        words = "worker n1/0 was terminated by SIGUSR1, which the agent also received"
         assert ("interrupted", (1, words)) in bench.reported
 
 

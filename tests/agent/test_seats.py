@@ -74,7 +74,7 @@ def test_of_two_agents_with_one_explicit_id_one_is_refused_in_one_line(tmp_path:
     with holders(tmp_path, 2, "n1") as said:
         held, refused = sorted(said)
         assert held == "n1 None"
-        assert refused.startswith("refused: node id n1 is held by another agent on this machine")
+        assert refused.startswith("refused: node id n1 is in use by another agent on this machine")
         with pytest.raises(IdentityError):
             take_seat(tmp_path, "n1")
         take_seat(tmp_path, "n2").release()

@@ -16,8 +16,8 @@ import pytest
 from elastic_agent.agent.service import ANSWER_S, LOOK_EVERY_AT_START_S, LOOK_EVERY_S, Service, Standing
 from elastic_agent.service_manager import ServiceManager, status
 
-DIALLING = Standing("dialling host0:29400", registered=False, runs=False)
-WAITING = Standing("waiting for 1 more of at least 2 nodes", registered=True, runs=False)
+DIALLING = Standing("connecting to host0:29400", registered=False, runs=False)
+WAITING = Standing("waiting for 1 more node (at least 2 required)", registered=True, runs=False)
 RUNNING = Standing("generation 1: 2 nodes, 4 workers", registered=True, runs=True)
 PATIENCE_S = 10.0
 
@@ -72,7 +72,7 @@ def test_it_is_up_when_workers_run_and_not_before(manager: Manager) -> None:
     async def story() -> None:
         agent = Agent(manager)
         agent.service.start()
-        await agent.until("STATUS=dialling host0:29400")
+        await agent.until("STATUS=connecting to host0:29400")
         await asyncio.sleep(2 * ANSWER_S)
         assert "READY=1" not in manager.hear()
         agent.standing = RUNNING
@@ -80,7 +80,7 @@ def test_it_is_up_when_workers_run_and_not_before(manager: Manager) -> None:
         assert "STATUS=generation 1: 2 nodes, 4 workers" in manager.heard
 
     asyncio.run(story())
-    assert manager.heard.count("STATUS=dialling host0:29400") == 1
+    assert manager.heard.count("STATUS=connecting to host0:29400") == 1
     assert [line for line in manager.heard if line.startswith("WATCHDOG")] == []
 
 

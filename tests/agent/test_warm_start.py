@@ -181,7 +181,7 @@ def test_a_script_that_knows_nothing_of_us_writes_its_stacks_on_demand(tmp_path:
             told = subprocess.run(
                 [*AGENT, "stacks", f"stacks-{os.getpid()}"], capture_output=True, text=True, check=True
             )
-            assert "asked, see" in told.stdout
+            assert "requested, see" in told.stdout
             assert any("in wait_here" in line for line in agent.stderr)  # until it comes
         finally:
             agent.terminate()

@@ -85,7 +85,7 @@ def test_help_shows_every_setting_with_its_default_and_every_exit_code() -> None
 
 @pytest.mark.parametrize("width", [60, 80, 110])
 def test_help_fits_the_terminal(width: int) -> None:
-    folded = help_page(width).split("World: nodes and workers")[1].split("Where a setting may come from")[0]
+    folded = help_page(width).split("World: nodes and workers")[1].split("Sources of a setting")[0]
     too_long = [line for line in folded.splitlines() if len(line) > width]
     assert [line for line in too_long if " " in line.strip()] == []
 
@@ -131,20 +131,20 @@ def test_settings_as_json(tmp_path: Path) -> None:
 def test_settings_refuse_what_run_would_refuse() -> None:
     done = elastic_agent("settings", "--nnodes", "1:4")
     assert done.returncode == 2
-    assert "no place to meet" in done.stderr
+    assert "requires a rendezvous endpoint" in done.stderr
 
 
 def test_stacks_of_no_worker_are_a_mistake() -> None:
     told = elastic_agent("stacks", "no-such-run")
     assert told.returncode == 2
-    assert "no worker of run no-such-run of user" in told.stderr
+    assert "no running worker of run no-such-run of user" in told.stderr
     assert "Usage: elastic-agent stacks" in elastic_agent("stacks", "--help").stdout
 
 
 def test_a_module_that_is_not_installed_starts_nothing() -> None:
     told = elastic_agent("--standalone", "-m", "no_such_package.train")
     assert told.returncode == 2
-    assert 'module "no_such_package.train" is not found from' in told.stderr
+    assert 'module "no_such_package.train" was not found from' in told.stderr
     assert told.stderr.count("\n") == 1
 
 
@@ -182,7 +182,7 @@ def test_from_a_working_directory_that_was_removed_nothing_starts(tmp_path: Path
     leaving = ["sh", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "sh"]
     done = elastic_agent(*argv, under=["env", "-C", str(tmp_path), *leaving])
     assert done.returncode == 2
-    assert done.stderr.startswith("elastic-agent: the working directory cannot be used: No such file")
+    assert done.stderr.startswith("elastic-agent: the working directory is not accessible: No such file")
     assert done.stderr.count("\n") == 1
 
 
@@ -190,7 +190,7 @@ def test_from_a_working_directory_that_was_removed_nothing_starts(tmp_path: Path
 def test_an_answer_that_cannot_be_written_is_one_line(argv: list[str]) -> None:
     done = elastic_agent(*argv, under=["sh", "-c", 'exec "$@" > /dev/full', "sh"])
     assert done.returncode == 2
-    assert done.stderr == "elastic-agent: cannot write the answer: No space left on device\n"
+    assert done.stderr == "elastic-agent: cannot write the output: No space left on device\n"
 
 
 def test_a_mistake_has_its_exit_code_also_where_no_complaint_can_be_written() -> None:

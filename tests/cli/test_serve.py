@@ -77,7 +77,7 @@ def test_it_tells_systemd_and_ends_with_0_when_told(
         assert server.process.wait(5.0) == ExitCode.FINISHED
         assert server.messages == [
             f"serving at localhost:{port}",
-            f"{signum.name} received: the store is given up, no run depends on it",
+            f"{signum.name} received: closing the store, which no run uses",
         ]
 
 
@@ -106,7 +106,7 @@ def test_a_second_server_says_who_is_there_already(tmp_path: Path) -> None:
         second = elastic_agent("serve", "--rdzv-endpoint", endpoint, "--state-dir", str(tmp_path / "other"))
     assert second.returncode == ExitCode.NO_STORE == 4
     assert second.stderr.count("\n") == 1
-    assert "a store of elastic-agent answers there already" in second.stderr
+    assert "the port is in use by a store of elastic-agent" in second.stderr
 
 
 def test_servers_with_one_state_directory_keep_runs_of_one_name_apart(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_another_program_at_the_port_is_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("host", "said"),
-    [("192.0.2.7", "is not this machine"), ("nowhere.invalid", "is not known on this machine")],
+    [("192.0.2.7", "is not this machine"), ("nowhere.invalid", "does not resolve on this machine")],
 )
 def test_an_endpoint_that_is_not_this_machine_is_refused(tmp_path: Path, host: str, said: str) -> None:
     done = elastic_agent("serve", "--rdzv-endpoint", host, "--state-dir", str(tmp_path))
@@ -150,12 +150,12 @@ def test_an_endpoint_that_is_not_this_machine_is_refused(tmp_path: Path, host: s
 
 MISTAKES = {
     "port 0": (["--rdzv-endpoint", "localhost:0"], "got port 0"),
-    "another command's option": (["--nnodes", "2"], "--nnodes is an option of run"),
-    "a script": (["train.py"], "it runs no script"),
+    "another command's option": (["--nnodes", "2"], "--nnodes is an option of elastic-agent run"),
+    "a script": (["train.py"], "serve runs no script"),
     "a wrong value": (["--log-level", "loud"], "expected debug, info, warning or error"),
     "several endpoints": (["--rdzv-endpoint", "a:1,b:2"], "several endpoints"),
     "an unknown option": (["--no-such-option"], "unknown option"),
-    "a file as folder": (["--state-dir", os.devnull], "is not a folder"),
+    "a file as folder": (["--state-dir", os.devnull], "is not a directory"),
 }
 
 

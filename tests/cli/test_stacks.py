@@ -42,7 +42,7 @@ def claims(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_root_leaves_processes_of_other_users_alone_unless_one_is_named(claims: str) -> None:
     told = elastic_agent("stacks", claims)
     assert told.returncode == 2
-    assert f"no worker of run {claims} of user" in told.stderr
+    assert f"no running worker of run {claims} of user" in told.stderr
     told = elastic_agent("stacks", claims, "--user", str(OTHER_USER))
     assert told.returncode == 0
     assert "\x1b" not in told.stdout
@@ -53,4 +53,4 @@ def test_root_leaves_processes_of_other_users_alone_unless_one_is_named(claims: 
 def test_a_signal_that_is_none_makes_no_worker(claims: str) -> None:
     told = elastic_agent("stacks", claims)
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)
-    assert f"no worker of run {claims}" in told.stderr
+    assert f"no running worker of run {claims}" in told.stderr

@@ -41,8 +41,8 @@ def link_elsewhere(folder: Path, home: Path) -> None:
 
 ATTACKS = [
     pytest.param(give_away, f"which belongs to another user ({ANOTHER_USER})", id="of another user"),
-    pytest.param(open_to_all, "which other users can write", id="open to all"),
-    pytest.param(link_elsewhere, "which is not a folder", id="a link"),
+    pytest.param(open_to_all, "which is writable by other users", id="open to all"),
+    pytest.param(link_elsewhere, "which is not a directory", id="a link"),
 ]
 
 
@@ -82,7 +82,7 @@ def test_a_temporary_folder_that_another_user_may_have_made_is_refused(
     assert precious.read_text() == "mine\n"
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert f"got {quoted(temporary)}, {reason}; expected a folder of this user" in done.stderr
+    assert f"got {quoted(temporary)}, {reason}; expected a directory that belongs to this user" in done.stderr
 
 
 @pytest.mark.parametrize(("attack", "reason"), ATTACKS)
@@ -99,7 +99,9 @@ def test_nor_by_torchrun(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> No
     open_to_all(temporary, temporary.parent)
     for name, value in without_a_home(temporary).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="which other users can write; expected a folder of this user"):
+    with pytest.raises(
+        ValueError, match="which is writable by other users; expected a directory that belongs to this user"
+    ):
         create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1))
 
 
@@ -124,7 +126,7 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path, script: P
     done = elastic_agent(*options, str(script))
     assert precious.read_text() == "mine\n"
     assert done.returncode == 2
-    assert f"cannot be used: {lock}: " in done.stderr
+    assert f"is not usable: {lock}: " in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -153,9 +155,9 @@ def test_with_a_home_that_cannot_be_searched_state_goes_to_the_temporary_folder(
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--state-dir", "HOME/x", "SCRIPT"], 'got "HOME/x", where HOME cannot be searched by this user'),
-        (["--log-dir", "HOME/x/y", "SCRIPT"], 'got "HOME/x/y", where HOME cannot be searched by this user'),
-        (["--event-journal", "HOME/j", "SCRIPT"], 'got "HOME/j", where HOME cannot be searched by this user'),
+        (["--state-dir", "HOME/x", "SCRIPT"], 'got "HOME/x", where HOME is not searchable by this user'),
+        (["--log-dir", "HOME/x/y", "SCRIPT"], 'got "HOME/x/y", where HOME is not searchable by this user'),
+        (["--event-journal", "HOME/j", "SCRIPT"], 'got "HOME/j", where HOME is not searchable by this user'),
         (["--config", "HOME/c", "SCRIPT"], 'cannot read "HOME/c": Permission denied'),
         (["HOME/x.py"], 'script "HOME/x.py" cannot be found: Permission denied; expected a Python file'),
         (["--no-python", "HOME/x"], 'program "HOME/x" is not an executable file'),

@@ -61,13 +61,13 @@ def test_closing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
 def test_slot_that_is_not_there_is_refused(tmp_path: Path, slot: int) -> None:
     with (
         HeartbeatFile.create(tmp_path, 2) as file,
-        pytest.raises(IndexError, match=f"slot {slot} was asked for; expected 0 to 1"),
+        pytest.raises(IndexError, match=f"got slot {slot}; expected 0 to 1"),
     ):
         file.read(slot)
 
 
 def test_file_without_slots_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="0 slots was asked for; expected at least 1"):
+    with pytest.raises(ValueError, match="got a heartbeat file for 0 slots; expected at least 1"):
         HeartbeatFile.create(tmp_path, 0)
 
 

@@ -197,7 +197,7 @@ def test_workers_compare_by_value_and_travel_to_other_processes(environment: pyt
         ),
         ({"ELASTIC_AGENT_SLOT": None}, "ELASTIC_AGENT_SLOT is not set"),
         ({"ELASTIC_AGENT_RESTARTS": "1.0"}, "ELASTIC_AGENT_RESTARTS='1.0'"),
-        ({"ELASTIC_AGENT_NODE_ID": ""}, "ELASTIC_AGENT_NODE_ID='' in the environment; expected a text"),
+        ({"ELASTIC_AGENT_NODE_ID": ""}, "ELASTIC_AGENT_NODE_ID='' in the environment; expected a string"),
         ({"ELASTIC_AGENT_RUN_ID": None}, "ELASTIC_AGENT_RUN_ID is not set"),
         ({"ELASTIC_AGENT_INCARNATION": None}, "ELASTIC_AGENT_INCARNATION is not set"),
     ],

@@ -193,7 +193,7 @@ def test_wrong_step_is_refused_with_or_without_an_agent(
     script = f"from elastic_agent import client; client.heartbeat({step})"
     done = run_script(script, under_agent(cells) if with_agent else {}, returncode=1)
     last = done.stderr.splitlines()[-1]
-    assert last == f"{error}: heartbeat: step={eval(step)!r}; expected an integer of 64 bits"
+    assert last == f"{error}: heartbeat: step={eval(step)!r}; expected a 64-bit integer"
     assert cells.read(SLOT) == (0, 0)
 
 
@@ -212,7 +212,9 @@ def test_training_goes_on_without_heartbeats_where_the_file_is_of_no_use(
     done = run_script(script, {**under_agent(cells), **changes})
     assert done.stdout == "trained\n"
     [line] = done.stderr.splitlines()
-    assert line.startswith("elastic_agent.client: heartbeats and notices are off (ELASTIC_AGENT_HEARTBEAT=")
+    assert line.startswith(
+        "elastic_agent.client: heartbeats and notices are disabled (ELASTIC_AGENT_HEARTBEAT="
+    )
     assert told in line
 
 

@@ -35,7 +35,7 @@ def test_static_rendezvous_becomes_c10d_at_the_same_place(shell: Shell) -> None:
     assert resolved.settings.rdzv_backend == "c10d"
     assert resolved.settings.node_rank == 1
     assert str(resolved.sources["rdzv_endpoint"]) == "--master-addr"
-    assert "static rendezvous is done by c10d at 10.0.0.1:1234" in notes(
+    assert "static rendezvous is provided by the c10d backend at 10.0.0.1:1234" in notes(
         shell, *argv, "--rdzv-backend", "static"
     )
 
@@ -51,20 +51,20 @@ def test_torchruns_defaults_fill_what_static_leaves_out(shell: Shell) -> None:
 def test_an_endpoint_goes_before_master_addr_and_says_so(shell: Shell) -> None:
     argv = ["--rdzv-endpoint", "n0:1", "--master-addr", "n9"]
     assert shell.load(argv).settings.rdzv_endpoint == Endpoint("n0", 1)
-    assert "--master-addr is not used" in notes(shell, *argv)
+    assert "--master-addr is ignored" in notes(shell, *argv)
     assert notes(shell, "--rdzv-endpoint", "n0:29500", "--master-addr", "n0") == ""
 
 
 def test_standalone_goes_before_an_endpoint_and_says_so(shell: Shell) -> None:
     argv = ["--standalone", "--rdzv-endpoint", "n0"]
     assert shell.load(argv).settings.rdzv_endpoint is None
-    assert "--rdzv-endpoint is not used" in notes(shell, *argv)
+    assert "--rdzv-endpoint is ignored" in notes(shell, *argv)
 
 
 def test_standalone_with_a_range_that_allows_one_node_is_one_node(shell: Shell) -> None:
     resolved = shell.load(["--standalone", "--nnodes", "1:4"])
     assert resolved.settings.nnodes == NodeRange(1, 1)
-    assert any("one node runs alone" in note.text for note in resolved.notes)
+    assert any("running on one node, although" in note.text for note in resolved.notes)
 
 
 def test_standalone_with_two_nodes_is_refused(shell: Shell) -> None:
@@ -78,7 +78,7 @@ def test_many_nodes_without_a_place_to_meet_are_refused(shell: Shell) -> None:
 
 
 def test_an_endpoint_of_any_free_port_is_for_one_node(shell: Shell) -> None:
-    with pytest.raises(UsageError, match="no other node can know"):
+    with pytest.raises(UsageError, match="is unknown to the other nodes"):
         shell.load(["--nnodes", "2", "--rdzv-endpoint", "localhost:0"])
 
 
@@ -118,14 +118,14 @@ def test_rdzv_conf_sets_what_torchs_keys_mean(shell: Shell) -> None:
 def test_rdzv_conf_keys_without_effect_are_told(shell: Shell) -> None:
     told = notes(shell, "--rdzv-conf", "is_host=1,keep_alive_interval=3,use_libuv=0")
     for key in ("is_host", "keep_alive_interval", "use_libuv"):
-        assert f"--rdzv-conf: {key} has no effect here" in told
+        assert f"--rdzv-conf: {key} has no effect" in told
 
 
 @pytest.mark.parametrize(
     "option", ["--monitor-interval=1", "--start-method=fork", "--event-log-handler=null"]
 )
 def test_options_without_effect_are_told(shell: Shell, option: str) -> None:
-    assert f"{option.split('=')[0]} has no effect here" in notes(shell, option)
+    assert f"{option.split('=')[0]} has no effect" in notes(shell, option)
     assert notes(shell) == ""
 
 
@@ -133,8 +133,8 @@ def test_what_is_for_etcd_alone_is_named_where_it_does_nothing(shell: Shell) -> 
     options = ["--etcd-user", "me", "--rdzv-conf", "cacert=/ca.pem"]
     told = [note.text for note in shell.load(options).notes if note.level == "warning"]
     assert told == [
-        "--rdzv-conf: cacert has no effect here: it is for --rdzv-backend etcd",
-        "--etcd-user has no effect here: it is for --rdzv-backend etcd",
+        "--rdzv-conf: cacert has no effect without --rdzv-backend etcd",
+        "--etcd-user has no effect without --rdzv-backend etcd",
     ]
     there = ["--rdzv-backend", "etcd", "--rdzv-endpoint", "a,b:1", "--rdzv-id", "x", "--etcd-user", "me"]
     met = shell.load([*there, "--etcd-ca", shell.write("ca.pem", "")])
@@ -146,10 +146,10 @@ def test_what_is_for_etcd_alone_is_named_where_it_does_nothing(shell: Shell) -> 
     ("endpoint", "mode", "encrypted", "said"),
     [
         ("127.0.0.1,localhost,[::1]", 0o640, False, []),
-        ("127.0.0.1", 0o644, False, ["can be read by every user"]),
-        ("etcd1,127.0.0.1", 0o600, False, ["sent to etcd at etcd1:2379,127.0.0.1:2379 without encryption"]),
+        ("127.0.0.1", 0o644, False, ["is readable by every user"]),
+        ("etcd1,127.0.0.1", 0o600, False, ["sent to etcd at etcd1:2379,127.0.0.1:2379 unencrypted"]),
         ("etcd1", 0o600, True, []),
-        ("etcd1", 0o604, False, ["can be read by every user", "without encryption"]),
+        ("etcd1", 0o604, False, ["is readable by every user", "unencrypted"]),
     ],
 )
 def test_a_password_for_etcd_that_others_can_read_is_warned_of_once(
@@ -170,11 +170,11 @@ def test_a_password_for_etcd_that_others_can_read_is_warned_of_once(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--rdzv-endpoint", "a"], "the run has no name"),
-        (["--rdzv-id", "x"], "its members are not named"),
-        (["--rdzv-endpoint", "a", "--rdzv-id", "x", "--etcd-key", "/k"], "--etcd-cert beside it"),
-        (["--rdzv-endpoint", "a", "--rdzv-id", "x", "--etcd-ca", "/no-such.pem"], "cannot be read"),
-        (["--rdzv-endpoint", "a:0", "--rdzv-id", "x"], "port 0 is no port to dial"),
+        (["--rdzv-endpoint", "a"], "requires a run id"),
+        (["--rdzv-id", "x"], "requires the etcd members"),
+        (["--rdzv-endpoint", "a", "--rdzv-id", "x", "--etcd-key", "/k"], "requires --etcd-cert"),
+        (["--rdzv-endpoint", "a", "--rdzv-id", "x", "--etcd-ca", "/no-such.pem"], "is not readable"),
+        (["--rdzv-endpoint", "a:0", "--rdzv-id", "x"], "port 0 cannot be connected to"),
     ],
 )
 def test_etcd_needs_members_a_name_and_files_that_can_be_read(

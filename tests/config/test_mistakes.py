@@ -18,7 +18,7 @@ WRONG_VALUES = [
     ("--nnodes=1:2:3", ["N or MIN:MAX"]),
     ("--nnodes=two", ["N or MIN:MAX"]),
     ("--nnodes=", ["N or MIN:MAX"]),
-    ("--nproc-per-node=0", ["starts no worker", "whole number, 1 or more", "auto, cpu, gpu, xpu"]),
+    ("--nproc-per-node=0", ["starts no workers", "whole number, 1 or more", "auto, cpu, gpu, xpu"]),
     ("--nproc-per-node=-2", ["1 or more"]),
     ("--nproc-per-node=gpus", ["did you mean gpu?"]),
     ("--nproc-per-node=1_0", ["1 or more"]),
@@ -36,17 +36,17 @@ WRONG_VALUES = [
     ("--settle=10m", ["number of seconds"]),
     ("--keep-generations=0", ["1 or more"]),
     ("--keep-runs=0", ["1 or more"]),
-    ("--log-limit=big", ["is not a size", "500M or 2G"]),
-    ("--log-limit=-1", ["is not a size"]),
-    ("--log-limit=2X", ["is not a size", "units K, M, G, T"]),
-    ("--log-limit=10", ["is 10 bytes and too small", "64K or more, or 0"]),
+    ("--log-limit=big", ["is not a valid size", "500M or 2G"]),
+    ("--log-limit=-1", ["is not a valid size"]),
+    ("--log-limit=2X", ["is not a valid size", "units K, M, G, T"]),
+    ("--log-limit=10", ["is 10 bytes, too small", "64K or more, or 0"]),
     ("--log-limit=2000T", ["more than 1024T"]),
     ("--rdzv-endpoint=http://node0:29400", ["is a URL", "HOST, HOST:PORT or [IPV6]:PORT"]),
     ("--rdzv-endpoint=tcp://node0", ["is a URL"]),
     ("--rdzv-endpoint=node0:port", ['"port" is not a number']),
     ("--rdzv-endpoint=node0:", ["is not a number"]),
     ("--rdzv-endpoint=node0:70000", ["70000", "0 to 65535"]),
-    ("--rdzv-endpoint=:29400", ["names no host"]),
+    ("--rdzv-endpoint=:29400", ["has no host"]),
     ("--rdzv-endpoint=a,b", ["several endpoints"]),
     ("--rdzv-endpoint=[::1", ["brackets"]),
     ("--rdzv-endpoint=[::1]29400", ["brackets"]),
@@ -62,9 +62,9 @@ WRONG_VALUES = [
     ("--rdzv-id=größe", ['character 3, "ö"']),
     ("--rdzv-id=", ["empty", "1 to 128"]),
     ("--rdzv-id=" + "x" * 129, ["129 characters", "1 to 128"]),
-    ("--rdzv-id=.", ["which every file system takes for a directory", "except . and .. alone"]),
-    ("--rdzv-id=..", ["which every file system takes for a directory"]),
-    ("--node-id=..", ["which every file system takes for a directory"]),
+    ("--rdzv-id=.", ["which file systems treat as a directory", "except . and .. alone"]),
+    ("--rdzv-id=..", ["which file systems treat as a directory"]),
+    ("--node-id=..", ["which file systems treat as a directory"]),
     ("--node-id=a/0", ['"/"']),
     ("--node-rank=-1", ["0 or more"]),
     ("--master-port=0", ["1 to 65535"]),
@@ -78,19 +78,19 @@ WRONG_VALUES = [
     ("--local-ranks-filter=0,-1", ["negative"]),
     ("--numa-binding=nod", ["node, socket, exclusive or core-complex", "did you mean node?"]),
     ("--python-exec=/no/such/python", ["which is not an executable file", "name on the PATH"]),
-    ("--python-exec=no-such-python", ["which is not found on PATH"]),
+    ("--python-exec=no-such-python", ["which was not found on the PATH"]),
     ("--python-exec=/", ["which is not an executable file"]),
     ("--start-method=thread", ["spawn, fork or forkserver"]),
     ("--signals-to-handle=SIGTRM", ['"SIGTRM"', "did you mean SIGTERM?"]),
     ("--signals-to-handle=SIGKILL", ["cannot be handled"]),
     ("--requeue=always", ["auto or never"]),
-    ("--requeue-command=", ["empty", "one line"]),
+    ("--requeue-command=", ["empty", "single shell command line"]),
     ("--max-requeues=-1", ["0 or more"]),
     ("--log-format=xml", ["auto, console or json"]),
     ("--log-level=loud", ["debug, info, warning or error"]),
-    ("--state-dir=/dev/null/x", ["/dev/null is not a folder"]),
-    ("--log-dir=/dev/null", ["is not a folder"]),
-    ("--event-journal=/dev", ["which is a folder"]),
+    ("--state-dir=/dev/null/x", ["/dev/null is not a directory"]),
+    ("--log-dir=/dev/null", ["is not a directory"]),
+    ("--event-journal=/dev", ["which is a directory"]),
     ("--role=\n", ["printable"]),
 ]
 
@@ -129,14 +129,17 @@ def test_the_same_mistake_names_the_variable_or_the_files_key(shell: Shell) -> N
     [
         (
             ["--nnode-s", "2"],
-            'unknown option "--nnode-s" (options of the script come after the script); did you mean',
+            'unknown option "--nnode-s" (options of the script follow the script); did you mean',
         ),
         (["--lease_tl", "2"], "did you mean --lease-ttl?"),
         (["--zzzz"], "elastic-agent --help lists the options"),
         (["-x"], 'unknown option "-x"'),
-        (["--log", "x"], "--log: short for more than one option: --log-dir, --log-limit, --logs-specs"),
+        (
+            ["--log", "x"],
+            "--log: ambiguous abbreviation; expected one of --log-dir, --log-limit, --logs-specs",
+        ),
         (["--standalone=yes"], "--standalone: takes no value"),
-        (["-m", "--no-python"], "--module and --no-python exclude each other"),
+        (["-m", "--no-python"], "--module and --no-python are mutually exclusive"),
         (["--rdzv-conf", "join_timout=9"], 'unknown key "join_timout"'),
         (["--rdzv-conf", "join_timout=9"], "did you mean join_timeout?"),
         (["--rdzv-conf", "join_timeout"], '"join_timeout" is not KEY=VALUE'),
@@ -175,7 +178,7 @@ def test_a_password_on_the_command_line_is_answered_with_the_option_for_a_file(s
 
 
 def test_an_option_at_the_end_without_its_value(shell: Shell) -> None:
-    with pytest.raises(UsageError, match=r"^--nnodes: no value follows it; expected N or MIN:MAX"):
+    with pytest.raises(UsageError, match=r"^--nnodes: requires a value; expected N or MIN:MAX"):
         load_settings(["--nnodes"], shell.environ)
 
 
@@ -184,13 +187,13 @@ def test_an_option_at_the_end_without_its_value(shell: Shell) -> None:
     [
         ("lease_tl = 3\n", 'unknown key "lease_tl"; did you mean lease_ttl?'),
         ("[world]\nnnodes = 2\n", 'unknown key "world"'),
-        ("config = 'x'\n", "cannot name another one"),
+        ("config = 'x'\n", "cannot name another settings file"),
         ("lease_ttl = 1979-05-27\n", "lease_ttl: got a date"),
         ("lease_ttl = {a = 1}\n", "lease_ttl: got a table"),
         ("max_restarts = true\n", 'max_restarts: got "true"'),
         ("lease_ttl = \n", "not valid TOML: "),
-        ("script = 3\n", "script: expected text"),
-        ("script_args = 'a b'\n", "script_args: expected a list of texts"),
+        ("script = 3\n", "script: expected a string"),
+        ("script_args = 'a b'\n", "script_args: expected a list of strings"),
     ],
 )
 def test_a_mistake_in_the_settings_file(shell: Shell, text: str, expected: str) -> None:
@@ -217,7 +220,7 @@ def refused(shell: Shell, *argv: str) -> str:
 def test_events_cannot_go_to_a_fifo_that_no_program_reads(shell: Shell, tmp_path: Path) -> None:
     """The agent would wait for the reader, without a word and without a lease."""
     os.mkfifo(tmp_path / "events")
-    with pytest.raises(UsageError, match="which is a FIFO that no program reads"):
+    with pytest.raises(UsageError, match="which is a FIFO without a reader"):
         shell.load(["--event-journal", str(tmp_path / "events")])
     reader = os.open(tmp_path / "events", os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -234,7 +237,7 @@ def test_no_script(shell: Shell) -> None:
 def test_a_script_that_cannot_be_started(shell: Shell) -> None:
     missing = str(shell.folder / "missing.py")
     assert f"script {quoted(missing)} does not exist" in refused(shell, missing)
-    assert "folder without __main__.py" in refused(shell, str(shell.folder))
+    assert "directory without __main__.py" in refused(shell, str(shell.folder))
     assert "does not exist" in refused(shell, "--run-path", missing)
     shell.write("__main__.py", "")
     load_settings([str(shell.folder)], shell.environ)
@@ -243,7 +246,7 @@ def test_a_script_that_cannot_be_started(shell: Shell) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
 def test_a_script_that_may_not_be_read(shell: Shell) -> None:
     Path(shell.script).chmod(0)
-    assert "cannot be read by this user" in refused(shell, shell.script)
+    assert "is not readable by this user" in refused(shell, shell.script)
 
 
 def test_a_module_is_not_looked_for(shell: Shell) -> None:
@@ -255,7 +258,7 @@ def test_programs_are_looked_for_as_the_system_does(shell: Shell) -> None:
         "-c",
         "true",
     )
-    assert 'program "no-such-program" is not found on PATH' in refused(
+    assert 'program "no-such-program" was not found on the PATH' in refused(
         shell, "--no-python", "no-such-program"
     )
     load_settings(["--no-python", shell.script], shell.environ)

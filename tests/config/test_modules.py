@@ -51,22 +51,22 @@ def test_what_python_would_start_is_accepted(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("trian", "is not found from"),
-        ("pakage.inner.train", "is not found from"),
-        ("package.iner.train", "is not found from"),
-        ("package.inner.trian", "is not found from"),
-        ("namespace.inner.trian", "is not found from"),
+        ("trian", "was not found from"),
+        ("pakage.inner.train", "was not found from"),
+        ("package.iner.train", "was not found from"),
+        ("package.inner.trian", "was not found from"),
+        ("namespace.inner.trian", "was not found from"),
         ("namespace", "is a package without __main__"),
         ("package.inner", "is a package without __main__"),
         (
             "train.py",
-            "is not found: train is a module and not a package (a module is named without .py: -m train)",
+            "was not found: train is a module, not a package (specify the module without .py: -m train)",
         ),
-        ("", "is not found from"),
-        ("..", "is not found from"),
-        ("package..train", "is not found from"),
-        ("package/inner/train.py", "is not found from"),
-        ("pakk\udce9ge", "is not found from"),
+        ("", "was not found from"),
+        ("..", "was not found from"),
+        ("package..train", "was not found from"),
+        ("package/inner/train.py", "was not found from"),
+        ("pakk\udce9ge", "was not found from"),
     ],
 )
 def test_what_python_would_not_start_is_refused(name: str, wrong: str) -> None:

@@ -101,7 +101,7 @@ def test_another_way_to_meet_goes_before_slurms_endpoint(shell: Shell) -> None:
     assert shell.load(["--master-addr", "head"], STEP).settings.rdzv_endpoint == Endpoint("head", 29500)
     alone = shell.load(["--standalone"], STEP).settings
     assert (alone.rdzv_endpoint, alone.nnodes) == (None, NodeRange(1, 1))
-    with pytest.raises(UsageError, match="members are not named"):
+    with pytest.raises(UsageError, match="requires the etcd members"):
         shell.load(["--rdzv-backend", "etcd"], STEP)
 
 
@@ -109,9 +109,9 @@ def test_more_nodes_than_slurm_gave_is_a_mistake_said_at_once(shell: Shell) -> N
     with pytest.raises(UsageError) as error:
         shell.load(["--nnodes", "4:8"], STEP)
     assert str(error.value).startswith(
-        '--nnodes: got "4:8", but Slurm gave this step 3 (n[2-4]); expected 3 at'
+        '--nnodes: got "4:8", but Slurm allocated only 3 to this step (n[2-4]); expected at most 3'
     )
-    with pytest.raises(UsageError, match=r"Slurm gave this step 1 \(n3\)"):
+    with pytest.raises(UsageError, match=r"Slurm allocated only 1 to this step \(n3\)"):
         shell.load(["--nnodes", "2"], {**STEP, "SLURM_STEP_NODELIST": "n3"})
 
 
@@ -132,10 +132,10 @@ def test_several_jobs_may_meet_at_an_endpoint_of_ones_own(shell: Shell, elsewher
 @pytest.mark.parametrize(
     ("endpoint", "told"),
     [
-        ("head:29400", "names head, which is no node of this step (n[2-4])"),
+        ("head:29400", "names head, which is not a node of this step (n[2-4])"),
         (
             "localhost:29400",
-            "another machine on each of this step's nodes (n[2-4]); without it they meet at n2",
+            "which on each of this step's nodes (n[2-4]) is the node itself; without it, the endpoint is on n2",
         ),
         ("n3.example.org:29400", ""),
         ("10.0.0.7:29400", ""),
@@ -151,13 +151,13 @@ def test_an_endpoint_outside_the_job_gets_one_line(shell: Shell, endpoint: str, 
 
 def test_a_command_for_requeueing_that_is_never_run_gets_one_line(shell: Shell) -> None:
     resolved = shell.load(["--requeue", "never", "--requeue-command", "resubmit"])
-    assert "--requeue-command has no effect here: --requeue says never" in [
-        note.text for note in resolved.notes
-    ]
+    assert "--requeue-command has no effect: --requeue is never" in [note.text for note in resolved.notes]
 
 
 def test_a_second_agent_on_a_node_is_told_what_to_change(shell: Shell) -> None:
-    with pytest.raises(UsageError, match=r"agent number 2 on this node; .* srun --ntasks-per-node=1"):
+    with pytest.raises(
+        UsageError, match=r"started at least 2 agents on this node; .* srun --ntasks-per-node=1"
+    ):
         shell.load(variables={**STEP, "SLURM_LOCALID": "1"})
 
 

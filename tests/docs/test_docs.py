@@ -292,8 +292,8 @@ QUOTES = sorted(
         if not quote.startswith("--") and " " in quote
     }
     | {
-        "done here; still hosting the store of exp7 until the run ends",
-        "waiting until the workers of n2 are stopped",
+        "local workers are done; keeping the rendezvous store up for run exp7 until it ends",
+        "waiting for the workers of n2 to stop",
     }
 )
 OTHERS_SAY = {"Connection refused", "Connection reset by peer", "NCCL error", "Read error"}

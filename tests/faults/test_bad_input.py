@@ -98,7 +98,7 @@ def test_bad_records_in_the_store_are_reported_once_and_ignored(make_cluster: Ma
 
     undisturbed(cluster, first)
     for name in bad:
-        assert len(a.lines("ignored a bad record", f"m/{name}")) == 1, cluster.story()
+        assert len(a.lines("ignored an invalid record", f"m/{name}")) == 1, cluster.story()
     assert not (cluster.folder / "exploded").exists()
     see_it_end(cluster, restarts=0)
 
@@ -153,9 +153,9 @@ def other_store() -> Iterator[int]:
 def test_something_else_at_the_endpoint_is_told_by_what_it_is(make_cluster: MakeCluster) -> None:
     with web_server() as web, silent_listener() as silent, other_store() as store:
         said = {
-            web: "is taken by another program, which is no store",
-            silent: "takes connections but does not answer",
-            store: "not one of elastic-agent's",
+            web: "is used by another program, which is not a store",
+            silent: "accepts connections but did not answer",
+            store: "not created by elastic-agent",
         }
         clusters = {
             port: make_cluster("1", "--rdzv-conf", "join_timeout=3", port=port, endpoint_host="127.0.0.1")
@@ -186,8 +186,8 @@ def test_an_unreachable_endpoint_is_awaited_and_then_given_up(make_cluster: Make
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace can be made here (root is needed)")
     said = {
-        "192.0.2.1": "no route to that network",
-        "no-such-machine.invalid": "is not known on this machine",
+        "192.0.2.1": "no route to the network",
+        "no-such-machine.invalid": "does not resolve on this machine",
     }
     clusters = {host: make_cluster("2", "--rdzv-conf", "join_timeout=4", endpoint_host=host) for host in said}
     for cluster in clusters.values():

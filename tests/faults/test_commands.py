@@ -85,7 +85,7 @@ def test_drain_of_another_node_returns_when_its_worker_has_saved(make_cluster: M
     done = typed("drain", "b", "--run", "slow-drain")
     check_saved_and_gone(cluster, "b")
     assert (done.returncode, done.stderr) == (ExitCode.FINISHED, "")
-    assert "run slow-drain: b has left, the others go on" in done.stdout
+    assert "run slow-drain: b has left; the other nodes continue" in done.stdout
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
 
 
@@ -112,7 +112,7 @@ def test_drain_of_this_machine_returns_when_its_worker_has_saved(make_cluster: M
     done = typed("drain", "--run", "own-drain")
     check_saved_and_gone(cluster, "a")
     assert done.returncode == ExitCode.FINISHED, done.stderr
-    assert "run own-drain: a has left, no other node trains" in done.stdout
+    assert "run own-drain: a has left; no other node is training" in done.stdout
 
 
 def test_a_failure_elsewhere_is_not_taken_for_the_drain(make_cluster: MakeCluster) -> None:
@@ -143,7 +143,7 @@ def test_an_agent_that_dies_meanwhile_confirms_nothing(make_cluster: MakeCluster
     cluster.agents["a"].kill_agent()
     _, stderr = asked.communicate(timeout=60)
     assert asked.returncode == ExitCode.NOT_STOPPED
-    assert "ended before it confirmed that the workers of this machine have exited" in stderr
+    assert "exited before it could confirm that the workers of this machine have exited" in stderr
     assert "has left" not in stderr
 
 
@@ -218,7 +218,7 @@ def test_another_users_process_cannot_pass_for_an_agent_of_the_run(
     work(cluster, a=0.0)
     done = typed("drain", "n1", "--run", "prod")
     assert done.returncode == ExitCode.USAGE
-    assert f"agents of the users {OTHER_USER}, root; name one with --user" in done.stderr
+    assert f"such agents on this machine ({OTHER_USER}, root); select one with --user" in done.stderr
     done = typed("stop", "--run", "prod", "--user", "root")
     assert done.returncode == ExitCode.FINISHED, done.stderr
     assert "run prod stopped" in done.stdout
@@ -227,7 +227,7 @@ def test_another_users_process_cannot_pass_for_an_agent_of_the_run(
 
 def test_root_reads_whose_agent_answers_and_no_control_characters(fake_agent: None) -> None:
     done = typed("drain", "n1", "--run", "prod")
-    assert done.stdout.startswith(f"asking the agent of user {OTHER_USER} (pid ")
+    assert done.stdout.startswith(f"connecting to the agent of user {OTHER_USER} (pid ")
     assert "\x1b" not in done.stdout
     assert "\\x1b[2Jn1 has left" in done.stdout
 

@@ -43,9 +43,9 @@ def test_the_same_error_before_any_progress_ends_the_run_after_one_retry(make_cl
     assert charged(cluster) == 1
     for agent in cluster.agents.values():
         assert agent.lines(
-            "the run failed: the same failure repeated before any progress: worker",
+            "the run failed: the same failure repeated without progress: worker",
             "exited with code 1: ValueError: a typo of the test",
-            "; fix the script, then start again",
+            "; fix the script, then start the run again",
         ), cluster.story()
     check_safety(cluster)
     check_nothing_left(cluster)
@@ -87,4 +87,4 @@ def test_a_stopped_run_goes_on_with_the_restarts_that_it_had_left(make_cluster: 
     cluster.wait_training("a", after=second)
     kill_worker(cluster)
     assert cluster.wait_end() == {"a": ExitCode.FAILED}, cluster.story()
-    assert a.lines("the run failed", "its one restart is used"), cluster.story()
+    assert a.lines("the run failed", "the only restart is used"), cluster.story()

@@ -44,8 +44,8 @@ def test_who_is_not_let_in_ends_at_once_with_one_line(make_cluster: MakeCluster,
     right = tmp_path / "right"
     right.write_text(f"{PASSWORD}\n")
     said = {
-        (): "asks for a login",
-        ("--etcd-user", "trainer", "--etcd-password-file", str(wrong)): "refuses user 'trainer'",
+        (): "requires authentication",
+        ("--etcd-user", "trainer", "--etcd-password-file", str(wrong)): "rejects user 'trainer'",
         ("--etcd-user", "stranger", "--etcd-password-file", str(right)): "denies user 'stranger'",
     }
     clusters = {options: make_cluster("1", *options, etcd_is_new=True) for options in said}

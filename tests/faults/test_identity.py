@@ -21,7 +21,7 @@ def test_a_second_agent_with_a_living_nodes_id_is_refused_and_disturbs_nobody(
     here = cluster.start("same-machine", node_id="b")
     elsewhere = cluster.start("other-machine", node_id="b", state="state-of-another-machine")
     assert cluster.wait_end("same-machine", "other-machine") == {"same-machine": 5, "other-machine": 5}
-    assert len(here.lines("node id b is held by another agent on this machine")) == 1
+    assert len(here.lines("node id b is in use by another agent on this machine")) == 1
     assert len(elsewhere.lines('"level": "error"')) == 1
     assert elsewhere.lines('"level": "error"', "node id b is held by a living agent")
     for refused in (here, elsewhere):

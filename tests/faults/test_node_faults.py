@@ -112,7 +112,8 @@ def test_below_min_the_survivors_wait_and_then_go_on(make_cluster: MakeCluster) 
     first = cluster.wait_training("a", "b")
     b.kill_node()
     cluster.wait_event("workers_stopped", "a", generation=first)
-    cluster.wait_said("a", "waiting for 1 more of at least 2 nodes", "a (1 worker)")
+    cluster.wait_said("a", "waiting for 1 more node (at least 2 required)", "a (1 worker)")
+    cluster.wait_said("a", "common causes: an agent that has not started yet")
     cluster.start("c", 2)
     second = cluster.wait_training("a", "c", after=first)
     assert cluster.world(second) == {"a": (1, 0), "c": (2, 1)}
@@ -127,7 +128,7 @@ def test_too_few_nodes_for_too_long_end_the_run(make_cluster: MakeCluster) -> No
     assert cluster.wait_end() == {"a": 3, "b": 3}
     for agent in (a, b):
         assert agent.lines(
-            "only 2 of at least 3 nodes came within 2 s", "a (2 workers), b (1 worker)", "1 more needed"
+            "only 2 of at least 3 nodes joined within 2 s", "a (2 workers), b (1 worker)", "1 more needed"
         )
     assert charged(cluster) == 0
     check_safety(cluster)
@@ -141,7 +142,7 @@ def test_one_node_more_than_max_stands_by_and_fills_a_vacated_seat(make_cluster:
     b = cluster.start("b")
     first = cluster.wait_training("a", "b")
     cluster.start("c")
-    cluster.wait_said("c", "standing by", "runs with 2 nodes (at most 2)")
+    cluster.wait_said("c", "on standby", "runs with 2 nodes (maximum 2)")
     assert max(one["generation"] for one in cluster.steps()) == first
     b.terminate()
     second = cluster.wait_training("a", "c", after=first)

@@ -101,7 +101,7 @@ def test_stop_ends_the_run_everywhere_with_everything_saved(make_cluster: MakeCl
     first = train(cluster, "a", "b")
     said = ask(cluster, "stop", "--deadline", "40")
     assert said.returncode == 0, said.stderr
-    assert "run stopped-by-command ends; workers have 40 s to save" in said.stdout
+    assert "stopping run stopped-by-command; workers have 40 s to save" in said.stdout
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
     check_all_told_and_left(cluster, first, "operator")
     left = [one for one in cluster.notes("left") if one["generation"] == first]
@@ -225,8 +225,8 @@ def test_drain_of_another_node_and_growth_when_it_comes_back(make_cluster: MakeC
     first = train(cluster, "a", "b")
     said = ask(cluster, "drain", "b")
     assert (said.returncode, said.stderr) == (0, "")
-    assert "run drained-by-command: b leaves; workers have 30 s to save" in said.stdout
-    assert "run drained-by-command: b has left, the others go on" in said.stdout
+    assert "run drained-by-command: draining b; workers have 30 s to save" in said.stdout
+    assert "run drained-by-command: b has left; the other nodes continue" in said.stdout
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
     second = cluster.wait_training("a", after=first)
     check_all_told_and_left(cluster, first, "drain")
@@ -300,16 +300,19 @@ def typed(*words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("drain", "a", "b"), "drain: got 'a b'; expected one node"),
-        (("stop", "a"), "stop: got 'a'; expected options only"),
-        (("stop", "--deadline", "-5"), "--deadline: got '-5', which is 5 s ago"),
-        (("stop", "--deadline", "2020-01-01T00:00"), "s ago; expected seconds from now, or a time to come"),
-        (("stop", "--deadline", "soon"), "--deadline: got 'soon', which is no time"),
-        (("drain", "--deadline"), "drain: --deadline has no value"),
+        (("drain", "a", "b"), "drain: got 'a b'; expected at most one node"),
+        (("stop", "a"), "stop: got 'a'; expected no arguments other than options"),
+        (("stop", "--deadline", "-5"), "--deadline: got '-5', which was 5 s ago"),
+        (
+            ("stop", "--deadline", "2020-01-01T00:00"),
+            "s ago; expected a number of seconds from now, or a future time",
+        ),
+        (("stop", "--deadline", "soon"), "--deadline: got 'soon', which is not a time"),
+        (("drain", "--deadline"), "drain: --deadline requires a value"),
         (("drain", "--now"), "drain: unknown option '--now'"),
         (
             ("stop", "--run", "no-such-run"),
-            "no agent of run no-such-run on this machine answers this user",
+            "no running agent of run no-such-run found on this machine for this user",
         ),
     ],
 )
@@ -329,7 +332,7 @@ def test_a_node_that_does_not_exist_is_named_and_the_only_one_leaves_nobody_behi
     assert said.returncode == ExitCode.USAGE
     assert "run lonely has no node z; expected one of a" in said.stderr
     said = ask(cluster, "drain")
-    assert "run lonely: a has left, no other node trains" in said.stdout
+    assert "run lonely: a has left; no other node is training" in said.stdout
     assert cluster.wait_end() == {"a": ExitCode.DRAINED}
 
 

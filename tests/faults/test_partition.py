@@ -49,7 +49,7 @@ def test_nodes_cut_off_and_joined_again_never_make_two_worlds(
     workers = [cluster.pid_of(f"{node}/0") for node in NODES]
     machines.cut_off("a")
     assert cluster.wait_gone(workers, 2 * LEASE_S) == []
-    cluster.wait_said("a", "waiting for 1 more of at least 2 nodes")
+    cluster.wait_said("a", "waiting for 1 more node (at least 2 required)")
     assert max(cluster.worlds()) == third
     machines.join("a")
     fourth = cluster.wait_training(*NODES, after=third)

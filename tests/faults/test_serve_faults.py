@@ -58,7 +58,7 @@ def test_workers_do_not_notice_that_the_server_was_killed_or_upgraded(
         machines.start(cluster, node)
     generation = cluster.wait_training("a", "b")
     workers = {one["pid"] for one in cluster.born()}
-    cluster.wait_said("head", "run begins")
+    cluster.wait_said("head", "run started")
     reconnected = connections(cluster)
 
     server.kill_agent()
@@ -66,14 +66,14 @@ def test_workers_do_not_notice_that_the_server_was_killed_or_upgraded(
     server = serve(cluster, machines)
     reconnected += 2
     wait_for_steps_after(cluster, generation, reconnected)
-    cluster.wait_said("head", "run goes on", "runs on untouched")
+    cluster.wait_said("head", "run resumed", "continues without a restart")
 
     server.terminate()
     assert server.process.wait(10) == 0
-    assert server.lines("SIGTERM received", "1 run (job) still depend on it")
+    assert server.lines("SIGTERM received", "still used by 1 run (job)")
     serve(cluster, machines)
     wait_for_steps_after(cluster, generation, reconnected + 2)
-    cluster.wait_said("head", "run goes on", "runs on untouched")
+    cluster.wait_said("head", "run resumed", "continues without a restart")
 
     assert {one["pid"] for one in cluster.born()} == workers, "no worker was touched"
     assert {*cluster.worlds()} == {generation}
@@ -128,11 +128,11 @@ def test_runs_share_a_server_which_outlives_their_first_nodes(
     assert {*other.worlds()} == {untouched}
     one.wait_said("head", "run finished", '"other"')
     one.wait_said("head", "run finished", '"third"')
-    assert len(server.lines("run begins")) == 3
+    assert len(server.lines("run started")) == 3
     see_it_end(one, restarts=0, a=-signal.SIGKILL)
     server.terminate()
     assert server.process.wait(10) == 0
-    assert server.lines("no run depends on it")
+    assert server.lines("no run uses")
     for cluster in (one, other, third):
         check_safety(cluster)
         check_nothing_left(cluster)

@@ -43,7 +43,7 @@ def test_a_frozen_host_stops_everybody_until_it_thaws(make_cluster: MakeCluster)
     frozen = cluster.pid_of("a/0")
     a.freeze_node()
     cluster.wait_event("lease_lost", "b")
-    cluster.wait_said("b", "waiting for the store", "takes connections but does not answer")
+    cluster.wait_said("b", "waiting for the store", "accepts connections but did not answer")
     a.thaw()
     second = cluster.wait_training("a", "b", after=first)
     assert cluster.wait_gone([frozen]) == []
@@ -88,9 +88,9 @@ def test_a_host_that_leaves_serves_until_the_run_is_over(make_cluster: MakeClust
     first = cluster.wait_training("a", "b")
     a.terminate()
     second = cluster.wait_training("b", after=first)
-    cluster.wait_said("a", "still hosting the store of job")
+    cluster.wait_said("a", "keeping the rendezvous store up for run job")
     assert cluster.pid_of("a/0") not in cluster.marked_processes()
-    assert not b.lines("the store is a new one")
+    assert not b.lines("the store was restarted empty")
     assert second == first + 1
     see_it_end(cluster, restarts=0, a=6)
 
@@ -106,7 +106,7 @@ def test_two_runs_share_a_store_which_serves_until_both_are_over(make_cluster: M
     other.wait_training("a", after=first)
 
     host.let_finish()
-    host.wait_said("a", "still hosting the store of second")
+    host.wait_said("a", "keeping the rendezvous store up for run second")
     see_it_end(other, restarts=1)
     assert host.wait_end() == {"a": 0}
     assert len(host.worlds()) == 1

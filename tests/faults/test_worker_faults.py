@@ -53,7 +53,7 @@ def test_a_crash_loop_spends_the_budget_and_ends_the_run_everywhere(make_cluster
             "the run failed",
             "worker b/0 exited with code 1",
             "boom of the test",
-            "its one restart is used",
+            "the only restart is used",
         ), cluster.story()
     check_safety(cluster)
     check_nothing_left(cluster)
@@ -69,7 +69,7 @@ def test_a_hanging_worker_is_noticed_and_every_worker_writes_its_stacks(make_clu
 
     # a/0 waits for b/0 in the collective, so both stand still; which of them is noticed first is chance
     for agent in (a, b):
-        assert agent.lines("made no progress for 3 s (--hang-timeout); its last heartbeat named step")
+        assert agent.lines("made no progress for 3 s (--hang-timeout); its last heartbeat was at step")
     where = {"a": "all_reduce", "b": "obey"}
     for node, function in where.items():
         written = cluster.folder / "logs" / "job" / f"{first:06}" / node / "0" / "stderr.log"
@@ -90,7 +90,7 @@ def test_stacks_can_be_had_at_any_time_and_training_goes_on(make_cluster: MakeCl
     assert [line.split()[:2] for line in told.stdout.splitlines()] == [[run_id, "a/0"], [run_id, "b/0"]]
     for node in ("a", "b"):
         log = cluster.folder / "logs" / run_id / f"{first:06}" / node / "0" / "stderr.log"
-        assert f"asked, see {log}" in told.stdout
+        assert f"requested, see {log}" in told.stdout
         cluster.wait(f"the stacks of {node}", lambda: "in main" in log.read_text() or None)  # noqa: B023
     wait_more_steps(cluster)
     assert max(cluster.worlds()) == first

@@ -84,7 +84,7 @@ def test_forgiving_can_be_turned_off() -> None:
     fail_and_restart(table)
     table.wait(5 * WINDOW_S)
     fail(table)
-    assert table.plan.reason == f"{CRASH.summary}; its one restart is used"
+    assert table.plan.reason == f"{CRASH.summary}; the only restart is used"
 
 
 def test_time_without_the_whole_world_is_no_progress() -> None:
@@ -206,8 +206,8 @@ def test_a_failure_that_repeats_before_any_progress_ends_the_run_after_one_retry
     fail(table, "b", elsewhere)
     assert table.stand == (FAILED, 3)
     assert table.plan.reason == (
-        "the same failure repeated before any progress: worker b/1 exited with code 1: NameError: x; "
-        "fix the script, then start again"
+        "the same failure repeated without progress: worker b/1 exited with code 1: NameError: x; "
+        "fix the script, then start the run again"
     )
     assert table.plan.charged == 1
 
@@ -218,7 +218,7 @@ def test_the_advice_stays_however_long_the_failure_is_told() -> None:
     fail_and_restart(table, wordy)
     fail(table, failure=wordy)
     assert len(table.plan.reason) == 512
-    assert table.plan.reason.endswith("…; fix the script, then start again")
+    assert table.plan.reason.endswith("…; fix the script, then start the run again")
 
 
 @pytest.mark.parametrize("failures", [(TYPO, OTHER, TYPO), (CRASH, CRASH, CRASH), (TYPO, CRASH, TYPO)])
@@ -269,7 +269,7 @@ def test_with_at_most_one_restart_the_budget_says_how_the_run_ends(most: int) ->
     for _ in range(most):
         fail_and_restart(table, TYPO)
     fail(table, failure=TYPO)
-    words = ("no restarts are allowed", "its one restart is used")[most]
+    words = ("no restarts are allowed", "the only restart is used")[most]
     assert table.plan.reason == f"{TYPO.summary}; {words}"
 
 

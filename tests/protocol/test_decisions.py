@@ -74,7 +74,7 @@ def test_no_policy_keeps_the_coordinator_busy() -> None:
     table = Table(policy(min_nodes=1024, max_nodes=65536, node_counts=counts))
     before_s = time.thread_time()
     table.comes("a")
-    assert "waiting for 65535 more of at least 65536 nodes" in table.last.reason
+    assert "waiting for 65535 more nodes (at least 65536 required)" in table.last.reason
     assert time.thread_time() - before_s < 0.5
 
 
@@ -133,10 +133,10 @@ def test_without_enough_nodes_the_run_fails_after_join_timeout_naming_who_came_a
     table.comes("a")
     table.wait(60.0 - STEP_S)
     assert table.stand == (FORMING, 1)
-    assert "waiting for 1 more of at least 3 nodes" in table.last.reason
+    assert "waiting for 1 more node (at least 3 required)" in table.last.reason
     table.wait(STEP_S)
     assert table.stand == (FAILED, 1)
-    assert "only 2 of at least 3 nodes came within 60 s" in table.plan.reason
+    assert "only 2 of at least 3 nodes joined within 60 s" in table.plan.reason
     assert "a (1 worker), b (2 workers)" in table.plan.reason
     assert "1 more needed" in table.plan.reason
     assert table.plan.failure is not None
@@ -183,7 +183,7 @@ def test_nothing_is_sealed_while_a_living_participant_has_not_said_that_it_stopp
     table.all_say(State.READY, "a", "b")
     table.wait(4.0)
     assert table.stand == (FORMING, 2)
-    assert table.last.reason == "waiting until the workers of c are stopped"
+    assert table.last.reason == "waiting for the workers of c to stop"
     table.says("c", State.LEFT)
     assert table.stand == (RUNNING, 2)
     assert table.world == ["a", "b"]
@@ -196,7 +196,7 @@ def test_ready_for_an_older_generation_does_not_clear() -> None:
     table.says("c", State.READY, 1)
     table.wait(2 * SETTLE_S)
     assert table.stand == (FORMING, 2)
-    assert table.last.reason == "waiting until the workers of c are stopped"
+    assert table.last.reason == "waiting for the workers of c to stop"
 
 
 def test_a_participant_that_speaks_of_a_later_generation_does_not_run_this_one_any_more() -> None:
@@ -392,7 +392,7 @@ def test_with_the_budget_spent_the_run_fails_with_the_failure() -> None:
     assert table.stand == (FAILED, 3)
     assert table.plan.charged == 1
     assert table.plan.failure == HANG
-    assert table.plan.reason == f"{HANG.summary}; its one restart is used"
+    assert table.plan.reason == f"{HANG.summary}; the only restart is used"
 
 
 def test_with_no_restarts_allowed_the_loss_of_a_node_still_restarts() -> None:
@@ -600,7 +600,7 @@ def test_the_verdict_is_kept_until_every_living_node_acknowledged_it() -> None:
     table.all_say(State.SUCCEEDED, "a", "b", "c")
     table.says("a", State.LEFT)
     assert not table.last.done
-    assert table.last.reason == "the run is over; b, c still to acknowledge"
+    assert table.last.reason == "the run is over; waiting for b, c to acknowledge"
     table.says("b", State.LEFT)
     assert not table.last.done
     table.wait(TTL_S)

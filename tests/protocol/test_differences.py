@@ -21,9 +21,9 @@ def test_each_difference_is_a_sentence_that_names_both_nodes() -> None:
     first = member("n1", Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0"), Policy(min_nodes=1, max_nodes=4))
     other = member("n2", Fingerprint("xyz", "3.11.7", "2.12.1", "0.1.0"), Policy(min_nodes=2, max_nodes=4))
     assert differences(first, other) == [
-        "n2 runs another script than n1",
-        "n2 runs another torch than n1 (2.12.1, not 2.13.0)",
-        "n2 was started with min_nodes 2, n1 with 1: the run goes by 1",
+        "n2 runs a different script than n1",
+        "n2 runs a different torch than n1 (2.12.1, not 2.13.0)",
+        "n2 was started with min_nodes 2, n1 with 1; the run uses 1",
     ]
 
 

@@ -94,7 +94,7 @@ def test_nothing_is_formed_in_a_new_store_while_nodes_may_run_that_it_has_not_he
     table.comes("c")
     table.wait(TTL_S + MARGIN_S - 1.0 - STEP_S)
     assert table.plans == []
-    assert "the store is new" in table.last.reason
+    assert "the store is empty" in table.last.reason
     table.wait(STEP_S)
     assert table.stand == (Phase.RUNNING, 1), "it has settled meanwhile"
 

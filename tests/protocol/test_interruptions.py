@@ -11,7 +11,9 @@ from tests.protocol.test_node import running as running_node
 from tests.protocol.test_notices import asks, heeding, leave, stop
 
 FORMING, RUNNING, STOPPED = Phase.FORMING, Phase.RUNNING, Phase.STOPPED
-SIGNAL = Failure(FailureKind.INTERRUPTED, "worker a/0 was ended by SIGTERM, which its agent received too")
+SIGNAL = Failure(
+    FailureKind.INTERRUPTED, "worker a/0 was terminated by SIGTERM, which the agent also received"
+)
 
 
 def interrupted(table: Table, node: str, state: State = State.YIELDED) -> None:
@@ -45,7 +47,7 @@ def test_without_an_explanation_the_workers_are_started_again_and_nothing_is_cha
     interrupted(table, "a")
     assert table.stand == (RUNNING, 1)
     table.wait(STEP_S)
-    assert (table.stand, table.plan.reason) == ((FORMING, 2), "a signal ended workers of a")
+    assert (table.stand, table.plan.reason) == ((FORMING, 2), "a signal terminated workers of a")
     table.all_say(State.READY, "a", "b")
     assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
 

@@ -445,7 +445,7 @@ def test_too_few_for_any_allowed_size_waits_for_the_next_one() -> None:
     for node in ("a", "b", "c"):
         table.comes(node)
     table.wait(10.0)
-    assert "waiting for 1 more of at least 4 nodes" in table.last.reason
+    assert "waiting for 1 more node (at least 4 required)" in table.last.reason
 
 
 def test_nodes_that_could_not_start_are_not_left_out_of_a_world_that_needs_them() -> None:
@@ -461,7 +461,7 @@ def test_nodes_that_could_not_start_are_not_left_out_of_a_world_that_needs_them(
 def test_a_policy_without_any_allowed_size_is_no_record() -> None:
     rules = Policy(min_nodes=5, max_nodes=7, node_counts=(4,))
     table = running("a", "b")
-    with pytest.raises(RecordError, match="allows none of these numbers"):
+    with pytest.raises(RecordError, match="allows none of these counts"):
         decode(type(table.plan), encode(msgspec.structs.replace(table.plan, policy=rules)))
 
 

@@ -117,8 +117,8 @@ def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, l
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (member("a", version=2), "member record of version 2; this agent speaks 1"),
-        (plan(Phase.FORMING, 1, 1, format=0), "plan record of version 0; this agent speaks 1"),
+        (member("a", version=2), "member record of version 2; this agent supports version 1"),
+        (plan(Phase.FORMING, 1, 1, format=0), "plan record of version 0; this agent supports version 1"),
         (member("a", policy=Policy(3, 2)), "min_nodes 3 > max_nodes 2"),
         (plan(Phase.FORMING, 1, 1, policy=Policy(3, 2)), "min_nodes 3 > max_nodes 2"),
         (member("a", slots=0), r"`int` >= 1 - at `\$\.slots`"),
@@ -163,10 +163,10 @@ def seats(*places: tuple[str, int]) -> World:
 
 
 BROKEN_WORLDS = [
-    (seats(("a", 0), ("b", 1)), "world 3: b starts at 1, not 2"),
-    (seats(("a", 0), ("b", 3)), "world 3: b starts at 3, not 2"),
-    (seats(("a", 1)), "world 3: a starts at 1, not 0"),
-    (seats(("a", 0), ("a", 2)), "world 3: a is seated twice"),
+    (seats(("a", 0), ("b", 1)), "world 3: the first rank of b is 1, expected 2"),
+    (seats(("a", 0), ("b", 3)), "world 3: the first rank of b is 3, expected 2"),
+    (seats(("a", 1)), "world 3: the first rank of a is 1, expected 0"),
+    (seats(("a", 0), ("a", 2)), "world 3: a has two seats"),
     (seats(), "world 3: no seats"),
 ]
 

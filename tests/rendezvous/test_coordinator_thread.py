@@ -323,7 +323,7 @@ def test_more_runs_than_a_store_coordinates_wait_and_the_log_says_so(
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 first, second = (a, b) if running[0].done() else (b, a)
                 assert not second.of(events.PlanSeen)
-                assert len([line for line in notes.lines if "1 runs, which is the most" in line]) == 1
+                assert len([line for line in notes.lines if "1 runs, the maximum" in line]) == 1
                 await first.vanish()
                 await asyncio.gather(*running)  # the place is free as soon as that run is over
 
@@ -387,7 +387,7 @@ def test_a_node_is_asked_for_no_more_workers_than_it_offers(
                 assert following.world is not None
                 assert [seat.slots for seat in following.world.seats] == [1, 1]
                 assert forged not in [event.plan for event in b.of(events.PlanSeen)]
-                (complaint,) = [line for line in notes.lines if "ignored a plan" in line]
+                (complaint,) = [line for line in notes.lines if "ignored an invalid plan" in line]
                 assert "seats b with 60 workers" in complaint
 
     run(story())

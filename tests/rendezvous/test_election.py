@@ -109,7 +109,7 @@ def test_leadership_is_lost_at_once_when_etcd_says_so(key: LeaderKey, answer: bo
         return key.perform(effect)
 
     lost = run(keep_leading(lambda: key.now_s, TTL_S, 1000.0), perform)
-    assert lost == ("b leads" if isinstance(answer, DeposedError) else "the coordinator's etcd lease ran out")
+    assert lost == ("b leads" if isinstance(answer, DeposedError) else "the coordinator's etcd lease expired")
     assert key.now_s == 1001.0
 
 

@@ -95,7 +95,7 @@ def test_in_a_new_etcd_nothing_is_formed_until_nodes_that_an_earlier_one_knew_ar
     c = node(new_etcd, "c")
     with election(new_etcd, RunMemory(tmp_path / "state")):
         assert c.next_plan(0, 0.5 * LEASE_S) is None
-        assert "the store is new" in c.read_status()
+        assert "the store is empty" in c.read_status()
         plan = c.next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.FORMING, 1), plan.reason

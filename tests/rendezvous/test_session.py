@@ -170,7 +170,7 @@ def test_a_new_store_is_told_the_history_and_leaves_a_running_world_alone(
                 adopted = await a.plan(Phase.RUNNING, after=heard)
                 assert (adopted.generation, adopted.world) == (second.generation, second.world)
                 assert adopted.charged == 1
-                assert "untouched" in adopted.reason
+                assert "continues without a restart" in adopted.reason
                 await b.hear(events.Renewed, after=len(b.told))
             assert not a.of(events.LeaseLost)
             assert not b.of(events.LeaseLost)
@@ -313,7 +313,7 @@ def test_a_node_is_told_for_what_its_lease_was_condemned(endpoint: Endpoint, tmp
             a.session.prepare = lambda world: None  # type: ignore[method-assign]  # its start hangs
             async with a:
                 lost = await a.hear(events.LeaseLost)
-                assert "its workers were not started within 0.5 s (--start-timeout)" in lost.reason
+                assert "did not start its workers within 0.5 s (--start-timeout)" in lost.reason
 
     run(story())
 

@@ -220,7 +220,7 @@ def test_a_port_of_another_program_is_named_at_once(stage: Stage) -> None:
         finally:
             server.shutdown()
     assert "RendezvousConnectionError" in a.said()
-    assert "is taken by another program" in a.said()
+    assert "is used by another program" in a.said()
 
 
 def test_torch_still_calls_its_exit_barrier_what_it_did() -> None:

@@ -116,7 +116,7 @@ class Guard:
                 yield self._changed, None
             elif self.machine.clock() >= self.deadline_s:
                 self._kill_all("the lease ran out")
-                self.agent.fenced("the guard killed the workers at the lease's deadline")
+                self.agent.fenced("the guard killed the workers when the lease expired")
             else:
                 # a hair later, so that rounding cannot make it wake just before the deadline
                 yield self._changed, self.machine.real_s(self.deadline_s - self.machine.clock()) + 1e-9

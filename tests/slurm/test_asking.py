@@ -50,8 +50,8 @@ def test_a_preempted_job_has_the_time_of_grace(slurm: Slurm, folder: Path) -> No
 
 def test_a_job_is_requeued_once_whoever_asks(slurm: Slurm, folder: Path) -> None:
     job = asking(slurm, folder, "first-life", "requeue", "requeue")
-    job.wait_said(f"the job is requeued: scontrol requeue {job.id}")
-    job.wait_said(f"the job is requeued: Slurm has put job {job.id} back into the queue itself")
+    job.wait_said(f"requeued the job: scontrol requeue {job.id}")
+    job.wait_said(f"requeued the job: Slurm has already requeued job {job.id}")
     job.wait("the job to wait in the queue", lambda: job.state == "PENDING")
     job.start_soon()
     job.wait_said("in life 1")
@@ -62,7 +62,7 @@ def test_only_its_own_task_of_an_array_is_requeued(slurm: Slurm, folder: Path) -
     """One of the tasks has the array's own job id, by which all of them would be."""
     words = ("first-life", "wait-unless-named-like-the-array", "requeue")
     job = asking(slurm, folder, *words, options=("--array=1-2",))
-    said = job.wait_said(f"the job is requeued: scontrol requeue {job.id}_")
+    said = job.wait_said(f"requeued the job: scontrol requeue {job.id}_")
     one = re.findall(r"requeue \d+_(\d)", said)[0]
     listing = slurm.ask("scontrol", "show", "job", "-o", job.id)
     restarts = dict(re.findall(r" ArrayTaskId=(\d) .* Restarts=(\d)", listing))
@@ -80,12 +80,12 @@ def test_a_heterogeneous_job_is_requeued_as_a_whole_though_two_ask_for_it(slurm:
         return re.findall(r" Restarts=(\d)", slurm.ask("scontrol", "show", "job", "-o", job.id))
 
     job.wait("both parts to be requeued", lambda: restarts() == ["1", "1"])
-    assert "could not be requeued" not in job.output
+    assert "cannot requeue" not in job.output
 
 
 def test_a_job_that_may_not_be_requeued_gets_one_line(slurm: Slurm, folder: Path) -> None:
     job = asking(slurm, folder, "requeue", options=("--no-requeue",))
-    said = job.wait_said("could not be requeued")
+    said = job.wait_said("cannot requeue")
     assert (
         f"Requested operation is presently disabled for job {job.id}; its state is saved: requeue or" in said
     )
@@ -93,5 +93,5 @@ def test_a_job_that_may_not_be_requeued_gets_one_line(slurm: Slurm, folder: Path
 
 def test_without_scontrol_on_the_node_one_line_says_so(slurm: Slurm, folder: Path) -> None:
     job = asking(slurm, folder, "hidden", "end", "requeue")
-    assert "scontrol cannot be started" in answer(job)["unknown_because"]
-    job.wait_said(f"job {job.id} could not be requeued: scontrol cannot be started on this node")
+    assert "cannot start scontrol" in answer(job)["unknown_because"]
+    job.wait_said(f"cannot requeue job {job.id}: cannot start scontrol on this node")

@@ -76,7 +76,7 @@ def test_a_job_at_its_limit_of_requeues_stays_out_of_the_queue(slurm: Slurm, fol
     slurm.ask("scancel", "--signal=USR1", job.id)
     assert job.wait_state("FAILED", "PENDING", "COMPLETED") == "FAILED"
     assert job.facts()["ExitCode"] == "75:0"
-    job.wait_said("the job is not requeued: it was requeued 0 times before, and --max-requeues is 0")
+    job.wait_said("not requeueing the job: it has been requeued 0 times, and --max-requeues is 0")
 
 
 def test_a_site_that_requeues_in_its_own_way_is_left_to_it(slurm: Slurm, folder: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_site_that_requeues_in_its_own_way_is_left_to_it(slurm: Slurm, folder:
     assert job.facts()["ExitCode"] == "75:0"
     assert (folder / "resubmitted").read_text() == f"{job.id}\n"
     assert job.facts()["Restarts"] == "0"
-    job.wait_said("the job is requeued", command)
+    job.wait_said("requeued the job", command)
 
 
 def without_its_first_node(slurm: Slurm, folder: Path, *options: str) -> Job:
@@ -121,5 +121,5 @@ def test_a_run_that_has_failed_stays_out_of_the_queue(slurm: Slurm, folder: Path
     assert job.wait_state("FAILED", "COMPLETED") == "FAILED"
     facts = job.facts()
     assert (facts["ExitCode"], facts["Restarts"]) == ("1:0", "0")
-    job.wait_said("the run failed", "its one restart is used")
+    job.wait_said("the run failed", "the only restart is used")
     assert "requeue" not in job.output

@@ -84,7 +84,7 @@ def test_a_run_that_was_stopped_goes_on_and_a_stop_takes_as_long_as_workers_need
     (job.folder / "slow").write_text("2.5")
     machine.systemctl("stop", "--no-block", job.unit)
     job.wait_status(
-        r"SIGTERM received: generation \d: 1 node, 1 worker, step \d+; .*: workers save and leave"
+        r"SIGTERM received: generation \d: 1 node, 1 worker, step \d+; .*: workers are saving and exiting"
     )
     machine.wait_state(job.unit, "inactive", "failed")
     assert job.checkpoint() == {"step": job.steps(second)[-1], "why": "drain"}
@@ -94,7 +94,7 @@ def test_a_run_that_was_stopped_goes_on_and_a_stop_takes_as_long_as_workers_need
 def test_it_is_up_when_it_waits_for_other_machines(machine: Container) -> None:
     job = Job("pair", [machine], {"nnodes": "2"})
     machine.systemctl("enable", "--now", job.unit)
-    job.wait_status(r"waiting for 1 more of at least 2 nodes.*")
+    job.wait_status(r"waiting for 1 more node \(at least 2 required\).*")
     machine.systemctl("stop", job.unit)
     assert job.ended()["Result"] == "success"
 

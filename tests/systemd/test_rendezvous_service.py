@@ -24,7 +24,7 @@ def test_a_server_that_hangs_is_replaced_and_one_that_idles_is_not(tmp_path: Pat
         machine.edit(unit, f"{SERVER}WatchdogSec={WATCHDOG_S}\n")
         machine.boot()
         machine.systemctl("enable", "--now", unit)
-        assert "no runs depend on it" in machine.systemctl("status", unit)
+        assert "no runs" in machine.systemctl("status", unit)
         first = machine.main_process(unit)
         freeze(first)
         machine.wait("another one", lambda: machine.show(unit, "NRestarts")["NRestarts"] == "1")

@@ -39,7 +39,7 @@ def test_a_machine_that_reboots_takes_its_old_place_and_the_run_goes_on(
 
     head.wait("a checkpoint", (job.folder / "checkpoint.json").exists)
     other.cut_power()
-    job.wait_status(r"waiting for 1 more of at least 2 nodes.*", head)
+    job.wait_status(r"waiting for 1 more node \(at least 2 required\).*", head)
     saved = job.checkpoint()["step"]
     other.boot()
     second = job.wait_training("n1", "n2", after=first)
@@ -74,7 +74,7 @@ def test_a_machine_that_leaves_serves_the_others_on_and_says_so(machines: list[C
     other.systemctl("enable", "--now", job.unit)
     both = job.wait_training("n1", "n2")
     host.systemctl("stop", "--no-block", job.unit)
-    still = r"SIGTERM received: done here; still hosting the store of hosted until the run ends"
+    still = r"SIGTERM received: local workers are done; keeping the rendezvous store up for run hosted until it ends"
     job.wait_status(still, host)
     job.wait_training("n2", after=both)
     assert host.show(job.unit, "ActiveState")["ActiveState"] == "deactivating"

@@ -32,7 +32,7 @@ BAD_MEMBERS = {
     "oversized": (b'"' + b"x" * MAX_RECORD_BYTES + b'"', "at most"),
     "of another version": (edited(encode(member("bad")), version=2), "of version 2"),
     "slots below one": (edited(encode(member("bad")), slots=0), "slots"),
-    "of somebody else": (encode(member("good")), "it says that it is good's"),
+    "of somebody else": (encode(member("good")), "its name field is good"),
 }
 
 

@@ -52,7 +52,7 @@ def test_a_port_of_the_range_rests_from_the_end_of_its_use() -> None:
         take(picker)  # both are still in use
     picker.released(first)
     clock.now_s += 11.9
-    with pytest.raises(TransportError, match=r"1 in use, 1 resting \(for 12 s after use\), 0 held by other"):
+    with pytest.raises(TransportError, match=r"1 in use, 1 not reused until 12 s after use, 0 held by other"):
         take(picker)
     clock.now_s += 0.2
     assert take(picker) == first
@@ -66,7 +66,7 @@ def test_a_port_that_another_program_has_is_passed_over() -> None:
         with pytest.raises(TransportError) as caught:
             take(picker)
     assert f"{ports[0]}:{ports[1]}" in str(caught.value)
-    assert "1 in use, 0 resting (for 12 s after use), 1 held by other programs" in str(caught.value)
+    assert "1 in use, 0 not reused until 12 s after use, 1 held by other programs" in str(caught.value)
     assert "--port-range" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -116,6 +116,6 @@ def test_the_port_of_a_store_that_no_other_machine_knows_is_free_at_once() -> No
 def test_something_else_on_the_port_is_no_bootstrap_store() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address("127.0.0.1", silent.getsockname()[1])
-        with pytest.raises(TransportError, match="does not answer") as caught:
+        with pytest.raises(TransportError, match="did not answer") as caught:
             dial_bootstrap(address, 0.2)
     assert "\n" not in str(caught.value)

@@ -40,7 +40,7 @@ def add_user(cluster: EtcdCluster, *permissions: tuple[str, str], prefix: str = 
 
 @pytest.fixture(scope="module")
 def guarded_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    """One that asks for a login."""
+    """One that requires authentication."""
     with EtcdCluster(tmp_path_factory.mktemp("guarded"), options=CHEAP_LOGIN) as cluster:
         cluster.enable_auth()
         yield cluster
@@ -106,23 +106,25 @@ def test_a_wrong_password_is_said_and_not_shown(guarded_etcd: EtcdCluster) -> No
     access = add_user(guarded_etcd)
     wrong = replace(access, password="secret-guess")
     text = refusal(guarded_etcd, wrong)
-    assert f"refuses user {access.user!r}: wrong name or password" in text
+    assert f"rejects user {access.user!r}: wrong name or password" in text
     assert "secret-guess" not in text + repr(wrong)
     assert "wrong name or password" in refusal(guarded_etcd, replace(access, user="nobody"))
 
 
 def test_a_missing_login_is_asked_for(guarded_etcd: EtcdCluster) -> None:
-    assert "asks for a login; give --etcd-user" in refusal(guarded_etcd, EtcdAccess("/x"))
+    assert "requires authentication; give --etcd-user" in refusal(guarded_etcd, EtcdAccess("/x"))
 
 
 def test_missing_permissions_name_the_user_and_the_keys(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd, ("readwrite", "/elsewhere/"))
-    assert f"denies user {access.user!r} the keys under {access.prefix}" in refusal(guarded_etcd, access)
+    assert f"denies user {access.user!r} access to the keys under {access.prefix}" in refusal(
+        guarded_etcd, access
+    )
 
 
 def test_reading_alone_does_not_do(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd, ("read", "/"))
-    assert "grant a role that may read and write them" in refusal(guarded_etcd, access)
+    assert "grant a role with read and write permission" in refusal(guarded_etcd, access)
 
 
 def test_a_login_where_none_is_asked_for_does_no_harm(shared_etcd: EtcdCluster) -> None:

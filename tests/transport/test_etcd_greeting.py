@@ -125,8 +125,8 @@ def test_both_sides_show_certificates(mutual_etcd: EtcdCluster, papers: Papers) 
 @pytest.mark.parametrize(
     ("client", "said"),
     [
-        ("", "asks for a certificate; give --etcd-cert"),
-        ("stranger", "refuses the certificate .*stranger.pem"),
+        ("", "requires a client certificate; give --etcd-cert"),
+        ("stranger", "rejects the client certificate .*stranger.pem"),
     ],
 )
 def test_etcd_does_not_take_our_certificate(
@@ -140,9 +140,9 @@ def test_etcd_does_not_take_our_certificate(
 @pytest.mark.parametrize(
     ("ca", "client", "key", "said"),
     [
-        ("foreign-ca.pem", "", "", "is not vouched for by .*foreign-ca.pem"),
-        ("none.pem", "", "", "none.pem: no such file or directory; expected the certificates to trust"),
-        ("server.key", "", "", "server.key: no certificate .*expected the certificates to trust"),
+        ("foreign-ca.pem", "", "", "is not trusted by .*foreign-ca.pem"),
+        ("none.pem", "", "", "none.pem: no such file or directory; expected trusted CA certificates"),
+        ("server.key", "", "", "server.key: no certificate .*expected trusted CA certificates"),
         ("ca.pem", "client", "stranger", "key values mismatch; expected a certificate and its key"),
         ("ca.pem", "none", "", "no such file or directory; expected a certificate and its key"),
     ],
@@ -159,8 +159,8 @@ def test_wrong_files_are_named(
     ("shown", "host", "said"),
     [
         ("expired", "localhost", "has expired; renew it"),
-        ("elsewhere", "localhost", "is not for localhost; dial etcd by a name"),
-        ("elsewhere", "127.0.0.1", "is not for 127.0.0.1; dial etcd by a name"),
+        ("elsewhere", "localhost", "is not valid for localhost; connect by a name"),
+        ("elsewhere", "127.0.0.1", "is not valid for 127.0.0.1; connect by a name"),
     ],
 )
 def test_a_wrong_certificate_is_not_taken(papers: Papers, shown: str, host: str, said: str) -> None:
@@ -173,13 +173,13 @@ def test_a_wrong_certificate_is_not_taken(papers: Papers, shown: str, host: str,
 def test_without_tls_at_an_etcd_that_wants_it(tls_etcd: EtcdCluster) -> None:
     kind, text = answer(endpoint_of(tls_etcd), EtcdAccess(PREFIX))
     assert kind is NotAStoreError
-    assert "speaks TLS only; give the certificates to trust as --etcd-ca" in text
+    assert "requires TLS; give the trusted CA certificates as --etcd-ca" in text
 
 
 def test_with_tls_at_an_etcd_that_has_none(shared_etcd: EtcdCluster, papers: Papers) -> None:
     kind, text = answer(endpoint_of(shared_etcd), papers.access())
     assert kind is NotAStoreError
-    assert "speaks no TLS; leave out --etcd-ca" in text
+    assert "does not use TLS; remove --etcd-ca" in text
 
 
 def test_a_login_over_tls_by_password_or_by_the_name_in_our_certificate(papers: Papers) -> None:
@@ -197,7 +197,7 @@ def test_a_login_over_tls_by_password_or_by_the_name_in_our_certificate(papers: 
                 assert scene.term().wait(0.01) == []
         kind, text = answer(endpoint_of(cluster), replace(by_name, user="client", password="wrong"))
         assert kind is NotAStoreError
-        assert "refuses user 'client'" in text
+        assert "rejects user 'client'" in text
 
 
 # -- other programs -------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_another_program_is_quoted(
     with program(talk) as endpoint:
         kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
     assert kind is NotAStoreError
-    assert f"is no etcd (it answered b'{said}" in text
+    assert f"is not etcd (it answered b'{said}" in text
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
@@ -248,7 +248,7 @@ def test_one_that_hangs_up_may_be_etcd_next_time(papers: Papers, tls: bool) -> N
     with program(lambda sock: None) as endpoint:
         kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
     assert kind is UnreachableError
-    assert "closed it without an answer" in text
+    assert "closed the connection without an answer" in text
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
@@ -258,13 +258,13 @@ def test_one_that_says_nothing_costs_a_second(papers: Papers, tls: bool) -> None
         kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
         over.set()
     assert kind is UnreachableError
-    assert "does not answer within 1 s (etcd is frozen or overloaded, or another program" in text
+    assert "did not answer within 1 s (etcd is frozen or overloaded, or another program" in text
 
 
 def test_a_c10d_store_is_recognised(c10d_scene: C10dScene) -> None:
     kind, text = answer(c10d_scene.endpoint, EtcdAccess(PREFIX))
     assert kind is NotAStoreError
-    assert "is a c10d store and no etcd" in text
+    assert "is a c10d store, not etcd" in text
 
 
 def test_another_service_behind_grpc() -> None:
@@ -274,7 +274,7 @@ def test_another_service_behind_grpc() -> None:
     kind, text = answer(Endpoint("127.0.0.1", port), EtcdAccess(PREFIX))
     server.stop(None).wait()
     assert kind is NotAStoreError
-    assert "speaks gRPC but is no etcd of version 3" in text
+    assert "is a gRPC server but does not support the etcd v3 API" in text
 
 
 def test_nobody_there() -> None:

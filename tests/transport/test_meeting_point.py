@@ -86,14 +86,14 @@ def test_somebody_is_there_who_hangs_up_at_once() -> None:
     with program(b"", first=True) as endpoint:
         error = why_not(endpoint)
     assert isinstance(error, UnreachableError)
-    assert "closed it without an answer" in str(error)
+    assert "closed the connection without an answer" in str(error)
 
 
 def test_somebody_is_there_who_never_says_anything() -> None:
     with program() as endpoint:
         error = why_not(endpoint, 0.3)
     assert isinstance(error, UnreachableError)
-    assert "does not answer within 0.3 s" in str(error)
+    assert "did not answer within 0.3 s" in str(error)
 
 
 def test_a_torchrun_store_is_there() -> None:

@@ -79,7 +79,7 @@ def recorded(message: str, stack: str = "") -> str:
             "terminate called after throwing a 'c10::Error'\n  what():  CUDA error: device-side assert\n",
             "was killed by SIGABRT: CUDA error: device-side assert",
         ),
-        (-15, "", "was ended by SIGTERM"),
+        (-15, "", "was terminated by SIGTERM"),
         (-12, "", "was killed by SIGUSR2"),
         (-33, "", "was killed by signal 33"),
     ],
@@ -122,9 +122,9 @@ def test_any_other_error_file_does_no_harm(content: str) -> None:
 @pytest.mark.parametrize(
     ("returncode", "error", "summary"),
     [
-        (1, "", "exited with code 1 (there is no room for its output: DISK FULL)"),
-        (1, "boom", "exited with code 1 (there is no room for its output: DISK FULL): boom"),
-        (-7, "", "was killed by SIGBUS (there is no room for its output: DISK FULL)"),
+        (1, "", "exited with code 1 (no space for its output: DISK FULL)"),
+        (1, "boom", "exited with code 1 (no space for its output: DISK FULL): boom"),
+        (-7, "", "was killed by SIGBUS (no space for its output: DISK FULL)"),
     ],
 )
 def test_a_full_disk_stands_before_the_error(returncode: int, error: str, summary: str) -> None:

@@ -62,9 +62,9 @@ def test_another_signal_may_be_asked_for(driver: Driver) -> None:
 
 def test_a_number_that_is_no_signal_is_refused(driver: Driver) -> None:
     for wrong in (0, -1, 65, 1000):
-        with pytest.raises(ValueError, match="not the number of a signal"):
+        with pytest.raises(ValueError, match="not a signal number"):
             driver.guard.stop(LONG_S, wrong)
-        with pytest.raises(ValueError, match="not the number of a signal"):
+        with pytest.raises(ValueError, match="not a signal number"):
             driver.guard.signal_workers(wrong)
 
 

@@ -164,7 +164,7 @@ def test_what_cannot_be_started_is_named_and_the_rest_stopped(
 
 
 @pytest.mark.parametrize(
-    ("deadline_in_s", "reason"), [(None, "there is no lease"), (-0.5, "the lease ended ")]
+    ("deadline_in_s", "reason"), [(None, "this node holds no lease"), (-0.5, "the lease expired ")]
 )
 def test_nothing_starts_without_a_lease(driver: Driver, deadline_in_s: float | None, reason: str) -> None:
     driver.guard.set_deadline(None if deadline_in_s is None else boottime_s() + deadline_in_s)

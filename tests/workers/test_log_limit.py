@@ -111,7 +111,7 @@ def test_beginning_and_end_are_kept_and_nothing_in_order_is_lost(path: Path, wri
     assert (
         Path(f"{path}.previous")
         .read_bytes()
-        .startswith(b"[elastic-agent: output between .first and this was removed")
+        .startswith(b"[elastic-agent: output between the .first file and this was removed")
     )
     end = kept_in(path)
     assert end == [*range(end[0], 5 * per_round + 10)]
@@ -173,7 +173,7 @@ def test_on_a_full_disk_space_goes_before_text(
     writer.write(LIMIT // LINE_BYTES)
     begin_anew(str(path), LIMIT)
     assert path.stat().st_size == 0
-    assert "no space to keep all of" in caplog.text
+    assert "not enough space to keep all of" in caplog.text
 
 
 # --- at the end of a generation -------------------------------------------------------------------
@@ -193,7 +193,9 @@ def test_what_came_since_the_last_look_is_cut_at_the_end(path: Path, writer: Wri
     assert taken(path) <= LIMIT
     first = numbers(Path(f"{path}.first").read_bytes())
     assert first == [*range(PART // LINE_BYTES)]
-    assert path.read_bytes().startswith(b"[elastic-agent: output between .first and this was removed")
+    assert path.read_bytes().startswith(
+        b"[elastic-agent: output between the .first file and this was removed"
+    )
     end = kept_in(path)
     assert end == [*range(end[0], writer.written)]
     assert len(end) > 2 * PART // LINE_BYTES - 5
@@ -269,7 +271,7 @@ def test_a_followed_file_loses_its_middle_and_its_reader_nothing(path: Path, wri
     assert shown == [*range(writer.written)]
     content = path.read_bytes()
     assert len(content) == writer.written * LINE_BYTES
-    assert b"output that stood here was removed" in content
+    assert b"output was removed here" in content
     kept = numbers(content.replace(b"\0", b""))
     assert kept[: per_round - 1] == [*range(per_round - 1)]
     assert kept[1 - per_round :] == [*range(writer.written - per_round + 1, writer.written)]
@@ -291,7 +293,7 @@ def test_a_file_system_without_holes_is_told_of_once(
     path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "its file system has no holes")
+        raise OSError(errno.EOPNOTSUPP, "the file system does not support sparse files")
 
     monkeypatch.setattr(log_limit, "_punch_hole", unsupported)
     writer.write(2 * LIMIT // LINE_BYTES)
@@ -302,7 +304,7 @@ def test_a_file_system_without_holes_is_told_of_once(
         limit.look()
         limit.look()
     assert len(caplog.records) == 1
-    assert "cannot be kept below --log-limit: its file system has no holes" in caplog.text
+    assert "below --log-limit: the file system does not support sparse files" in caplog.text
     assert path.read_bytes() == lines(0, writer.written)
 
 

@@ -54,7 +54,7 @@ def test_its_stacks_can_be_asked_for(pid: int) -> None:
     command = [sys.executable, "-m", "elastic_agent", "stacks", MARKS["ELASTIC_AGENT_RUN_ID"]]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (told.returncode, told.stderr) == (0, "")
-    assert f"pid {pid}  asked" in told.stdout
+    assert f"pid {pid}  requested" in told.stdout
 
 
 def test_the_dead_are_gone() -> None:

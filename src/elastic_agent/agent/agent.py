@@ -84,7 +84,7 @@ class EndedAtOnceError(Exception):
     """A second signal: the operator wants the agent gone now."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"ended at once by {signal.Signals(signum).name}")
+        super().__init__(f"terminated by {signal.Signals(signum).name}")
         self.signum = signum
 
 
@@ -208,7 +208,7 @@ class Agent(ElasticAgent):
         except TimeoutError:
             reason = (
                 f"no store answered at {self._meeting.shown} within {settings.join_timeout:g} s: "
-                f"{narrator.last_problem or 'dialling did not come to an end'}"
+                f"{narrator.last_problem or 'connecting did not complete'}"
             )
             return Ending(Outcome.UNREACHABLE, reason)
         except NotAStoreError as error:
@@ -239,7 +239,7 @@ class Agent(ElasticAgent):
             taken = ending.outcome is Outcome.REFUSED and NODE_ID_HELD in ending.reason
             if seat.explicit or not taken:
                 return ending
-            self._log.info(f"{ending.reason}; taking the next free id")
+            self._log.info(f"{ending.reason}; trying the next free node id")
             refused |= {seat.node_id}
             self._seat = None
             seat.release()
@@ -251,8 +251,9 @@ class Agent(ElasticAgent):
             return await asyncio.to_thread(lambda: RunClaim.take(folder, place()))
         except RunElsewhereError as error:
             raise UsageError(
-                f"run {run_id} goes on at {error}, and its agents keep its state in {settings.state_dir} too; "
-                "give this run another --rdzv-id, or its agents another --state-dir"
+                f"run {run_id} is already running at {error}, and its agents use the same state "
+                f"directory, {settings.state_dir}; give this run another --rdzv-id, or its agents "
+                "another --state-dir"
             ) from None
         except OSError as error:
             raise _unwritable(settings.state_dir, error) from None
@@ -308,7 +309,10 @@ class Agent(ElasticAgent):
         try:
             return await ControlSocket.open(commands.act)
         except OSError as error:
-            self._log.warning("the commands drain and stop do not reach this agent", reason=str(error))
+            self._log.warning(
+                "control socket unavailable: elastic-agent drain and stop will not work for this agent",
+                reason=str(error),
+            )
             return None
 
     async def _host_on(self, narrator: Narrator) -> None:
@@ -449,5 +453,5 @@ class Agent(ElasticAgent):
 def _unwritable(state_dir: Path, error: OSError) -> UsageError:
     place = f" {error.filename}:" if error.filename is not None else ""
     return UsageError(
-        f"--state-dir {state_dir} cannot be used:{place} {error.strerror}; give one that can be written"
+        f"--state-dir {state_dir} is not usable:{place} {error.strerror}; expected a writable directory"
     )

@@ -39,7 +39,11 @@ class Commands:
                 async for answer in self._stop(command):
                     yield answer
             case other:
-                yield Answer(f"this agent does not know the command {other!r}", failed=True)
+                yield Answer(
+                    f"this agent does not support the command {other!r}; use the elastic-agent command of "
+                    "the agent's version",
+                    failed=True,
+                )
 
     def _nodes(self) -> tuple[str, ...]:
         plan = self._supervisor.node.plan
@@ -55,13 +59,13 @@ class Commands:
             )
             return
         left_s = command.left_s if command.left_s is not None else self._times["drain"]
-        yield Answer(f"run {self._run_id}: {node} leaves; workers have {left_s:g} s to save", done=False)
+        yield Answer(f"run {self._run_id}: draining {node}; workers have {left_s:g} s to save", done=False)
         if node == self._node_id:
             self._supervisor.drain(command.words, left_s)
         else:
-            self._supervisor.drain_other(node, left_s, f"{node} leaves ({command.words})")
-        rest = "no other node trains" if known == {node} else "the others go on"
-        has_left = f"run {self._run_id}: {node} has left, {rest}"
+            self._supervisor.drain_other(node, left_s, f"{node} is leaving ({command.words})")
+        rest = "no other node is training" if known == {node} else "the other nodes continue"
+        has_left = f"run {self._run_id}: {node} has left; {rest}"
         ending = await self._supervisor.node_left(node)
         if ending is None or (node == self._node_id and ending.outcome is Outcome.DRAINED):
             yield Answer(has_left)
@@ -72,7 +76,7 @@ class Commands:
 
     async def _stop(self, command: Command) -> AsyncIterator[Answer]:
         left_s = command.left_s if command.left_s is not None else self._times["stop"]
-        yield Answer(f"run {self._run_id} ends; workers have {left_s:g} s to save", done=False)
+        yield Answer(f"stopping run {self._run_id}; workers have {left_s:g} s to save", done=False)
         self._supervisor.stop(Cause.OPERATOR, left_s, command.words)
         yield self._end_of_run(await self._supervisor.over(), "every node")
 
@@ -86,8 +90,9 @@ class Commands:
             others = (seat.node_id for seat in awaited if seat.node_id != self._node_id)
             whose = names(others) or self._node_id
         return Answer(
-            f"run {self._run_id}: this agent ended ({_how(ending)}) before it was confirmed that the workers of "
-            f"{whose} have exited; check there before you go on",
+            f"run {self._run_id}: this agent exited ({_how(ending)}) before it could confirm that the "
+            f"workers of {whose} have exited; check for remaining worker processes there before you "
+            "continue",
             failed=True,
             unconfirmed=True,
         )

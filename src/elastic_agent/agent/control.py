@@ -113,7 +113,7 @@ class ControlSocket:
         try:
             command = msgspec.json.decode(line, type=Command)
         except msgspec.ValidationError as error:
-            writer.write(msgspec.json.encode(Answer(f"not a command: {error}", failed=True)) + b"\n")
+            writer.write(msgspec.json.encode(Answer(f"invalid command: {error}", failed=True)) + b"\n")
             return
         async for answer in self._act(command):
             writer.write(msgspec.json.encode(answer) + b"\n")

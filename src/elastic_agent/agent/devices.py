@@ -35,8 +35,8 @@ def check_numa_binding(wanted: str | None) -> None:
     """
     if wanted is not None and not _gpus():
         raise UsageError(
-            f"--numa-binding {wanted}: it binds each worker to the processors beside its GPU, but this machine has no "
-            "GPU that torch can use; start without it"
+            f"--numa-binding {wanted}: torch finds no GPU on this machine; expected one, because each "
+            "worker is bound to the CPUs near its GPU; remove --numa-binding"
         )
 
 
@@ -56,6 +56,6 @@ def _at_least_one(count: int, wanted: str, what: str) -> int:
     if count:
         return count
     raise UsageError(
-        f"--nproc-per-node {wanted}: this machine has no {what} that torch can use; "
-        "give a number, or cpu for one worker for each CPU"
+        f"--nproc-per-node {wanted}: torch finds no {what} on this machine; give a number, or cpu for "
+        "one worker per CPU"
     )

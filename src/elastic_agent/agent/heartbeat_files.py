@@ -28,12 +28,13 @@ def make_heartbeat_file(slots: int, folder: str = IN_MEMORY) -> HeartbeatFile:
         file = HeartbeatFile.create(other, slots)
     except OSError as error:
         raise OSError(
-            f"no heartbeat file can be made in {folder} ({why}) or in $TMPDIR ({error.strerror or error}); "
-            f"expected one of them to be writable and to have {slots * CELL_BYTES} bytes left: see df {folder}"
+            f"cannot create a heartbeat file in {folder} ({why}) or in $TMPDIR "
+            f"({error.strerror or error}); expected one of them to be writable with {slots * CELL_BYTES} "
+            f"bytes free: see df {folder}"
         ) from None
     get_logger().warning(
-        f"the heartbeat file is in {other}, as {folder} cannot be used: {why}; "
-        f"torch's data loaders and NCCL need {folder} too: see df {folder}"
+        f"using {other} for the heartbeat file because {folder} is not usable: {why}; torch's data "
+        f"loaders and NCCL need {folder} too: see df {folder}"
     )
     return file
 

@@ -120,8 +120,8 @@ def take_seat(
         handle = _lock(folder / f"{wanted}.lock")
         if handle is None:
             raise IdentityError(
-                f"node id {wanted} is held by another agent on this machine; "
-                "choose another --node-id, or leave it out to get a free one"
+                f"node id {wanted} is in use by another agent on this machine; choose another --node-id, "
+                "or omit it to get a free one"
             )
         return NodeSeat(wanted, True, _proven_gone(handle, wait_s), handle)
     base = host_name()
@@ -132,7 +132,7 @@ def take_seat(
         handle = _lock(folder / f"{node_id}.lock")
         if handle is not None:
             return NodeSeat(node_id, False, _proven_gone(handle, wait_s), handle)
-    raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are taken in {folder}")
+    raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are in use in {folder}")
 
 
 def _lock(path: Path) -> int | None:
@@ -152,7 +152,7 @@ def _lock(path: Path) -> int | None:
                 return None
             raise
         os.close(handle)  # it was swept in between: nobody else would find this lock
-    raise FileNotFoundError(errno.ENOENT, "it vanishes as soon as it is made", str(path))
+    raise FileNotFoundError(errno.ENOENT, "the file is removed again as soon as it is created", str(path))
 
 
 def is_at(handle: int, path: Path) -> bool:

@@ -45,7 +45,7 @@ class Journal:
             if not self._told:
                 self._told = True
                 get_logger().warning(
-                    "cannot write the event journal; events are missing in it", error=str(error)
+                    "cannot write the event journal; some events are missing from it", error=str(error)
                 )
 
     def close(self) -> None:

@@ -126,7 +126,7 @@ def _exit_code(agent: object) -> int:
         case Outcome.STOPPED:
             return ExitCode.STOPPED
         case Outcome.REFUSED:
-            log.error(f"refused by the run: {ending.reason}")
+            log.error(f"the run refused this node: {ending.reason}")
             return ExitCode.REFUSED
         case Outcome.UNREACHABLE:
             log.error(ending.reason)

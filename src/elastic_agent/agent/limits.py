@@ -33,8 +33,9 @@ def check_limits(slots: int) -> None:
     started = _threads_that_start(wanted)
     if started < wanted:
         raise UsageError(
-            f"this user may start only {started} more processes and threads here; expected {wanted} or more for "
-            f"{_workers(slots)}: raise the limit (ulimit -u; in a container or service pids.max, TasksMax)"
+            f"this user can start only {started} more processes and threads; expected at least {wanted} "
+            f"for {_workers(slots)}: raise the limit (ulimit -u; in a container or service pids.max, "
+            "TasksMax)"
         )
 
 
@@ -45,7 +46,7 @@ def check_open_files(slots: int) -> None:
     if limit != resource.RLIM_INFINITY and limit < wanted:
         whom = f" for {_workers(slots)}" if slots else ""
         raise UsageError(
-            f"a process of this user may have only {limit} open files; expected {wanted} or more{whom}: "
+            f"a process of this user can have only {limit} open files; expected at least {wanted}{whom}: "
             "raise the limit (ulimit -n; in a service LimitNOFILE)"
         )
 
@@ -58,8 +59,9 @@ def _check_interpreter() -> None:
     """Guard, spawner and cold workers are further processes of it."""
     if not sys.executable or not os.access(sys.executable, os.X_OK):
         raise UsageError(
-            f"this Python, {quoted(sys.executable)}, cannot be started by this user (id {os.geteuid()}), but the agent "
-            "starts further processes of it; expected one that this user can execute"
+            f"this user (id {os.geteuid()}) cannot execute the Python interpreter "
+            f"{quoted(sys.executable)}, which the agent needs to start more processes; expected an "
+            "interpreter that this user can execute"
         )
 
 

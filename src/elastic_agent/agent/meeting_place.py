@@ -41,8 +41,8 @@ def _access(settings: Settings, password: str) -> EtcdAccess:
             raise UsageError(f"--etcd-password-file {settings.etcd_password_file}: {error}") from None
     if settings.etcd_user and not password:
         raise UsageError(
-            f"--etcd-user {settings.etcd_user} has no password; expected --etcd-password-file, or the variable "
-            f"{ETCD_PASSWORD}"
+            f"--etcd-user {settings.etcd_user} requires a password; expected --etcd-password-file or the "
+            f"variable {ETCD_PASSWORD}"
         )
     return EtcdAccess(
         settings.etcd_prefix,

@@ -10,8 +10,8 @@ from elastic_agent.protocol.records import Failure, Notice, Phase, Plan, World
 from elastic_agent.protocol.situation import count
 
 JOIN_CAUSES = (
-    "usual causes: an agent not started yet on a machine, another --rdzv-endpoint or --rdzv-id there, "
-    "or a firewall between the machines"
+    "common causes: an agent that has not started yet, a different --rdzv-endpoint or --rdzv-id on some "
+    "machine, or a firewall between the machines"
 )
 PATIENCE_S = 2.0
 """Waits shorter than this are nobody's worry and are not reported."""
@@ -60,7 +60,7 @@ class Narrator:
         world = f"{self._world}, step {step}" if self._world and step is not None else self._world
         waits = self._text if self._timer is not None else ""
         return "; ".join(filter(None, (world, self._told, waits))) or (
-            "joining the run" if self._met else f"dialling {self._endpoint}"
+            "joining the run" if self._met else f"connecting to {self._endpoint}"
         )
 
     # -- the store ------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Narrator:
         """The store answers."""
         if replaced:
             self._log.warning(
-                "the store is a new one; the run is taken up again from what the nodes remember"
+                "the store was restarted empty; resuming the run from the state saved on the nodes"
             )
         elif self._dialling:
             again = " again" if self._met else ""
@@ -84,7 +84,8 @@ class Narrator:
             self._await_soon(False)
             if self._met:
                 self._log.warning(
-                    f"the store at {self._endpoint} is lost; workers run on as long as the lease lasts",
+                    f"lost the connection to the store at {self._endpoint}; workers keep running until "
+                    "the lease expires",
                     reason=reason,
                 )
         self._text = f"waiting for the store at {self._endpoint}: {reason}"
@@ -115,16 +116,16 @@ class Narrator:
             self._rest()
             say = self._log.error if plan.phase is Phase.FAILED else self._log.info
             tail = {"tail": plan.failure.tail} if plan.failure is not None and plan.failure.tail else {}
-            verb = "is stopped" if plan.phase is Phase.STOPPED else plan.phase.value
+            verb = "was stopped" if plan.phase is Phase.STOPPED else plan.phase.value
             self._world = f"the run {verb}: {plan.reason}"
             if is_news:
                 say(self._world, **tail)
 
     def notice(self, notice: Notice) -> None:
         """The workers here are told that they will be stopped."""
-        after = "then the run ends" if notice.ends else "then the next world forms"
+        after = "then the run ends" if notice.ends else "then a new generation starts"
         self._log.info(
-            f"{notice.words}: all workers have {notice.left_s:g} s to save and leave, {after}",
+            f"{notice.words}: workers have {notice.left_s:g} s to save and exit, {after}",
             cause=notice.cause.value,
         )
 
@@ -132,8 +133,8 @@ class Narrator:
         seat = world.seat_of(incarnation)
         if seat is None:
             self._text = (
-                f"standing by: generation {plan.generation} runs with {count(len(world.seats), 'node')} "
-                f"(at most {plan.policy.max_nodes})"
+                f"on standby: generation {plan.generation} runs with {count(len(world.seats), 'node')} "
+                f"(maximum {plan.policy.max_nodes})"
             )
             self._facts = {"nodes": len(world.seats)}
             self._await_soon(False)
@@ -143,10 +144,10 @@ class Narrator:
             f"{count(world.world_size, 'worker')}"
         )
         if plan.notice is not None:
-            self._told = f"{plan.notice.words}: workers save and leave"
+            self._told = f"{plan.notice.words}: workers are saving and exiting"
         if self._told_of == (plan.generation, incarnation):  # the world is the same, only the plan is newer
             if plan.notice is None and is_news:  # of that the workers' notice tells
-                self._log.info(f"generation {plan.generation} goes on: {plan.reason}")
+                self._log.info(f"generation {plan.generation} continues: {plan.reason}")
             return
         self._told_of = plan.generation, incarnation
         last = seat.first_rank + seat.slots - 1
@@ -171,7 +172,9 @@ class Narrator:
 
     def hosting_on(self, runs: list[str]) -> None:
         """This agent's part is over, but its store is still needed."""
-        self._text = f"done here; still hosting the store of {', '.join(runs)} until the run ends"
+        self._text = (
+            f"local workers are done; keeping the rendezvous store up for run {', '.join(runs)} until it ends"
+        )
         self._facts = {"runs": len(runs)}
         self._await_soon(False)
 
@@ -196,7 +199,7 @@ class Narrator:
             return
         if words:
             self._text, self._facts = words, {"awaited": words}
-            self._causes = JOIN_CAUSES if "more of at least" in words else ""
+            self._causes = JOIN_CAUSES if "(at least" in words else ""
         self._report()
 
     def _report(self) -> None:

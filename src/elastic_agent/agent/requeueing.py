@@ -86,18 +86,16 @@ def decide(policy: Policy, job: SlurmJob | None, stop: Stop) -> Decision:
     if not stop.saved or stop.reason not in REASONS:
         return Decision(False)
     if policy.when == "never":
-        return _not("--requeue is never; start the job again to go on")
+        return _not("--requeue is never; start the job again to resume")
     if job is None and not policy.command:
-        return _not(
-            "this is no step of a Slurm job; start the run again to go on (or name a --requeue-command)"
-        )
+        return _not("this is not a Slurm job step; start the run again to resume (or set --requeue-command)")
     if not stop.chosen:
-        return Decision(False, "another node's agent requeues the job")
+        return Decision(False, "the agent of another node requeues the job")
     requeues = job.requeues if job is not None else 0
     if requeues >= policy.most:
         return _not(
-            f"it was requeued {requeues} times before, and --max-requeues is {policy.most}; "
-            "submit it again to go on"
+            f"it has been requeued {requeues} times, and --max-requeues is {policy.most}; submit it "
+            "again to resume"
         )
     return Decision(
         True, f"requeueing the job ({stop.reason}, requeue {requeues + 1} of at most {policy.most})"
@@ -105,7 +103,7 @@ def decide(policy: Policy, job: SlurmJob | None, stop: Stop) -> Decision:
 
 
 def _not(why: str) -> Decision:
-    return Decision(False, f"the job is not requeued: {why}")
+    return Decision(False, f"not requeueing the job: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +126,9 @@ async def requeue(policy: Policy, job: SlurmJob | None) -> Done:
         name = f"job {job.id}" if job is not None else "the job"
         return Done(
             "error",
-            f"{name} could not be requeued: {error}; its state is saved: requeue or submit it to go on",
+            f"cannot requeue {name}: {error}; its state is saved: requeue or submit it again to resume",
         )
-    return Done("info", f"the job is requeued: {did}")
+    return Done("info", f"requeued the job: {did}")
 
 
 # -- a job without its batch script ---------------------------------------------------------------
@@ -152,7 +150,7 @@ async def rescue(policy: Policy, job: SlurmJob) -> Done | None:
             if not await _ask_patiently(job):
                 return None
     except SlurmError as error:
-        return Done("error", f"cannot find out whether job {job.id} lost its batch host: {error}")
+        return Done("error", f"cannot determine whether job {job.id} lost its batch host: {error}")
     return await _requeue_or_cancel(policy, job)
 
 
@@ -168,13 +166,13 @@ async def _ask_patiently(job: SlurmJob) -> list[str]:
 
 
 async def _requeue_or_cancel(policy: Policy, job: SlurmJob) -> Done:
-    lost = f"job {job.id} lost its batch host, and with it the store"
+    lost = f"job {job.id} lost its batch host and with it the rendezvous store"
     allowed = policy.when != "never" and job.requeues < policy.most
-    done = await requeue(policy, job) if allowed else Done("info", "the job may not be requeued")
+    done = await requeue(policy, job) if allowed else Done("info", "requeueing is not allowed")
     try:
         if await job.survivors():
             await job.cancel()
-            return Done("error", f"{lost}: {done.text}; the job is cancelled, submit it again to go on")
+            return Done("error", f"{lost}: {done.text}; cancelled the job, submit it again to resume")
     except SlurmError as error:
-        return Done("error", f"{lost}: {done.text}; it cannot be cancelled either: {error}")
+        return Done("error", f"{lost}: {done.text}; cannot cancel it either: {error}")
     return Done(done.level, f"{lost}: {done.text}")

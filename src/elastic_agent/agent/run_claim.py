@@ -53,7 +53,7 @@ class Place:
         """The place that these settings name; None: a store of this agent's own."""
         boot = boot_id()
         if endpoint is None or not endpoint.port:
-            return cls("an endpoint of its own", backend, boot, [f"{boot} {os.getpid()}"], [])
+            return cls("a standalone endpoint", backend, boot, [f"{boot} {os.getpid()}"], [])
         keys = {key for member in endpoint.members for key in _keys(member, backend, boot)}
         local = all(is_loopback_name(member.host) for member in endpoint.members)
         dial: list[str | int] = [] if local or backend != "c10d" else [endpoint.host, endpoint.port]

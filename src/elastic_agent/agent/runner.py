@@ -161,7 +161,8 @@ class Runner:
             self._running.clearing.look()
         if is_frozen(self._guard.pid):
             self._log.error(
-                "the guard process is frozen and stops nobody: it is killed, and the workers with it"
+                "the guard process is frozen and cannot stop the workers; killing it together with the "
+                "workers"
             )
             os.kill(self._guard.pid, signal.SIGKILL)
             return  # its end is noticed
@@ -215,7 +216,7 @@ class Runner:
         }
         if not able:
             return False
-        self._log.warning("workers write their stacks to their stderr", slots=sorted(able))
+        self._log.warning("workers are writing their stacks to stderr", slots=sorted(able))
         for pid in able.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, self._stacks_signal)
@@ -251,7 +252,7 @@ class Runner:
                 self._stopped(generation, unkillable)
             case guard_events.Fenced(generation=generation, late_s=late_s):
                 self._journal.write("fenced", generation=generation, late_s=late_s)
-                self._tell.fenced("the guard killed the workers at the lease's deadline")
+                self._tell.fenced("the guard killed the workers when the lease expired")
             case _:
                 self._report_spawner(event)
 
@@ -263,13 +264,15 @@ class Runner:
                 self._journal.write("workers_cold", reason=reason)
                 self._log.warning(f"workers start cold, which takes longer: {reason}")
                 if detail:
-                    self._log.warning(f"the spawner said:\n{detail.rstrip()}")
+                    self._log.warning(f"output of the spawner:\n{detail.rstrip()}")
             case guard_events.SpawnerDied(how=how):
                 self._journal.write("spawner_died", how=how)
-                self._log.warning(f"the spawner died ({how}); another one is started, running workers go on")
+                self._log.warning(
+                    f"the spawner died ({how}); starting a new one, running workers are not affected"
+                )
             case guard_events.WarmLate(generation=generation, importing=importing):
-                why = "is still importing" if importing else "does not answer and is replaced"
-                self._log.warning(f"the spawner {why}: the workers of generation {generation} start cold")
+                why = "is still importing" if importing else "is not responding and is being replaced"
+                self._log.warning(f"the spawner {why}: starting the workers of generation {generation} cold")
             case _:
                 pass
 
@@ -340,8 +343,8 @@ class Runner:
     def _left(self, running: _Running, event: guard_events.Exited) -> None:
         if event.returncode != 0:
             self._log.warning(
-                f"worker {self._node_id}/{event.slot} saved and left, and then ended with {event.returncode}; "
-                "that is taken for a clean end"
+                f"worker {self._node_id}/{event.slot} saved and left, then exited with "
+                f"{event.returncode}; treated as a clean exit"
             )
         self._end_if_all_have(running)
 
@@ -355,11 +358,11 @@ class Runner:
         """The worker ended because its node is to stop: neither a failure nor a success."""
         name = signal_name(-min(suspects))
         how = (
-            f"was ended by {name}"
+            f"was terminated by {name}"
             if event.returncode < 0
             else f"exited with code {event.returncode} after {name}"
         )
-        summary = f"worker {self._node_id}/{event.slot} {how}, which its agent received too"
+        summary = f"worker {self._node_id}/{event.slot} {how}, which the agent also received"
         self._log.info(summary)
         running.interrupted = True
         failure = Failure(
@@ -457,20 +460,20 @@ class Runner:
         """Say what was found; nothing if nothing was."""
         shared_memory = cleared.shared_memory
         if shared_memory.removed:
-            self._log.info("removed shared memory that workers left", files=shared_memory.removed)
+            self._log.info("removed shared memory left behind by workers", files=shared_memory.removed)
         if shared_memory.unknown:
             self._log.warning(
-                "shared memory that workers left stays: it cannot be seen whether others hold it",
+                "kept shared memory left behind by workers: cannot determine whether other processes use it",
                 files=shared_memory.unknown,
             )
         for held in shared_memory.held:
             self._log.warning(
-                f"shared memory of the workers stays: {held.file} is held by {held.process} ({held.pid})"
+                f"kept shared memory of the workers: {held.file} is in use by {held.process} ({held.pid})"
             )
         for holder in cleared.gpu:
             self._log.warning(
-                f"GPU {holder.gpu} is not free: process {holder.pid} ({holder.process}) of the workers that "
-                "were stopped still has memory there; the next workers may find too little"
+                f"GPU {holder.gpu} is not free: process {holder.pid} ({holder.process}) of the stopped "
+                "workers still has memory allocated on it; the next workers may run out of memory"
             )
 
     def _all_gone(self, running: _Running, unkillable: tuple[int, ...]) -> None:
@@ -487,7 +490,9 @@ class Runner:
         running.heartbeats.close()
         if running.succeeding and not running.stopping:
             if unkillable:  # they outlived workers that are done: no reason to take the success back
-                self._log.warning("processes that the workers left are stuck in the kernel", pids=unkillable)
+                self._log.warning(
+                    "processes left behind by the workers are stuck in the kernel", pids=unkillable
+                )
             ended_early = left or running.interrupted
             (self._tell.yielded if ended_early else self._tell.succeeded)(running.generation)
         else:
@@ -529,8 +534,8 @@ class Runner:
     def _hang(self, slot: int, step: int) -> Failure:
         summary = (
             f"worker {self._node_id}/{slot} made no progress for {self._hang_timeout_s:g} s "
-            f"(--hang-timeout); its last heartbeat named step {step}; it may only have waited for another "
-            "worker: the stacks in all workers' logs tell"
+            f"(--hang-timeout); its last heartbeat was at step {step}; it may have been waiting for "
+            "another worker: compare the stacks in the logs of all workers"
         )
         stalled_s = self._hang_timeout_s
         return Failure(FailureKind.HANG, summary[:512], slot=slot, progressed=True, stalled_s=stalled_s)

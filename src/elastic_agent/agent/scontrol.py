@@ -44,19 +44,19 @@ async def run_command(words: Sequence[str], timeout_s: float, *, shown: str = ""
         )
     except OSError as error:
         raise SlurmError(
-            f"{words[0]} cannot be started on this node: {error.strerror}; expected it on the PATH"
+            f"cannot start {words[0]} on this node: {error.strerror}; expected it on the PATH"
         ) from None
     try:
         output, complaint = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
-        raise SlurmError(f"{shown!r} did not end within {timeout_s:g} s") from None
+        raise SlurmError(f"{shown!r} did not complete within {timeout_s:g} s") from None
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:
-        said = _one_line(complaint) or _one_line(output) or "nothing said"
+        said = _one_line(complaint) or _one_line(output) or "no output"
         raise SlurmError(f"{shown!r} failed with exit code {process.returncode}: {said}")
     return output.decode(errors="replace")
 

@@ -52,8 +52,8 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
         change = next((one for one in _changes_before_torch(tree) if one.has_effect(environ)), None)
         if change is not None:
             return (
-                f"{name} sets {change.name} in line {change.line}, which torch reads when it is imported; "
-                "for warm workers set it where the agent is started"
+                f"{name} sets {change.name} in line {change.line}, which torch reads when it is "
+                "imported; for warm workers, set it in the agent's environment"
             )
         if any(_imports(node, _TITLES) for node in ast.walk(tree)):
             return f"{name} imports {_TITLES}, which has no effect in a warm worker"

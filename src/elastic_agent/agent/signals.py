@@ -102,11 +102,12 @@ class SignalDesk:
         self.asked.append(int(signum))
         self._on_leaving(f"{signum.name} received")
         if self._supervisor is None or self.only_waiting or len(self.asked) > 1:
-            self._log.warning(f"{signum.name} received: ending at once")
+            self._log.warning(f"{signum.name} received: exiting immediately")
             self._end_at_once()
         elif self.hosting_on:
             self._log.info(
-                f"{signum.name} received while others need the store; a second signal ends it at once"
+                f"{signum.name} received while other nodes need the store; send a second signal to exit "
+                "immediately"
             )
         elif self._job is not None and signum == signal.SIGTERM:
             self._in_background(self._leave_or_give_notice(self._supervisor, self._job, signum))
@@ -114,7 +115,9 @@ class SignalDesk:
             self._leave(self._supervisor, signum)
 
     def _leave(self, supervisor: Supervisor, signum: signal.Signals) -> None:
-        self._log.info(f"{signum.name} received: this node leaves the run; a second signal ends it at once")
+        self._log.info(
+            f"{signum.name} received: this node is leaving the run; send a second signal to exit immediately"
+        )
         supervisor.drain(f"{signum.name} received")
 
     async def _leave_or_give_notice(
@@ -133,8 +136,8 @@ class SignalDesk:
 
     def _notice_signalled(self, signum: signal.Signals) -> None:
         self.stop_signals.receive(signum)
-        self._log.info(f"{signum.name} received: the run saves and ends")
-        self._notice = f"{signum.name} at {self._node_id or 'a node'}"
+        self._log.info(f"{signum.name} received: stopping the run after its workers have saved")
+        self._notice = f"{signum.name} on {self._node_id or 'a node'}"
         if self._supervisor is not None:
             self._give_notice(self._supervisor)
 
@@ -151,7 +154,7 @@ class SignalDesk:
             return
         end = await job.end()
         if end.unknown_because:
-            self._log.warning("when the job ends is not known", reason=end.unknown_because)
+            self._log.warning("cannot determine when the job ends", reason=end.unknown_because)
         cause = Cause.PREEMPTED if end.preempted else Cause.WALLTIME
         supervisor.stop(cause, end.time_to_save_s(self._meanings.notice_s), self._notice)
 

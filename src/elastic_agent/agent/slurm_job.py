@@ -100,7 +100,7 @@ class SlurmJob:
         Raises:
             SlurmError: scontrol is missing, refuses, or takes too long.
         """
-        already = f"Slurm has put job {self.id} back into the queue itself"
+        already = f"Slurm has already requeued job {self.id}"
         if await self._was_requeued():  # and perhaps started it again by now: that life is to be left alone
             return already
         try:

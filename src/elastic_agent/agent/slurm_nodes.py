@@ -55,12 +55,17 @@ def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoi
         node = asyncio.run(SlurmNode.ask(endpoint.host))
     except SlurmError as error:
         log.warning(
-            f"{endpoint.host} is no host name here, and Slurm does not tell its address", reason=str(error)
+            f"the host name {endpoint.host} does not resolve on this node, and Slurm does not report its "
+            "address",
+            reason=str(error),
         )
         return endpoint
     for host in (node.address, node.hostname):
         if host and _resolves(host):
-            log.info(f"{endpoint.host} is no host name here; Slurm reaches that node at {host}")
+            log.info(
+                f"the host name {endpoint.host} does not resolve on this node; using the address "
+                f"reported by Slurm, {host}"
+            )
             return replace(endpoint, host=host)
     return endpoint
 

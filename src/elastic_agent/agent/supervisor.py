@@ -166,7 +166,7 @@ class Supervisor:
         if self._ending.done():
             return
         error = None if task.cancelled() else task.exception()
-        self._ending.set_exception(error or RuntimeError("the session with the store ended by itself"))
+        self._ending.set_exception(error or RuntimeError("the session with the store ended unexpectedly"))
 
     def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """An event was not dealt with to its end: rather no agent than one that waits for ever."""
@@ -196,11 +196,11 @@ class Supervisor:
                 self._journal("registered", incarnation=incarnation)
             case events.LeaseLost(reason=reason):
                 self._journal("lease_lost", reason=reason)
-                self._log.warning("this node lost its lease; its workers are stopped at once", reason=reason)
+                self._log.warning("this node lost its lease; stopping its workers immediately", reason=reason)
             case events.PlanSeen(plan=plan):
                 self._plan_seen(plan)
             case events.PrepareFailed(failure=failure):
-                self._log.warning("generation cannot start here", reason=failure.summary)
+                self._log.warning("the generation cannot start on this node", reason=failure.summary)
             case events.Unusable(reason=reason):
                 self._parts.narrator.disconnected(reason)
                 if self._met:  # perhaps only for now: the store's machine restarts other things first
@@ -342,7 +342,7 @@ class Supervisor:
         """The guard died; its workers died with it (parent-death signal), their children fell to us."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._parts.guard.fileno())
-        self._log.error("the guard process died; a new one is started", returncode=event.returncode)
+        self._log.error("the guard process died; starting a new one", returncode=event.returncode)
         self._journal("guard_lost", returncode=event.returncode)
         self._parts.guard.close()
         runner = self._runner
@@ -368,9 +368,7 @@ class Supervisor:
             return  # that guard died, too
         self._recording = None
         if not written and incarnation == self.node.incarnation:
-            self._parts.session.fenced(
-                "its new guard process could not be written down in the state directory"
-            )
+            self._parts.session.fenced("its new guard process could not be recorded in the state directory")
         world, self._held_back = self._held_back, None
         if (
             world is not None
@@ -449,8 +447,8 @@ class Supervisor:
             await self._parts.write_down(incarnation)
         except OSError as error:
             self._log.warning(
-                "cannot write the state directory; if this agent is killed, the next one of this node has to wait "
-                "for the end of its lease",
+                "cannot write the state directory; if this agent is killed, its successor on this node "
+                "has to wait until the lease expires",
                 error=str(error),
             )
             return False

@@ -22,13 +22,13 @@ PATIENCE_SHARE = 1 / 3
 def why_cold(settings: Settings) -> str | None:
     """Why workers are started cold although warm ones were asked for; None when they are not."""
     if settings.no_python and not settings.run_path:
-        return "--no-python starts a program of its own"
+        return "--no-python runs a program other than Python"
     if settings.python_exec not in (None, sys.executable):
-        return f"--python-exec names another Python than the agent's {sys.executable}"
+        return f"--python-exec is not the agent's Python, {sys.executable}"
     if settings.numa_binding is not None:
         return "--numa-binding starts each worker through numactl"
     if settings.script.endswith(".pyc"):
-        return "the script is compiled already"
+        return "the script is compiled bytecode"
     is_module = settings.module and not settings.run_path
     return _script_needs_own_python(
         settings.script, is_module, _first_on_path(settings), settings.nproc_per_node

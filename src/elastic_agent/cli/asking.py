@@ -24,27 +24,28 @@ if TYPE_CHECKING:
 DRAIN_PAGE = """\
 Usage: elastic-agent drain [NODE] [--run RUN] [--deadline WHEN]
 
-Has a node leave its run: all workers of the run get a notice (client.notice), save and leave; then the others go on
-without that node. Without NODE it is this machine's. Returns when the last worker process of the node has exited, so
-that the machine can be rebooted (exit code 0), or when that cannot be confirmed (exit code 7). The node's agent ends
-with exit code 6. Run it on any machine of the run, as the user who runs the agents, or as root.
+Gracefully removes a node from its run: all workers of the run get a notice (client.notice), save and exit; then the
+other nodes continue without that node. NODE defaults to this machine's node. The command returns when the last worker
+process of the node has exited and the machine can be rebooted (exit code 0), or when that cannot be confirmed (exit
+code 7). The node's agent exits with code 6. Run the command on any machine of the run, as the user who runs the agents
+or as root.
 """
 
 STOP_PAGE = """\
 Usage: elastic-agent stop [--run RUN] [--deadline WHEN]
 
-Ends a run everywhere: all workers get a notice (client.notice), save and leave; the agents end with exit code 75.
-Started again under the same run id, the run goes on from what was saved. Returns when the last worker process of every
-node has exited (exit code 0), or when that cannot be confirmed (exit code 7). Run it on any machine of the run, as the
-user who runs the agents, or as root.
+Gracefully shuts down a run on all nodes: all workers get a notice (client.notice), save and exit; the agents exit with
+code 75. To resume the run, start it again with the same run id. The command returns when the last worker process of
+every node has exited (exit code 0), or when that cannot be confirmed (exit code 7). Run the command on any machine of
+the run, as the user who runs the agents or as root.
 """
 
 OPTIONS_PAGE = """\
 
-  --run RUN         which run, where several have agents on this machine
-  --deadline WHEN   when workers that are still there are stopped: seconds from now, or a time such as 17:30 or
-                    2026-11-21T17:30 [default: the agent's settings]
-  --user USER       only agents of this user; for root, where several users run agents on this machine
+  --run RUN         the run, if several have agents on this machine
+  --deadline WHEN   when to stop workers that have not exited yet: seconds from now, or a time such as 17:30 or
+                    2026-11-21T17:30 [default: from the agent's settings]
+  --user USER       only agents of this user (for root, if several users run agents on this machine)
 """
 
 
@@ -84,14 +85,14 @@ def _parse(do: str, argv: Sequence[str]) -> Request:
         word, equals, value = words.pop(0).partition("=")
         if word in given:
             if not equals and not words:
-                raise UsageError(f"{do}: {word} has no value")
+                raise UsageError(f"{do}: {word} requires a value")
             given[word] = value if equals else words.pop(0)
         elif word.startswith("-"):
             raise UsageError(f"{do}: unknown option {quoted(word)}; expected --run, --deadline or --user")
         else:
             rest.append(word)
     if len(rest) > (1 if do == "drain" else 0):
-        expected = "one node" if do == "drain" else "options only"
+        expected = "at most one node" if do == "drain" else "no arguments other than options"
         raise UsageError(f"{do}: got {quoted(' '.join(rest))}; expected {expected}")
     left_s = _seconds_until(do, given["--deadline"], time.time()) if given["--deadline"] else None
     uid = uid_of(do, given["--user"]) if given["--user"] else None
@@ -105,13 +106,13 @@ def _seconds_until(do: str, text: str, now_s: float) -> float:
         UsageError: it is no time, or has passed.
     """
     complaint = f"{do}: --deadline: got {quoted(text)}, "
-    expected = "; expected seconds from now, or a time to come such as 17:30 or 2026-11-21T17:30"
+    expected = "; expected a number of seconds from now, or a future time such as 17:30 or 2026-11-21T17:30"
     if re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", text):
         left_s = float(text)
     else:
         left_s = _moment(text, complaint, expected).timestamp() - now_s
     if left_s < 0:
-        raise UsageError(f"{complaint}which is {-left_s:.0f} s ago{expected}")
+        raise UsageError(f"{complaint}which was {-left_s:.0f} s ago{expected}")
     return min(left_s, 1e7)
 
 
@@ -126,7 +127,7 @@ def _moment(text: str, complaint: str, expected: str) -> datetime.datetime:
             )
         return datetime.datetime.fromisoformat(text).astimezone()
     except ValueError:
-        raise UsageError(f"{complaint}which is no time{expected}") from None
+        raise UsageError(f"{complaint}which is not a time{expected}") from None
 
 
 async def _carry_out(do: str, wanted: Request) -> int:
@@ -136,7 +137,7 @@ async def _carry_out(do: str, wanted: Request) -> int:
     found = await describe_all([one for one in agents_here() if wanted.uid in (None, one.uid)])
     agent = _choose(do, wanted, found)
     if agent.uid != os.geteuid():
-        print(f"asking the agent of user {name_of(agent.uid)} (pid {agent.pid})", flush=True)
+        print(f"connecting to the agent of user {name_of(agent.uid)} (pid {agent.pid})", flush=True)
     words = f"elastic-agent {do} by {name_of(os.getuid())}"
     last: Answer | None = None
     try:
@@ -145,12 +146,13 @@ async def _carry_out(do: str, wanted: Request) -> int:
     except (OSError, ValueError):
         pass  # it has ended, or is no agent
     if last is None:
-        raise UsageError(f"{do}: the agent (pid {agent.pid}) ended before it answered")
+        raise UsageError(f"{do}: the agent (pid {agent.pid}) exited before it answered; check its log")
     if not last.done:
         whose = wanted.node or ("this machine" if do == "drain" else "every node")
         print(
-            f"elastic-agent: {do}: the agent (pid {agent.pid}) ended before it confirmed that the workers of {whose} "
-            "have exited; check there before you go on",
+            f"elastic-agent: {do}: the agent (pid {agent.pid}) exited before it could confirm that the "
+            f"workers of {whose} have exited; check for remaining worker processes there before you "
+            "continue",
             file=sys.stderr,
             flush=True,
         )
@@ -166,18 +168,22 @@ def _choose(do: str, wanted: Request, found: dict[AgentAddress, Answer]) -> Agen
     if not of_run:
         whose = f"of run {wanted.run_id} " if wanted.run_id else ""
         raise UsageError(
-            f"{do}: no agent {whose}on this machine answers this user; expected to be run on a machine of the run, "
-            "by the user who runs its agents, or root"
+            f"{do}: no running agent {whose}found on this machine for this user; run the command on a "
+            "machine of the run, as the user who runs the agents, or as root"
         )
     users = {address.uid for address in of_run}
     if len(users) > 1:  # anybody can pretend to be an agent of any run
         listed = ", ".join(sorted(map(name_of, users)))
-        raise UsageError(f"{do}: this machine has such agents of the users {listed}; name one with --user")
+        raise UsageError(
+            f"{do}: several users run such agents on this machine ({listed}); select one with --user"
+        )
     runs = sorted({escaped(one.run_id) for one in of_run.values()})
     if len(runs) > 1:
-        raise UsageError(f"{do}: this machine has agents of the runs {', '.join(runs)}; name one with --run")
+        raise UsageError(
+            f"{do}: this machine has agents of several runs ({', '.join(runs)}); select one with --run"
+        )
     if do == "drain" and wanted.node is None and len(of_run) > 1:
         nodes = ", ".join(sorted(escaped(one.node) for one in of_run.values()))
-        raise UsageError(f"drain: this machine has the nodes {nodes}; name one")
+        raise UsageError(f"drain: this machine has several nodes ({nodes}); name one")
     own = [address for address, one in of_run.items() if one.node == wanted.node]
     return (own or list(of_run))[0]

@@ -14,40 +14,41 @@ _INDENT = 26
 
 _HEAD = """\
 Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
-       elastic-agent serve [OPTIONS]               host the store on a machine that does not train
-       elastic-agent settings [OPTIONS] [--json]   print the settings in force and where each came from
-       elastic-agent drain [NODE]                  have a node leave its run, all workers having saved
-       elastic-agent stop                          end a run everywhere, all workers having saved
-       elastic-agent stacks [RUN]                  have this machine's workers write their stacks, and go on
-       elastic-agent version
+       elastic-agent serve [OPTIONS]               host the rendezvous store on a machine that does not train
+       elastic-agent settings [OPTIONS] [--json]   print the effective settings and the source of each
+       elastic-agent drain [NODE]                  gracefully remove a node from its run
+       elastic-agent stop                          gracefully shut down a run on all nodes
+       elastic-agent stacks [RUN]                  dump the Python stacks of this machine's workers
+       elastic-agent version                       print the versions of elastic-agent, Python and torch
 
-One agent for each machine, started with the same command everywhere:
+Run one agent per machine, with the same command on every machine:
 
     elastic-agent --rdzv-endpoint HOST:29400 --nnodes 1:4 train.py
 
-The agents agree who takes part, start the workers, and go on from the script's last checkpoint when a worker
-fails or a machine is lost, joins or leaves. Every torchrun option is understood, with dashes or underscores.
-A script called like a command is started as: elastic-agent run ./settings
+The agents agree on the participating nodes and start the workers. When a worker fails, or a machine is lost, joins or
+leaves, they restart all workers, and the script resumes from its last checkpoint. Every torchrun option is accepted,
+with dashes or underscores. To run a script that has the name of a command: elastic-agent run ./settings
 """
 
 _SERVE_HEAD = """\
 Usage: elastic-agent serve [--rdzv-endpoint HOST[:PORT]] [OPTIONS]
 
-Hosts the store where agents meet, and coordinates their runs, on a machine that does not train (a login or head
-node), for as many runs as like. The agents name it by --rdzv-endpoint; no agent needs to host the store then. It
-listens at the endpoint's address if it has just one, else on every interface. Started again within the lease of its
-runs (--lease-ttl), it finds them training as if nothing had been. It runs until SIGTERM or SIGINT.
+Hosts the rendezvous store and coordinates the runs that use it, on a machine that does not train (a login or head
+node). One server can serve several runs. Pass its address to the agents as --rdzv-endpoint; no agent hosts the store
+then. The server listens on the address of the endpoint if that resolves to a single address, else on all interfaces.
+If it is restarted within the lease of its runs (--lease-ttl), their workers are not restarted. It runs until SIGTERM
+or SIGINT.
 """
 
 _SERVE_ENDPOINT = (
-    "Where to serve: a name or address of this machine, and a port, 29400 if none is given. "
+    "The address to serve at: a name or address of this machine, and a port (default 29400). "
     "[default: this machine's host name]"
 )
 
 _TAIL = """\
-Where a setting may come from, first one first: the option; the variable ELASTIC_AGENT_ and its name
-(ELASTIC_AGENT_MAX_RESTARTS), then for torchrun's options PET_ and its name (PET_MAX_RESTARTS); the file named
-by --config (max_restarts = 3); systemd's directories; the default."""
+Sources of a setting, in order of precedence: the option; the environment variable ELASTIC_AGENT_<NAME>
+(ELASTIC_AGENT_MAX_RESTARTS), or for torchrun's options PET_<NAME> (PET_MAX_RESTARTS); the file named by --config
+(max_restarts = 3); Slurm, or systemd's directories; the default."""
 
 
 def help_page(width: int | None = None) -> str:

@@ -56,9 +56,11 @@ def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> in
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _FULL:
             _give_up(sys.stdout)
-            _complain(f"cannot write the answer: {error.strerror}")
+            _complain(f"cannot write the output: {error.strerror}")
             return ExitCode.USAGE
-        _complain(f"internal error, please report it with these lines\n{traceback.format_exc()}".rstrip())
+        _complain(
+            f"internal error; please report it with the following lines\n{traceback.format_exc()}".rstrip()
+        )
         return ExitCode.INTERNAL
 
 

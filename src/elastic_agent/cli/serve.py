@@ -43,15 +43,19 @@ def _check(line: CommandLine) -> None:
     for name in line.given:
         if name not in OPTIONS:
             flags = ", ".join(spec_by_name()[option].flag for option in OPTIONS)
-            raise UsageError(f"serve: {spec_by_name()[name].flag} is an option of run; serve has {flags}")
+            raise UsageError(
+                f"serve: {spec_by_name()[name].flag} is an option of elastic-agent run; serve accepts {flags}"
+            )
     if line.script is not None:
-        raise UsageError(f"serve: got {quoted(line.script)}; it runs no script, expected options only")
+        raise UsageError(f"serve: got {quoted(line.script)}; serve runs no script, expected only options")
 
 
 def _check_port(resolved: Resolved) -> None:
     source = resolved.sources["rdzv_endpoint"]
     if resolved.sources["standalone"].name.endswith("with port 0"):
-        raise UsageError(f"{source}: got port 0; expected a port that the agents can know, 1 to 65535")
+        raise UsageError(
+            f"{source}: got port 0; expected a fixed port, 1 to 65535, that the agents can connect to"
+        )
 
 
 def _serve(resolved: Resolved) -> int:

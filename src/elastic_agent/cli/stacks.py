@@ -16,11 +16,11 @@ from .users import name_of, uid_of
 PAGE = """\
 Usage: elastic-agent stacks [RUN] [--user USER]
 
-Has every worker of this user on this machine, or of one run, write the Python stacks of all its threads to its standard
-error (its log file, if output is redirected). The workers are not stopped. Warm workers can always do that; cold ones
-(--worker-start) if their script has imported elastic_agent.client. The others are named and left alone.
+Makes every worker of this user on this machine, or of one run, write the Python stacks of all its threads to its
+standard error (its log file, if output is redirected). The workers keep running. Warm workers always support this; cold
+workers (--worker-start) do if their script has imported elastic_agent.client. Others are listed and left alone.
 
-  --user USER   the workers of this user, for root
+  --user USER   the workers of this user (for root)
 """
 
 
@@ -38,8 +38,8 @@ def stacks(argv: Sequence[str]) -> int:
     if not workers:
         whose = f"of run {run_id} " if run_id else ""
         raise UsageError(
-            f"stacks: no worker {whose}of user {name_of(uid)} runs on this machine; expected to be run where the agent "
-            "runs, as the same user (or as root, with --user)"
+            f"stacks: no running worker {whose}of user {name_of(uid)} found on this machine; run the "
+            "command where the agent runs, as the same user (or as root, with --user)"
         )
     for worker in workers:
         what = f"{worker.run_id}  {worker.worker_id}  pid {worker.pid}  {_ask(worker)}"
@@ -56,16 +56,16 @@ def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
             break
     if len(words) > 1 or any(word.startswith("-") for word in words):
         raise UsageError(
-            f"stacks: got {quoted(' '.join(argv))}; expected a run's id, --user USER, or nothing"
+            f"stacks: got {quoted(' '.join(argv))}; expected a run id, --user USER, or no arguments"
         )
     return (words[0] if words else None), uid
 
 
 def _ask(worker: LivingWorker) -> str:
     if not catches(worker.pid, worker.stacks_signal):
-        return "cannot: it was started cold, and its script has not imported elastic_agent.client"
+        return "not possible: started cold, and its script has not imported elastic_agent.client"
     try:
         os.kill(worker.pid, worker.stacks_signal)
     except OSError as error:
-        return f"cannot: {error.strerror}"
-    return f"asked, see {worker.output or 'its standard error'}"
+        return f"not possible: {error.strerror}"
+    return f"requested, see {worker.output or 'its standard error'}"

@@ -13,7 +13,7 @@ from elastic_agent.exit_codes import ExitCode
 def version(argv: Sequence[str]) -> int:
     """Print the versions of this package, Python and torch. Takes no words."""
     if argv:
-        raise UsageError(f"version: got {quoted(argv[0])}; expected nothing after it")
+        raise UsageError(f"version: got {quoted(argv[0])}; expected no arguments")
     print(
         f"elastic-agent {__version__} (Python {platform.python_version()}, torch {_torch_version()})",
         flush=True,

@@ -75,7 +75,7 @@ class HeartbeatFile:
             OSError: the file cannot be made.
         """
         if slots < 1:
-            raise ValueError(f"a heartbeat file for {slots} slots was asked for; expected at least 1")
+            raise ValueError(f"got a heartbeat file for {slots} slots; expected at least 1")
         path, fd = _make_locked(os.fspath(folder))
         size = slots * CELL_BYTES
         try:
@@ -119,7 +119,7 @@ class HeartbeatFile:
             ValueError: the file was closed.
         """
         if not 0 <= slot < self.slots:
-            raise IndexError(f"slot {slot} was asked for; expected 0 to {self.slots - 1} in {self.path}")
+            raise IndexError(f"got slot {slot}; expected 0 to {self.slots - 1} in {self.path}")
         first = slot * CELL_WORDS
         return self._words[first + BEATS], self._words[first + STEP]
 

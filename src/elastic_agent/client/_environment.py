@@ -141,7 +141,7 @@ def _number(
 def _name(environ: Mapping[str, str], variable: str, default: str | None = None) -> str:
     value = environ.get(variable, default)
     if not value:
-        raise _malformed(variable, value, "a text that is not empty")
+        raise _malformed(variable, value, "a string that is not empty")
     return value
 
 
@@ -149,5 +149,5 @@ def _malformed(variable: str, value: str | None, expected: str) -> MalformedEnvi
     seen = f"{variable} is not set" if value is None else f"{variable}={value!r:.100}"
     return MalformedEnvironmentError(
         f"{seen} in the environment; expected {expected}. The launcher sets it: start the script with "
-        "elastic-agent or torchrun, or plainly with python and none of their variables set."
+        "elastic-agent or torchrun, or directly with python and none of their variables set."
     )

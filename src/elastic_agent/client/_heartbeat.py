@@ -39,7 +39,7 @@ class Pulse:
             try:
                 words[1] = step
             except (TypeError, ValueError) as error:
-                raise type(error)(f"heartbeat: step={step!r}; expected an integer of 64 bits") from None
+                raise type(error)(f"heartbeat: step={step!r}; expected a 64-bit integer") from None
         # A counter of our own, not words[0] + 1: one atomic step, also with several threads.
         words[0] = next(self._beats)
 
@@ -64,8 +64,8 @@ class Pulse:
             # Training is worth more than hang detection: say it once, and go on without.
             seen = ", ".join(f"{name}={os.environ.get(name)!r}" for name in (HEARTBEAT_FILE, SLOT))
             print(
-                f"elastic_agent.client: heartbeats and notices are off ({seen}): {error}; "
-                "expected the file that the agent made for this generation, with a cell for the slot",
+                f"elastic_agent.client: heartbeats and notices are disabled ({seen}): {error}; expected "
+                "the file that the agent created for this generation, with a cell for the slot",
                 file=sys.stderr,
             )
             self._words = _scratch()

@@ -21,11 +21,11 @@ class Notice(Record):
     """All workers of this world will be stopped: why, and by when."""
 
     __slots__ = {  # noqa: RUF023 - this order is the repr's
-        "reason": "'preempted' or 'walltime': the whole run ends, to go on later; 'drain': a node leaves, the others "
-        "go on without it; 'grow': a node joins; 'operator': somebody ends the run.",
-        "deadline": "When workers that are still there are stopped, in seconds of Unix time (time.time()), by the "
-        "clock as it stood when this notice was first seen.",
-        "deadline_boottime": "The same in seconds of CLOCK_BOOTTIME, which no change of the clock moves.",
+        "reason": "'preempted' or 'walltime': the whole run is stopped, to be resumed later; 'drain': a node leaves "
+        "and the others continue without it; 'grow': a node joins; 'operator': an operator stops the run.",
+        "deadline": "When workers that have not exited yet are stopped, in seconds of Unix time (time.time()), "
+        "by the clock as it stood when this notice was first seen.",
+        "deadline_boottime": "The same in seconds of CLOCK_BOOTTIME, which is independent of changes of the clock.",
     }
     reason: str
     deadline: float

@@ -32,7 +32,7 @@ class Record:
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__}.{name} cannot be set: this is what the launcher decided")
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be set: the launcher defines it")
 
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{type(self).__name__}.{name} cannot be deleted")
@@ -79,8 +79,8 @@ class Placement(Record):
         "generation": "The number of this world; it only grows, by one or more. 0 without elastic-agent.",
         "restarts": "Restarts charged to the run's budget so far. Under elastic-agent one count for the "
         "whole run; under torchrun its agent's own count (TORCHELASTIC_RESTART_COUNT).",
-        "first_generation": "Whether this is generation 1. A run started again under the same id goes on counting "
-        "and has none. Not the same as 'there is no checkpoint': look for one. Without elastic-agent only: "
+        "first_generation": "Whether this is generation 1. A run that is resumed under the same id continues "
+        "counting and has none. Not the same as 'there is no checkpoint': look for one. Without elastic-agent only: "
         "restarts == 0.",
     }
     rank: int
@@ -107,13 +107,13 @@ class Worker(Record):
 
     __slots__ = {  # noqa: RUF023 - this order is the repr's
         "run_id": "The training job. Stable across every restart, of any process or machine. "
-        "Name checkpoints after this one.",
-        "node_id": "This machine's seat in the run. Stable across restarts of its agent and of the machine.",
-        "worker_id": "'<node_id>/<slot>': this worker's seat in the run. Stable; a new process sits in it "
+        "Name checkpoints after it.",
+        "node_id": "This node's name in the run. Stable across restarts of its agent and of the machine.",
+        "worker_id": "'<node_id>/<slot>': this worker's name in the run. Stable; a new process has it in "
         "each generation. Contains a slash.",
-        "slot": "This worker's seat on its node, from 0. Stable as a name; how many there are may change.",
-        "incarnation": "One life of this node in the run, random. Stable from one generation to the next "
-        "until its agent starts anew or has to join anew; 'none' without elastic-agent.",
+        "slot": "The number of this worker on its node, from 0. Stable as a name; the number of slots may change.",
+        "incarnation": "One lifetime of this node in the run, random. Stable across generations until its agent "
+        "restarts or has to rejoin; 'none' without elastic-agent.",
         "placement": "Rank, world size and the like: UNSTABLE, see Placement.",
     }
     run_id: str

@@ -29,8 +29,8 @@ def check_allocation(draft: Draft, environ: Mapping[str, str]) -> None:
     if not own and draft.values["nnodes"].least > len(hosts):
         raise draft.wrong(
             "nnodes",
-            f"but Slurm gave this step {len(hosts)} ({shown})",
-            f"{len(hosts)} at most, or more nodes from sbatch --nodes and srun --nodes",
+            f"but Slurm allocated only {len(hosts)} to this step ({shown})",
+            f"at most {len(hosts)}, or more nodes from sbatch --nodes and srun --nodes",
         )
     if own and endpoint is not None and draft.values["rdzv_backend"] != ETCD:
         _note_foreign_host(draft, endpoint.host, hosts, shown)
@@ -42,11 +42,11 @@ def _note_foreign_host(draft: Draft, host: str, hosts: list[str], shown: str) ->
     is_address = host.replace(".", "").isdecimal() or ":" in host
     if host in ("localhost", "127.0.0.1", "::1") and len(hosts) > 1:
         draft.warn(
-            f"{draft.sources['rdzv_endpoint']} is {host}, which is another machine on each of this step's nodes "
-            f"({shown}); without it they meet at {hosts[0]}"
+            f"{draft.sources['rdzv_endpoint']} is {host}, which on each of this step's nodes ({shown}) "
+            f"is the node itself; without it, the endpoint is on {hosts[0]}"
         )
     elif not is_address and host.split(".")[0] not in known:
         draft.note(
-            f"{draft.sources['rdzv_endpoint']} names {host}, which is no node of this step ({shown}): somebody else "
-            "must hold the store there, e.g. elastic-agent serve"
+            f"{draft.sources['rdzv_endpoint']} names {host}, which is not a node of this step ({shown}): "
+            "the store must run there, for example with elastic-agent serve"
         )

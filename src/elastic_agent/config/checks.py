@@ -24,11 +24,11 @@ def check_paths(draft: Draft) -> None:
     for name in ("state_dir", "log_dir"):
         problem = problem_with_folder(draft.values[name]) if draft.is_given(name) else ""
         if problem:
-            raise draft.wrong(name, problem, "a folder that can be written")
+            raise draft.wrong(name, problem, "a writable directory")
     if draft.is_given("event_journal"):
         problem = problem_with_file(draft.values["event_journal"])
         if problem:
-            raise draft.wrong("event_journal", problem, "a file that can be written")
+            raise draft.wrong("event_journal", problem, "a writable file")
 
 
 def leave_ignored_signals(draft: Draft) -> None:
@@ -42,11 +42,11 @@ def leave_ignored_signals(draft: Draft) -> None:
     if not ignored or draft.is_given("signals_to_handle"):
         return
     names = ", ".join(ignored)
-    source = Source(Layer.DEFAULT, f"default, without {names}: ignored at the start")
+    source = Source(Layer.DEFAULT, f"default, without {names}: ignored when the agent was started")
     draft.put("signals_to_handle", tuple(name for name in wanted if name not in ignored), source)
     draft.note(
-        f"ignoring {names}, as when this agent was started (nohup, or a script's background job); "
-        f"--signals-to-handle {','.join(wanted)} has them handled"
+        f"ignoring {names}, which were ignored when this agent was started (nohup, or a script's "
+        f"background job); set --signals-to-handle {','.join(wanted)} to handle them"
     )
 
 
@@ -58,7 +58,7 @@ def check_notices(draft: Draft) -> None:
     elif taken:
         raise draft.wrong(
             "notice_signal",
-            "which makes this node leave already (--signals-to-handle)",
+            "which already makes this node leave (--signals-to-handle)",
             "another signal, or none",
         )
     counts, nodes = draft.values["node_unit"], draft.values["nnodes"]
@@ -66,16 +66,14 @@ def check_notices(draft: Draft) -> None:
         raise draft.wrong(
             "node_unit",
             f"which allows no number of nodes from {nodes.least} to {nodes.most}",
-            "one that fits --nnodes, or another --nnodes",
+            "a value that fits --nnodes, or another --nnodes",
         )
 
 
 def check_requeue(draft: Draft) -> None:
     """A command that will never be run deserves a word."""
     if draft.values["requeue"] == "never" and draft.is_given("requeue_command"):
-        draft.warn(
-            f"{draft.sources['requeue_command']} has no effect here: {draft.sources['requeue']} says never"
-        )
+        draft.warn(f"{draft.sources['requeue_command']} has no effect: {draft.sources['requeue']} is never")
 
 
 def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
@@ -83,12 +81,15 @@ def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
     check_working_directory()
     values = draft.values
     if values["module"] and values["no_python"] and not values["run_path"]:
-        raise UsageError(f"{draft.sources['module']} and {draft.sources['no_python']} exclude each other")
+        raise UsageError(
+            f"{draft.sources['module']} and {draft.sources['no_python']} are mutually exclusive; "
+            "expected one of them"
+        )
     search_path = environ.get("PATH", os.defpath)
     if values["no_python"] and not values["run_path"]:
         if problem := _problem_with_program(script, search_path):
             raise UsageError(
-                f"program {quoted(script)} {problem}; expected a program, as --no-python is given"
+                f"program {quoted(script)} {problem}; expected an executable program because of --no-python"
             )
         return
     if values["run_path"] or not values["module"]:
@@ -100,7 +101,7 @@ def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
 
 
 def _check_python_script(script: str) -> None:
-    expected = "expected a Python file (-m starts a module, --no-python a program)"
+    expected = "expected a Python file (use -m to run a module, --no-python to run a program)"
     try:
         mode = os.stat(script).st_mode
     except FileNotFoundError:
@@ -112,13 +113,13 @@ def _check_python_script(script: str) -> None:
         raise UsageError(f"script {quoted(script)} cannot be found: {reason}; {expected}") from None
     if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
         raise UsageError(
-            f"script {quoted(script)} is a pipe, which can be read only once, but every worker and every restart reads "
-            f"the script; {expected}"
+            f"script {quoted(script)} is a pipe, which can be read only once, but every worker and every "
+            f"restart reads the script; {expected}"
         )
     if stat.S_ISDIR(mode) and not os.path.isfile(os.path.join(script, "__main__.py")):
-        raise UsageError(f"script {quoted(script)} is a folder without __main__.py; {expected}")
+        raise UsageError(f"script {quoted(script)} is a directory without __main__.py; {expected}")
     if not os.access(script, os.R_OK):
-        raise UsageError(f"script {quoted(script)} cannot be read by this user; {expected}")
+        raise UsageError(f"script {quoted(script)} is not readable by this user; {expected}")
 
 
 def _problem_with_program(program: str, search_path: str) -> str:
@@ -127,7 +128,7 @@ def _problem_with_program(program: str, search_path: str) -> str:
         places, problem = [program], "is not an executable file"
     else:
         places = [os.path.join(folder or ".", program) for folder in search_path.split(os.pathsep)]
-        problem = "is not found on PATH"
+        problem = "was not found on the PATH"
     found = any(os.path.isfile(place) and os.access(place, os.X_OK) for place in places)
     return "" if found else problem
 
@@ -138,8 +139,8 @@ def check_working_directory() -> None:
         os.getcwd()
     except OSError as error:
         raise UsageError(
-            f"the working directory cannot be used: {error.strerror} (was it removed?); torch needs one to be "
-            "loaded: cd to another and start again"
+            f"the working directory is not accessible: {error.strerror} (was it removed?); expected an "
+            "existing one, which torch needs: cd to another directory and start again"
         ) from None
 
 
@@ -156,11 +157,11 @@ def check_module(name: str) -> None:
             break
         found = ".".join(parts[:position])
         if spec.submodule_search_locations is None:
-            hint = f" (a module is named without .py: -m {found})" if parts[position:] == ["py"] else ""
-            raise _not_found(name, f"is not found: {found} is a module and not a package{hint}")
+            hint = f" (specify the module without .py: -m {found})" if parts[position:] == ["py"] else ""
+            raise _not_found(name, f"was not found: {found} is a module, not a package{hint}")
         spec = _inner(part, spec)
     if spec is None:
-        raise _not_found(name, f"is not found from {os.getcwd()}")
+        raise _not_found(name, f"was not found from {os.getcwd()}")
     if spec.submodule_search_locations is None or _finds_its_modules_itself(spec):
         return
     if _inner("__main__", spec) is None:
@@ -169,8 +170,8 @@ def check_module(name: str) -> None:
 
 def _not_found(name: str, wrong: str) -> UsageError:
     return UsageError(
-        f"module {quoted(name)} {wrong}; expected a module that {sys.executable} -m can start "
-        "(is its package installed in this environment?)"
+        f"module {quoted(name)} {wrong}; expected a module that {sys.executable} -m can run (is its "
+        "package installed in this environment?)"
     )
 
 

@@ -23,8 +23,8 @@ ETCD_ONLY = ("etcd_prefix", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "et
 """Settings that say how to get into etcd."""
 
 _NOWHERE_TO_MEET = (
-    "which is more than one node, but there is no place to meet",
-    "--rdzv-endpoint HOST[:PORT] beside it, the same on every node, or --nnodes 1",
+    "which is more than one node and requires a rendezvous endpoint",
+    "--rdzv-endpoint HOST[:PORT] as well, the same on every node, or --nnodes 1",
 )
 
 
@@ -39,11 +39,13 @@ def derive_meeting(draft: Draft) -> None:
     if draft.values["rdzv_backend"] != ETCD:
         for name in ETCD_ONLY:
             if draft.is_given(name) and draft.values[name] != default_of(name):
-                draft.warn(f"{draft.sources[name]} has no effect here: it is for --rdzv-backend etcd")
+                draft.warn(f"{draft.sources[name]} has no effect without --rdzv-backend etcd")
     if draft.values["rdzv_backend"] == ETCD:
         _meet_in_etcd(draft)
     elif draft.values["rdzv_endpoint"] is not None and draft.values["rdzv_endpoint"].others:
-        raise draft.wrong("rdzv_endpoint", "which names several endpoints; c10d has one", "one HOST[:PORT]")
+        raise draft.wrong(
+            "rdzv_endpoint", "which names several endpoints; c10d uses only one", "one HOST[:PORT]"
+        )
     elif draft.values["standalone"]:
         _stand_alone(draft)
     elif draft.values["rdzv_endpoint"] is None:
@@ -52,7 +54,10 @@ def derive_meeting(draft: Draft) -> None:
         _free_port(draft)
     if draft.texts.get("rdzv_backend", "").strip().lower() == "static" and draft.values["rdzv_endpoint"]:
         endpoint = draft.values["rdzv_endpoint"]
-        draft.note(f"static rendezvous is done by c10d at {endpoint}, with the same meaning of --node-rank")
+        draft.note(
+            f"static rendezvous is provided by the c10d backend at {endpoint}, with the same meaning of "
+            "--node-rank"
+        )
 
 
 def _put_person_before_site(draft: Draft) -> None:
@@ -71,26 +76,26 @@ def _meet_in_etcd(draft: Draft) -> None:
     """What etcd needs, and nothing of what only c10d has."""
     if draft.values["standalone"]:
         raise draft.wrong(
-            "standalone", f"but {draft.sources['rdzv_backend']} means to meet in etcd", "one of the two"
+            "standalone", f"but {draft.sources['rdzv_backend']} uses etcd", "only one of the two"
         )
     if not draft.is_given("rdzv_endpoint"):
         raise draft.wrong(
             "rdzv_backend",
-            "but its members are not named",
-            "--rdzv-endpoint HOST[:PORT][,HOST[:PORT]...] beside it",
+            "which requires the etcd members",
+            "--rdzv-endpoint HOST[:PORT][,HOST[:PORT]...] as well",
         )
     if not draft.is_given("rdzv_id"):
         raise draft.wrong(
             "rdzv_backend",
-            "but the run has no name, and an etcd is shared by many",
-            "--rdzv-id beside it, the same on every node and another one for every run",
+            "which requires a run id, because several runs can share an etcd cluster",
+            "--rdzv-id as well, the same on every node and unique to the run",
         )
     if "rdzv_endpoint" in draft.texts and not draft.is_given("master_addr"):
         text = draft.texts["rdzv_endpoint"]
         draft.put("rdzv_endpoint", parse_endpoints(text, ETCD_PORT), draft.sources["rdzv_endpoint"])
     endpoint = draft.values["rdzv_endpoint"]
     if any(member.port == 0 for member in endpoint.members):
-        raise draft.wrong("rdzv_endpoint", "whose port 0 is no port to dial", "a port from 1 to 65535")
+        raise draft.wrong("rdzv_endpoint", "whose port 0 cannot be connected to", "a port from 1 to 65535")
     _check_access(draft, endpoint)
 
 
@@ -98,13 +103,13 @@ def _check_access(draft: Draft, endpoint: Endpoint) -> None:
     """Certificates and password: complete, readable, and not by everyone."""
     for one, other in (("etcd_cert", "etcd_key"), ("etcd_key", "etcd_cert")):
         if draft.is_given(one) and not draft.is_given(other):
-            raise draft.wrong(one, "which is of no use alone", f"--{other.replace('_', '-')} beside it")
+            raise draft.wrong(one, f"which requires --{other.replace('_', '-')}", "both or neither")
     for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_password_file"):
         path = draft.values[name]
         if path is not None and not os.access(path, os.R_OK):
-            raise draft.wrong(name, "which cannot be read", "a file that this user can read")
+            raise draft.wrong(name, "which is not readable", "a file that this user can read")
     if draft.is_given("etcd_password_file") and not draft.is_given("etcd_user"):
-        raise draft.wrong("etcd_password_file", "which is of no use alone", "--etcd-user beside it")
+        raise draft.wrong("etcd_password_file", "which requires --etcd-user", "--etcd-user as well")
     if draft.is_given("etcd_user"):
         encrypted = any(draft.is_given(name) for name in ("etcd_ca", "etcd_cert"))
         for warning in exposures(endpoint, draft.values["etcd_password_file"], encrypted=encrypted):
@@ -121,7 +126,7 @@ def _endpoint_from_master(draft: Draft) -> None:
     if not draft.is_given("rdzv_endpoint"):
         draft.put("rdzv_endpoint", endpoint, source)
     elif draft.values["rdzv_endpoint"] != endpoint:
-        draft.note(f"{source} is not used: {draft.sources['rdzv_endpoint']} says where to meet")
+        draft.note(f"{source} is ignored: {draft.sources['rdzv_endpoint']} takes precedence")
 
 
 def _stand_alone(draft: Draft) -> None:
@@ -132,12 +137,14 @@ def _stand_alone(draft: Draft) -> None:
         )
     if nodes.most > 1:
         draft.note(
-            f"{draft.sources['standalone']}: one node runs alone, {draft.sources['nnodes']} allows more"
+            f"{draft.sources['standalone']}: running on one node, although {draft.sources['nnodes']} "
+            "allows more"
         )
         draft.put("nnodes", NodeRange(1, 1), draft.sources["standalone"])
     if draft.is_given("rdzv_endpoint"):
         draft.note(
-            f"{draft.sources['rdzv_endpoint']} is not used: {draft.sources['standalone']} meets nobody"
+            f"{draft.sources['rdzv_endpoint']} is ignored: {draft.sources['standalone']} runs on a "
+            "single node"
         )
     draft.put("rdzv_endpoint", None, draft.sources["standalone"])
 
@@ -152,7 +159,9 @@ def _free_port(draft: Draft) -> None:
     """``localhost:0`` is torchrun's way of saying standalone; no second node could find such a port."""
     if draft.values["nnodes"].most > 1:
         raise draft.wrong(
-            "rdzv_endpoint", "whose port 0 (any free port) no other node can know", "a port from 1 to 65535"
+            "rdzv_endpoint",
+            "whose port 0 (any free port) is unknown to the other nodes",
+            "a port from 1 to 65535",
         )
     source = draft.sources["rdzv_endpoint"]
     draft.put("standalone", True, Source(source.layer, f"{source} with port 0"))
@@ -171,6 +180,6 @@ def derive_directories(draft: Draft, environ: Mapping[str, str]) -> None:
         if folder == temporary_state_dir(environ):
             if problem := problem_with_temporary(folder):
                 raise draft.wrong("state_dir", problem, OWN_FOLDER)
-            draft.warn(f"the state directory {folder} may not survive a reboot; --state-dir names another")
+            draft.warn(f"the state directory {folder} may not survive a reboot; set another with --state-dir")
     if not draft.is_given("log_dir"):
         draft.put("log_dir", default_log_dir(draft.values["state_dir"]), draft.sources["log_dir"])

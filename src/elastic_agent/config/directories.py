@@ -47,13 +47,14 @@ def make_state_dir(folder: Path, environ: Mapping[str, str]) -> None:
             os.mkdir(folder, 0o700)
         problem = problem_with_temporary(folder)
     except OSError as error:
-        problem = f"which cannot be made: {error.strerror}"
+        problem = f"which cannot be created: {error.strerror}"
     if problem:
         raise UsageError(f"--state-dir (by default): got {quoted(folder)}, {problem}; expected {OWN_FOLDER}")
 
 
 OWN_FOLDER = (
-    "a folder of this user that no other user can write: remove that one, or name another by --state-dir"
+    "a directory that belongs to this user and is not writable by others: remove it, or set another "
+    "--state-dir"
 )
 
 
@@ -64,11 +65,11 @@ def problem_with_temporary(folder: Path) -> str:
     except OSError:
         return problem_with_folder(folder)
     if not stat.S_ISDIR(found.st_mode):
-        return "which is not a folder"
+        return "which is not a directory"
     if found.st_uid != os.geteuid():
         return f"which belongs to another user ({found.st_uid})"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "which other users can write"
+        return "which is writable by other users"
     return problem_with_folder(folder)
 
 
@@ -82,11 +83,11 @@ def problem_with_folder(folder: Path) -> str:
     for place in (folder, *folder.parents):
         if os.path.isdir(place):  # not Path.is_dir, which raises where a folder above may not be searched
             if not os.access(place, os.X_OK):
-                return f"where {place} cannot be searched by this user"
-            return "" if os.access(place, os.W_OK) else f"where {place} cannot be written by this user"
+                return f"where {place} is not searchable by this user"
+            return "" if os.access(place, os.W_OK) else f"where {place} is not writable by this user"
         if os.path.lexists(place):
-            return f"where {place} is not a folder"
-    return "which is on no file system"
+            return f"where {place} is not a directory"
+    return "which is not on any file system"
 
 
 def _lacks_reader(file: Path) -> bool:
@@ -103,9 +104,9 @@ def _lacks_reader(file: Path) -> bool:
 def problem_with_file(file: Path) -> str:
     """Why ``file`` cannot be written or made, or an empty string. Touches nothing."""
     if os.path.isdir(file):
-        return "which is a folder"
+        return "which is a directory"
     if _lacks_reader(file):
-        return "which is a FIFO that no program reads"
+        return "which is a FIFO without a reader"
     if os.path.exists(file):
-        return "" if os.access(file, os.W_OK) else "which cannot be written by this user"
+        return "" if os.access(file, os.W_OK) else "which is not writable by this user"
     return problem_with_folder(file.parent)

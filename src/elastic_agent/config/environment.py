@@ -59,7 +59,8 @@ def doubtful_variables(environ: Mapping[str, str]) -> list[str]:
         if variable in WORKER_VARIABLES:
             if variable in _INSTEAD and not in_worker:
                 warnings.append(
-                    f"{variable} is what the agent tells its workers, not a setting; use {_INSTEAD[variable]}"
+                    f"{variable} is set by the agent for its workers and is not a setting; use "
+                    f"{_INSTEAD[variable]}"
                 )
             continue
         warning = _unknown(variable, known)

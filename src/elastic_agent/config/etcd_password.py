@@ -60,12 +60,10 @@ def exposures(endpoint: Endpoint, file: Path | None, *, encrypted: bool) -> list
     warnings = []
     if file is not None and _is_world_readable(file):
         warnings.append(
-            f"the password file {file} can be read by every user of this machine; expected mode 0600 or 0640"
+            f"the password file {file} is readable by every user of this machine; expected mode 0600 or 0640"
         )
     if not encrypted and not all(_is_loopback(member.host) for member in endpoint.members):
-        warnings.append(
-            f"the password is sent to etcd at {endpoint} without encryption; --etcd-ca turns encryption on"
-        )
+        warnings.append(f"the password is sent to etcd at {endpoint} unencrypted; set --etcd-ca to use TLS")
     return warnings
 
 

@@ -176,7 +176,7 @@ def _explained(error: argparse.ArgumentError) -> str:
     spec = spec_by_name().get(flag[2:].replace("-", "_"))
     if spec is None or spec.kind.is_switch:
         return f"{flag}: takes no value"
-    return f"{flag}: no value follows it; expected {spec.kind.accepted}"
+    return f"{flag}: requires a value; expected {spec.kind.accepted}"
 
 
 def _unknown_option(word: str, switches: Iterable[str]) -> str:
@@ -184,6 +184,6 @@ def _unknown_option(word: str, switches: Iterable[str]) -> str:
     flags = [spec.flag for spec in specs()] + [HELP, VERSION, *switches]
     alike = [flag for flag in flags if any(s.startswith(option) for s in _written(flag))]
     if option.startswith("--") and len(alike) > 1:
-        return f"{option}: short for more than one option: {', '.join(alike)}"
+        return f"{option}: ambiguous abbreviation; expected one of {', '.join(alike)}"
     hint = did_you_mean(option.replace("_", "-"), flags) or "elastic-agent --help lists the options"
-    return f"unknown option {quoted(option)} (options of the script come after the script); {hint}"
+    return f"unknown option {quoted(option)} (options of the script follow the script); {hint}"

@@ -106,10 +106,10 @@ _MOST_SIZE = 2**50
 def _parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise BadValueError("which is not a size")
+        raise BadValueError("which is not a valid size")
     size = int(float(match[1]) * _UNITS[match[2].upper()])
     if 0 < size < _LEAST_SIZE:
-        raise BadValueError(f"which is {size} bytes and too small")
+        raise BadValueError(f"which is {size} bytes, too small")
     if size > _MOST_SIZE:
         raise BadValueError("which is more than 1024T")
     return size
@@ -165,15 +165,15 @@ def choice(words: Iterable[str], *, metavar: str) -> Kind:
 def _parse_nodes(text: str) -> NodeRange:
     parts = text.strip().split(":")
     if len(parts) > 2:
-        raise BadValueError("which has more than two parts")
+        raise BadValueError("which has more than one colon")
     counts = [_read_whole(part) for part in parts]
     least, most = counts[0], counts[-1]
     if least < 1:
         raise BadValueError(
-            "which allows a world without nodes" if len(parts) == 2 else "which is no node at all"
+            "which allows a world without nodes" if len(parts) == 2 else "which is less than one node"
         )
     if least > most:
-        raise BadValueError(f"whose minimum {least} is above its maximum {most}")
+        raise BadValueError(f"whose minimum {least} is greater than its maximum {most}")
     if most > _MOST_NODES:
         raise BadValueError(f"which is more than {_MOST_NODES} nodes")
     return NodeRange(least, most)
@@ -189,7 +189,7 @@ def _parse_slots(text: str) -> str:
     if not _WHOLE.fullmatch(word):
         raise BadValueError(hint=did_you_mean(word, SLOT_WORDS))
     if int(word) < 1:
-        raise BadValueError("which starts no worker")
+        raise BadValueError("which starts no workers")
     if int(word) > _MOST_SLOTS:
         raise BadValueError(f"which is more than {_MOST_SLOTS} workers on one node")
     return str(int(word))
@@ -227,7 +227,7 @@ def _split_endpoint(text: str) -> tuple[str, str | None]:
     if text.startswith("["):
         host, bracket, rest = text.partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise BadValueError("whose brackets do not enclose the IPv6 address alone")
+            raise BadValueError("whose brackets do not enclose just an IPv6 address")
         return host + bracket, rest[1:] if rest else None
     if text.count(":") > 1:  # an IPv6 address without brackets cannot carry a port
         return text, None
@@ -245,10 +245,10 @@ def _parse_endpoint(text: str, default_port: int) -> Endpoint:
     if "://" in text:
         raise BadValueError("which is a URL")
     if "@" in text:
-        raise BadValueError("which has a user in it (of etcd: --etcd-user)")
+        raise BadValueError("which contains a user name (for etcd, use --etcd-user)")
     host, port = _split_endpoint(text)
     if not host:
-        raise BadValueError("which names no host")
+        raise BadValueError("which has no host")
     return Endpoint(_parse_host(host), default_port if port is None else _read_port(port, least=0))
 
 
@@ -273,7 +273,7 @@ def _parse_backend(text: str) -> str:
     raise BadValueError()
 
 
-BACKEND = Kind("NAME", "c10d or etcd (static is understood as c10d)", _parse_backend)
+BACKEND = Kind("NAME", "c10d or etcd (static is treated as c10d)", _parse_backend)
 
 
 def _parse_key_prefix(text: str) -> str:
@@ -289,7 +289,7 @@ def _parse_name(text: str) -> str:
     if not text:
         raise BadValueError("which is empty")
     if text in (".", ".."):
-        raise BadValueError("which every file system takes for a directory")
+        raise BadValueError("which file systems treat as a directory")
     for position, character in enumerate(text, start=1):
         if not _NAME_CHARACTERS.fullmatch(character):
             raise BadValueError(f"whose character {position}, {quoted(character)}, is not allowed")
@@ -327,11 +327,13 @@ def _parse_command(text: str) -> str:
     if not text.strip():
         raise BadValueError("which is empty")
     if not text.isprintable() or len(text) > _LONGEST_COMMAND:
-        raise BadValueError("which is no single line of text, or a very long one")
+        raise BadValueError("which is not a single line, or is too long")
     return text.strip()
 
 
-COMMAND = Kind("COMMAND", f"one line of at most {_LONGEST_COMMAND} characters, for a shell", _parse_command)
+COMMAND = Kind(
+    "COMMAND", f"a single shell command line of at most {_LONGEST_COMMAND} characters", _parse_command
+)
 
 
 def _parse_path(text: str) -> Path:
@@ -340,7 +342,7 @@ def _parse_path(text: str) -> Path:
     try:
         return Path(os.path.abspath(os.path.expanduser(text)))
     except FileNotFoundError:
-        raise BadValueError("which begins in the working directory, and that was removed") from None
+        raise BadValueError("which is relative to the working directory, which was removed") from None
 
 
 PATH = Kind("PATH", "a path", _parse_path)
@@ -407,7 +409,7 @@ def _parse_filters(text: str) -> tuple[str, ...]:
 
 FILTERS = Kind(
     "TEXT,...",
-    "texts separated by commas; a double comma stands for one comma in a text",
+    "texts separated by commas; a double comma stands for a literal comma",
     _parse_filters,
     lambda filters: ",".join(item.replace(",", ",,") for item in filters),
     empty_is_unset=True,
@@ -418,7 +420,7 @@ def _parse_modules(text: str) -> tuple[str, ...]:
     names = [part.strip() for part in text.split(",")]
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise BadValueError(f"where {quoted(name)} is no module's name")
+            raise BadValueError(f"where {quoted(name)} is not a module name")
     return tuple(dict.fromkeys(names))
 
 
@@ -456,9 +458,9 @@ def _parse_signals(text: str) -> tuple[str, ...]:
 def _read_signal(name: str) -> str:
     known = signal.Signals.__members__
     if name in ("SIGKILL", "SIGSTOP"):
-        raise BadValueError(f"where {name} cannot be handled by any process")
+        raise BadValueError(f"where {name} cannot be handled")
     if name not in known:
-        raise BadValueError(f"where {quoted(name)} is not a signal of this system", did_you_mean(name, known))
+        raise BadValueError(f"where {quoted(name)} is not a signal on this system", did_you_mean(name, known))
     return name
 
 
@@ -471,7 +473,7 @@ def _parse_signal(text: str) -> str:
     return NO_SIGNAL if text.strip().lower() == NO_SIGNAL else _read_signal(text.strip())
 
 
-SIGNAL = Kind("NAME", "a signal's name, e.g. SIGUSR1, or none", _parse_signal)
+SIGNAL = Kind("NAME", "a signal name, e.g. SIGUSR1, or none", _parse_signal)
 
 
 def _parse_node_counts(text: str) -> tuple[int, ...]:
@@ -479,7 +481,7 @@ def _parse_node_counts(text: str) -> tuple[int, ...]:
     for item in text.split(","):
         count = _read_whole(item)
         if count < 1:
-            raise BadValueError(f"where {count} is no number of nodes")
+            raise BadValueError(f"where {count} is not a positive number of nodes")
         if count > _MOST_NODES:
             raise BadValueError(f"where {count} is more than {_MOST_NODES} nodes")
         counts.append(count)

@@ -107,7 +107,9 @@ def resolve(
     if script:
         check_script(draft, script, environ)
     elif script_needed:
-        raise UsageError("no script to run; expected: elastic-agent [options] SCRIPT [its arguments]")
+        raise UsageError(
+            "no script to run; expected: elastic-agent [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]"
+        )
     settings = Settings(script=script, script_args=script_args, **draft.values)
     return Resolved(settings, MappingProxyType(draft.sources), tuple(draft.notes))
 
@@ -153,7 +155,7 @@ def _expanded_conf(draft: Draft, conf: Given) -> Mapping[str, Given]:
 def _note_options_without_effect(draft: Draft) -> None:
     for spec in specs():
         if spec.no_effect and draft.is_given(spec.name):
-            draft.note(f"{draft.sources[spec.name]} has no effect here: {spec.no_effect}")
+            draft.note(f"{draft.sources[spec.name]} has no effect: {spec.no_effect}")
 
 
 def _script(draft: Draft, line: CommandLine, file: SettingsFile) -> tuple[str, tuple[str, ...]]:

@@ -27,15 +27,15 @@ _MEANING = {
 
 _NO_EFFECT = {
     "is_host": "the machine that has the endpoint's address hosts the store",
-    "keep_alive_interval": "leases are kept by lease_ttl",
-    "keep_alive_max_attempt": "leases are kept by lease_ttl",
-    "heartbeat_timeout": "leases are kept by lease_ttl",
-    "close_timeout": "the verdict stays readable until every node has seen it",
-    "read_timeout": "no store call can hold the agent up",
+    "keep_alive_interval": "leases are configured by lease_ttl",
+    "keep_alive_max_attempt": "leases are configured by lease_ttl",
+    "heartbeat_timeout": "leases are configured by lease_ttl",
+    "close_timeout": "the outcome stays readable until every node has seen it",
+    "read_timeout": "store calls do not block the agent",
     "use_libuv": "the store always uses it",
     "store_type": "the store is always TCP",
-    "rank": "--node-rank says it",
-    "protocol": "a connection to etcd is encrypted where a certificate is given",
+    "rank": "use --node-rank instead",
+    "protocol": "connections to etcd use TLS if a certificate is given",
 }
 
 
@@ -60,7 +60,7 @@ def expand(conf: Given) -> tuple[dict[str, Given], list[str]]:
     own_name: set[str] = set()
     for key, value in split_conf(conf.text):
         if key in _NO_EFFECT:
-            notes.append(f"{conf.source}: {key} has no effect here: {_NO_EFFECT[key]}")
+            notes.append(f"{conf.source}: {key} has no effect: {_NO_EFFECT[key]}")
             continue
         if key not in _MEANING:
             hint = did_you_mean(key, [*_MEANING, *_NO_EFFECT])

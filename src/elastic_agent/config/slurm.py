@@ -43,7 +43,7 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
         "node_id": (environ.get("SLURMD_NODENAME", ""), "SLURMD_NODENAME"),
         "node_rank": (environ.get("SLURM_NODEID", ""), "SLURM_NODEID"),
         "nproc_per_node": (environ.get("SLURM_GPUS_ON_NODE", ""), "SLURM_GPUS_ON_NODE"),
-        "finish_once": ("true", "a job that is requeued has the same id"),
+        "finish_once": ("true", "a requeued job keeps its id"),
     }
     if len(hosts) == 1:
         del texts["rdzv_endpoint"]  # nobody to meet
@@ -63,7 +63,7 @@ def _one_agent_per_node(environ: Mapping[str, str]) -> None:
     local = environ.get("SLURM_LOCALID", "0")
     if local.isdecimal() and int(local) > 0:
         raise UsageError(
-            f"srun started agent number {int(local) + 1} on this node; expected one for each node, which starts the "
+            f"srun started at least {int(local) + 1} agents on this node; expected one per node, which starts the "
             "workers: srun --ntasks-per-node=1 elastic-agent ..."
         )
 

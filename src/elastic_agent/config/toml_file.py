@@ -44,7 +44,7 @@ def read_settings_file(path: Path, source: Source) -> SettingsFile:
         if name not in known:
             raise UsageError(f"{path}: unknown key {quoted(key)}" + _hint(name))
         if name == "config":
-            raise UsageError(f"{where}: a settings file cannot name another one")
+            raise UsageError(f"{where}: a settings file cannot name another settings file")
         given[name] = Given(_as_text(name, value, where), Source(Layer.FILE, where))
     return SettingsFile(given, *_script(table, path))
 
@@ -56,7 +56,9 @@ def _load(path: Path, source: Source) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
         if len(content) > _LARGEST_BYTES:
-            raise UsageError(f"{source}: {path} has more than {_LARGEST_BYTES} bytes; expected settings")
+            raise UsageError(
+                f"{source}: {path} is larger than {_LARGEST_BYTES} bytes; expected a settings file"
+            )
         return tomllib.loads(content.decode("utf-8"))
     except OSError as error:
         raise UsageError(
@@ -90,16 +92,16 @@ def _scalar(value: object, where: str) -> str:
     if isinstance(value, str | int | float):
         return str(value)
     kind = "table" if isinstance(value, dict) else type(value).__name__
-    raise UsageError(f"{where}: got a {kind}; expected text, a number, true, false, or a list of these")
+    raise UsageError(f"{where}: got a {kind}; expected a string, a number, true, false, or a list of these")
 
 
 def _script(table: Mapping[str, Any], path: Path) -> tuple[str | None, tuple[str, ...]]:
     script = table.get("script")
     words = table.get("script_args", table.get("script-args", []))
     if script is not None and not isinstance(script, str):
-        raise UsageError(f"{path}: script: expected text")
+        raise UsageError(f"{path}: script: expected a string")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise UsageError(f"{path}: script_args: expected a list of texts")
+        raise UsageError(f"{path}: script_args: expected a list of strings")
     if any("\0" in word for word in words):
-        raise UsageError(f"{path}: script_args: got a NUL character, which no argument of a program can have")
+        raise UsageError(f"{path}: script_args: got a NUL character, which program arguments cannot contain")
     return script, tuple(words)

@@ -46,7 +46,7 @@ from .situation import (
     unproven,
 )
 
-FINISHED_BEFORE = "the run has finished before; it is not run again"
+FINISHED_BEFORE = "the run has already finished and is not repeated under the same id"
 
 MAX_REFUSED = 256
 """How many incarnations are told at a time that they may not take part: every node reads about them."""
@@ -190,7 +190,7 @@ class Coordinator:
         try:
             check_readable(plan)
         except RecordError as error:
-            reason = f"the run cannot go on: the next plan would be unreadable ({error})"[:512]
+            reason = f"the run cannot continue: the next plan would be unreadable ({error})"[:512]
             generation, charged = (
                 (self.plan.generation, self.plan.charged) if self.plan is not None else (0, 0)
             )
@@ -213,7 +213,7 @@ class Coordinator:
         )
         alive = [one for one in sightings if one.alive]
         if not alive:
-            return Decision("nobody is here yet")
+            return Decision("no nodes have joined yet")
         policy = alive[0].member.policy
         history = self._newest_history()
         if history is not None:
@@ -263,7 +263,7 @@ class Coordinator:
         if now_s >= until_s:
             return decision
         return Decision(
-            "the store is new; waiting to hear from nodes that an earlier one knew", wake_s=until_s
+            "the store is empty; waiting for nodes of an earlier store to register", wake_s=until_s
         )
 
     def _adopt_or_reform(self, known: Plan, world: World, now_s: float) -> Decision:
@@ -278,18 +278,18 @@ class Coordinator:
                 continue
             runs = one.alive and one.member.state in (State.RUNNING, State.SUCCEEDED)
             if not runs or one.member.generation != world.generation:
-                reason = f"the store was lost, and {seat.node_id} does not run"
+                reason = f"the store was lost, and {seat.node_id} is not running"
                 return self._reform_after_store_loss(known, reason)
         replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
         if any(seat.incarnation in replaced for seat in world.seats):
-            return self._reform_after_store_loss(known, "the store was lost and a participant came back anew")
+            return self._reform_after_store_loss(known, "the store was lost, and a participant was restarted")
         if not unheard:
-            reason = f"the store was lost; generation {world.generation} runs on untouched"
+            reason = f"the store was lost; generation {world.generation} continues without a restart"
             return Decision(reason, msgspec.structs.replace(known, phase=Phase.RUNNING, reason=reason))
         until_s = self.ledger.born_s + known.policy.lease_ttl_s
         if now_s < until_s:
-            return Decision(f"the store is new; waiting to hear from {names(unheard)}", wake_s=until_s)
-        return self._reform_after_store_loss(known, f"the store was lost, {names(unheard)} with it")
+            return Decision(f"the store is empty; waiting for {names(unheard)} to register", wake_s=until_s)
+        return self._reform_after_store_loss(known, f"the store was lost together with {names(unheard)}")
 
     @staticmethod
     def _reform_after_store_loss(known: Plan, reason: str) -> Decision:
@@ -368,7 +368,7 @@ class Coordinator:
         policy = plan.policy
         for history in histories:
             policy = policy.covering(history)
-        reason = f"{names(seat.node_id for seat in new)} may still run an older generation"
+        reason = f"{names(seat.node_id for seat in new)} may still be running an older generation"
         more = msgspec.structs.replace(
             plan,
             version=plan.version + 1,
@@ -399,7 +399,7 @@ class Coordinator:
             charged=spent.charged,
             budget=spent.budget,
         )
-        reason = f"generation {history.generation} was heard of; the next one goes above it"
+        reason = f"a node reported generation {history.generation}; the next generation is above it"
         return Decision(reason, forming_plan(later, reason, free=True, notice=carried(now)))
 
     # -- every phase ----------------------------------------------------------------------------
@@ -410,9 +410,9 @@ class Coordinator:
         overdue: dict[str, str] = {}
         for key, one in self.ledger.sightings.items():
             if one.alive and key in replaced:
-                overdue[key] = "a later incarnation of the node has replaced it"
+                overdue[key] = "replaced by a later incarnation of the node"
             elif one.alive and now_s >= one.ends_s:
-                overdue[key] = f"no renewal was seen for {one.lease.ttl_s:g} s"
+                overdue[key] = f"did not renew its lease within {one.lease.ttl_s:g} s"
         return overdue
 
     def _refusals(self, now: Situation) -> Plan | None:
@@ -436,7 +436,7 @@ class Coordinator:
         member = one.member
         if leased_too_long(one, now.policy):
             return (
-                f"{member.node_id} asks for a lease of {one.lease.ttl_s:g} s, longer than the run's "
+                f"{member.node_id} requests a lease of {one.lease.ttl_s:g} s, longer than the run's "
                 f"{now.policy.lease_ttl_s:g} s; start every agent with the same --lease-ttl"
             )
         holder = now.by_node.get(member.node_id)
@@ -477,7 +477,7 @@ class Coordinator:
         alive = [one for one in now.by_node.values() if one not in newcomers]
         if alive and now.now_s < until_s:
             who = names(one.member.node_id for one in alive)
-            return Decision(f"the run is over; {who} still to acknowledge", wake_s=until_s)
+            return Decision(f"the run is over; waiting for {who} to acknowledge", wake_s=until_s)
         if newcomers:
             plan = now.plan
             policy = newcomers[0].member.policy.covering(plan.history())  # nodes of the run may yet come back
@@ -546,7 +546,7 @@ def _may_run(member: Member, generation: int) -> bool:
 
 def _next_life(fresh: Plan, ended: Plan | History) -> Plan:
     """A stopped run goes on: above its generation, with the restarts that it has used."""
-    reason = f"the run goes on after generation {ended.generation}, in which it was stopped"
+    reason = f"resuming the run after generation {ended.generation}, in which it was stopped"
     again = msgspec.structs.replace(
         fresh,
         generation=ended.generation + 1,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from .records import Member
 
 _WHAT = {
-    "script": "another script",
-    "python": "another Python",
-    "torch": "another torch",
-    "package": "another elastic-agent",
+    "script": "a different script",
+    "python": "a different Python",
+    "torch": "a different torch",
+    "package": "a different elastic-agent",
 }
 
 
@@ -27,7 +27,7 @@ def differences(model: Member, member: Member) -> list[str]:
         here, there = getattr(member.policy, field), getattr(model.policy, field)
         if here != there:
             found.append(
-                f"{member.node_id} was started with {field} {here}, {model.node_id} with {there}: "
-                f"the run goes by {there}"
+                f"{member.node_id} was started with {field} {here}, {model.node_id} with {there}; the "
+                f"run uses {there}"
             )
     return found

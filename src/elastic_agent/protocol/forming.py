@@ -44,7 +44,8 @@ def decide_forming(now: Situation) -> Decision:
     until_s = _await_others_until(now, chosen)
     if len(chosen) < now.policy.max_nodes and now.now_s < until_s:
         return Decision(
-            f"{len(chosen)} of {_range(now)} nodes are ready; waiting a moment for others", wake_s=until_s
+            f"{len(chosen)} of {_range(now)} nodes are ready; waiting for more nodes (--settle)",
+            wake_s=until_s,
         )
     # A run that is to end does not pause: its workers have little time left to save.
     pause_s = budget.pause_s(now.plan) if charge and now.plan.notice is None else 0.0
@@ -74,10 +75,10 @@ def await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
         limit_s = now.ledger.sightings[incarnation].member.stop_s + STOP_SLACK_S
         stop_by_s = now.clock.since_s + limit_s
         if now.now_s >= stop_by_s:
-            condemn[incarnation] = f"its workers were not stopped within {limit_s:g} s"
+            condemn[incarnation] = f"did not stop its workers within {limit_s:g} s"
         wake_s = min(wake_s, stop_by_s)
     who = names(nodes[one] for one in waits)
-    return Decision(f"waiting until the workers of {who} are stopped", condemn=condemn, wake_s=wake_s)
+    return Decision(f"waiting for the workers of {who} to stop", condemn=condemn, wake_s=wake_s)
 
 
 def _charge(now: Situation) -> bool:
@@ -106,7 +107,7 @@ def _budget_spent(now: Situation) -> Decision:
     failure = now.plan.failure
     assert failure is not None  # only a failure is charged
     most = now.policy.max_restarts
-    used = {0: "no restarts are allowed", 1: "its one restart is used"}.get(
+    used = {0: "no restarts are allowed", 1: "the only restart is used"}.get(
         most, f"all {most} restarts are used"
     )
     return _fail(now, _sentence("", failure.summary, f"; {used}"), failure)
@@ -116,9 +117,9 @@ def _repeated(now: Situation) -> Decision:
     failure = now.plan.failure
     assert failure is not None  # only a failure repeats
     reason = _sentence(
-        "the same failure repeated before any progress: ",
+        "the same failure repeated without progress: ",
         failure.summary,
-        "; fix the script, then start again",
+        "; fix the script, then start the run again",
     )
     return _fail(now, reason, failure)
 
@@ -177,11 +178,14 @@ def _await_more(now: Situation, chosen: list[Sighting]) -> Decision:
     until_s = now.clock.since_s + now.policy.join_timeout_s
     if now.now_s >= until_s:
         reason = (
-            f"only {len(chosen)} of at least {least} nodes came within "
-            f"{now.policy.join_timeout_s:g} s ({came}); {missing} more needed"
+            f"only {len(chosen)} of at least {least} nodes joined within {now.policy.join_timeout_s:g} s "
+            f"({came}); {missing} more needed"
         )
         return _fail(now, reason, Failure(FailureKind.TOO_FEW, reason[:512]))
-    return Decision(f"waiting for {missing} more of at least {least} nodes; here: {came}", wake_s=until_s)
+    return Decision(
+        f"waiting for {count(missing, 'more node')} (at least {least} required); joined: {came}",
+        wake_s=until_s,
+    )
 
 
 def _await_others_until(now: Situation, chosen: list[Sighting]) -> float:
@@ -242,7 +246,7 @@ def _seal(now: Situation, chosen: list[Sighting], *, charge: bool) -> Decision:
 
 def _await_offer(now: Situation, members: list[Member]) -> Decision:
     """No node of them can hold out a bootstrap store: wait, with a limit; each tries again with its renewals."""
-    why = "; ".join(one.failure.summary for one in members if one.failure is not None) or "none says why"
+    why = "; ".join(one.failure.summary for one in members if one.failure is not None) or "no reason given"
     limit_s = now.policy.join_timeout_s
     assert now.clock.enough_since_s is not None  # there are enough nodes
     until_s = now.clock.enough_since_s + limit_s

@@ -80,7 +80,7 @@ def _tell(now: Situation, plan: Plan, ask: Ask) -> Plan:
 
 def announce_growth(now: Situation, newcomers: list[str]) -> Decision:
     """Have the workers save before the nodes that wait are let in."""
-    words = f"{names(newcomers)} {'wants' if len(newcomers) == 1 else 'want'} to join"[:512]
+    words = f"{names(newcomers)} {'is' if len(newcomers) == 1 else 'are'} waiting to join"[:512]
     notice = Notice(now.plan.version + 1, Cause.GROW, now.policy.notice_s, words)
     plan = msgspec.structs.replace(now.plan, version=now.plan.version + 1, reason=words, notice=notice)
     return Decision(words, plan)

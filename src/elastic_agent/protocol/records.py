@@ -502,12 +502,12 @@ def check_whole(plan: Plan) -> None:
             generation is one that no run reaches.
     """
     if plan.generation > 2 * MAX_TOLD_GENERATION:
-        raise RecordError(f"plan of generation {plan.generation}, which no run reaches")
+        raise RecordError(f"plan of generation {plan.generation}, above the maximum")
     sealed = plan.world.generation if plan.world is not None else 0
     if plan.phase is Phase.RUNNING and (plan.world is None or sealed != plan.generation):
-        raise RecordError(f"generation {plan.generation} is said to run, without its world")
+        raise RecordError(f"plan in which generation {plan.generation} runs without a world")
     if sealed > plan.generation:
-        raise RecordError(f"plan of generation {plan.generation}, its world is of a later one")
+        raise RecordError(f"plan of generation {plan.generation} with the world of a later one")
 
 
 def check_follows(plan: Plan, known: Plan | None) -> None:
@@ -532,19 +532,23 @@ def check_readable(plan: Plan) -> None:
 def _check(record: object) -> None:
     """What types alone cannot say."""
     if isinstance(record, Member) and record.version != RECORD_VERSION:
-        raise RecordError(f"member record of version {record.version}; this agent speaks {RECORD_VERSION}")
+        raise RecordError(
+            f"member record of version {record.version}; this agent supports version {RECORD_VERSION}"
+        )
     if isinstance(record, Plan) and record.format != RECORD_VERSION:
-        raise RecordError(f"plan record of version {record.format}; this agent speaks {RECORD_VERSION}")
+        raise RecordError(
+            f"plan record of version {record.format}; this agent supports version {RECORD_VERSION}"
+        )
     policy = record.policy if isinstance(record, (Member, Plan)) else None
     if policy is not None and policy.min_nodes > policy.max_nodes:
         raise RecordError(f"policy with min_nodes {policy.min_nodes} > max_nodes {policy.max_nodes}")
     if policy is not None and not policy.fit(policy.max_nodes):
         raise RecordError(
-            f"policy of {policy.min_nodes} to {policy.max_nodes} nodes that allows none of these numbers"
+            f"policy of {policy.min_nodes} to {policy.max_nodes} nodes that allows none of these counts"
         )
     for history in _histories(record):
         if history.world is not None and history.world.generation > history.generation:
-            raise RecordError(f"history of generation {history.generation}, its world is of a later one")
+            raise RecordError(f"history of generation {history.generation} with the world of a later one")
     for kept in [record] if isinstance(record, Plan) else _histories(record):
         if kept.budget.forgiven > kept.charged:
             raise RecordError(f"{kept.budget.forgiven} failures forgiven, but only {kept.charged} charged")
@@ -571,10 +575,11 @@ def _check_world(world: World) -> None:
     seated: set[str] = set()
     for seat in world.seats:
         if seat.node_id in seated:
-            raise RecordError(f"world {world.generation}: {seat.node_id} is seated twice")
+            raise RecordError(f"world {world.generation}: {seat.node_id} has two seats")
         if seat.first_rank != rank:
             raise RecordError(
-                f"world {world.generation}: {seat.node_id} starts at {seat.first_rank}, not {rank}"
+                f"world {world.generation}: the first rank of {seat.node_id} is {seat.first_rank}, "
+                f"expected {rank}"
             )
         seated.add(seat.node_id)
         rank += seat.slots

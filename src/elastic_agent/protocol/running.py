@@ -33,7 +33,7 @@ def decide_running(now: Situation) -> Decision:
     slow = [seat for seat in world.seats if _is_slow(now, seat)]
     if slow:
         who = names(seat.node_id for seat in slow)
-        limit = f"its workers were not started within {now.policy.start_timeout_s:g} s (--start-timeout)"
+        limit = f"did not start its workers within {now.policy.start_timeout_s:g} s (--start-timeout)"
         return Decision(f"{who} did not start in time", condemn={seat.incarnation: limit for seat in slow})
     kept = _keep_successes(now, world)
     if kept is not None:
@@ -104,7 +104,7 @@ def _first_failure(now: Situation, seats: list[Seat]) -> tuple[Seat, Failure] | 
         if known is None or known.member.state is not State.FAILED or not _speaks_of(now, known):
             continue
         failure = known.member.failure or Failure(
-            FailureKind.WORKER, f"{seat.node_id} failed and did not say why"
+            FailureKind.WORKER, f"{seat.node_id} failed without giving a reason"
         )
         return seat, failure
     return None
@@ -129,8 +129,10 @@ def _await_explanation(now: Situation, interrupted: list[Seat]) -> Decision:
         now.clock.interrupted_since_s = now.now_s
     until_s = now.clock.interrupted_since_s + EXPLAIN_S
     if now.now_s < until_s:
-        return Decision(f"a signal ended workers of {who}; waiting for what it asks for", wake_s=until_s)
-    reason = f"a signal ended workers of {who}"
+        return Decision(
+            f"a signal terminated workers of {who}; waiting for a drain or stop request", wake_s=until_s
+        )
+    reason = f"a signal terminated workers of {who}"
     return Decision(reason, forming_plan(now.plan, reason, free=True))
 
 
@@ -240,7 +242,7 @@ def _admit(now: Situation, world: World) -> Decision:
     if not allowed or any(now.now_s < at_s <= now.now_s + batch_s for at_s in open_s):
         later = min((at_s for at_s in open_s if at_s > now.now_s), default=FAR_S)
         return Decision(
-            f"{names(one.member.node_id for one in candidates)} about to join", wake_s=min(wake_s, later)
+            f"{names(one.member.node_id for one in candidates)} will join soon", wake_s=min(wake_s, later)
         )
     if now.policy.fit(len(world.seats) + len(allowed)) <= len(world.seats):
         return steady  # one more would be left over

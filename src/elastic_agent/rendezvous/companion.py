@@ -146,7 +146,7 @@ class Companion:
         if goodbye.succeeded or self._finishing:
             await self._part_in_peace()
         else:
-            self._leave("torchrun ended")
+            self._leave("torchrun exited")
         await self._session.flush(FLUSH_S)
         session.cancel()
         await asyncio.gather(session, return_exceptions=True)
@@ -210,7 +210,7 @@ class Companion:
             self._say_over(self._ended)
             return
         if self._node.activity in (Activity.STARTING, Activity.RUNNING):
-            reason = f"{self._member.node_id}: torchrun restarts its workers"
+            reason = f"{self._member.node_id}: torchrun is restarting its workers"
             self._perform(self._node.failed(self._node.generation, Failure(FailureKind.WORKER, reason)))
         self._perform(self._node.stopped())
 
@@ -220,7 +220,7 @@ class Companion:
         if self._node.activity is Activity.RUNNING:
             self._perform(self._node.succeeded(self._node.generation))
         else:
-            self._leave("torchrun's workers ended while their world did")
+            self._leave("torchrun's workers exited while their world was ending")
 
     def _leave(self, why: str) -> None:
         """torchrun has no workers any more."""
@@ -327,7 +327,9 @@ class Companion:
         """The world ended, or its store was lost, before everybody was there: wait for the next one."""
         self._forget_presence()
         if problem and self._node.activity is Activity.RUNNING:
-            summary = f"{self._member.node_id} did not meet the others at {world.bootstrap}: {problem}"
+            summary = (
+                f"{self._member.node_id} could not connect to the other nodes at {world.bootstrap}: {problem}"
+            )
             self._perform(self._node.failed(world.generation, Failure(FailureKind.BOOTSTRAP, summary[:512])))
         self._perform(self._node.stopped())
 
@@ -379,7 +381,7 @@ class Companion:
     def _say_why_not_ended(self) -> None:
         runs = ", ".join(self._meeting.busy_with)
         self._log.warning(
-            f"torchrun is done here and stays to host the store at {self._meeting.shown} for {runs}"
+            f"torchrun is done; keeping the rendezvous store at {self._meeting.shown} up for {runs}"
         )
 
     def _start(self, work: Coroutine[None, None, None]) -> None:

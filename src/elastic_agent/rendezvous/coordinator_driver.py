@@ -228,7 +228,7 @@ class RunDriver:
 
     def _take_in(self, snapshot: Snapshot, now_s: float) -> None:
         for complaint in snapshot.rejected:
-            self._warn_once("ignored a bad record in the store", what=complaint)
+            self._warn_once("ignored an invalid record in the store", what=complaint)
         for key, member in snapshot.members.items():
             lease = snapshot.leases.get(key)
             if lease is not None:
@@ -319,7 +319,8 @@ class RunDriver:
         newest = yield from ReadPlan()
         if newest is not None and newest != before:
             self._log.warning(
-                f"plan version {newest.version} in the store was not written by this coordinator; going above it"
+                f"plan version {newest.version} in the store was not written by this coordinator; "
+                "continuing with a higher version"
             )
             self._coordinator.intruded(newest, self._clock())
         return self.plan is not before
@@ -332,11 +333,12 @@ class RunDriver:
             if not self._save_fails:
                 self._save_fails = True
                 self._log.error(
-                    "cannot write the state directory; the run goes on, but should this machine lose the store "
-                    "and all agents with it, generations may repeat and the restart budget is forgotten",
+                    "cannot write the state directory; the run continues, but if this machine loses the "
+                    "store and all agents with it, generations may repeat and the restart budget starts "
+                    "over",
                     error=str(error),
                 )
         else:
             if self._save_fails:
                 self._save_fails = False
-                self._log.info("the state directory can be written again")
+                self._log.info("the state directory is writable again")

@@ -123,7 +123,7 @@ class CoordinatorThread(threading.Thread):
             if not self._stopping.is_set():
                 self._log.error("the coordinator lost its own store", error=str(error))
         except Exception:
-            self._log.exception("internal error of the coordinator; the store is given up")
+            self._log.exception("internal error of the coordinator; closing the store")
         self.failed = not self._stopping.is_set()
         self.busy_with = []
         self._on_change()
@@ -197,7 +197,7 @@ class CoordinatorThread(threading.Thread):
                 None if isinstance(error, StoreLostError) else error
             )  # whether it is lost, the inbox tells
             self._log.error(
-                f"something went wrong while coordinating; taken up anew in {rest.pause_s:g} s",
+                f"error in the coordinator; retrying in {rest.pause_s:g} s",
                 run=run_id,
                 error=str(error),
                 exc_info=trace,
@@ -211,7 +211,8 @@ class CoordinatorThread(threading.Thread):
         if len(self._coordinated) >= MAX_RUNS:
             if not self._too_many:
                 self._log.error(
-                    f"this store coordinates {MAX_RUNS} runs, which is the most; others wait until one of them is over",
+                    f"this store already coordinates {MAX_RUNS} runs, the maximum; other runs wait until "
+                    "one of them ends",
                     run=run_id,
                 )
             self._too_many.setdefault(run_id)
@@ -246,7 +247,7 @@ class CoordinatorThread(threading.Thread):
         self._inbox.strike(run_id)
         self._hinted |= self._too_many
         self._too_many.clear()
-        self._log.debug("removed the records of a run that is over", run=run_id)
+        self._log.debug("removed the records of a run that has ended", run=run_id)
 
 
 @dataclass

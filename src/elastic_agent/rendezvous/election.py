@@ -158,14 +158,14 @@ class Election:
             except OSError as error:
                 if self._goes_on():
                     self._log.warning(
-                        f"cannot read the run's history in the state directory; does not coordinate the run, "
-                        f"tries again in {REST_S:g} s",
+                        "cannot read the run's history in the state directory; not coordinating the run, "
+                        f"retrying in {REST_S:g} s",
                         reason=str(error),
                     )
                     yield Sleep(REST_S)
             except Exception:
                 if self._goes_on():
-                    self._log.exception(f"something went wrong while coordinating; again in {REST_S:g} s")
+                    self._log.exception(f"error in the coordinator; retrying in {REST_S:g} s")
                     yield Sleep(REST_S)
 
     def _take_part(self) -> Steps[None]:
@@ -177,7 +177,7 @@ class Election:
                 return (yield from self._lead())
 
     def _lead(self) -> Steps[None]:
-        self._log.debug("this agent coordinates the run")
+        self._log.debug("this agent is now the coordinator of the run")
         failure: Exception | None = None
         try:
             yield from self._coordinate()
@@ -186,7 +186,7 @@ class Election:
         yield from Resign()
         self._driver = None
         if isinstance(failure, DeposedError):
-            self._log.info("this agent does not coordinate the run any more", reason=str(failure))
+            self._log.info("this agent is no longer the coordinator of the run", reason=str(failure))
         elif failure is not None:
             self._report_loss(failure)
             raise failure
@@ -196,7 +196,7 @@ class Election:
         if isinstance(failure, TransportError) and self._goes_on() and str(failure) != self._reported_loss:
             self._reported_loss = str(failure)
             level = self._log.error if isinstance(failure, UnknownPlanError) else self._log.info
-            level("this agent gives up coordinating the run", reason=str(failure))
+            level("this agent is resigning as the coordinator of the run", reason=str(failure))
 
     def _coordinate(self) -> Steps[None]:
         plan = yield from ReadPlan()
@@ -244,7 +244,7 @@ def keep_leading(clock: Callable[[], float], ttl_s: float, elected_s: float) -> 
             if clock() - sent_s >= ttl_s / RENEWALS_PER_LEADERSHIP:
                 sent_s = clock()
                 if not (yield from KeepAlive()):
-                    return "the coordinator's etcd lease ran out"
+                    return "the coordinator's etcd lease expired"
                 renewed_s = sent_s
         except DeposedError as error:
             return str(error)

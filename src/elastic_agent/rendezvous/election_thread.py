@@ -153,7 +153,7 @@ class ElectionThread(threading.Thread):
 
     def _wait(self, term: Term, until_s: float) -> Collection[str]:
         if self._stopping.is_set():
-            raise TransportError("this agent stops coordinating the run")
+            raise TransportError("this agent is resigning as the coordinator of the run")
         return term.wait(max(0.001, until_s - time.monotonic()))
 
     def _resign(self, term: Term) -> None:
@@ -188,8 +188,8 @@ class LeaderKeyThread(threading.Thread):
         try:
             lost = run(keep_leading(time.monotonic, self._term.ttl_s, self._elected_s), self._perform)
         except Exception as error:
-            get_logger().exception("internal error while keeping the leader key alive")
-            lost = f"the leader key is not kept alive any more: {error}"
+            get_logger().exception("internal error while renewing the lease of the leader key")
+            lost = f"the lease of the leader key is no longer renewed: {error}"
         if lost:
             self._term.lose(lost)
 

@@ -130,7 +130,7 @@ class EtcdMeeting(MeetingPlace):
     """One run in an etcd that others may use as well."""
 
     dial_causes = (
-        "usual causes: etcd does not run there, a firewall closes the port, or the endpoint is wrong"
+        "common causes: etcd is not running there, a firewall blocks the port, or the endpoint is wrong"
     )
 
     def __init__(
@@ -154,7 +154,7 @@ class EtcdMeeting(MeetingPlace):
 
     def agree(self, fingerprint: str) -> str:
         """An etcd is shared by many: here every run has a name (the settings see to that)."""
-        raise NotAStoreError("a run in etcd needs a name; give --rdzv-id, the same on every node")
+        raise NotAStoreError("a run in etcd requires a run id; give --rdzv-id, the same on every node")
 
     def release(self) -> None:
         """No name was agreed."""

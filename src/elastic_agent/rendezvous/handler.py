@@ -27,7 +27,9 @@ class AgentRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Not to be called: elastic-agent's worlds are formed by its own event loop."""
-        raise RendezvousStateError("elastic-agent forms its worlds itself; nobody else can ask for one")
+        raise RendezvousStateError(
+            "the elastic-agent backend forms each world itself; it does not accept requests for one"
+        )
 
     def is_closed(self) -> bool:
         """Never closed from outside."""

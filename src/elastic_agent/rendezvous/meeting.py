@@ -25,8 +25,8 @@ class Meeting(MeetingPlace):
     """A c10d store at the endpoint, hosted by one of the agents there."""
 
     dial_causes = (
-        "usual causes: the agent on that machine is not started yet, a firewall closes the port, "
-        "or the endpoint names another machine"
+        "common causes: the agent on that machine has not started yet, a firewall blocks the port, or "
+        "the endpoint names another machine"
     )
 
     def __init__(

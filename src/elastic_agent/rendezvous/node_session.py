@@ -244,7 +244,7 @@ class NodeSession:
         paused_s = now_s - self._timer_due_s
         if paused_s > self._ttl_s / RENEWALS_PER_LEASE:
             return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
-        return "it was not renewed in time: the store did not answer"
+        return "it was not renewed in time because the store did not answer"
 
     def _time_next_renewal(self, sent_s: float) -> None:
         """In even steps from the last one, whatever that was for: the coordinator looks when it expects the next.
@@ -261,7 +261,7 @@ class NodeSession:
         if self._over == self.member.incarnation:
             return
         self._over = self.member.incarnation
-        self._tell(events.LeaseLost(f"the lease of {self._ttl_s:g} s is lost: {why}"))
+        self._tell(events.LeaseLost(f"lost the lease of {self._ttl_s:g} s: {why}"))
 
     # -- the connection -------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class NodeSession:
         if replaced:
             self._registered_in = None
             if self._lease is not None and self._lease.expired(self._clock()):
-                self._lose("the store was lost for longer than that")
+                self._lose("the store was lost for longer than the lease")
 
     def _ask(self, connection: Connection, request: Request[T]) -> Steps[T]:
         """A request that is answered soon, or not at all."""
@@ -322,7 +322,7 @@ class NodeSession:
         connection = yield from Connect("watch")
         try:
             if connection.store_id != self.store_id:
-                raise StoreLostError("another store answers there now")
+                raise StoreLostError("a different store answers at the endpoint now")
             while True:
                 after, wait_s = self._read_version, self._ttl_s
                 plan = yield from Call(connection, NextPlan(after, wait_s), 2 * wait_s + 1.0)
@@ -334,7 +334,7 @@ class NodeSession:
     def _saw(self, plan: Plan) -> None:
         self._read_version = plan.version
         if objection := misquoted(plan, self.member):
-            self._warn("ignored a plan in the store", f"version {plan.version}: {objection}")
+            self._warn("ignored an invalid plan in the store", f"version {plan.version}: {objection}")
             return
         self.plan = plan
         told = plan.history()
@@ -398,7 +398,7 @@ class NodeSession:
             return
         held = HeldLease.granted(granted, sent_s)
         if held.expired(self._clock()):
-            self._lose("it was over before the registration was answered")
+            self._lose("it expired before the registration was answered")
             return
         deadline_s = self._hold(held, sent_s)
         self._registered_in = (store.store_id, member.incarnation)
@@ -543,8 +543,8 @@ def _lacks_offer(member: Member) -> bool:
 def _condemnation(stored: Lease | None) -> str:
     """Why a lease that is not what it should be was lost, in words."""
     if stored is None:
-        return "the store has no record of it any more (it was condemned, and removed since)"
-    return f"the coordinator condemned it: {stored.why or 'it does not say why'}"
+        return "its record is no longer in the store (revoked, and removed since)"
+    return f"the coordinator revoked it: {stored.why or 'no reason given'}"
 
 
 def _unreachable(world: World, error: Exception) -> Failure:

@@ -70,7 +70,7 @@ def _create(params: RendezvousParameters, access: Access | None) -> RendezvousHa
     policy = _policy(params)
     endpoint = _endpoint(params, DEFAULT_PORT if access is None else ETCD_PORT)
     if access is None and endpoint.others:
-        raise ValueError(f"--rdzv-endpoint {endpoint} names several endpoints; this backend has one")
+        raise ValueError(f"--rdzv-endpoint {endpoint} names several endpoints; this backend uses only one")
     incarnation = new_incarnation()
     member = Member(
         version=RECORD_VERSION,

@@ -48,7 +48,7 @@ class StopRequests:
         self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
         for signum in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(signum) == signal.SIG_IGN:
-                get_logger().info(f"ignoring {signum.name}, as when this program was started")
+                get_logger().info(f"ignoring {signum.name}, which was ignored when this program was started")
             else:
                 signal.signal(signum, self._signalled)
 
@@ -132,18 +132,18 @@ class Server:
             return
         if needed_by:
             self._log.warning(
-                f"{asked} received: the store is given up, {_enumerated(needed_by)} still depend on it; their workers "
-                "go on if it is back within their lease"
+                f"{asked} received: closing the store, which is still used by {_enumerated(needed_by)}; "
+                "workers keep running if it is back within the lease"
             )
         else:
-            self._log.info(f"{asked} received: the store is given up, no run depends on it")
+            self._log.info(f"{asked} received: closing the store, which no run uses")
 
     def join(self) -> None:
         """After the store was closed: wait for the thread."""
         self._coordinator.join(JOIN_S)
 
     def _status(self) -> str:
-        return status(f"at {self._endpoint}, {_enumerated(self._coordinator.busy_with)} depend on it")
+        return status(f"at {self._endpoint}, {_enumerated(self._coordinator.busy_with)}")
 
     def _turned(self) -> None:
         """In the coordinator's thread: it does not hang."""
@@ -161,7 +161,7 @@ class Server:
                 say(f"run {plan.phase.value}", run=run_id, generation=plan.generation, why=plan.reason)
         elif run_id not in self._open:
             self._open.add(run_id)
-            what = "run begins" if plan.world is None else "run goes on"
+            what = "run started" if plan.world is None else "run resumed"
             self._log.info(what, run=run_id, generation=plan.generation, why=plan.reason)
 
 
@@ -179,8 +179,8 @@ def _hosted(endpoint: Endpoint, shown: Endpoint) -> Iterator[C10dHost]:
         if not is_local(addresses):
             where = ", ".join(address for _, address in addresses)
             raise CannotServeError(
-                f"{shown.host} ({where}) is not this machine; serve on the machine that the endpoint names, or "
-                "name this one"
+                f"{shown.host} ({where}) is not this machine; run elastic-agent serve on the machine of "
+                "the endpoint, or pass an endpoint of this machine"
             )
         host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S)
     except TransportError as error:
@@ -206,8 +206,8 @@ def _who_answers(endpoint: Endpoint) -> str:
         return str(error)
     client.close()
     return (
-        "a store of elastic-agent answers there already, of another elastic-agent serve or of an agent that "
-        "hosts it; stop that one first"
+        "the port is in use by a store of elastic-agent (another elastic-agent serve, or an agent that "
+        "hosts it); stop that process first"
     )
 
 

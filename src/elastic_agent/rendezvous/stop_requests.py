@@ -48,7 +48,7 @@ class StopRequests:
             For how many seconds the coordinator's word is awaited at most.
         """
         self._participant.perform(self._node.stop_lingering())
-        ask = self._new(Cause.DRAIN, left_s, f"{self._node_id} leaves ({reason})", self._node_id)
+        ask = self._new(Cause.DRAIN, left_s, f"{self._node_id} is leaving ({reason})", self._node_id)
         self._participant.perform(self._node.drain(reason, ask))
         patience_s = left_s + ANSWER_PATIENCE_S if self._looks() else ANSWER_PATIENCE_S
         self._in_the_end(patience_s, self._node.leave_now)

@@ -68,7 +68,7 @@ def _hand_over(done: Future[T], answer: asyncio.Future[T]) -> None:
     if answer.done():
         return
     if done.cancelled():
-        answer.set_exception(StoreLostError("the connection was given up"))
+        answer.set_exception(StoreLostError("the connection was abandoned"))
     elif (error := done.exception()) is not None:
         answer.set_exception(error)
     else:

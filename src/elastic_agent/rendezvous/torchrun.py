@@ -168,8 +168,8 @@ class ElasticRendezvous(RendezvousHandler):
                 message = self._companion.listen(deadline_s - time.monotonic())
             except EOFError:
                 raise RendezvousConnectionError(
-                    "the process that takes part in the rendezvous for torchrun ended unexpectedly "
-                    f"({self._companion.exit_code}); what it wrote stands above"
+                    "the process that takes part in the rendezvous for torchrun exited unexpectedly "
+                    f"({self._companion.exit_code}); see its output above"
                 ) from None
             if message is None:
                 raise RendezvousTimeoutError(self._too_late())
@@ -291,7 +291,7 @@ class _Companion:
         try:
             return f"exit code {self._process.wait(5.0)}"
         except subprocess.TimeoutExpired:
-            return "it still runs"
+            return "still running"
 
     def say_goodbye(self, goodbye: Goodbye, timeout_s: float | None) -> None:
         """Wait until it has done what the others need of it; not for longer than ``timeout_s``."""

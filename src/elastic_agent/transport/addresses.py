@@ -31,14 +31,14 @@ def resolve(host: str) -> list[Address]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise UnreachableError(
-            f"the name {host} is not known on this machine ({error.strerror}); "
-            "give an address, or a name that every machine resolves"
+            f"the host name {host} does not resolve on this machine ({error.strerror}); give an address, "
+            "or a name that resolves on every machine"
         ) from None
     except OSError as error:  # no descriptor is left to read the resolver's files with
-        raise UnreachableError(f"the name {host} cannot be looked up ({error.strerror})") from None
+        raise UnreachableError(f"cannot look up the host name {host} ({error.strerror})") from None
     except UnicodeError:
         raise UnreachableError(
-            f"{host!r} is no host name; give an address, or a name that resolves"
+            f"{host!r} is not a host name; give an address, or a name that resolves"
         ) from None
     known = [(int(family), str(sockaddr[0])) for family, _, _, _, sockaddr in found]
     return [one for one in dict.fromkeys(known) if one[0] in (socket.AF_INET, socket.AF_INET6)]
@@ -106,7 +106,7 @@ def listen(host: str, port: int, backlog: int = 4096) -> socket.socket:
             failure = error
         else:
             return sock
-    raise failure or OSError(errno.EADDRNOTAVAIL, f"no address of {host} can be listened on")
+    raise failure or OSError(errno.EADDRNOTAVAIL, f"cannot listen on any address of {host}")
 
 
 def _to_listen_at(host: str) -> list[Address]:
@@ -161,13 +161,13 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
 
 def _explain(error: OSError, timeout_s: float) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {timeout_s:g} s (a firewall that drops packets, or the machine is down)"
+        return f"no answer within {timeout_s:g} s (a firewall drops packets, or the machine is down)"
     known = {
-        errno.ECONNREFUSED: "connection refused (nobody listens there yet)",
-        errno.EHOSTUNREACH: "the host cannot be reached (down, or a firewall)",
-        errno.ENETUNREACH: "no route to that network",
-        errno.EADDRNOTAVAIL: "this machine has no address of that kind",
-        errno.EAFNOSUPPORT: "this machine has no address of that kind",
+        errno.ECONNREFUSED: "connection refused (nothing is listening there yet)",
+        errno.EHOSTUNREACH: "the host is unreachable (down, or behind a firewall)",
+        errno.ENETUNREACH: "no route to the network",
+        errno.EADDRNOTAVAIL: "this machine has no address of that family",
+        errno.EAFNOSUPPORT: "this machine has no address of that family",
         errno.EMFILE: "this process has too many open files to open a socket; raise ulimit -n",
         errno.ENFILE: "this machine has too many open files to open a socket",
     }

@@ -76,14 +76,14 @@ class PortPicker:
 
     def _nothing_left(self) -> str:
         if self._ports is None:
-            return "no free port for a bootstrap store: the system has none left to give"
+            return "no free port for a bootstrap store: all ephemeral ports of the system are in use"
         in_use = sum(end == math.inf for end in self._rests_until.values())
         resting = len(self._rests_until) - in_use
         asked = f"{self._ports[0]}:{self._ports[-1]}" if self._ports else "an empty range"
         return (
-            f"no port of {asked} is free for a bootstrap store: {in_use} in use, {resting} resting (for "
-            f"{self._rest_s:g} s after use), {len(self._ports) - in_use - resting} held by other programs; "
-            "widen --port-range"
+            f"no port of {asked} is free for a bootstrap store: {in_use} in use, {resting} not reused "
+            f"until {self._rest_s:g} s after use, {len(self._ports) - in_use - resting} held by other "
+            "programs; widen --port-range"
         )
 
     def released(self, port: int, *, rests: bool = True) -> None:
@@ -127,7 +127,7 @@ class BootstrapStore:
             store = serve(sock)
         except RuntimeError as error:
             ports.released(port, rests=False)
-            raise TransportError(f"cannot serve a bootstrap store: {one_line(error)}") from None
+            raise TransportError(f"cannot start a bootstrap store: {one_line(error)}") from None
         return cls(store, Address(local_address, port), ports)
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ Complain = Callable[[str], None]
 
 
 def _log_complaint(complaint: str) -> None:
-    get_logger().warning("ignored a bad record in the store", what=complaint)
+    get_logger().warning("ignored an invalid record in the store", what=complaint)
 
 
 # -- dialling and hosting ------------------------------------------------------------------------
@@ -94,8 +94,8 @@ def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
     name = _name(data or b"")
     if name is None:
         raise NotAStoreError(
-            f"the store at {endpoint} is not one of elastic-agent's (that of a torchrun job?); "
-            "use another port, or stop that job"
+            f"the store at {endpoint} was not created by elastic-agent (is a torchrun job using the "
+            "port?); use another port, or stop that job"
         )
     return name
 
@@ -127,8 +127,8 @@ def find_or_host(endpoint: Endpoint, timeout_s: float) -> C10dHost | None:
             connect(endpoint.host, endpoint.port, timeout_s).close()  # another agent was quicker
         except UnreachableError:
             raise NotAStoreError(
-                f"port {endpoint.port} of this machine cannot be used ({error.strerror}) and nobody answers "
-                "there; use another port"
+                f"port {endpoint.port} of this machine cannot be used ({error.strerror}) and no store "
+                "answers there; use another port"
             ) from None
         return None
     return C10dHost(sock)
@@ -142,7 +142,7 @@ def agree_run_id(endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s:
     while (name := _name(agreed)) is None:
         expected = b""
         if agreed != _CLEARING:  # nobody of ours wrote that
-            _log_complaint(f"{key}: {agreed[:64]!r} is no run id")
+            _log_complaint(f"{key}: {agreed[:64]!r} is not a run id")
             expected = agreed
         agreed = client.exchange(key, expected, proposal.encode())
     jobs = f"{_prefix(name)}/jobs"
@@ -375,7 +375,7 @@ class C10dInbox:
             return names[0], names[1]
         if not self._complained:  # once is enough: whoever writes there writes much
             self._complained = True
-            self._complain(f"{self._key}: {item[:64]!r} is no hint")
+            self._complain(f"{self._key}: {item[:64]!r} is not a hint")
         return None
 
     def runs(self) -> tuple[str, ...]:

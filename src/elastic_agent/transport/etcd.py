@@ -86,7 +86,7 @@ class DeposedError(StoreLostError):
 
 
 def _log_complaint(complaint: str) -> None:
-    get_logger().warning("ignored a bad record in the store", what=complaint)
+    get_logger().warning("ignored an invalid record in the store", what=complaint)
 
 
 class RunKeys:
@@ -151,7 +151,10 @@ def store_id(client: EtcdClient, prefix: str) -> str:
         found = client.get(key)
     name = found.value.decode("ascii", "replace") if found is not None else ""
     if not (name.isalnum() and len(name) <= 64):
-        raise NotAStoreError(f"{key.decode()} in etcd is not ours: {name[:40]!r}; give another --etcd-prefix")
+        raise NotAStoreError(
+            f"{key.decode()} in etcd was not written by elastic-agent: {name[:40]!r}; give another "
+            "--etcd-prefix"
+        )
     return name
 
 
@@ -292,7 +295,7 @@ class EtcdLink:
                 )
             except LeaseGoneError:
                 self._kept.gone(name)
-        raise StoreLostError("etcd forgets its leases as fast as it grants them")
+        raise StoreLostError("etcd leases expire as fast as they are granted")
 
     def read_lease(self, incarnation: str) -> Lease | None:
         """The lease as it stands, or None; also where something else was written over it."""
@@ -391,7 +394,7 @@ class Term:
         try:
             self._client.revoke(self._lease_id)
         except Exception as error:  # then the key goes with its lease
-            get_logger().debug("the leader key was not given back", error=str(error))
+            get_logger().debug("the leader key was not released", error=str(error))
         self._client.close()
 
     # -- reading --------------------------------------------------------------------------------
@@ -562,8 +565,12 @@ class Term:
         if not done.succeeded:
             holder = done.responses[0].response_range.kvs
             if not holder or holder[0].create_revision != self._since:
-                who = holder[0].value.decode("utf-8", "replace") if holder else "nobody"
-                raise DeposedError(f"{who} coordinates the run now")
+                who = holder[0].value.decode("utf-8", "replace") if holder else ""
+                raise DeposedError(
+                    f"{who} is now the coordinator of the run"
+                    if holder
+                    else "the leader key no longer exists"
+                )
         return done
 
 

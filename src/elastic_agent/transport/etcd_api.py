@@ -69,7 +69,7 @@ def _serialized_descriptor(module: str) -> bytes:
         if isinstance(node, ast.keyword) and node.arg == "serialized_pb" and isinstance(node.value, ast.Call):
             text: str = ast.literal_eval(node.value.args[0])
             return text.encode("latin1")
-    raise EtcdPackageError(f"{source} holds no serialized descriptor; expected etcd3 0.12")
+    raise EtcdPackageError(f"{source} contains no serialized descriptor; expected etcd3 0.12")
 
 
 @contextmanager

@@ -223,7 +223,7 @@ class EtcdClient:
         request = rpc.LeaseKeepAliveRequest(ID=lease_id)
         answer = self._call(self._first_answer, request)
         if answer.TTL <= 0:
-            raise LeaseGoneError(f"etcd lease {lease_id:x} is gone")
+            raise LeaseGoneError(f"etcd lease {lease_id:x} has expired")
 
     def _first_answer(self, request: Any, timeout: float, metadata: Any) -> Any:
         stream = self._line.keep_alive(request, timeout=timeout, metadata=metadata)
@@ -232,7 +232,7 @@ class EtcdClient:
         finally:
             stream.cancel()
         if answer is None:
-            raise StoreLostError(f"etcd at {self.endpoint} ended a conversation")
+            raise StoreLostError(f"etcd at {self.endpoint} closed a stream")
         return answer
 
     def left_s(self, lease_id: int) -> int:
@@ -300,7 +300,7 @@ class EtcdClient:
             with self._lock:
                 self._streams.discard(stream)
             stream.cancel()
-        raise StoreLostError(f"etcd at {self.endpoint} ended a watch")
+        raise StoreLostError(f"etcd at {self.endpoint} closed a watch")
 
     def _opened(self, request: Any, timeout_s: float | None) -> Any:
         with self._lock:
@@ -319,7 +319,7 @@ class EtcdClient:
         reason = response.cancel_reason
         if "permission denied" in reason:
             return _RefusedError(_no_permission(str(self.endpoint), self._access))
-        lost = StoreLostError(f"etcd at {self.endpoint} ended a watch: {reason or 'no reason given'}")
+        lost = StoreLostError(f"etcd at {self.endpoint} cancelled a watch: {reason or 'no reason given'}")
         return _RefusedError(lost) if _is_expired_login(reason) else lost
 
     # -- calls ----------------------------------------------------------------------------------
@@ -362,9 +362,9 @@ class EtcdClient:
 
     def _explained(self, error: Any) -> Exception:
         if "requested lease not found" in _details(error):
-            return LeaseGoneError("etcd knows no such lease")
+            return LeaseGoneError("the etcd lease does not exist")
         if "required revision has been compacted" in _details(error):
-            return CompactedError("that revision was compacted")
+            return CompactedError("the requested revision was compacted")
         return explain(error, str(self.endpoint), self._access, self._timeout_s)
 
 
@@ -497,27 +497,29 @@ def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> Tra
     code, details = _code(error), " ".join(_details(error).split())
     status = grpc.StatusCode
     if "authentication failed" in details:
-        return NotAStoreError(f"etcd at {shown} refuses user {access.user!r}: wrong name or password")
+        return NotAStoreError(f"etcd at {shown} rejects user {access.user!r}: wrong name or password")
     if "user name is empty" in details or (code is status.UNAUTHENTICATED and not access.user):
-        return NotAStoreError(f"etcd at {shown} asks for a login; give --etcd-user and its password")
+        return NotAStoreError(f"etcd at {shown} requires authentication; give --etcd-user and its password")
     if code is status.PERMISSION_DENIED:
         return _no_permission(shown, access)
     if code is status.UNIMPLEMENTED:
-        return NotAStoreError(f"{shown} speaks gRPC but is no etcd of version 3 ({details[:120]})")
+        return NotAStoreError(
+            f"{shown} is a gRPC server but does not support the etcd v3 API ({details[:120]})"
+        )
     if "database space exceeded" in details:
         return StoreLostError(
             f"etcd at {shown} is full (NOSPACE alarm): compact and defragment it, then disarm the alarm"
         )
     if "too large" in details or "larger than max" in details:
         return StoreLostError(
-            f"etcd at {shown} does not take messages of that size ({details[:120]}); raise its --max-request-bytes"
+            f"etcd at {shown} rejects messages of this size ({details[:120]}); raise its --max-request-bytes"
         )
     if "no leader" in details or "leader changed" in details or "not capable" in details:
-        return StoreLostError(f"etcd at {shown} has no leader: a majority of its members must be up")
+        return StoreLostError(f"etcd at {shown} has no leader; a majority of its members must be up")
     if _timed_out(error):
         return StoreLostError(
-            f"etcd at {shown} does not answer within {timeout_s:g} s (no majority of its members, "
-            "or it is frozen or overloaded)"
+            f"etcd at {shown} did not answer within {timeout_s:g} s (no majority of its members, or it "
+            "is frozen or overloaded)"
         )
     if code is status.CANCELLED:
         return StoreLostError("the connection was closed")
@@ -525,18 +527,19 @@ def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> Tra
 
 
 def _no_permission(shown: str, access: EtcdAccess) -> NotAStoreError:
-    who = f"user {access.user!r}" if access.user else "whoever has no login"
+    who = f"user {access.user!r}" if access.user else "unauthenticated clients"
     return NotAStoreError(
-        f"etcd at {shown} denies {who} the keys under {access.prefix}; grant a role that may read and write them"
+        f"etcd at {shown} denies {who} access to the keys under {access.prefix}; grant a role with read "
+        "and write permission"
     )
 
 
 def _broken_connection(details: str, shown: str, access: EtcdAccess) -> TransportError:
     if access.tls and "CERTIFICATE_VERIFY_FAILED" in details:  # all else is found out in greeting it
         return NotAStoreError(
-            f"nobody that gRPC trusts vouches for the certificate that etcd at {shown} shows; give --etcd-ca"
+            f"the certificate of etcd at {shown} is not issued by a trusted authority; give --etcd-ca"
         )
-    return StoreLostError(f"etcd at {shown}: {_tail(details) or 'the connection broke'}")
+    return StoreLostError(f"etcd at {shown}: {_tail(details) or 'the connection was lost'}")
 
 
 def _tail(details: str) -> str:

@@ -90,7 +90,7 @@ def _context(access: EtcdAccess) -> ssl.SSLContext:
         else:
             context.load_verify_locations(access.ca)
     except OSError as error:
-        raise _bad_file(error, f"{access.ca}", "the certificates to trust (PEM)") from None
+        raise _bad_file(error, f"{access.ca}", "trusted CA certificates (PEM)") from None
     try:
         if access.cert is not None:
             context.load_cert_chain(access.cert, access.key, lambda: "")  # or OpenSSL asks at the terminal
@@ -101,7 +101,7 @@ def _context(access: EtcdAccess) -> ssl.SSLContext:
 
 
 def _bad_file(error: OSError, files: str, expected: str) -> NotAStoreError:
-    why = error.reason or "no PEM" if isinstance(error, ssl.SSLError) else error.strerror
+    why = error.reason or "not PEM" if isinstance(error, ssl.SSLError) else error.strerror
     return NotAStoreError(f"{files}: {str(why).replace('_', ' ').lower()}; expected {expected} for etcd")
 
 
@@ -112,17 +112,17 @@ def _bad_certificate(
     error: ssl.SSLCertVerificationError, endpoint: Endpoint, access: EtcdAccess
 ) -> NotAStoreError:
     if error.verify_code == _EXPIRED:
-        what = "has expired; renew it, or set this machine's clock"
+        what = "has expired; renew it, or correct this machine's clock"
     elif error.verify_code == _NOT_YET_VALID:
-        what = "is not valid yet; set this machine's clock"
+        what = "is not valid yet; correct this machine's clock"
     elif error.verify_code in _WRONG_NAME:
-        what = f"is not for {endpoint.host}; dial etcd by a name or address that the certificate has"
+        what = f"is not valid for {endpoint.host}; connect by a name or address in the certificate"
     else:
         what = (
-            f"is not vouched for by {access.ca} ({error.verify_message}); "
-            "give the certificate of who issued it as --etcd-ca"
+            f"is not trusted by {access.ca} ({error.verify_message}); give the CA certificate of its "
+            "issuer as --etcd-ca"
         )
-    return NotAStoreError(f"the certificate that etcd at {endpoint} shows {what}")
+    return NotAStoreError(f"the certificate of etcd at {endpoint} {what}")
 
 
 def _bad_tls(error: ssl.SSLError, endpoint: Endpoint, access: EtcdAccess) -> TransportError:
@@ -131,9 +131,12 @@ def _bad_tls(error: ssl.SSLError, endpoint: Endpoint, access: EtcdAccess) -> Tra
         word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
     ):
         if access.cert is None:
-            what = "asks for a certificate; give --etcd-cert and --etcd-key"
+            what = "requires a client certificate; give --etcd-cert and --etcd-key"
         else:
-            what = f"refuses the certificate {access.cert}; expected a valid one of an authority that etcd trusts"
+            what = (
+                f"rejects the client certificate {access.cert}; expected a valid one of an authority "
+                "that etcd trusts"
+            )
         return NotAStoreError(f"etcd at {endpoint} {what}")
     return _other_answer(b"", endpoint, access)
 
@@ -141,27 +144,28 @@ def _bad_tls(error: ssl.SSLError, endpoint: Endpoint, access: EtcdAccess) -> Tra
 def _silent(endpoint: Endpoint, timeout_s: float) -> TransportError:
     if _is_c10d(endpoint):
         return NotAStoreError(
-            f"{endpoint} is a c10d store and no etcd; leave out --rdzv-backend etcd, or give etcd's endpoint"
+            f"{endpoint} is a c10d store, not etcd; remove --rdzv-backend etcd, or give etcd's endpoint"
         )
     return UnreachableError(
-        f"{endpoint} takes connections but does not answer within {timeout_s:g} s (etcd is frozen or overloaded, or "
-        "another program listens there)"
+        f"{endpoint} accepts connections but did not answer within {timeout_s:g} s (etcd is frozen or "
+        "overloaded, or another program listens there)"
     )
 
 
 def _other_answer(answer: bytes, endpoint: Endpoint, access: EtcdAccess) -> TransportError:
     if access.tls and _speaks_plainly(endpoint):
         return NotAStoreError(
-            f"etcd at {endpoint} speaks no TLS; leave out --etcd-ca, --etcd-cert and --etcd-key, or set up TLS there"
+            f"etcd at {endpoint} does not use TLS; remove --etcd-ca, --etcd-cert and --etcd-key, or set "
+            "up TLS there"
         )
     if not access.tls and _speaks_tls(endpoint):
-        return NotAStoreError(f"{endpoint} speaks TLS only; give the certificates to trust as --etcd-ca")
+        return NotAStoreError(f"{endpoint} requires TLS; give the trusted CA certificates as --etcd-ca")
     if not answer and access.tls:
         answer = _said_plainly(endpoint)
     if not answer:  # one that is just ending, a proxy before one that is not there yet
-        return UnreachableError(f"{endpoint} took the connection and closed it without an answer")
+        return UnreachableError(f"{endpoint} closed the connection without an answer")
     return NotAStoreError(
-        f"{endpoint} is no etcd (it answered {answer[:32]!r}); expected the port for etcd's clients, usually 2379"
+        f"{endpoint} is not etcd (it answered {answer[:32]!r}); expected etcd's client port, usually 2379"
     )
 
 

@@ -95,6 +95,7 @@ class UnknownPlanError(StoreLostError):
 
     def __init__(self, key: bytes) -> None:
         super().__init__(
-            f"{key.decode()} in etcd is no plan, and etcd has compacted what it was before; expected the newest plan; "
-            "restore it from a backup, or stop every agent of the run, remove its keys and start it again"
+            f"{key.decode()} in etcd is not a plan, and etcd has compacted its earlier value; expected "
+            "the newest plan; restore it from a backup, or stop every agent of the run, remove its keys "
+            "and start it again"
         )

@@ -28,7 +28,7 @@ class Watch:
         try:
             for news in self._changes:
                 self._inbox.put(news)
-            self._inbox.put(StoreLostError("etcd ended a watch"))
+            self._inbox.put(StoreLostError("etcd closed a watch"))
         except Exception as error:
             self._inbox.put(error)
 

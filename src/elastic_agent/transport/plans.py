@@ -109,7 +109,9 @@ class PlanReader:
                     return announced, data
             before, announced = announced, self._announced()  # cleared away in between: there is a newer one
         if before and announced == before:
-            self.tell(f"{self._prefix}/latest names version {before}, which is not there or follows nothing")
+            self.tell(
+                f"{self._prefix}/latest names version {before}, which does not exist or has no predecessor"
+            )
         return known + 1, self._client.peek_awaited(self.key(known + 1))
 
     def _is_published(self, version: int, known: int) -> bool:
@@ -123,7 +125,7 @@ class PlanReader:
             return 0
         text = data[:32].decode("ascii", "replace")
         if not text.isdecimal() or len(text) > 16:
-            self.tell(f"{self._prefix}/latest: {text!r} is no plan version")
+            self.tell(f"{self._prefix}/latest: {text!r} is not a plan version")
             return 0
         return int(text)
 
@@ -160,7 +162,7 @@ class PlanReader:
         except (msgspec.DecodeError, RecordError, UnicodeDecodeError, RecursionError) as error:
             raise _DamagedError(str(error)) from None
         if plan.version != version:
-            raise _DamagedError(f"it says that it is version {plan.version}")
+            raise _DamagedError(f"its version field is {plan.version}")
         changes: dict[str, object] = {}
         if envelope.world is not None:
             world = self._part(envelope.world, self._worlds, _decode_world)
@@ -176,11 +178,11 @@ class PlanReader:
         if part is None:
             body = self._client.peek(f"{self._prefix}/part/{digest}") if digest.isalnum() else None
             if body is None or _digest(body) != digest:
-                raise _DamagedError("a part of it is missing or damaged")
+                raise _DamagedError("a part is missing or damaged")
             try:
                 part = parse(body)
             except (RecordError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise _DamagedError(f"a part of it cannot be read: {error}") from None
+                raise _DamagedError(f"a part is not readable: {error}") from None
             while len(cache) >= _CACHED:
                 del cache[next(iter(cache))]
             cache[digest] = part

@@ -49,8 +49,8 @@ class RecordReader:
         if told is None or told.generation <= MAX_TOLD_GENERATION:
             return member
         self._reject(
-            f"{self._prefix}/m/{member.incarnation}: it tells of generation {told.generation}, which no run reaches; "
-            "what it tells is ignored",
+            f"{self._prefix}/m/{member.incarnation}: reports generation {told.generation}, which is "
+            "above the maximum; the report is ignored",
             rejected,
         )
         return msgspec.structs.replace(member, history=None)
@@ -90,4 +90,4 @@ def lease_in(data: bytes | None, name: str) -> Lease | None:
 
 def _check_name(expected: str, found: str) -> None:
     if found != expected:
-        raise RecordError(f"it says that it is {found}'s")
+        raise RecordError(f"its name field is {found}")

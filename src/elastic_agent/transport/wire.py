@@ -34,13 +34,13 @@ def greet(sock: socket.socket, timeout_s: float, shown: str, *, provoke: bool = 
         if provoke and (spoken := _provoke(sock)):
             raise _not_a_store(shown, spoken) from None
         raise UnreachableError(
-            f"{shown} takes connections but does not answer within {timeout_s:g} s (the agent that hosts the "
-            "store is frozen or overloaded, or another program listens there)"
+            f"{shown} accepts connections but did not answer within {timeout_s:g} s (the agent that "
+            "hosts the store is frozen or overloaded, or another program listens there)"
         ) from None
     except OSError:
         answer = b""
     if not answer:  # a host that dies while it accepts, a proxy before one that is not there yet
-        raise UnreachableError(f"{shown} took the connection and closed it without an answer")
+        raise UnreachableError(f"{shown} closed the connection without an answer")
     if answer != struct.pack("=I", nonce):
         raise _not_a_store(shown, answer)
 
@@ -66,8 +66,8 @@ def _provoke(sock: socket.socket) -> bytes:
 
 def _not_a_store(shown: str, answer: bytes) -> NotAStoreError:
     return NotAStoreError(
-        f"{shown} is taken by another program, which is no store (it answered {answer[:32]!r}); "
-        "use another port, or stop what listens there"
+        f"{shown} is used by another program, which is not a store (it answered {answer[:32]!r}); use "
+        "another port, or stop that program"
     )
 
 

@@ -155,7 +155,7 @@ class WarmPool:
         standby = self._idle.pop(pid, None)
         if standby is not None:
             self._forget(standby)
-            self._failed("they end before they are used")
+            self._failed("they exit before they are used")
         elif pid == self._spawner_pid:
             self._spawner_died(os.waitstatus_to_exitcode(status))
 
@@ -184,7 +184,7 @@ class WarmPool:
             self._spawner_pid = _guard_spawn.fork_helper(argv, env, theirs.fileno())
         except OSError as error:
             ours.close()
-            self._give_up(f"the spawner cannot be started: {error.strerror}", "")
+            self._give_up(f"cannot start the spawner: {error.strerror}", "")
             return
         finally:
             theirs.close()
@@ -240,7 +240,7 @@ class WarmPool:
         """A standby could not be had, or kept: try again after a pause, which grows."""
         self._failures += 1
         if self._failures > _FAILURES_IN_A_ROW and self._state == READY:
-            self._give_up(f"no process could be kept ready for them: {why}", "")
+            self._give_up(f"the spawner cannot keep standby processes: {why}", "")
         else:
             self.refill_later()
 
@@ -272,7 +272,7 @@ class WarmPool:
             return
         self._deaths += 1
         if self._deaths > _DEATHS_IN_A_ROW:
-            self._give_up(f"the spawner died again and again ({_ending(returncode)})", "")
+            self._give_up(f"the spawner died repeatedly ({_ending(returncode)})", "")
             return
         self._report({"event": "spawner_died", "how": _ending(returncode)})
         self._start_spawner()

@@ -75,7 +75,7 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
     doing = "an import failed in the spawner"
     try:
         _import_all(preload, folder)
-        doing = "the spawner could not be checked"
+        doing = "the check of the spawner failed"
         _check(folder)
         forget_files()  # imports what it needs
         _forget_the_agent()
@@ -133,7 +133,7 @@ def _forget_the_agent() -> None:
 def _check(folder: str) -> None:
     """Raise UnsafeError when forked processes would not be as good as fresh ones."""
     if not can_be_shown():
-        raise UnsafeError("this kernel lets no process show another command line than its own")
+        raise UnsafeError("this kernel does not allow a process to change its command line")
     shadow = _shadowed(folder)
     if shadow:
         raise UnsafeError(shadow)
@@ -153,7 +153,7 @@ def _shadowed(folder: str) -> str:
         for file in (f"{name}.py", os.path.join(name, "__init__.py")):
             path = os.path.join(folder, file)
             if file.partition(os.sep)[0] in beside and os.path.exists(path) and not _same(path, origin):
-                return f"{path} has the name of a module that is imported already"
+                return f"{path} has the name of a module that is already imported"
     return ""
 
 
@@ -220,7 +220,7 @@ def _announce(line: socket.socket, theirs: socket.socket) -> None:
         theirs.setblocking(True)
         _say(line, {"standby": int(answer)}, theirs.fileno())
     else:
-        _say(line, {"fork_failed": answer.decode(errors="replace") or "the process between died"})
+        _say(line, {"fork_failed": answer.decode(errors="replace") or "the intermediate process died"})
 
 
 def _close(*those: socket.socket | int) -> None:

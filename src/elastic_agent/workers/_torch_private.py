@@ -46,7 +46,7 @@ def missing() -> list[str]:
             problems.append(f"PContext.start no longer contains {needed!r}: compare it with start_context")
     # What start does besides: a new step there must be thought about, not missed.
     if source.count("self.") != 2:
-        problems.append("PContext.start does something new with its object: compare it with start_context")
+        problems.append("PContext.start uses its object in a new way: compare it with start_context")
     for name in ("_start", "_poll", "_close", "pids"):
         if name not in PContext.__abstractmethods__:
             problems.append(f"PContext.{name} is no longer an abstract method: WorkerContext overrides it")
@@ -57,7 +57,7 @@ def missing() -> list[str]:
     try:
         from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as wrap
     except ImportError:
-        problems.append("torch.numa.binding._maybe_wrap_command_args_with_numa_binding is gone")
+        problems.append("torch.numa.binding._maybe_wrap_command_args_with_numa_binding no longer exists")
     else:
         if not {"gpu_index", "numa_options"} <= set(inspect.signature(wrap).parameters):
             problems.append("_maybe_wrap_command_args_with_numa_binding has other parameters")

@@ -192,7 +192,7 @@ class WorkerContext(PContext):
 
     def _start(self) -> None:
         if self._started:
-            raise RuntimeError(f"the workers of generation {self.generation} were started already")
+            raise RuntimeError(f"the workers of generation {self.generation} have already been started")
         launches = [self._launch(slot) for slot in range(self.nprocs)]
         self._guard.spawn(self.generation, launches, self._warm_patience_s)
         self._started = True

@@ -29,7 +29,7 @@ _HINTS = {
     "SIGSEGV": "crash in native code",
     "SIGBUS": "shared memory full? see df /dev/shm",
     "SIGABRT": "aborted by native code",
-    "SIGILL": "built for another processor?",
+    "SIGILL": "built for a different processor?",
     "SIGFPE": "crash in native code",
 }
 
@@ -58,11 +58,11 @@ class WorkerFailure:
         if not self.signal_name:
             head = f"{worker} exited with code {self.returncode}"
         elif self.signal_name == "SIGTERM":
-            head = f"{worker} was ended by SIGTERM"
+            head = f"{worker} was terminated by SIGTERM"
         else:
             head = f"{worker} was killed by {self.signal_name}"
         if self.no_room:
-            head = f"{head} (there is no room for its output: {self.no_room})"
+            head = f"{head} (no space for its output: {self.no_room})"
         if self.message:
             return f"{head}: {self.message}"
         hint = _HINTS.get(self.signal_name)

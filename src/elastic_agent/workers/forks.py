@@ -26,15 +26,17 @@ def check_forks() -> None:
     """Raise UnsafeError when something has been imported here that does not survive a fork. Forks once."""
     for name in _ACCELERATORS:
         if _asked_of_torch(name, "is_initialized"):
-            raise UnsafeError(f"an imported module has initialised torch.{name}, which no fork survives")
+            raise UnsafeError(
+                f"an imported module has initialised torch.{name}, which does not survive a fork"
+            )
     for path in _open_files():
         if path.startswith(_DEVICE_FILES):
-            raise UnsafeError(f"an imported module has opened {path}, which no fork survives")
+            raise UnsafeError(f"an imported module has opened {path}, which does not survive a fork")
     _try_a_fork()
     left = _threads()
     if len(left) > 1:
         names = ", ".join(sorted(left[1:])) or "?"
-        raise UnsafeError(f"an imported module has started threads ({names}), which a fork loses")
+        raise UnsafeError(f"an imported module has started threads ({names}), which do not survive a fork")
 
 
 def _asked_of_torch(accelerator: str, question: str) -> bool:
@@ -59,7 +61,7 @@ def _try_a_fork() -> None:
         forbidden = any(_asked_of_torch(name, "_is_in_bad_fork") for name in _ACCELERATORS)
         os._exit(1 if forbidden else 0)
     if os.waitpid(pid, 0)[1] != 0:
-        raise UnsafeError("an accelerator is in use already, and torch forbids it to forked processes")
+        raise UnsafeError("an accelerator is already in use, and torch does not allow it in forked processes")
 
 
 def _threads() -> list[str]:

@@ -70,7 +70,7 @@ class GpuMemory:
         except ImportError:
             pass  # not wanted: it is an extra
         except Exception as error:  # the library's own kind, known only when it is there
-            logger.debug("GPU memory is not looked at: %s", error)
+            logger.debug("GPU memory is not checked: %s", error)
 
     def holders(self, pids: Collection[int]) -> list[GpuHolder]:
         """Those of these processes that have memory on a GPU."""
@@ -80,7 +80,7 @@ class GpuMemory:
             try:
                 running = {int(one.pid) for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
             except Exception as error:  # a GPU that is lost, or does not tell
-                logger.debug("GPU %d does not say who uses it: %s", number, error)
+                logger.debug("GPU %d does not report its processes: %s", number, error)
                 continue
             found += [GpuHolder(number, pid, process_name(pid)) for pid in sorted(running & {*pids})]
         return found

@@ -259,9 +259,9 @@ class GuardProcess:
         if self._generation is not None:
             self._refuse(number, f"generation {self._generation.number} is not stopped yet")
         elif late_ns is None:
-            self._refuse(number, "there is no lease, so no deadline to run until")
+            self._refuse(number, "this node holds no lease")
         elif late_ns >= 0:
-            self._refuse(number, f"the lease ended {late_ns / 1e9:.3f} s ago")
+            self._refuse(number, f"the lease expired {late_ns / 1e9:.3f} s ago")
         elif not self._orphaned:
             launches = [LaunchSpec(fields) for fields in decode(mailbox)["launches"]]
             self._generation = Generation(

@@ -546,7 +546,7 @@ def _become_guard(
 
 def _check_signal(signum: int) -> None:
     if signum not in signal.valid_signals():
-        raise ValueError(f"{signum!r} is not the number of a signal")
+        raise ValueError(f"{signum!r} is not a signal number")
 
 
 def kill_orphans(keep: Collection[int] = (), patience_s: float = 2.0) -> tuple[int, ...]:

@@ -86,8 +86,9 @@ def _warning(putenv: Callable[..., None], pid: int) -> Callable[..., None]:
         if is_late and os.getpid() == pid and sys.stderr is not None and (where := _where()):
             told.add(named)
             print(
-                f"elastic-agent: {named} is set{where} after torch was imported, which read it; expected it to be "
-                "set where the agent is started, or workers that start cold (--worker-start cold)",
+                f"elastic-agent: {named} is set{where} after torch was imported, which has read it; "
+                "expected it to be set in the agent's environment, or workers that start cold "
+                "(--worker-start cold)",
                 file=sys.stderr,
             )
 

@@ -69,5 +69,5 @@ def _marked(uid: int) -> Iterator[LivingWorker]:
 def _signal_number(text: str) -> int:
     number = int(text)
     if not 1 <= number < signal.NSIG:
-        raise ValueError(f"{number} is no signal")
+        raise ValueError(f"{number} is not a signal")
     return number

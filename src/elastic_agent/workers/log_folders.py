@@ -134,7 +134,7 @@ def _make_anew(directory: Path) -> None:
             aside = directory.with_name(f"{directory.name}~{number}")
             if not aside.exists():
                 directory.rename(aside)
-    raise FileExistsError(f"{directory} exists, and so do 999 that moved aside for it")
+    raise FileExistsError(f"{directory} exists, and so do the 999 names that it could be moved to")
 
 
 def _link(link: Path, target: str, unique: str) -> None:

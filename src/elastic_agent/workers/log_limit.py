@@ -45,8 +45,8 @@ _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 _FALLOC_FL_COLLAPSE_RANGE = 8
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_CUT_HERE = b"\n[elastic-agent: output that stood here was removed, see --log-limit]\n"
-_CUT_BEFORE = b"[elastic-agent: output between .first and this was removed, see --log-limit]\n"
+_CUT_HERE = b"\n[elastic-agent: output was removed here, see --log-limit]\n"
+_CUT_BEFORE = b"[elastic-agent: output between the .first file and this was removed, see --log-limit]\n"
 
 logger = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -123,7 +123,7 @@ class LogLimit:
         except OSError as error:
             if path not in self._warned:
                 self._warned.add(path)
-                logger.warning("%s cannot be kept below --log-limit: %s", path, error.strerror)
+                logger.warning("cannot keep %s below --log-limit: %s", path, error.strerror)
 
 
 def begin_anew(path: str, limit_bytes: int) -> None:
@@ -140,7 +140,7 @@ def begin_anew(path: str, limit_bytes: int) -> None:
             if error.errno not in _NO_SPACE:
                 raise
             # On a full disk the space is needed more than the rest of this part.
-            logger.warning("no space to keep all of %s: %s", path, error.strerror)
+            logger.warning("not enough space to keep all of %s: %s", path, error.strerror)
             source.truncate(0)
 
 
@@ -260,7 +260,7 @@ def take_out_middle(path: str, limit_bytes: int) -> None:
 def _punch_hole(handle: int, start: int, length: int) -> None:
     if not _fallocate(handle, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, start, length):
         code = ctypes.get_errno()
-        raise OSError(code, f"its file system has no holes ({os.strerror(code)})")
+        raise OSError(code, f"the file system does not support sparse files ({os.strerror(code)})")
 
 
 def _fallocate(handle: int, mode: int, start: int, length: int) -> bool:

@@ -49,7 +49,7 @@ def parse_std(text: str) -> StdSetting:
             )
         rank, value = int(match[1]), Std(int(match[2]))
         if rank in mapping:
-            raise ValueError(f"{text!r} names local rank {rank} twice")
+            raise ValueError(f"{text!r} names local rank {rank} twice; expected each rank once")
         mapping[rank] = value
     return mapping
 
@@ -86,7 +86,7 @@ class GenerationLogs(LogsSpecs):
         keep_runs: int | None = None,
     ) -> None:
         if keep_generations < 1:
-            raise ValueError(f"keep_generations is {keep_generations}, but must be at least 1")
+            raise ValueError(f"keep_generations is {keep_generations}; expected at least 1")
         self._is_temporary = log_dir is None
         self._directory = _usable_directory(log_dir)
         self._redirect_setting = redirects
@@ -195,7 +195,7 @@ def _usable_directory(log_dir: str | None) -> str:
     try:
         os.makedirs(log_dir, exist_ok=True)
     except FileExistsError:
-        raise ValueError(f"the log directory {log_dir!r} is a file; name a directory") from None
+        raise ValueError(f"the log directory {log_dir!r} is a file; expected a directory") from None
     except OSError as error:
-        raise ValueError(f"the log directory {log_dir!r} cannot be made: {error.strerror}") from error
+        raise ValueError(f"cannot create the log directory {log_dir!r}: {error.strerror}") from error
     return os.path.abspath(log_dir)
