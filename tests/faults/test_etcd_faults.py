@@ -105,7 +105,7 @@ def test_a_short_outage_is_told_once_and_touches_nobody(
     for member in three.members:
         member.kill()
     for agent in (a, b):
-        cluster.wait_said(agent.name, '"level": "warning"', "the store at", "is lost")
+        cluster.wait_said(agent.name, '"level": "warning"', "lost the connection to the store at")
     for member in three.members:
         member.start()
     three.wait_ready()
@@ -114,7 +114,7 @@ def test_a_short_outage_is_told_once_and_touches_nobody(
     wait_renewed(cluster, three, "a", "b")
     assert max(cluster.worlds()) == first, cluster.story()
     for agent in (a, b):
-        assert len(agent.lines("is lost")) == 1, agent.said()
+        assert len(agent.lines("lost the connection")) == 1, agent.said()
         assert len(agent.lines("answers again")) == 1, agent.said()
     see_it_end(cluster, restarts=0)
 

@@ -125,7 +125,7 @@ class Narrator:
         """The workers here are told that they will be stopped."""
         after = "then the run ends" if notice.ends else "then a new generation starts"
         self._log.info(
-            f"{notice.words}: workers have {notice.left_s:g} s to save and exit, {after}",
+            f"{notice.words}: all workers have {notice.left_s:g} s to save and exit, {after}",
             cause=notice.cause.value,
         )
 
