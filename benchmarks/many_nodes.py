@@ -33,8 +33,8 @@ from elastic_agent.protocol.records import (
     State,
 )
 from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.backends import open_place
 from elastic_agent.rendezvous.incarnation import new_incarnation
-from elastic_agent.rendezvous.places import open_place
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint, EtcdAccess
 

@@ -6,7 +6,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_agent.workers._python_program import PythonProgram
+    from elastic_agent.workers.spawner.python_program import PythonProgram
 
 
 def begin() -> None:
@@ -18,7 +18,7 @@ def begin() -> None:
     worker = _command()
     if worker is None:
         return
-    # As in workers/spawner.py; a function for both would be one more frame below the script's.
+    # As in workers/spawner/__main__.py; a function for both would be one more frame below the script's.
     failure = None
     try:
         exec(worker.code, worker.namespace) if worker.code else worker.run(*worker.arguments)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
+from elastic_agent.agent.worker_group.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
 from elastic_agent.client._cells import HeartbeatFile
 from tests.cli.support import COMMAND
 from tests.small_disk import run_on_small_disk

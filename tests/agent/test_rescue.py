@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.requeueing import MAX_ATTEMPTS, TURN_S, Done, Policy, rescue
-from elastic_agent.agent.slurm_job import SlurmJob
+from elastic_agent.agent.slurm.job import SlurmJob
+from elastic_agent.agent.slurm.requeue import MAX_ATTEMPTS, TURN_S, Done, Policy, rescue
 
 AUTO = Policy("auto", command="", most=100)
 FACTS = (

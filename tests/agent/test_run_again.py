@@ -20,7 +20,7 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
-from elastic_agent.rendezvous.meeting import Meeting
+from elastic_agent.rendezvous.backends.c10d.backend import Meeting
 from elastic_agent.values import Endpoint
 from tests.cli.support import COMMAND, clean_environment, elastic_agent
 

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent import runner
-from elastic_agent.agent.interruptions import Interruptions, StopSignals
-from elastic_agent.agent.journal import Journal
-from elastic_agent.agent.runner import Runner, RunnerCallbacks
+from elastic_agent.agent.reporting.event_log import Journal
+from elastic_agent.agent.worker_group import runner
+from elastic_agent.agent.worker_group.interruptions import Interruptions, StopSignals
+from elastic_agent.agent.worker_group.runner import Runner, RunnerCallbacks
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.processes import catches
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
+from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
-from elastic_agent.workers.gpu_memory import GpuHolder, GpuMemory
-from elastic_agent.workers.guard_client import Guard, GuardLost, Signalled, Stopped, boottime_s
-from elastic_agent.workers.last_words import LastWords
-from elastic_agent.workers.logs import GenerationLogs
+from elastic_agent.workers.guard.client import Guard, GuardLost, Signalled, Stopped, boottime_s
+from elastic_agent.workers.output.generation_logs import GenerationLogs
+from elastic_agent.workers.output.last_words import LastWords
 from tests.processes import freeze
 
 PATIENCE_S = 20.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.script_scan import needs_own_python
+from elastic_agent.agent.worker_group.script_scan import needs_own_python
 
 ENVIRON = {"OMP_NUM_THREADS": "1", "HOME": "/"}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.slurm_nodes import parse_node, reachable_endpoint
+from elastic_agent.agent.slurm.nodes import parse_node, reachable_endpoint
 from elastic_agent.values import Endpoint
 
 STEP = {

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.interruptions import StopSignals
-from elastic_agent.agent.narrator import Narrator
-from elastic_agent.agent.runner import Runner
+from elastic_agent.agent.reporting.console import Narrator
 from elastic_agent.agent.supervisor import Graces, Parts, Supervisor
+from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.protocol.records import RECORD_VERSION, History, Member, State, World
+from elastic_agent.rendezvous.backends.c10d.backend import Meeting
 from elastic_agent.rendezvous.clock import boottime_s
-from elastic_agent.rendezvous.disk_lane import DiskLane
-from elastic_agent.rendezvous.meeting import Meeting
-from elastic_agent.rendezvous.memory import BoundedMemory, RunMemory
+from elastic_agent.rendezvous.disk_thread import DiskLane
+from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint
-from elastic_agent.workers.guard_client import Guard
+from elastic_agent.workers.guard.client import Guard
 from tests.ports import free_port
 from tests.rendezvous.support import LEASE_S, PATIENCE_S, HostProcess, hosted, policy
 

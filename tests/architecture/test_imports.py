@@ -18,11 +18,11 @@ NAME = "elastic_agent"
 
 FLOORS = [
     {"cli"},
-    {"agent"},
+    {"agent", "torchrun"},
     {"workers", "rendezvous"},
     {"transport"},
     {"protocol", "client", "config", "logs"},
-    {"exit_codes", "service_manager", "values"},
+    {"exit_codes", "linux", "sd_notify", "values"},
     {"printable", "processes"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
@@ -32,7 +32,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FRONT_DOORS = {"__main__": "cli"}
 """Modules beside the rooms, and the room they belong to."""
 
-READ_SETTINGS = {"cli", "agent", "rendezvous/plugin.py"}
+READ_SETTINGS = {"cli", "agent", "torchrun/plugin.py"}
 """Where settings are known: the command, the agent, and torchrun's way in, which reads torchrun's options."""
 
 TORCH_WHEN_USED = "client/_agreement.py"
@@ -44,16 +44,16 @@ STANDARD_LIBRARY_ONLY = {
     "values",
     "exit_codes",
     "printable",
+    "linux",
     "processes",
-    "service_manager",
+    "sd_notify",
 }
 
 GUARD = {
     "processes.py",
-    "workers/guard.py",
-    *(f"workers/_guard_{part}.py" for part in ("generation", "loop", "relay", "spawn", "warm")),
-    "workers/_linux.py",
-    "workers/_wire.py",
+    "workers/guard/__main__.py",
+    *(f"workers/guard/{part}.py" for part in ("generation", "loop", "messages", "relay", "spawn", "warm")),
+    "linux.py",
 }
 """What the guard process is made of: it must start at once, and survive whatever torch does."""
 
@@ -70,7 +70,7 @@ IMPURE = {
 }
 """What the protocol must not know: torch, sockets, threads, clocks, chance."""
 
-TORCHS_PRIVATE = {"workers/_torch_private.py"}
+TORCHS_PRIVATE = {"workers/torch_adapter.py"}
 """The one place for torch's private Python names; a test says when a new torch lacks one."""
 
 TORCHS_BINDINGS = {"torch._C._distributed_c10d"}

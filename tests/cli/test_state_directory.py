@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.rendezvous.plugin import create_handler
+from elastic_agent.torchrun.plugin import create_handler
 from tests.cli.support import elastic_agent, without_overrides
 
 ANOTHER_USER = 61002

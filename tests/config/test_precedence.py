@@ -8,7 +8,7 @@ import pytest
 
 from elastic_agent.config import Layer, UsageError, load_settings
 from elastic_agent.config.settings import specs
-from elastic_agent.config.source import Given, Source
+from elastic_agent.config.sources.base import Given, Source
 from tests.config.support import Shell
 
 

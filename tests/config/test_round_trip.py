@@ -10,25 +10,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_agent.cli.settings import as_toml
-from elastic_agent.config import Endpoint, NodeRange, PortRange, Settings, StreamChoice, kinds, load_settings
-from elastic_agent.config.kinds import Kind
+from elastic_agent.config import (
+    Endpoint,
+    NodeRange,
+    PortRange,
+    Settings,
+    StreamChoice,
+    load_settings,
+    value_types,
+)
 from elastic_agent.config.settings import specs
+from elastic_agent.config.value_types import Kind
 from tests.config.support import Shell
 
 ports = st.integers(1, 65535)
 plain_text = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
 VALUES: dict[str, tuple[Kind, st.SearchStrategy[object]]] = {
     "nodes": (
-        kinds.NODES,
+        value_types.NODES,
         st.tuples(st.integers(1, 99), st.integers(0, 99)).map(lambda p: NodeRange(p[0], sum(p))),
     ),
     "endpoint": (
-        kinds.ENDPOINT,
+        value_types.ENDPOINT,
         st.builds(Endpoint, st.one_of(st.just("node-0"), st.ip_addresses().map(str)), st.integers(0, 65535)),
     ),
-    "ports": (kinds.PORT_RANGE, st.tuples(ports, ports).map(lambda p: PortRange(min(p), max(p)))),
+    "ports": (value_types.PORT_RANGE, st.tuples(ports, ports).map(lambda p: PortRange(min(p), max(p)))),
     "streams": (
-        kinds.STREAMS,
+        value_types.STREAMS,
         st.one_of(
             st.integers(0, 3).map(lambda n: StreamChoice(everywhere=n)),
             st.dictionaries(st.integers(0, 999), st.integers(0, 3), min_size=1).map(
@@ -36,19 +44,19 @@ VALUES: dict[str, tuple[Kind, st.SearchStrategy[object]]] = {
             ),
         ),
     ),
-    "ranks": (kinds.RANKS, st.lists(st.integers(0, 999), min_size=1).map(tuple)),
+    "ranks": (value_types.RANKS, st.lists(st.integers(0, 999), min_size=1).map(tuple)),
     "filters": (
-        kinds.FILTERS,
+        value_types.FILTERS,
         st.lists(plain_text.filter(lambda t: "," not in (t[0], t[-1])), min_size=1).map(tuple),
     ),
     "sizes": (
-        kinds.SIZE,
+        value_types.SIZE,
         st.just(0) | st.integers(64 * 1024, 2**50) | st.integers(1, 9).map(lambda n: n * 2**30),
     ),
-    "seconds": (kinds.seconds(0), st.floats(0, 1e7)),
-    "switch": (kinds.SWITCH, st.booleans()),
+    "seconds": (value_types.seconds(0), st.floats(0, 1e7)),
+    "switch": (value_types.SWITCH, st.booleans()),
     "signals": (
-        kinds.SIGNALS,
+        value_types.SIGNALS,
         st.lists(st.sampled_from(["SIGTERM", "SIGUSR1"]), min_size=1, unique=True).map(tuple),
     ),
 }
@@ -106,7 +114,7 @@ def test_settings_are_complete_and_typed_by_default() -> None:
 
 
 def test_streams_of_a_rank() -> None:
-    choice = kinds.STREAMS.parse("0:3,11:1")
+    choice = value_types.STREAMS.parse("0:3,11:1")
     assert [choice.of(rank) for rank in (0, 1, 11)] == [3, 0, 1]
-    assert kinds.STREAMS.parse("2").of(11) == 2
+    assert value_types.STREAMS.parse("2").of(11) == 2
     assert list(PortRange(5, 7)) == [5, 6, 7]

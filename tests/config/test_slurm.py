@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_agent.config import Endpoint, Layer, NodeRange, UsageError
-from elastic_agent.config.slurm import expand_hosts
+from elastic_agent.config.sources.slurm import expand_hosts
 from tests.config.support import Shell
 
 STEP = {

@@ -9,8 +9,8 @@ import io
 import pytest
 from torch.distributed.run import get_args_parser
 
-from elastic_agent.config.flags import HelpRequested, parse_command_line
 from elastic_agent.config.settings import spec_by_name
+from elastic_agent.config.sources.command_line import HelpRequested, parse_command_line
 from tests.config.support import Shell
 
 TORCHRUN = [

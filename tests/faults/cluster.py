@@ -49,7 +49,7 @@ class AgentProcess:
     @property
     def guard(self) -> int:
         """The guard's pid."""
-        return next(pid for pid in children(self.pid) if _command(pid).find(b"guard.py") >= 0)
+        return next(pid for pid in children(self.pid) if _command(pid).find(b"workers/guard/") >= 0)
 
     def said(self) -> str:
         """What this agent (and its workers) wrote to the console so far."""

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from elastic_agent.logs import configure_logging
-from elastic_agent.rendezvous.election_thread import ElectionThread
-from elastic_agent.rendezvous.etcd_meeting import Members
-from elastic_agent.rendezvous.memory import RunMemory
+from elastic_agent.rendezvous.backends.etcd.backend import Members
+from elastic_agent.rendezvous.backends.etcd.election_thread import ElectionThread
+from elastic_agent.rendezvous.run_history import RunMemory
 from elastic_agent.transport.etcd import RunKeys, run_life
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.faults.cluster import LEASE_S

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.control import Answer, Command, agents_here, command
+from elastic_agent.agent.control.socket import Answer, Command, agents_here, command
 from elastic_agent.exit_codes import ExitCode
 from tests.processes import freeze, thaw
 

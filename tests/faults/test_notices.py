@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastic_agent.agent.control import agents_here
+from elastic_agent.agent.control.socket import agents_here
 from elastic_agent.exit_codes import ExitCode
 from tests.processes import status_field
 

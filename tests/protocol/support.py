@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from elastic_agent.protocol.cluster_view import Decision
 from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
@@ -22,7 +23,6 @@ from elastic_agent.protocol.records import (
     decode,
     encode,
 )
-from elastic_agent.protocol.situation import Decision
 
 TTL_S = 6.0
 MARGIN_S = 1.0

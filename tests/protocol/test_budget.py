@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from elastic_agent.protocol.cluster_view import PROGRESS_S
 from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import Failure, FailureKind, Phase, Policy, State
-from elastic_agent.protocol.situation import PROGRESS_S
 from tests.protocol.support import CRASH, HANG, MARGIN_S, NO_START, STEP_S, TTL_S, Table, policy, running
 from tests.protocol.test_notices import stop
 

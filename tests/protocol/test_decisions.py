@@ -11,16 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_agent.protocol.coordinator import Coordinator
-from elastic_agent.protocol.records import (
-    Address,
-    Failure,
-    FailureKind,
-    History,
-    Phase,
-    Plan,
-    Policy,
-    State,
-)
+from elastic_agent.protocol.records import Address, Failure, FailureKind, History, Phase, Plan, Policy, State
 from tests.protocol.support import (
     CRASH,
     HANG,

@@ -27,10 +27,10 @@ from elastic_agent.protocol.records import (
     State,
 )
 from elastic_agent.rendezvous import events, participant
+from elastic_agent.rendezvous.backends.c10d.backend import Meeting
+from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread
 from elastic_agent.rendezvous.connector import Connector
-from elastic_agent.rendezvous.coordinator_thread import CoordinatorThread
-from elastic_agent.rendezvous.meeting import Meeting
-from elastic_agent.rendezvous.memory import RunMemory
+from elastic_agent.rendezvous.run_history import RunMemory
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink
@@ -43,7 +43,9 @@ PATIENCE_S = 30.0
 LEASE_S, MARGIN_S, SETTLE_S = 2.0, 0.3, 0.2
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["elastic_agent.rendezvous.meeting", "tests.rendezvous.support"])
+_processes.set_forkserver_preload(
+    ["elastic_agent.rendezvous.backends.c10d.backend", "tests.rendezvous.support"]
+)
 
 
 class HostProcess:

@@ -15,9 +15,10 @@ import msgspec
 import pytest
 
 from elastic_agent.protocol.records import History, Phase, Plan
-from elastic_agent.rendezvous import coordinator_thread, events
-from elastic_agent.rendezvous.coordinator_thread import CoordinatorThread, HostLink
-from elastic_agent.rendezvous.memory import BoundedMemory, RunMemory
+from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.backends.c10d import coordinator_thread
+from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread, HostLink
+from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.ports import free_port

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_agent.rendezvous.disk_lane import DiskLane
+from elastic_agent.rendezvous.disk_thread import DiskLane
 
 PATIENCE_S = 10.0
 

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.rendezvous.coordinator_effects import LoadHistory, ReadPlan
-from elastic_agent.rendezvous.effects import Effect, Sleep, run
-from elastic_agent.rendezvous.election import (
+from elastic_agent.rendezvous.backends.etcd.election import (
     AwaitVacancy,
     Campaign,
     Connect,
@@ -21,6 +19,8 @@ from elastic_agent.rendezvous.election import (
     WriteMark,
     keep_leading,
 )
+from elastic_agent.rendezvous.coordinator_effects import LoadHistory, ReadPlan
+from elastic_agent.rendezvous.effects import Effect, Sleep, run
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.etcd import DeposedError
 

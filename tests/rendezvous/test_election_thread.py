@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
-from elastic_agent.rendezvous.election_thread import ElectionThread
-from elastic_agent.rendezvous.etcd_meeting import Members
-from elastic_agent.rendezvous.memory import RunMemory
+from elastic_agent.rendezvous.backends.etcd.backend import Members
+from elastic_agent.rendezvous.backends.etcd.election_thread import ElectionThread
+from elastic_agent.rendezvous.run_history import RunMemory
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, run_life
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from elastic_agent.rendezvous.plugin import create_handler
+from elastic_agent.torchrun.plugin import create_handler
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ import pytest
 from torch.distributed.elastic.agent.server import api
 
 from elastic_agent.protocol.records import RECORD_VERSION, Address, History, Member, Phase, State
-from elastic_agent.rendezvous.companion import Companion
-from elastic_agent.rendezvous.dialogue import Begin, Channel, FromTorchrun
-from elastic_agent.rendezvous.memory import BoundedMemory, RunMemory
-from elastic_agent.rendezvous.torchrun import EXIT_BARRIER
+from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory
+from elastic_agent.torchrun.handler import EXIT_BARRIER
+from elastic_agent.torchrun.messages import Begin, Channel, FromTorchrun
+from elastic_agent.torchrun.sidecar import Companion
 from tests.etcd import EtcdCluster
 from tests.processes import freeze, thaw
 
@@ -144,7 +144,7 @@ def test_a_killed_companion_costs_a_new_world_and_no_restart(stage: Stage) -> No
 FORKING = """
 import os, signal, sys
 from torch.distributed.elastic.rendezvous import RendezvousParameters
-from elastic_agent.rendezvous.plugin import create_handler
+from elastic_agent.torchrun.plugin import create_handler
 handler = create_handler(RendezvousParameters("elastic", sys.argv[1], "job", 1, 1))
 child = os.fork()
 if child:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_agent.protocol.cluster_view import PROGRESS_S
 from elastic_agent.protocol.records import FailureKind, Phase, Plan, Policy
-from elastic_agent.protocol.situation import PROGRESS_S
 
 from .scenario import WORK
 

@@ -38,7 +38,7 @@ PATIENCE = 2000
 """How many effects a driver may yield before it must wait."""
 
 LEAST_WAIT_S = 0.001
-"""As in ``rendezvous/coordinator_thread.py``."""
+"""As in ``rendezvous/backends/c10d/coordinator_thread.py``."""
 
 RETRY_S = 0.05
 

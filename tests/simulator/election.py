@@ -7,9 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from elastic_agent.protocol.revisions import RevisionTimes
-from elastic_agent.rendezvous.coordinator_effects import RemoveRun
-from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep
-from elastic_agent.rendezvous.election import (
+from elastic_agent.rendezvous.backends.etcd.election import (
     AwaitVacancy,
     Campaign,
     Connect,
@@ -22,6 +20,8 @@ from elastic_agent.rendezvous.election import (
     WriteMark,
     keep_leading,
 )
+from elastic_agent.rendezvous.coordinator_effects import RemoveRun
+from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep
 from elastic_agent.transport.etcd import DeposedError
 from elastic_agent.transport.record_reader import GONE
 

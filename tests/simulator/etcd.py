@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LEADER_LEASES = 0.6
 KEPT_LEASES, LEAST_KEPT_S = 4.0, 20.0
-"""As in ``transport/etcd.py``."""
+"""As in ``transport/etcd/links.py``."""
 
 TICKS_PER_OFFICE = 6
 DEPOSED = "deposed"

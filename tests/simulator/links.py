@@ -1,4 +1,5 @@
-"""A node's links to the run's store: the requests of ``transport/c10d.py`` and ``transport/etcd.py``, in virtual time.
+"""A node's links to the run's store: the requests of ``transport/c10d/links.py`` and ``transport/etcd/links.py``, in
+virtual time.
 
 Their methods are those of ``NodeLink``, as sub-routines of the calling task.
 """

@@ -15,6 +15,7 @@ import msgspec
 
 from elastic_agent.protocol import (
     budget,
+    cluster_view,
     coordinator,
     forming,
     leases,
@@ -23,14 +24,13 @@ from elastic_agent.protocol import (
     records,
     revisions,
     running,
-    situation,
 )
 from elastic_agent.protocol.records import Plan, State
+from elastic_agent.rendezvous.backends.etcd.election import Election
 from elastic_agent.rendezvous.bootstrap_offers import BootstrapOffers
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import ReadLeases, ReadRecords, SaveHistory
 from elastic_agent.rendezvous.effects import Steps
-from elastic_agent.rendezvous.election import Election
 from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.store_requests import Connection
 from elastic_agent.transport.base import Snapshot
@@ -87,17 +87,19 @@ def _without_margin(right: Any) -> Any:
 
 
 def _charges_membership(right: Any) -> Any:
-    def charge(now: situation.Situation) -> bool:
+    def charge(now: cluster_view.Situation) -> bool:
         return now.plan.failure is not None
 
     return charge
 
 
 def _one_more_restart(right: Any) -> Any:
-    def decide(now: situation.Situation) -> situation.Decision:
+    def decide(now: cluster_view.Situation) -> cluster_view.Decision:
         policy = now.plan.policy
         lax = msgspec.structs.replace(policy, max_restarts=policy.max_restarts + 1)
-        decision: situation.Decision = right(replace(now, plan=msgspec.structs.replace(now.plan, policy=lax)))
+        decision: cluster_view.Decision = right(
+            replace(now, plan=msgspec.structs.replace(now.plan, policy=lax))
+        )
         if decision.plan is None:
             return decision
         return replace(decision, plan=msgspec.structs.replace(decision.plan, policy=policy))
@@ -106,7 +108,7 @@ def _one_more_restart(right: Any) -> Any:
 
 
 def _everybody_ready(right: Any) -> Any:
-    def ready(self: situation.Situation) -> list[leases.Sighting]:
+    def ready(self: cluster_view.Situation) -> list[leases.Sighting]:
         return [
             one
             for one in self.ledger.sightings.values()
@@ -117,7 +119,7 @@ def _everybody_ready(right: Any) -> Any:
 
 
 def _chooses_all(right: Any) -> Any:
-    def choose(now: situation.Situation, ready: list[leases.Sighting]) -> list[leases.Sighting]:
+    def choose(now: cluster_view.Situation, ready: list[leases.Sighting]) -> list[leases.Sighting]:
         return ready[: now.policy.max_nodes]
 
     return choose
@@ -153,7 +155,7 @@ def _launches_always(right: Any) -> Any:
 
 
 def _any_success_finishes(right: Any) -> Any:
-    def succeeded(now: situation.Situation, seat: records.Seat) -> bool:
+    def succeeded(now: cluster_view.Situation, seat: records.Seat) -> bool:
         world = now.plan.world
         return world is not None and any(right(now, one) for one in world.seats)
 
@@ -422,7 +424,7 @@ _OF_THE_BUDGET = (
 
 
 def _seats_leavers(right: Any) -> Any:
-    def ready(self: situation.Situation) -> list[leases.Sighting]:
+    def ready(self: cluster_view.Situation) -> list[leases.Sighting]:
         forgetful = replace(self, plan=msgspec.structs.replace(self.plan, leaving=()))
         return right(forgetful)  # type: ignore[no-any-return]
 
@@ -431,8 +433,8 @@ def _seats_leavers(right: Any) -> Any:
 
 def _impatient(right: Any) -> Any:
     def under_notice(
-        now: situation.Situation, world: records.World, busy: list[records.Seat], joining: tuple[str, ...]
-    ) -> situation.Decision:
+        now: cluster_view.Situation, world: records.World, busy: list[records.Seat], joining: tuple[str, ...]
+    ) -> cluster_view.Decision:
         some_left = any(notices.has_yielded(now, seat) for seat in world.seats)
         return right(now, world, [] if some_left else busy, joining)  # type: ignore[no-any-return]
 
@@ -440,8 +442,8 @@ def _impatient(right: Any) -> Any:
 
 
 def _a_notice_is_a_failure(right: Any) -> Any:
-    def after_notice(*args: Any) -> situation.Decision:
-        decision: situation.Decision = right(*args)
+    def after_notice(*args: Any) -> cluster_view.Decision:
+        decision: cluster_view.Decision = right(*args)
         assert decision.plan is not None  # a notice that is over always has a consequence
         failure = records.Failure(records.FailureKind.WORKER, "the workers left")
         plan = msgspec.structs.replace(decision.plan, failure=failure, free=False)
@@ -458,10 +460,10 @@ def _forgets_what_it_heard(right: Any) -> Any:
 
 
 def _half_the_time(right: Any) -> Any:
-    def clock_of(plan: Plan, before: Any, now_s: float, *, new_phase: bool) -> situation.PhaseClock:
+    def clock_of(plan: Plan, before: Any, now_s: float, *, new_phase: bool) -> cluster_view.PhaseClock:
         known = before.notice
-        clock: situation.PhaseClock = right.__func__(
-            situation.PhaseClock, plan, before, now_s, new_phase=new_phase
+        clock: cluster_view.PhaseClock = right.__func__(
+            cluster_view.PhaseClock, plan, before, now_s, new_phase=new_phase
         )
         if plan.notice is not None and clock.notice != known:
             clock.notice_ends_s -= plan.notice.left_s / 2
@@ -471,7 +473,7 @@ def _half_the_time(right: Any) -> Any:
 
 
 def _leaving_is_left(right: Any) -> Any:
-    def departed(now: situation.Situation) -> tuple[str, ...]:
+    def departed(now: cluster_view.Situation) -> tuple[str, ...]:
         known = {key: now.ledger.sightings.get(key) for key in now.plan.leaving}
         early = (key for key, one in known.items() if one is not None and one.member.state is State.READY)
         return tuple(dict.fromkeys((*right(now), *early)))
@@ -484,14 +486,14 @@ def _none_still_stop(right: Any) -> Any:
 
 
 def _any_delegate(right: Any) -> Any:
-    def stopped(now: situation.Situation, plan: Plan, notice: records.Notice) -> Plan:
+    def stopped(now: cluster_view.Situation, plan: Plan, notice: records.Notice) -> Plan:
         return msgspec.structs.replace(right(now, plan, notice), delegate=min(now.ledger.sightings))
 
     return stopped
 
 
 def _does_not_stop(right: Any) -> Any:
-    def follow(now: situation.Situation, plan: Plan, ask: records.Ask) -> Plan:
+    def follow(now: cluster_view.Situation, plan: Plan, ask: records.Ask) -> Plan:
         return plan if ask.leaver is None else right(now, plan, ask)
 
     return follow
@@ -507,7 +509,7 @@ def _leaves_the_end_to_the_asker(right: Any) -> Any:
 
 
 def _takes_any_for_newcomers(right: Any) -> Any:
-    def newcomers(now: situation.Situation) -> list[leases.Sighting]:
+    def newcomers(now: cluster_view.Situation) -> list[leases.Sighting]:
         if now.plan.phase is not records.Phase.STOPPED:
             return []
         next_generation = now.plan.generation + 1
@@ -544,7 +546,7 @@ _OF_NOTICES = (
     Mutant(
         "seats-a-leaver",
         "a node that was asked to leave gets a seat",
-        ((situation.Situation, "ready", _seats_leavers),),
+        ((cluster_view.Situation, "ready", _seats_leavers),),
         focus=("drain other", "worker fails", "join", "start hangs"),
     ),
     Mutant(
@@ -590,7 +592,7 @@ _OF_NOTICES = (
     Mutant(
         "half-the-time",
         "workers are stopped when half of the time that they were told is over",
-        ((situation.PhaseClock, "of", _half_the_time),),
+        ((cluster_view.PhaseClock, "of", _half_the_time),),
         focus=("drain", "drain other", "stop"),
     ),
     Mutant(
@@ -746,7 +748,7 @@ _ALL = (
     Mutant(
         "two-seats",
         "every incarnation of a node may get a seat",
-        ((situation.Situation, "ready", _everybody_ready), (forming, "_choose", _chooses_all)),
+        ((cluster_view.Situation, "ready", _everybody_ready), (forming, "_choose", _chooses_all)),
     ),
     Mutant(
         "gapped-ranks",

@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.protocol.node import Depart, Outcome
 from elastic_agent.protocol.notices import PROMPT
-from elastic_agent.protocol.records import (
-    Ask,
-    Cause,
-    Lease,
-    Member,
-    Notice,
-    Phase,
-    Plan,
-    State,
-    World,
-)
+from elastic_agent.protocol.records import Ask, Cause, Lease, Member, Notice, Phase, Plan, State, World
 
 from .guard import Group
 

@@ -8,8 +8,8 @@ import signal
 import sys
 from dataclasses import asdict
 
-from elastic_agent.agent.requeueing import Policy, requeue
-from elastic_agent.agent.slurm_job import SlurmJob
+from elastic_agent.agent.slurm.job import SlurmJob
+from elastic_agent.agent.slurm.requeue import Policy, requeue
 
 
 def main() -> None:

@@ -9,18 +9,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from elastic_agent.protocol.records import Plan, encode
-from elastic_agent.rendezvous.election_thread import LeaderKeyThread
-from elastic_agent.rendezvous.etcd_meeting import Members
-from elastic_agent.transport.etcd import (
-    EtcdLink,
-    KeptLeases,
-    RunKeys,
-    Term,
-    await_vacancy,
-    run_life,
-    stand,
-)
-from elastic_agent.transport.etcd_client import EtcdClient, delete, put
+from elastic_agent.rendezvous.backends.etcd.backend import Members
+from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
+from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, await_vacancy, run_life, stand
+from elastic_agent.transport.etcd.client import EtcdClient, delete, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
 

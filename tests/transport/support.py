@@ -31,8 +31,8 @@ from elastic_agent.protocol.records import (
 )
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import CoordinatorLink, NodeLink
-from elastic_agent.transport.plans import _pack
-from elastic_agent.transport.store import StoreClient
+from elastic_agent.transport.c10d.plans import _pack
+from elastic_agent.transport.c10d.store import StoreClient
 from elastic_agent.values import Endpoint
 from tests.processes import freeze, thaw
 

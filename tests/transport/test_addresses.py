@@ -181,7 +181,7 @@ from elastic_agent.protocol.records import Lease, Member, Policy, State
 from elastic_agent.transport import c10d
 from elastic_agent.transport.addresses import connect, listen
 from elastic_agent.transport.base import UnreachableError
-from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.values import Endpoint
 
 def answers(port):

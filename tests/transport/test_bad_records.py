@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from elastic_agent.protocol.records import MAX_AHEAD, MAX_RECORD_BYTES, Phase, encode
-from elastic_agent.transport import c10d, plans
-from elastic_agent.transport.lane import Lane
+from elastic_agent.transport import c10d
+from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.c10d import plans
 
 from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, world
 

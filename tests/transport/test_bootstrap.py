@@ -9,7 +9,7 @@ import pytest
 
 from elastic_agent.protocol.records import Address
 from elastic_agent.transport.base import TransportError
-from elastic_agent.transport.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.values import Endpoint
 
 from .support import free_endpoint, raw_client

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from elastic_agent.protocol.records import History, Phase, State
-from elastic_agent.rendezvous.etcd_meeting import FRESH_S, Members
-from elastic_agent.transport import etcd
+from elastic_agent.rendezvous.backends.etcd.backend import FRESH_S, Members
+from elastic_agent.transport.abandonable_thread import Lane
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
 from elastic_agent.transport.etcd import DeposedError, EtcdLink, KeptLeases, Term
-from elastic_agent.transport.etcd_client import EtcdClient, prefix_end
-from elastic_agent.transport.etcd_plans import UnknownPlanError
-from elastic_agent.transport.lane import Lane
+from elastic_agent.transport.etcd import links as etcd
+from elastic_agent.transport.etcd.client import EtcdClient, prefix_end
+from elastic_agent.transport.etcd.plans import UnknownPlanError
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 

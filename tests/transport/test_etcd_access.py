@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from elastic_agent.protocol.records import History, Phase
-from elastic_agent.rendezvous.etcd_meeting import Members
+from elastic_agent.rendezvous.backends.etcd.backend import Members
+from elastic_agent.transport.abandonable_thread import Lane
 from elastic_agent.transport.base import NotAStoreError, TransportError
-from elastic_agent.transport.etcd_client import EtcdClient
-from elastic_agent.transport.lane import Lane
+from elastic_agent.transport.etcd.client import EtcdClient
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 
@@ -200,7 +200,7 @@ def reconnect(*links: Any) -> None:
 
 
 def login_of(client: Any) -> Any:
-    from elastic_agent.transport.etcd_api import rpc
+    from elastic_agent.transport.etcd.api import rpc
 
     return rpc.AuthenticateRequest(name=client._access.user, password=client._access.password)
 

@@ -20,7 +20,7 @@ WITHOUT_A_FAST_ONE = {"3.20.3": "for Python 3.11, 3.20 is published in pure Pyth
 USE = """
 import json, os, sys
 before = dict(os.environ)
-from elastic_agent.transport.etcd_client import EtcdClient, has_value, is_missing, put, get, delete
+from elastic_agent.transport.etcd.client import EtcdClient, has_value, is_missing, put, get, delete
 from elastic_agent.values import Endpoint, EtcdAccess
 import google.protobuf
 from google.protobuf.internal import api_implementation
@@ -93,7 +93,7 @@ def test_grpc_writes_nothing_to_standard_error(shared_etcd: EtcdCluster) -> None
     """It would between the lines of the workers; a broken handshake is worth two lines to it."""
     provoke = """
 import sys
-from elastic_agent.transport.etcd_client import EtcdClient, grpc
+from elastic_agent.transport.etcd.client import EtcdClient, grpc
 channel = grpc.secure_channel(sys.argv[1], grpc.ssl_channel_credentials(b"no certificate"))
 try:
     channel.unary_unary("/a/b")(b"", timeout=5)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.rendezvous.etcd_meeting import Members
+from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.transport.base import StoreLostError, TransportError, UnreachableError
-from elastic_agent.transport.etcd_client import EtcdClient, put
+from elastic_agent.transport.etcd.client import EtcdClient, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, EtcdServer
 from tests.ports import free_ports

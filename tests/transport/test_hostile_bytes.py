@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 from elastic_agent.transport import c10d
 from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.wire import _MAGIC, _VALIDATE, greet
+from elastic_agent.transport.c10d.wire import _MAGIC, _VALIDATE, greet
 from elastic_agent.values import Endpoint
 
 from .support import PATIENCE_S, free_endpoint, lease, member, peers

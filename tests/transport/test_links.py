@@ -14,8 +14,8 @@ import pytest
 
 from elastic_agent.protocol.records import State
 from elastic_agent.transport import c10d
+from elastic_agent.transport.abandonable_thread import Lane
 from elastic_agent.transport.base import StoreLostError
-from elastic_agent.transport.lane import Lane
 
 from .relay import Relay
 from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, world

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from elastic_agent.transport import c10d
-from elastic_agent.transport.store import StoreClient
+from elastic_agent.transport.c10d.store import StoreClient
 from elastic_agent.values import Endpoint
 
 from .support import PATIENCE_S

@@ -13,8 +13,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from elastic_agent.transport import c10d
+from elastic_agent.transport.abandonable_thread import Lane
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
-from elastic_agent.transport.lane import Lane
 from elastic_agent.values import Endpoint
 
 from .support import PATIENCE_S, C10dScene, free_endpoint, member, peers

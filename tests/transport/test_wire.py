@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 
 from elastic_agent.transport.addresses import connect
 from elastic_agent.transport.base import UnreachableError
-from elastic_agent.transport.wire import greet
+from elastic_agent.transport.c10d.wire import greet
 
 from .support import PATIENCE_S
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.guard_client import Guard, boottime_s
+from elastic_agent.workers.guard.client import Guard, boottime_s
 from tests.workers.support import Driver, News, StandIn
 
 

@@ -9,7 +9,7 @@ import select
 import sys
 from typing import Any
 
-from elastic_agent.workers.guard_client import (
+from elastic_agent.workers.guard.client import (
     Guard,
     GuardLost,
     Launch,

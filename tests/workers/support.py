@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elastic_agent.workers.guard_client import Guard, GuardEvent, Launch
+from elastic_agent.workers.guard.client import Guard, GuardEvent, Launch
 
 PATIENCE_S = 20.0
 """How long a test waits for what must come; long, because the machine may be busy."""

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.multiprocessing import Std
 
-from elastic_agent.workers import _torch_private
+from elastic_agent.workers import torch_adapter
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
-from elastic_agent.workers.guard_client import Exited, GuardLost, Spawned, SpawnFailed, Stopped
-from elastic_agent.workers.logs import GenerationLogs
+from elastic_agent.workers.guard.client import Exited, GuardLost, Spawned, SpawnFailed, Stopped
+from elastic_agent.workers.output.generation_logs import GenerationLogs
 from tests.workers.support import SLEEP, Driver
 
 RAISE = "raise RuntimeError('boom')"
@@ -268,4 +268,4 @@ def test_the_base_environment_can_be_chosen(contexts: Contexts) -> None:
 
 
 def test_torch_still_is_as_this_package_needs_it() -> None:
-    assert _torch_private.missing() == [], "adapt elastic_agent/workers/_torch_private.py to this torch"
+    assert torch_adapter.missing() == [], "adapt elastic_agent/workers/torch_adapter.py to this torch"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.workers.gpu_memory import GpuHolder, GpuMemory
+from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from tests.processes import name_of
 
 ME = os.getpid()

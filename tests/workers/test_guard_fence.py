@@ -12,14 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastic_agent.workers.guard_client import (
-    Exited,
-    Fenced,
-    GuardLost,
-    Spawned,
-    Stopped,
-    boottime_s,
-)
+from elastic_agent.workers.guard.client import Exited, Fenced, GuardLost, Spawned, Stopped, boottime_s
 from tests.processes import freeze, status_field, thaw
 from tests.workers.support import (
     PATIENCE_S,

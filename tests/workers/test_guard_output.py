@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from elastic_agent.workers._guard_relay import _threaded_sink
-from elastic_agent.workers.guard_client import Exited, Stopped
+from elastic_agent.workers.guard.client import Exited, Stopped
+from elastic_agent.workers.guard.relay import _threaded_sink
 from tests.workers.support import PATIENCE_S, Driver, News, StandIn, daemonising, program, python
 
 BOOM = "import sys; sys.stderr.write('first line\\nlast words'); sys.exit(1)"

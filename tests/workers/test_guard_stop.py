@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers import _linux
-from elastic_agent.workers.guard_client import Exited, Guard, Launch, Spawned, Stopped, boottime_s
+from elastic_agent import linux
+from elastic_agent.workers.guard.client import Exited, Guard, Launch, Spawned, Stopped, boottime_s
 from tests.processes import freeze
 from tests.workers.support import SLEEP, Driver, News, Watched, daemonising, program, python, watching
 
@@ -157,7 +157,7 @@ def test_a_process_whose_first_thread_has_ended_is_still_found(driver: Driver, n
     """
     driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
     with watching(int(news.line())) as (daemon,):
-        assert daemon.pid in {process.pid for process in _linux.descendants(driver.guard.pid)}
+        assert daemon.pid in {process.pid for process in linux.descendants(driver.guard.pid)}
         driver.guard.kill()
         driver.until(Stopped)
         assert daemon.ended(0)
@@ -178,7 +178,7 @@ def test_a_family_that_keeps_forking_is_stamped_out(driver: Driver, news: News) 
     driver.until(Exited)
     driver.guard.kill()
     assert driver.until(Stopped) == Stopped(1, ())
-    assert not _linux.descendants(driver.guard.pid)
+    assert not linux.descendants(driver.guard.pid)
 
 
 def test_stopping_nothing_is_answered_at_once(driver: Driver) -> None:
@@ -196,7 +196,7 @@ def test_stopping_while_starting_leaves_nothing(driver: Driver) -> None:
     driver.guard.spawn(1, [program(slot, *SLEEP) for slot in range(4)])
     driver.guard.stop(LONG_S)
     driver.until(Stopped)
-    assert not _linux.descendants(driver.guard.pid)
+    assert not linux.descendants(driver.guard.pid)
 
 
 def test_signals_for_the_whole_service_do_not_end_the_guard(driver: Driver) -> None:
@@ -227,8 +227,8 @@ def test_fifty_generations_leave_no_descriptor_and_no_process(driver: Driver, ne
     for generation in range(1, 51):
         cycle(generation)
     assert descriptors() == before
-    assert not _linux.descendants(driver.guard.pid)
-    assert not _linux.dead_children(driver.guard.pid)
+    assert not linux.descendants(driver.guard.pid)
+    assert not linux.dead_children(driver.guard.pid)
 
 
 def test_close_ends_the_guard_and_all_it_started(news: News) -> None:

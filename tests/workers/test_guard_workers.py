@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.guard_client import (
+from elastic_agent.workers.guard.client import (
     NO_SLOT,
     Exited,
     Guard,

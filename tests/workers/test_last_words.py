@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.last_words import NOTHING_READ, LastWords, read_last_words
+from elastic_agent.workers.output.last_words import NOTHING_READ, LastWords, read_last_words
 
 
 def test_the_error_file_and_the_end_of_stderr(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
-from elastic_agent.workers import log_limit
-from elastic_agent.workers.log_limit import LogLimit, OutputFiles, begin_anew, take_out_middle
-from elastic_agent.workers.logs import GenerationLogs
+from elastic_agent.workers.output import log_limit
+from elastic_agent.workers.output.generation_logs import GenerationLogs
+from elastic_agent.workers.output.log_limit import LogLimit, OutputFiles, begin_anew, take_out_middle
 
 LIMIT = 96 * 1024
 PART = LIMIT // 3

@@ -14,8 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
-from elastic_agent.workers.log_folders import LogFolders, prune_runs
-from elastic_agent.workers.logs import GenerationLogs, file_safe, parse_std
+from elastic_agent.workers.output.folders import LogFolders, prune_runs
+from elastic_agent.workers.output.generation_logs import GenerationLogs, file_safe, parse_std
 
 
 def environments(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_agent import processes
-from elastic_agent.workers.living import living_workers
+from elastic_agent.workers.find_workers import living_workers
 from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, freeze, process_with_a_cut_name
 
 MARKS = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers import _linux
-from elastic_agent.workers.guard_client import (
+from elastic_agent import linux
+from elastic_agent.workers.guard.client import (
     Cold,
     Exited,
     Guard,
@@ -170,10 +170,8 @@ def test_a_warm_worker_begins_with_the_signals_ignored_that_its_launch_names(
     )
     masks = {name.rstrip(":"): int(mask, 16) for name, mask in pairs if name != "SigQ:"}
     assert masks["SigBlk"] == masks["SigPnd"] == 0
-    assert {number for number in _linux.JOB_SIGNALS if masks["SigIgn"] >> (number - 1) & 1} == {
-        signal.SIGUSR1
-    }
-    handled = {number for number in _linux.JOB_SIGNALS if masks["SigCgt"] >> (number - 1) & 1}
+    assert {number for number in linux.JOB_SIGNALS if masks["SigIgn"] >> (number - 1) & 1} == {signal.SIGUSR1}
+    handled = {number for number in linux.JOB_SIGNALS if masks["SigCgt"] >> (number - 1) & 1}
     assert handled == {signal.SIGUSR2, signal.SIGINT}  # the second is Python's own
     stop(warm)
 
@@ -374,7 +372,7 @@ def test_nothing_of_the_spawner_outlives_a_killed_agent(agent: StandIn, tmp_path
     agent.until("Warm")
     agent.spawn(script(tmp_path, news, STAY))
     news.line()
-    with watching(*(process.pid for process in _linux.descendants(agent.guard_pid))) as processes:
+    with watching(*(process.pid for process in linux.descendants(agent.guard_pid))) as processes:
         assert len(processes) >= 2
         agent.process.kill()
         assert all(process.ended(1.0) for process in processes)
@@ -400,4 +398,4 @@ def await_standbys(guard_pid: int) -> set[int]:
 
 def _children_named(guard_pid: int, name: str) -> list[int]:
     """In the order in which they became its children."""
-    return [pid for pid in _linux.children(guard_pid) if name_of(pid) == name]
+    return [pid for pid in linux.children(guard_pid) if name_of(pid) == name]

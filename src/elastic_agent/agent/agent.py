@@ -17,6 +17,20 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
+from elastic_agent.agent.control.commands import Commands
+from elastic_agent.agent.control.socket import ControlSocket
+from elastic_agent.agent.reporting.console import Narrator
+from elastic_agent.agent.reporting.event_log import Journal
+from elastic_agent.agent.reporting.systemd import Service, Standing
+from elastic_agent.agent.slurm.job import SlurmJob
+from elastic_agent.agent.slurm.requeue import Done, Policy, Stop, decide, requeue, rescue
+from elastic_agent.agent.worker_group.command import job_fingerprint
+from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
+from elastic_agent.agent.worker_group.factory import logs_specs, make_context, policy_of, worker_group
+from elastic_agent.agent.worker_group.fingerprint import fingerprint
+from elastic_agent.agent.worker_group.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
+from elastic_agent.agent.worker_group.runner import DEFAULT_STACKS_SIGNAL, Runner
+from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
@@ -33,39 +47,25 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
-from elastic_agent.rendezvous.disk_lane import DiskLane
+from elastic_agent.rendezvous.asyncio_runner import aside
+from elastic_agent.rendezvous.backends.base import MeetingPlace
+from elastic_agent.rendezvous.disk_thread import DiskLane
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
-from elastic_agent.rendezvous.place import MeetingPlace
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.rendezvous.threads import aside
-from elastic_agent.service_manager import ServiceManager
+from elastic_agent.sd_notify import ServiceManager
 from elastic_agent.transport.base import NotAStoreError, TransportError
 from elastic_agent.workers.context import BackgroundCloser
-from elastic_agent.workers.guard_client import Guard, kill_orphans
-from elastic_agent.workers.logs import GenerationLogs
+from elastic_agent.workers.guard.client import Guard, kill_orphans
+from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 from .agreeing import agree_on_run
-from .command import job_fingerprint
-from .commands import Commands
-from .control import ControlSocket
 from .early_notice import EarlyNotice
-from .environment import RunFacts, worker_environment
-from .fingerprint import fingerprint
-from .heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
 from .identity import NodeSeat, sweep_seats, take_seat
 from .interfaces import interface_of
-from .journal import Journal
-from .narrator import Narrator
-from .requeueing import Done, Policy, Stop, decide, requeue, rescue
 from .run_claim import Place, RunClaim, RunElsewhereError
-from .runner import DEFAULT_STACKS_SIGNAL, Runner
-from .service import Service, Standing
 from .signals import Meanings, SignalDesk
-from .slurm_job import SlurmJob
 from .supervisor import Ending, Graces, Parts, Supervisor
-from .warm import is_warm, spawner_config
-from .worker_group import logs_specs, make_context, policy_of, worker_group
 
 RELEASE_S = 5.0
 """How long to try to take a finished run's name off the store, where it was agreed for the job."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from elastic_agent.rendezvous.meeting import DIAL_TIMEOUT_S
-from elastic_agent.rendezvous.place import MeetingPlace
-from elastic_agent.rendezvous.threads import aside
+from elastic_agent.agent.reporting.console import Narrator
+from elastic_agent.rendezvous.asyncio_runner import aside
+from elastic_agent.rendezvous.backends.base import MeetingPlace
+from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.transport.base import StoreLostError, UnreachableError
-
-from .narrator import Narrator
 
 REDIAL_S = 0.5
 

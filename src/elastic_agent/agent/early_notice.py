@@ -6,7 +6,7 @@ import contextlib
 import signal
 from types import FrameType
 
-from elastic_agent.config.kinds import NO_SIGNAL
+from elastic_agent.config.value_types import NO_SIGNAL
 
 
 class EarlyNotice:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from elastic_agent.agent.worker_group.warm_start import is_warm, likely_slots, spawner_config, why_cold
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved
 from elastic_agent.config.settings import Settings
@@ -15,12 +16,11 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
 from elastic_agent.protocol.records import FailureKind
-from elastic_agent.service_manager import ServiceManager
-from elastic_agent.workers.guard_client import Guard
+from elastic_agent.sd_notify import ServiceManager
+from elastic_agent.workers.guard.client import Guard
 
 from .early_notice import EarlyNotice
 from .identity import IdentityError
-from .warm import is_warm, likely_slots, spawner_config, why_cold
 
 
 def launch(
@@ -81,8 +81,8 @@ def _run(settings: Settings, guard: Guard, manager: ServiceManager, early: Early
         from elastic_agent.transport.name_lookups import shorten_lookups
 
         from .agent import Agent, EndedAtOnceError
+        from .backend import meeting_place
         from .devices import check_numa_binding, count_slots
-        from .meeting_place import meeting_place
 
     shorten_lookups()
     adopt_library_loggers()

@@ -9,13 +9,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_agent.config.kinds import NO_SIGNAL
+from elastic_agent.agent.slurm.job import SlurmJob
+from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Cause, Notice
 
 from .early_notice import EarlyNotice
-from .interruptions import StopSignals
-from .slurm_job import SlurmJob
 from .supervisor import Supervisor
 
 FIRST_ONE_S = 2.0

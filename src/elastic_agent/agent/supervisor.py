@@ -13,6 +13,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from elastic_agent.agent.reporting.console import Narrator
+from elastic_agent.agent.reporting.event_log import Journal
+from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.agent.worker_group.runner import Runner, RunnerCallbacks
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Activity, Grace, Outcome
@@ -22,13 +26,8 @@ from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.stop_requests import StopRequests
-from elastic_agent.workers import guard_client as guard_events
-from elastic_agent.workers.guard_client import Guard
-
-from .interruptions import StopSignals
-from .journal import Journal
-from .narrator import Narrator
-from .runner import Runner, RunnerCallbacks
+from elastic_agent.workers.guard import client as guard_events
+from elastic_agent.workers.guard.client import Guard
 
 LAST_WORD_S = 5.0
 """How long a departing agent tries to tell the store that it left."""

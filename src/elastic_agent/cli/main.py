@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TextIO
 
-from elastic_agent.cli import asking, run, serve, settings, stacks, version
+from elastic_agent.cli import control, run, serve, settings, stacks, version
 from elastic_agent.cli.help import help_page
 from elastic_agent.cli.streams import open_closed_streams
 from elastic_agent.config.errors import UsageError
-from elastic_agent.config.flags import HelpRequested, VersionRequested
+from elastic_agent.config.sources.command_line import HelpRequested, VersionRequested
 from elastic_agent.exit_codes import ExitCode
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -25,12 +25,12 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 Command = Callable[[Sequence[str]], int]
 
 COMMANDS: dict[str, Command] = {
-    "drain": asking.drain,
+    "drain": control.drain,
     "run": run.run,
     "serve": serve.serve,
     "settings": settings.settings,
     "stacks": stacks.stacks,
-    "stop": asking.stop,
+    "stop": control.stop,
     "version": version.version,
 }
 

@@ -32,10 +32,10 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.early_notice import EarlyNotice
     from elastic_agent.agent.limits import check_limits
-    from elastic_agent.agent.warm import likely_slots, start_guard
+    from elastic_agent.agent.worker_group.warm_start import likely_slots, start_guard
     from elastic_agent.config.etcd_password import take_password
-    from elastic_agent.service_manager import ServiceManager
-    from elastic_agent.workers.guard_client import become_subreaper
+    from elastic_agent.sd_notify import ServiceManager
+    from elastic_agent.workers.guard.client import become_subreaper
 
     early = EarlyNotice(resolved.settings.notice_signal)
     check_limits(likely_slots(resolved.settings.nproc_per_node) or 1)

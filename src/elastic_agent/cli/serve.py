@@ -10,9 +10,9 @@ from elastic_agent.cli.help import serve_page
 from elastic_agent.config.checks import check_working_directory
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.flags import CommandLine, HelpRequested, parse_command_line
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.settings import spec_by_name
+from elastic_agent.config.sources.command_line import CommandLine, HelpRequested, parse_command_line
 from elastic_agent.exit_codes import ExitCode
 
 OPTIONS = ("rdzv_endpoint", "state_dir", "log_format", "log_level", "config")
@@ -63,7 +63,7 @@ def _serve(resolved: Resolved) -> int:
     from elastic_agent.agent.launch import import_torch_quietly
     from elastic_agent.agent.limits import check_open_files
     from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
-    from elastic_agent.rendezvous import serving
+    from elastic_agent.rendezvous.backends.c10d import store_server
 
     settings = resolved.settings
     check_open_files(slots=0)
@@ -71,12 +71,12 @@ def _serve(resolved: Resolved) -> int:
     log = get_logger()
     for note in resolved.notes:
         (log.warning if note.level == "warning" else log.info)(note.text)
-    stop = serving.StopRequests()
+    stop = store_server.StopRequests()
     try:
         import_torch_quietly()
         adopt_library_loggers()
-        as_asked = serving.serve(settings.rdzv_endpoint, settings.state_dir, stop)
-    except serving.CannotServeError as error:
+        as_asked = store_server.serve(settings.rdzv_endpoint, settings.state_dir, stop)
+    except store_server.CannotServeError as error:
         log.error(str(error))
         return ExitCode.NO_STORE
     except Exception:

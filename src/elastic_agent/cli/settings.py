@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic_agent.config.flags import parse_command_line
 from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.settings import GROUPS, Spec, specs
-from elastic_agent.config.source import Layer
+from elastic_agent.config.sources.base import Layer
+from elastic_agent.config.sources.command_line import parse_command_line
 from elastic_agent.exit_codes import ExitCode
 
 _JSON = "--json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from elastic_agent.config.rdzv_conf import keys_with_meaning, keys_without_effect
 from elastic_agent.config.settings import GROUPS, Spec, specs
+from elastic_agent.config.sources.rdzv_conf import keys_with_meaning, keys_without_effect
 from elastic_agent.exit_codes import MEANINGS
 
 _HEAD = """\

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 from elastic_agent.processes import catches
-from elastic_agent.workers.living import LivingWorker, living_workers
-
-from .users import name_of, uid_of
+from elastic_agent.workers.find_workers import LivingWorker, living_workers
 
 PAGE = """\
 Usage: elastic-agent stacks [RUN] [--user USER]

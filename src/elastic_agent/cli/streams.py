@@ -13,7 +13,7 @@ def open_closed_streams() -> None:
     """
     if None not in (sys.stdin, sys.stdout, sys.stderr):  # Python sets those to None
         return
-    from elastic_agent.workers.guard_client import open_missing_standard_streams
+    from elastic_agent.workers.guard.client import open_missing_standard_streams
 
     open_missing_standard_streams()
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115

@@ -6,11 +6,11 @@ library.
 
 from __future__ import annotations
 
-from elastic_agent.config.draft import Note
+from elastic_agent.config.builder import Note
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
 from elastic_agent.config.settings import Settings
-from elastic_agent.config.source import Layer, Source
+from elastic_agent.config.sources.base import Layer, Source
 from elastic_agent.config.values import NodeRange, StreamChoice
 from elastic_agent.values import Endpoint, PortRange
 

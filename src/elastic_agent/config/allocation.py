@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastic_agent.config.draft import Draft
-from elastic_agent.config.kinds import ETCD
-from elastic_agent.config.slurm import is_step, step_hosts
+from elastic_agent.config.builder import Draft
+from elastic_agent.config.sources.slurm import is_step, step_hosts
+from elastic_agent.config.value_types import ETCD
 
 
 def check_allocation(draft: Draft, environ: Mapping[str, str]) -> None:

@@ -11,11 +11,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from elastic_agent.config.builder import Draft
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
-from elastic_agent.config.draft import Draft
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.kinds import NO_SIGNAL
-from elastic_agent.config.source import Layer, Source
+from elastic_agent.config.sources.base import Layer, Source
+from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.values import largest_world
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from elastic_agent.config.builder import Draft, default_of
 from elastic_agent.config.directories import (
     OWN_FOLDER,
     default_log_dir,
@@ -12,10 +13,9 @@ from elastic_agent.config.directories import (
     problem_with_temporary,
     temporary_state_dir,
 )
-from elastic_agent.config.draft import Draft, default_of
 from elastic_agent.config.etcd_password import exposures
-from elastic_agent.config.kinds import ETCD, parse_endpoints
-from elastic_agent.config.source import Layer, Source
+from elastic_agent.config.sources.base import Layer, Source
+from elastic_agent.config.value_types import ETCD, parse_endpoints
 from elastic_agent.config.values import STATIC_PORT, NodeRange
 from elastic_agent.values import ETCD_PORT, Endpoint
 

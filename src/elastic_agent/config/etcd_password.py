@@ -12,7 +12,7 @@ import stat
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from elastic_agent.config.environment import ETCD_PASSWORD
+from elastic_agent.config.sources.environment import ETCD_PASSWORD
 from elastic_agent.values import Endpoint
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from elastic_agent.config.allocation import check_allocation
+from elastic_agent.config.builder import Draft, Note, complaint, default_of
 from elastic_agent.config.checks import (
     check_notices,
     check_paths,
@@ -15,15 +16,14 @@ from elastic_agent.config.checks import (
     leave_ignored_signals,
 )
 from elastic_agent.config.derive import derive_directories, derive_meeting
-from elastic_agent.config.draft import Draft, Note, complaint, default_of
-from elastic_agent.config.environment import doubtful_variables, read_environment
 from elastic_agent.config.errors import BadValueError, UsageError
-from elastic_agent.config.flags import CommandLine, parse_command_line
-from elastic_agent.config.rdzv_conf import expand
 from elastic_agent.config.settings import Settings, spec_by_name, specs
-from elastic_agent.config.site import SITE_SOURCES, SiteSource
-from elastic_agent.config.source import Given, Layer, Source
-from elastic_agent.config.toml_file import SettingsFile, read_settings_file
+from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
+from elastic_agent.config.sources.environment import doubtful_variables, read_environment
+from elastic_agent.config.sources.rdzv_conf import expand
+from elastic_agent.config.sources.site_defaults import SITE_SOURCES, SiteSource
+from elastic_agent.config.sources.toml_file import SettingsFile, read_settings_file
 
 _DEFAULT = Source(Layer.DEFAULT, "default")
 

@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from elastic_agent.config import kinds
+from elastic_agent.config import value_types
 from elastic_agent.config.directories import default_log_dir, default_state_dir
-from elastic_agent.config.kinds import Kind
+from elastic_agent.config.value_types import Kind
 from elastic_agent.config.values import NodeRange, StreamChoice
 from elastic_agent.values import Endpoint, PortRange
 
@@ -132,14 +132,14 @@ class Settings:
     """Its arguments, untouched."""
 
     nnodes: NodeRange = _setting(
-        kinds.NODES,
+        value_types.NODES,
         "1",
         WORLD,
         "Number of nodes, or its minimum and maximum.",
         torchrun=True,
     )
     nproc_per_node: str = _setting(
-        kinds.SLOTS,
+        value_types.SLOTS,
         "gpu-or-1",
         WORLD,
         "Workers on this node: a number, or gpu, xpu, cpu (one per device of that type), auto (one per "
@@ -149,7 +149,7 @@ class Settings:
         why="torchrun starts 1 worker, which leaves every GPU but one idle",
     )
     node_id: str | None = _setting(
-        kinds.NAME,
+        value_types.NAME,
         None,
         WORLD,
         "Name of this node in the run; stable across restarts.",
@@ -157,7 +157,7 @@ class Settings:
         shown_default="derived from the machine and kept in the state directory",
     )
     node_rank: int | None = _setting(
-        kinds.whole_number(0),
+        value_types.whole_number(0),
         None,
         WORLD,
         "Preferred position of this node in the order of nodes. Without it, nodes are ordered by name.",
@@ -165,10 +165,14 @@ class Settings:
         why="torchrun uses 0 on every node by default",
     )
     role: str = _setting(
-        kinds.TEXT, "default", WORLD, "Role name of the workers, as visible to the workers.", torchrun=True
+        value_types.TEXT,
+        "default",
+        WORLD,
+        "Role name of the workers, as visible to the workers.",
+        torchrun=True,
     )
     local_addr: str | None = _setting(
-        kinds.HOST,
+        value_types.HOST,
         None,
         WORLD,
         "Address at which the other nodes reach this one.",
@@ -177,7 +181,7 @@ class Settings:
     )
 
     rdzv_endpoint: Endpoint | None = _setting(
-        kinds.ENDPOINT,
+        value_types.ENDPOINT,
         None,
         MEETING,
         "Rendezvous endpoint, the same on every node: host name or address of the machine that hosts the "
@@ -187,7 +191,7 @@ class Settings:
         shown_default="none; needed for more than one node",
     )
     rdzv_backend: str = _setting(
-        kinds.BACKEND,
+        value_types.BACKEND,
         "c10d",
         MEETING,
         "Rendezvous backend: c10d (no extra service) or etcd (version 3; survives the loss of any machine; "
@@ -196,7 +200,7 @@ class Settings:
         why="torchrun's static cannot lose or gain a node",
     )
     rdzv_id: str | None = _setting(
-        kinds.NAME,
+        value_types.NAME,
         None,
         MEETING,
         "Run id. Set it to resume a run later, or to run several jobs at one endpoint.",
@@ -205,7 +209,7 @@ class Settings:
         why='torchrun uses "none" for every run, so jobs that share an endpoint interfere',
     )
     rdzv_conf: str | None = _setting(
-        kinds.CONF,
+        value_types.CONF,
         None,
         MEETING,
         "More settings as KEY=VALUE,...: join_timeout, settle, start_timeout, lease_ttl, fence_margin, "
@@ -214,7 +218,7 @@ class Settings:
         torchrun=True,
     )
     standalone: bool = _setting(
-        kinds.SWITCH,
+        value_types.SWITCH,
         "false",
         MEETING,
         "Single-node run without an endpoint.",
@@ -223,7 +227,7 @@ class Settings:
         why="torchrun requires the option",
     )
     master_addr: str | None = _setting(
-        kinds.HOST,
+        value_types.HOST,
         None,
         MEETING,
         "Host of the endpoint if --rdzv-endpoint is not given (torchrun's static rendezvous).",
@@ -231,40 +235,42 @@ class Settings:
         shown_default="127.0.0.1 when --master-port is given",
     )
     master_port: int | None = _setting(
-        kinds.PORT,
+        value_types.PORT,
         None,
         MEETING,
         "Port that belongs to --master-addr.",
         torchrun=True,
         shown_default="29500 when --master-addr is given",
     )
-    etcd_prefix: str = _setting(kinds.KEY_PREFIX, "/elastic-agent", MEETING, "Prefix of all keys in etcd.")
+    etcd_prefix: str = _setting(
+        value_types.KEY_PREFIX, "/elastic-agent", MEETING, "Prefix of all keys in etcd."
+    )
     etcd_ca: Path | None = _setting(
-        kinds.PATH,
+        value_types.PATH,
         None,
         MEETING,
         "CA certificates for etcd (PEM). With this or --etcd-cert, connections to etcd use TLS.",
     )
     etcd_cert: Path | None = _setting(
-        kinds.PATH, None, MEETING, "Client certificate for etcd (PEM); requires --etcd-key."
+        value_types.PATH, None, MEETING, "Client certificate for etcd (PEM); requires --etcd-key."
     )
-    etcd_key: Path | None = _setting(kinds.PATH, None, MEETING, "Private key of --etcd-cert (PEM).")
+    etcd_key: Path | None = _setting(value_types.PATH, None, MEETING, "Private key of --etcd-cert (PEM).")
     etcd_user: str | None = _setting(
-        kinds.TEXT,
+        value_types.TEXT,
         None,
         MEETING,
         "etcd user. Its password is read from --etcd-password-file or from the variable "
         "ELASTIC_AGENT_ETCD_PASSWORD, which workers do not inherit.",
     )
     etcd_password_file: Path | None = _setting(
-        kinds.PATH,
+        value_types.PATH,
         None,
         MEETING,
         "File that contains only the password of --etcd-user.",
         abbreviated=False,  # --etcd-password SECRET is a mistake, not a file's name
     )
     port_range: PortRange | None = _setting(
-        kinds.PORT_RANGE,
+        value_types.PORT_RANGE,
         None,
         MEETING,
         "Ports that this node may use for bootstrap stores, where workers initialise their process group "
@@ -272,19 +278,19 @@ class Settings:
         shown_default="any free port",
     )
     settle: float = _setting(
-        kinds.seconds(0),
+        value_types.seconds(0),
         "1.0",
         MEETING,
         "Once there are enough nodes, how long to wait for more after the last one joined.",
     )
     join_timeout: float = _setting(
-        kinds.seconds(0, above=True),
+        value_types.seconds(0, above=True),
         "600",
         MEETING,
         "How long to wait for the minimum number of nodes, or for the store.",
     )
     start_timeout: float = _setting(
-        kinds.seconds(0, above=True),
+        value_types.seconds(0, above=True),
         "30",
         MEETING,
         "How long a node may take to start its workers in a new generation. Slower nodes are left out of "
@@ -292,7 +298,7 @@ class Settings:
     )
 
     max_restarts: int = _setting(
-        kinds.whole_number(0),
+        value_types.whole_number(0),
         "3",
         TROUBLE,
         "Restart budget: number of worker failures that the run survives, on all nodes together. Nodes "
@@ -301,41 +307,41 @@ class Settings:
         why="torchrun's 0 ends the run at the first failure",
     )
     restart_window: float = _setting(
-        kinds.seconds(0),
+        value_types.seconds(0),
         "3600",
         TROUBLE,
         "Time of training progress after which one failure is forgiven, that is, no longer counts against "
         "--max-restarts. 0: never.",
     )
     restart_backoff: float = _setting(
-        kinds.seconds(0),
+        value_types.seconds(0),
         "60",
         TROUBLE,
         "Maximum delay between restarts in a crash loop. If failures repeat without progress, the second "
         "restart is delayed by 1 s, and the delay doubles with each further one. 0: no delay.",
     )
     lease_ttl: float = _setting(
-        kinds.seconds(0.5, most=3600),
+        value_types.seconds(0.5, most=3600),
         "5.0",
         TROUBLE,
         "A node that does not renew its lease for this long is considered lost. By then, its guard has "
         "killed its workers.",
     )
     fence_margin: float = _setting(
-        kinds.seconds(0, above=True),
+        value_types.seconds(0, above=True),
         "1.0",
         TROUBLE,
         "How long the other nodes wait after the lease of a lost node has expired, to allow for the time "
         "to kill its workers.",
     )
     restart_grace: float = _setting(
-        kinds.seconds(0),
+        value_types.seconds(0),
         "1.0",
         TROUBLE,
         "Time between SIGTERM and SIGKILL for workers before a restart.",
     )
     shutdown_timeout: float = _setting(
-        kinds.seconds(0),
+        value_types.seconds(0),
         "30",
         TROUBLE,
         "Time between SIGTERM and SIGKILL for workers when this node leaves or the run is stopped.",
@@ -343,14 +349,14 @@ class Settings:
         other_variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
     )
     hang_timeout: float = _setting(
-        kinds.seconds(0),
+        value_types.seconds(0),
         "1800",
         TROUBLE,
         "A worker that has called client.heartbeat and then does not call it for this long has failed. "
         "Workers that never call it are not monitored. 0: off.",
     )
     signals_to_handle: tuple[str, ...] = _setting(
-        kinds.SIGNALS,
+        value_types.SIGNALS,
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         TROUBLE,
         "Signals that make the agent stop its workers and leave the run. By default, signals that are "
@@ -358,7 +364,7 @@ class Settings:
         torchrun=True,
     )
     monitor_interval: float = _setting(
-        kinds.seconds(0),
+        value_types.seconds(0),
         "0.1",
         TROUBLE,
         "torchrun's polling interval for worker exits.",
@@ -367,21 +373,21 @@ class Settings:
     )
 
     notice_signal: str = _setting(
-        kinds.SIGNAL,
+        value_types.SIGNAL,
         "SIGUSR1",
         NOTICES,
         "Signal to any agent that stops the whole run gracefully: workers receive a notice and have "
         "--notice-time. (With the signals of --signals-to-handle, only one node leaves.)",
     )
     notice_time: float = _setting(
-        kinds.seconds(0),
+        value_types.seconds(0),
         "60",
         NOTICES,
         "Time that workers have to save and exit after the notice signal, and before a running world grows.",
         shown_default="60; in a Slurm job that ends within an hour, until shortly before its end",
     )
     grow: str = _setting(
-        kinds.choice(("never", "at-notice", "after"), metavar="WHEN"),
+        value_types.choice(("never", "at-notice", "after"), metavar="WHEN"),
         "after",
         NOTICES,
         "When nodes that arrive late may join a running world: never (only when the next generation forms "
@@ -390,14 +396,14 @@ class Settings:
         "may always rejoin.",
     )
     grow_delay: float = _setting(
-        kinds.seconds(0),
+        value_types.seconds(0),
         "1.0",
         NOTICES,
         "How long a new node waits after the last arrival before a script that does not handle notices is "
         "restarted to include it. At least --settle.",
     )
     node_unit: tuple[int, ...] = _setting(
-        kinds.NODE_COUNTS,
+        value_types.NODE_COUNTS,
         None,
         NOTICES,
         "Allowed numbers of nodes in a world: one number (its multiples are allowed) or a list. Surplus "
@@ -406,14 +412,14 @@ class Settings:
         value=(),
     )
     finish_once: bool = _setting(
-        kinds.SWITCH,
+        value_types.SWITCH,
         "false",
         NOTICES,
         "Do not start a finished run again under the same run id: its agents exit immediately with success.",
         shown_default="true in a Slurm job, else false",
     )
     requeue: str = _setting(
-        kinds.choice(("auto", "never"), metavar="WHEN"),
+        value_types.choice(("auto", "never"), metavar="WHEN"),
         "auto",
         NOTICES,
         "Whether to requeue a job that was stopped with its state saved, because of its time limit or a "
@@ -421,7 +427,7 @@ class Settings:
         "not requeued.",
     )
     requeue_command: str | None = _setting(
-        kinds.COMMAND,
+        value_types.COMMAND,
         None,
         NOTICES,
         "Shell command that requeues the job, run on one node in the agent's environment. A non-zero exit "
@@ -429,14 +435,14 @@ class Settings:
         shown_default="in a Slurm job: scontrol requeue and the job's id",
     )
     max_requeues: int = _setting(
-        kinds.whole_number(0),
+        value_types.whole_number(0),
         "100",
         NOTICES,
         "Maximum number of requeues of a Slurm job, including those by others (from SLURM_RESTART_COUNT).",
     )
 
     module: bool = _setting(
-        kinds.SWITCH,
+        value_types.SWITCH,
         "false",
         WORKERS,
         "The script is a module name, as for python -m.",
@@ -444,21 +450,21 @@ class Settings:
         short="-m",
     )
     no_python: bool = _setting(
-        kinds.SWITCH,
+        value_types.SWITCH,
         "false",
         WORKERS,
         "The script is an executable program; do not start it with Python.",
         torchrun=True,
     )
     run_path: bool = _setting(
-        kinds.SWITCH,
+        value_types.SWITCH,
         "false",
         WORKERS,
         "Run the script with runpy.run_path. Takes precedence over --no-python and --module.",
         torchrun=True,
     )
     python_exec: str | None = _setting(
-        kinds.PROGRAM,
+        value_types.PROGRAM,
         None,
         WORKERS,
         "Python interpreter that runs the script.",
@@ -466,7 +472,7 @@ class Settings:
         shown_default="the interpreter of the agent",
     )
     worker_start: str = _setting(
-        kinds.choice(("warm", "cold"), metavar="HOW"),
+        value_types.choice(("warm", "cold"), metavar="HOW"),
         "warm",
         WORKERS,
         "warm: fork workers from a process that has imported torch, which takes milliseconds. cold: start "
@@ -474,7 +480,7 @@ class Settings:
         "interpreter) are started cold.",
     )
     preload: tuple[str, ...] = _setting(
-        kinds.MODULES,
+        value_types.MODULES,
         None,
         WORKERS,
         "Modules to preload into warm workers, in addition to torch, separated by commas; e.g. "
@@ -483,21 +489,21 @@ class Settings:
         value=(),
     )
     virtual_local_rank: bool = _setting(
-        kinds.SWITCH,
+        value_types.SWITCH,
         "false",
         WORKERS,
         "Every worker sees LOCAL_RANK 0 and only its own GPU, as device 0.",
         torchrun=True,
     )
     numa_binding: str | None = _setting(
-        kinds.choice(("node", "socket", "exclusive", "core-complex"), metavar="MODE"),
+        value_types.choice(("node", "socket", "exclusive", "core-complex"), metavar="MODE"),
         None,
         WORKERS,
         "Bind each worker to the CPUs near its GPU.",
         torchrun=True,
     )
     start_method: str = _setting(
-        kinds.choice(("spawn", "fork", "forkserver"), metavar="METHOD"),
+        value_types.choice(("spawn", "fork", "forkserver"), metavar="METHOD"),
         "spawn",
         WORKERS,
         "torchrun's start method for worker processes of Python functions.",
@@ -506,7 +512,7 @@ class Settings:
     )
 
     redirects: StreamChoice = _setting(
-        kinds.STREAMS,
+        value_types.STREAMS,
         "0",
         OUTPUT,
         "Output to write to files in the log directory instead of the console: 1 stdout, 2 stderr, 3 both; "
@@ -515,7 +521,7 @@ class Settings:
         short="-r",
     )
     tee: StreamChoice = _setting(
-        kinds.STREAMS,
+        value_types.STREAMS,
         "0",
         OUTPUT,
         "Output to write to files and to the console; values as for --redirects.",
@@ -523,7 +529,7 @@ class Settings:
         short="-t",
     )
     local_ranks_filter: tuple[int, ...] = _setting(
-        kinds.RANKS,
+        value_types.RANKS,
         None,
         OUTPUT,
         "Local ranks whose output is shown on the console; files are not affected.",
@@ -532,7 +538,7 @@ class Settings:
         value=(),
     )
     duplicate_stdout_filters: tuple[str, ...] = _setting(
-        kinds.FILTERS,
+        value_types.FILTERS,
         None,
         OUTPUT,
         "Copy stdout lines that contain one of these strings to an additional file.",
@@ -541,7 +547,7 @@ class Settings:
         value=(),
     )
     duplicate_stderr_filters: tuple[str, ...] = _setting(
-        kinds.FILTERS,
+        value_types.FILTERS,
         None,
         OUTPUT,
         "Copy stderr lines that contain one of these strings to an additional file.",
@@ -550,7 +556,7 @@ class Settings:
         value=(),
     )
     log_dir: Path = _setting(
-        kinds.PATH,
+        value_types.PATH,
         None,
         OUTPUT,
         "Directory for the output of the workers, with one subdirectory per generation.",
@@ -560,28 +566,28 @@ class Settings:
         factory=lambda: default_log_dir(default_state_dir(os.environ)),
     )
     keep_generations: int = _setting(
-        kinds.whole_number(1),
+        value_types.whole_number(1),
         "20",
         OUTPUT,
         "Number of generations whose output is kept per run; the same number is kept of nodes that have "
         "left it.",
     )
     keep_runs: int = _setting(
-        kinds.whole_number(1),
+        value_types.whole_number(1),
         "200",
         OUTPUT,
         "Number of runs without --rdzv-id whose output is kept in the default log directory. Output of "
         "runs with --rdzv-id, or in a directory given by --log-dir, is never removed.",
     )
     log_limit: int = _setting(
-        kinds.SIZE,
+        value_types.SIZE,
         "1G",
         OUTPUT,
         "Maximum size of each worker's stdout or stderr file. Of larger output, the first third and the "
         "end are kept. 0: no limit.",
     )
     logs_specs: str | None = _setting(
-        kinds.TEXT,
+        value_types.TEXT,
         None,
         OUTPUT,
         "Name of a torchrun.logs_specs entry point that decides where output goes.",
@@ -589,7 +595,7 @@ class Settings:
         shown_default="elastic-agent's own, a directory per generation",
     )
     log_line_prefix_template: str | None = _setting(
-        kinds.TEXT,
+        value_types.TEXT,
         None,
         OUTPUT,
         "Prefix of each line of worker output on the console, e.g. [${role_name}${rank}]:",
@@ -597,9 +603,11 @@ class Settings:
         shown_default="torch's default",
     )
 
-    config: Path | None = _setting(kinds.PATH, None, AGENT, "TOML file with settings, e.g. lease_ttl = 3.0.")
+    config: Path | None = _setting(
+        value_types.PATH, None, AGENT, "TOML file with settings, e.g. lease_ttl = 3.0."
+    )
     state_dir: Path = _setting(
-        kinds.PATH,
+        value_types.PATH,
         None,
         AGENT,
         "Directory for state that must survive a restart of this machine: node ids and the history of runs.",
@@ -608,23 +616,23 @@ class Settings:
         factory=lambda: default_state_dir(os.environ),
     )
     log_format: str = _setting(
-        kinds.choice(("auto", "console", "json"), metavar="FORMAT"),
+        value_types.choice(("auto", "console", "json"), metavar="FORMAT"),
         "auto",
         AGENT,
         "Format of the agent's log: console (readable), json (one object per line), auto (console on a "
         "terminal, structured entries in systemd's journal, json elsewhere).",
     )
     log_level: str = _setting(
-        kinds.choice(("debug", "info", "warning", "error"), metavar="LEVEL"),
+        value_types.choice(("debug", "info", "warning", "error"), metavar="LEVEL"),
         "info",
         AGENT,
         "Minimum level of log messages.",
     )
     event_journal: Path | None = _setting(
-        kinds.PATH, None, AGENT, "Also write every event to this file, as one JSON object per line."
+        value_types.PATH, None, AGENT, "Also write every event to this file, as one JSON object per line."
     )
     event_log_handler: str = _setting(
-        kinds.TEXT,
+        value_types.TEXT,
         "null",
         AGENT,
         "Name of torchrun's handler for its events.",

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .cluster_view import FAR_S, PROGRESS_S, Situation
 from .records import MAX_COUNT, Budget, Failure, FailureKind, Phase, Plan, Policy
-from .situation import FAR_S, PROGRESS_S, Situation
 
 FIRST_PAUSE_S = 1.0
 """Of a crash loop's second restart; the first is not delayed, and each later one twice as long as the one before."""

@@ -15,6 +15,19 @@ from dataclasses import replace
 import msgspec
 
 from . import budget
+from .cluster_view import (
+    FAR_S,
+    Decision,
+    PhaseClock,
+    Situation,
+    carried,
+    departed,
+    leased_too_long,
+    names,
+    stopped_before,
+    uncleared,
+    unproven,
+)
 from .forming import await_clearing, decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
 from .notices import hear
@@ -32,19 +45,6 @@ from .records import (
     check_readable,
 )
 from .running import decide_running, whole_world_runs
-from .situation import (
-    FAR_S,
-    Decision,
-    PhaseClock,
-    Situation,
-    carried,
-    departed,
-    leased_too_long,
-    names,
-    stopped_before,
-    uncleared,
-    unproven,
-)
 
 FINISHED_BEFORE = "the run has already finished and is not repeated under the same id"
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from . import budget
+from .cluster_view import FAR_S, Decision, Situation, carried, count, names, stopped, uncleared, unproven
 from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
 from .records import Failure, FailureKind, Member, Phase, Plan, State, World
-from .situation import FAR_S, Decision, Situation, carried, count, names, stopped, uncleared, unproven
 
 LONGEST_REASON = 512
 """Characters of a plan's reason."""
@@ -63,7 +63,7 @@ def await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
 
     Args:
         now: the situation.
-        waits: who is waited for, as :func:`~.situation.uncleared` says.
+        waits: who is waited for, as :func:`~.cluster_view.uncleared` says.
     """
     nodes = {seat.incarnation: seat.node_id for seat in now.plan.awaiting}
     condemn: dict[str, str] = {}

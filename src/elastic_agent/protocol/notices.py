@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
+from .cluster_view import Decision, Situation, names, stopped
 from .forming import forming_plan
 from .leases import Sighting
 from .records import Ask, Cause, Notice, Phase, Plan, Seat, State, World
-from .situation import Decision, Situation, names, stopped
 
 PROMPT = frozenset({Cause.DRAIN, Cause.GROW, Cause.OPERATOR})
 """Causes for which workers that do not look at notices are stopped at once. The others leave them their time."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from .cluster_view import FAR_S, PROGRESS_S, Decision, Situation, carried, count, names
 from .forming import forming_plan
 from .leases import Sighting
 from .notices import announce_growth, anybody_heeds, decide_under_notice, has_yielded
 from .records import Failure, FailureKind, Growth, Phase, Seat, State, World
-from .situation import FAR_S, PROGRESS_S, Decision, Situation, carried, count, names
 
 EXPLAIN_S = 15.0
 """How long an agent may take to ask for what a signal means that ended its workers: it may have to ask a scheduler."""

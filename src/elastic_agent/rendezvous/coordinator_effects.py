@@ -10,7 +10,7 @@ from elastic_agent.protocol.records import History, Lease, Plan
 from elastic_agent.transport.base import CoordinatorLink, Snapshot
 
 from .effects import Effect, T_co
-from .memory import RunMemory
+from .run_history import RunMemory
 
 
 class StoreEffect(Effect[T_co]):

@@ -1,7 +1,7 @@
 """elastic-agent's own rendezvous as torch's interface shows it.
 
 The agent is driven by events and never polls, so most of the interface has nothing to do; the handler that does
-work for stock torchrun is in :mod:`.torchrun`.
+work for stock torchrun is in :mod:`elastic_agent.torchrun.handler`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A node's session in its owner's asyncio loop: what :class:`~.node_session.NodeSession` decides is performed here.
 
-Blocking store calls are made in threads that can be abandoned (:class:`~elastic_agent.transport.lane.Lane`), a thread
-for each connection. The parts of the session are asyncio tasks, so the timer that notices the end of the lease runs
-while any of these calls hangs; and an agent whose loop does not turn does not renew.
+Blocking store calls are made in threads that can be abandoned
+(:class:`~elastic_agent.transport.abandonable_thread.Lane`), a thread for each connection. The parts of the session
+are asyncio tasks, so the timer that notices the end of the lease runs while any of these calls hangs; and an agent
+whose loop does not turn does not renew.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Member
+from elastic_agent.transport.abandonable_thread import Lane
 from elastic_agent.transport.base import NodeLink
-from elastic_agent.transport.lane import Lane
 
+from .asyncio_runner import aside, call, run_async, until_one_ends
 from .clock import boottime_s
 from .connector import Connector
 from .effects import BackOff, Effect, Signal, Sleep, UntilOneEnds, Wait
 from .node_session import NodeSession
 from .store_requests import Call, Connect, Connection, DialBootstrap, OfferBootstrap, Request
-from .threads import aside, call, run_async, until_one_ends
 
 DIAL_TIMEOUT_S = 30.0
 """An attempt to connect that takes longer than this is abandoned."""

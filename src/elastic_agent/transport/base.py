@@ -1,7 +1,7 @@
 """What the rest of the package needs of a store, and nothing more.
 
 Every call may block, for at most the link's time-out, and is therefore made from a thread that can be
-abandoned (see :mod:`.lane`), never from the loop that must act on time. A link is used by one thread
+abandoned (see :mod:`.abandonable_thread`), never from the loop that must act on time. A link is used by one thread
 at a time: a blocking wait occupies it.
 """
 

@@ -22,8 +22,8 @@ from torch.distributed.elastic.multiprocessing import (
     RunProcsResult,
 )
 
-from elastic_agent.workers import _torch_private, failure
-from elastic_agent.workers.guard_client import (
+from elastic_agent.workers import failure, torch_adapter
+from elastic_agent.workers.guard.client import (
     Exited,
     Guard,
     GuardEvent,
@@ -33,7 +33,7 @@ from elastic_agent.workers.guard_client import (
     SpawnFailed,
     Stopped,
 )
-from elastic_agent.workers.last_words import LastWords, read_last_words
+from elastic_agent.workers.output.last_words import LastWords, read_last_words
 
 if TYPE_CHECKING:
     from torch.numa.binding import NumaOptions
@@ -188,7 +188,7 @@ class WorkerContext(PContext):
 
         Raises RuntimeError when the guard's last generation is not stopped yet.
         """
-        _torch_private.start_context(self)
+        torch_adapter.start_context(self)
 
     def _start(self) -> None:
         if self._started:
@@ -201,7 +201,7 @@ class WorkerContext(PContext):
         argv = (self._program, *(str(argument) for argument in self.args[slot]))
         return Launch(
             slot=slot,
-            argv=_torch_private.with_numa_binding(argv, slot, self._numa_options),
+            argv=torch_adapter.with_numa_binding(argv, slot, self._numa_options),
             env={**self._base_env, **{name: str(value) for name, value in self.envs[slot].items()}},
             cwd=self._cwd,
             stdout=self.stdouts[slot] or None,

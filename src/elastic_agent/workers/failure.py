@@ -11,8 +11,7 @@ import signal
 from dataclasses import dataclass
 
 from elastic_agent.printable import plain
-
-from .signature import signature
+from elastic_agent.workers.signature import signature
 
 MESSAGE_CHARACTERS = 500
 TAIL_BYTES = 2 * 1024

@@ -1,0 +1,53 @@
+"""Where this agent meets the others, by its settings."""
+
+from __future__ import annotations
+
+import os
+
+from elastic_agent.agent.slurm.nodes import reachable_endpoint
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.etcd_password import read_password_file
+from elastic_agent.config.settings import Settings
+from elastic_agent.config.sources.environment import ETCD_PASSWORD
+from elastic_agent.config.value_types import ETCD
+from elastic_agent.rendezvous.backends import open_place
+from elastic_agent.rendezvous.backends.base import MeetingPlace
+from elastic_agent.values import Endpoint, EtcdAccess
+
+
+def meeting_place(settings: Settings, password: str) -> MeetingPlace:
+    """The place for the backend that the settings name; ``password``: for etcd, from the environment.
+
+    Raises:
+        UsageError: the password cannot be read.
+    """
+    endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
+    return open_place(
+        reachable_endpoint(endpoint, os.environ),
+        _access(settings, password) if settings.rdzv_backend == ETCD else None,
+        settings.state_dir,
+        lease_ttl_s=settings.lease_ttl,
+        fence_margin_s=settings.fence_margin,
+        port_range=settings.port_range,
+    )
+
+
+def _access(settings: Settings, password: str) -> EtcdAccess:
+    if settings.etcd_password_file is not None:
+        try:
+            password = read_password_file(settings.etcd_password_file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--etcd-password-file {settings.etcd_password_file}: {error}") from None
+    if settings.etcd_user and not password:
+        raise UsageError(
+            f"--etcd-user {settings.etcd_user} requires a password; expected --etcd-password-file or the "
+            f"variable {ETCD_PASSWORD}"
+        )
+    return EtcdAccess(
+        settings.etcd_prefix,
+        settings.etcd_ca,
+        settings.etcd_cert,
+        settings.etcd_key,
+        settings.etcd_user or "",
+        password,
+    )

@@ -1,0 +1,1 @@
+"""The agent's control socket, and the commands that come in over it."""

@@ -1,0 +1,102 @@
+"""What an agent does when a user of its machine asks: tell about the run, have a node leave, end the run.
+
+The last answer to ``drain`` and ``stop`` comes when the last worker process of the node, or of the run, has exited, so
+that the machine can be rebooted; or it says that this could not be confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from elastic_agent.agent.supervisor import Ending, Supervisor
+from elastic_agent.protocol.cluster_view import names
+from elastic_agent.protocol.node import Outcome
+from elastic_agent.protocol.records import Cause
+
+from .socket import Answer, Command
+
+
+class Commands:
+    """Carries commands out on a supervisor."""
+
+    def __init__(
+        self, supervisor: Supervisor, run_id: str, node_id: str, drain_s: float, stop_s: float
+    ) -> None:
+        self._supervisor = supervisor
+        self._run_id = run_id
+        self._node_id = node_id
+        self._times = {"drain": drain_s, "stop": stop_s}
+
+    async def act(self, command: Command) -> AsyncIterator[Answer]:
+        """The answers to a command, as they come about."""
+        match command.do:
+            case "describe":
+                yield Answer(run_id=self._run_id, node=self._node_id, nodes=self._nodes())
+            case "drain":
+                async for answer in self._drain(command):
+                    yield answer
+            case "stop":
+                async for answer in self._stop(command):
+                    yield answer
+            case other:
+                yield Answer(
+                    f"this agent does not support the command {other!r}; use the elastic-agent command of "
+                    "the agent's version",
+                    failed=True,
+                )
+
+    def _nodes(self) -> tuple[str, ...]:
+        plan = self._supervisor.node.plan
+        return tuple(seat.node_id for seat in plan.world.seats) if plan is not None and plan.world else ()
+
+    async def _drain(self, command: Command) -> AsyncIterator[Answer]:
+        node = command.node or self._node_id
+        known = {*self._nodes(), self._node_id}
+        if node not in known:
+            yield Answer(
+                f"run {self._run_id} has no node {node}; expected one of {', '.join(sorted(known))}",
+                failed=True,
+            )
+            return
+        left_s = command.left_s if command.left_s is not None else self._times["drain"]
+        yield Answer(f"run {self._run_id}: draining {node}; workers have {left_s:g} s to save", done=False)
+        if node == self._node_id:
+            self._supervisor.drain(command.words, left_s)
+        else:
+            self._supervisor.drain_other(node, left_s, f"{node} is leaving ({command.words})")
+        rest = "no other node is training" if known == {node} else "the other nodes continue"
+        has_left = f"run {self._run_id}: {node} has left; {rest}"
+        ending = await self._supervisor.node_left(node)
+        if ending is None or (node == self._node_id and ending.outcome is Outcome.DRAINED):
+            yield Answer(has_left)
+        elif node == self._node_id and ending.outcome is not Outcome.STUCK:
+            yield Answer(f"run {self._run_id}: the workers of {node} have exited ({_how(ending)})")
+        else:
+            yield self._end_of_run(ending, node)
+
+    async def _stop(self, command: Command) -> AsyncIterator[Answer]:
+        left_s = command.left_s if command.left_s is not None else self._times["stop"]
+        yield Answer(f"stopping run {self._run_id}; workers have {left_s:g} s to save", done=False)
+        self._supervisor.stop(Cause.OPERATOR, left_s, command.words)
+        yield self._end_of_run(await self._supervisor.over(), "every node")
+
+    def _end_of_run(self, ending: Ending, whose: str) -> Answer:
+        """The last answer where this agent's part is over: whether it is known that the workers have exited."""
+        plan = ending.plan
+        if plan is not None and plan.is_terminal and not plan.awaiting:
+            return Answer(f"run {self._run_id} {Outcome(plan.phase.value)}: {plan.reason}")
+        awaited = plan.awaiting if plan is not None and plan.is_terminal else ()
+        if awaited:
+            others = (seat.node_id for seat in awaited if seat.node_id != self._node_id)
+            whose = names(others) or self._node_id
+        return Answer(
+            f"run {self._run_id}: this agent exited ({_how(ending)}) before it could confirm that the "
+            f"workers of {whose} have exited; check for remaining worker processes there before you "
+            "continue",
+            failed=True,
+            unconfirmed=True,
+        )
+
+
+def _how(ending: Ending) -> str:
+    return f"{ending.outcome.value}: {ending.reason}"

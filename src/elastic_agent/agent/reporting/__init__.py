@@ -1,0 +1,1 @@
+"""What an agent reports: on the console, in the event log, to systemd."""

@@ -1,0 +1,227 @@
+"""Tells the person at the terminal what happens and what is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from elastic_agent.logs import bind_context, get_logger, waiting_reporter
+from elastic_agent.protocol.cluster_view import count
+from elastic_agent.protocol.records import Failure, Notice, Phase, Plan, World
+
+JOIN_CAUSES = (
+    "common causes: an agent that has not started yet, a different --rdzv-endpoint or --rdzv-id on some "
+    "machine, or a firewall between the machines"
+)
+PATIENCE_S = 2.0
+"""Waits shorter than this are nobody's worry and are not reported."""
+
+
+class Narrator:
+    """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
+
+    def __init__(
+        self, endpoint: str, ask_status: Callable[[], Awaitable[str]], dial_causes: str = ""
+    ) -> None:
+        """Say nothing yet.
+
+        Args:
+            endpoint: as the user wrote it.
+            ask_status: fetches the coordinator's words.
+            dial_causes: what usually keeps the store from answering, in words.
+        """
+        self._endpoint = endpoint
+        self._dial_causes = dial_causes
+        self._ask_status = ask_status
+        self._log = get_logger()
+        self._reporter = waiting_reporter()
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self._awaits_status = False
+        self._dialling = False
+        self._met = False
+        """The store answered at least once."""
+        self._text = ""
+        self._causes = ""
+        self._told_causes = ""
+        self._facts: dict[str, object] = {}
+        self._news: tuple[Phase, int, str] | None = None
+        self._told_of: tuple[int, str] | None = None
+        """The generation, and the incarnation in it, that was announced last."""
+        self._world = ""
+        """What runs with this node, or how the run ended; empty while neither is so."""
+        self._told = ""
+        """What the workers were told, while they may save."""
+        self.last_problem = ""
+        """Why the store did not answer when it was dialled last."""
+
+    def headline(self, step: int | None = None) -> str:
+        """How it stands now, in one line; ``step``: the newest that a worker named."""
+        world = f"{self._world}, step {step}" if self._world and step is not None else self._world
+        waits = self._text if self._timer is not None else ""
+        return "; ".join(filter(None, (world, self._told, waits))) or (
+            "joining the run" if self._met else f"connecting to {self._endpoint}"
+        )
+
+    # -- the store ------------------------------------------------------------------------------
+
+    def connected(self, replaced: bool) -> None:
+        """The store answers."""
+        if replaced:
+            self._log.warning(
+                "the store was restarted empty; resuming the run from the state saved on the nodes"
+            )
+        elif self._dialling:
+            again = " again" if self._met else ""
+            self._log.info(f"the store at {self._endpoint} answers{again}")
+        self._dialling, self._met = False, True
+        self._rest()
+
+    def disconnected(self, reason: str) -> None:
+        """The store does not answer."""
+        if not self._dialling:
+            self._dialling = True
+            self._await_soon(False)
+            if self._met:
+                self._log.warning(
+                    f"lost the connection to the store at {self._endpoint}; workers keep running until "
+                    "the lease expires",
+                    reason=reason,
+                )
+        self._text = f"waiting for the store at {self._endpoint}: {reason}"
+        self._facts = {"endpoint": self._endpoint}
+        self._causes = self._dial_causes
+        self.last_problem = reason
+
+    # -- the run --------------------------------------------------------------------------------
+
+    def plan(self, plan: Plan, incarnation: str) -> None:
+        """A newer plan."""
+        bind_context(generation=plan.generation)
+        news = plan.phase, plan.generation, plan.reason
+        is_news, self._news = (
+            news != self._news,
+            news,
+        )  # other plans differ in details that do not matter here
+        self._world = self._told = ""
+        if plan.phase is Phase.FORMING:
+            if is_news:
+                self._log.info(f"forming generation {plan.generation}: {plan.reason}")
+            self._text, self._facts = f"forming generation {plan.generation}", {}
+            self._await_soon(True)
+        elif plan.phase is Phase.RUNNING and plan.world is not None:
+            self._rest()
+            self._running(plan, plan.world, incarnation, is_news)
+        else:
+            self._rest()
+            say = self._log.error if plan.phase is Phase.FAILED else self._log.info
+            tail = {"tail": plan.failure.tail} if plan.failure is not None and plan.failure.tail else {}
+            verb = "was stopped" if plan.phase is Phase.STOPPED else plan.phase.value
+            self._world = f"the run {verb}: {plan.reason}"
+            if is_news:
+                say(self._world, **tail)
+
+    def notice(self, notice: Notice) -> None:
+        """The workers here are told that they will be stopped."""
+        after = "then the run ends" if notice.ends else "then a new generation starts"
+        self._log.info(
+            f"{notice.words}: all workers have {notice.left_s:g} s to save and exit, {after}",
+            cause=notice.cause.value,
+        )
+
+    def _running(self, plan: Plan, world: World, incarnation: str, is_news: bool) -> None:
+        seat = world.seat_of(incarnation)
+        if seat is None:
+            self._text = (
+                f"on standby: generation {plan.generation} runs with {count(len(world.seats), 'node')} "
+                f"(maximum {plan.policy.max_nodes})"
+            )
+            self._facts = {"nodes": len(world.seats)}
+            self._await_soon(False)
+            return
+        self._world = (
+            f"generation {plan.generation}: {count(len(world.seats), 'node')}, "
+            f"{count(world.world_size, 'worker')}"
+        )
+        if plan.notice is not None:
+            self._told = f"{plan.notice.words}: workers are saving and exiting"
+        if self._told_of == (plan.generation, incarnation):  # the world is the same, only the plan is newer
+            if plan.notice is None and is_news:  # of that the workers' notice tells
+                self._log.info(f"generation {plan.generation} continues: {plan.reason}")
+            return
+        self._told_of = plan.generation, incarnation
+        last = seat.first_rank + seat.slots - 1
+        ranks = f"rank {last}" if seat.slots == 1 else f"ranks {seat.first_rank}-{last}"
+        self._log.info(
+            f"{self._world}; {ranks} here",
+            nodes=len(world.seats),
+            world_size=world.world_size,
+            node_rank=world.node_rank(incarnation),
+            restarts=plan.charged,
+        )
+
+    def failed(self, failure: Failure) -> None:
+        """A worker of this node failed."""
+        self._log.error(
+            failure.summary, kind=failure.kind.value, **({"tail": failure.tail} if failure.tail else {})
+        )
+
+    def succeeded(self, generation: int) -> None:
+        """The workers of this node are done."""
+        self._log.info(f"all workers of this node succeeded in generation {generation}")
+
+    def hosting_on(self, runs: list[str]) -> None:
+        """This agent's part is over, but its store is still needed."""
+        self._text = (
+            f"local workers are done; keeping the rendezvous store up for run {', '.join(runs)} until it ends"
+        )
+        self._facts = {"runs": len(runs)}
+        self._await_soon(False)
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def _await_soon(self, status: bool) -> None:
+        """Report the wait once it has lasted long enough to matter."""
+        self._awaits_status = status
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._tick)
+
+    def _tick(self) -> None:
+        if not self._awaits_status:
+            self._report()
+        elif self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(self._fetch_status())
+        self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
+
+    async def _fetch_status(self) -> None:
+        words = await self._ask_status()
+        if not self._awaits_status:
+            return
+        if words:
+            self._text, self._facts = words, {"awaited": words}
+            self._causes = JOIN_CAUSES if "(at least" in words else ""
+        self._report()
+
+    def _report(self) -> None:
+        """Show the wait; what usually causes it is said once, in a line that stays."""
+        self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
+        if self._causes and self._causes != self._told_causes:
+            self._told_causes = self._causes
+            self._log.info(self._causes)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rest(self) -> None:
+        self._awaits_status = False
+        self._causes = self._told_causes = ""
+        self._stop_timer()
+        self._reporter.clear()
+
+    def close(self) -> None:
+        """Nothing more is waited for."""
+        self._rest()
+        if self._asking is not None:
+            self._asking.cancel()

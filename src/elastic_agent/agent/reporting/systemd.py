@@ -1,0 +1,129 @@
+"""What systemd is told of an agent that it runs: that it is up, how it stands, that its loop turns.
+
+Everything is sent from one timer of the agent's own loop. When the loop hangs, systemd hears nothing, and its watchdog
+ends the agent; another thread would go on saying that all is well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic_agent.sd_notify import ALIVE, READY, STOPPING, ServiceManager, extend, status
+
+LOOK_EVERY_S = 0.5
+LOOK_EVERY_AT_START_S = 0.1
+"""Somebody may wait for the start to be over."""
+
+EXTENSION_S = 60.0
+"""For so long a start or a stop may take longer, from each time that we say so."""
+EXTEND_EVERY_S = EXTENSION_S / 4
+
+LAST_WORD_S = 1.0
+"""What is said at the end is said once, so it may take that long."""
+
+ANSWER_S = 0.5
+"""After a registration the coordinator may refuse this node; that comes at once, or not at all."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the agent stands now, as far as a service manager cares."""
+
+    headline: str
+    """In one line, for a person."""
+    registered: bool
+    """The run knows this node."""
+    runs: bool
+    """Its workers run."""
+    hosting_on: bool = False
+    """Its part is over, but it still serves the store to others, for who knows how long."""
+
+
+class Service:
+    """Tells systemd about one agent. Without a systemd that listens it does nothing at all."""
+
+    def __init__(self, manager: ServiceManager, look: Callable[[], Standing]) -> None:
+        self._manager = manager
+        self._look = look
+        self._said = ""
+        self._up = False
+        self._stopping = ""
+        self._registered_since_s: float | None = None
+        self._alive_due_s = 0.0
+        self._extend_due_s = 0.0
+
+    def start(self) -> None:
+        """Say how it stands from now on; to be called in the agent's loop."""
+        if self._manager.watchdog_s is not None:
+            faulthandler.enable()  # its SIGABRT writes down where we hang
+        if self._manager.listens:
+            self._tick()
+
+    def stopping(self, reason: str) -> None:
+        """It was asked to end."""
+        if not self._stopping:
+            self._stopping = reason
+            self._manager.notify(STOPPING)
+            self._extend_due_s = 0.0
+            self._say()
+
+    def ended(self, how: str, *, in_order: bool) -> None:
+        """Its part is over, and so is the loop; ``how`` is what remains to be read.
+
+        ``in_order``: it has nothing to complain of. To systemd a start that ends before it is up is a failure, so
+        it hears that it was up, even of an agent that came when everything was over.
+        """
+        if (
+            in_order and not self._up
+        ):  # in a message of its own: of several states in one, systemd takes the last
+            self._manager.notify(READY, patience_s=LAST_WORD_S)
+        self._manager.notify(STOPPING, status(how), patience_s=LAST_WORD_S)
+
+    def _tick(self) -> None:
+        self._say()
+        pause_s = LOOK_EVERY_S if self._up else LOOK_EVERY_AT_START_S
+        asyncio.get_running_loop().call_later(pause_s, self._tick)
+
+    def _say(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        standing = self._look()
+        before = (self._said, self._up, self._alive_due_s, self._extend_due_s)
+        lines = [*self._news(standing, now_s), *self._signs_of_life(standing, now_s)]
+        if lines and not self._manager.notify(*lines):  # it is behind with reading: the next time, then
+            self._said, self._up, self._alive_due_s, self._extend_due_s = before
+
+    def _news(self, standing: Standing, now_s: float) -> list[str]:
+        lines = []
+        words = f"{self._stopping}: {standing.headline}" if self._stopping else standing.headline
+        if words != self._said:
+            self._said = words
+            lines.append(status(words))
+        if not self._up and self._is_up(standing, now_s):
+            self._up = True
+            lines.append(READY)
+        return lines
+
+    def _is_up(self, standing: Standing, now_s: float) -> bool:
+        """Its workers run, or it waits for other nodes; not while it still looks for the store."""
+        if not standing.registered:
+            self._registered_since_s = None
+        elif self._registered_since_s is None:
+            self._registered_since_s = now_s
+        since_s = self._registered_since_s
+        return standing.runs or (since_s is not None and now_s - since_s >= ANSWER_S)
+
+    def _signs_of_life(self, standing: Standing, now_s: float) -> list[str]:
+        lines = []
+        if self._manager.watchdog_s is not None and now_s >= self._alive_due_s:
+            self._alive_due_s = now_s + self._manager.alive_every_s
+            lines.append(ALIVE)
+        # Our own time-outs bound the wait for the store, and that for workers to save and end; systemd is to bound
+        # neither, as long as the loop turns.
+        waits = (not self._up or self._stopping) and not standing.hosting_on
+        if waits and now_s >= self._extend_due_s:
+            self._extend_due_s = now_s + EXTEND_EVERY_S
+            lines.append(extend(EXTENSION_S))
+        return lines

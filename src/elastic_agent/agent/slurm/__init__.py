@@ -1,0 +1,1 @@
+"""The Slurm job that an agent is a task of, and putting it back into the queue."""

@@ -1,0 +1,167 @@
+"""The Slurm job that this agent is a task of: when it ends, and how it is put back into the queue.
+
+What Slurm tells in the environment is read by ``config/sources/slurm.py``. Here is what only its controller knows or
+does; ``scontrol`` and ``scancel`` ask it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastic_agent.config.sources.slurm import expand_hosts, is_step
+
+from .scontrol import SlurmError, run_command, scontrol
+
+REQUEUE_TIMEOUT_S = 60.0
+"""Nothing else can be done any more; the hook of a site may well take a while."""
+
+
+RESERVE_S = 10.0
+"""What is kept of a job's last seconds, for stopping workers that have not left and for requeueing."""
+
+NEAR_S = 3600.0
+"""A signal that comes earlier before the job's end is a person's, and says nothing of that end."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """What the controller says of the job's end."""
+
+    left_s: float | None
+    """Seconds until Slurm kills the job; None: there is no limit, or nobody knows."""
+
+    preempted: bool
+    """Another job takes its place. Its end is then the end of the time of grace that the site gives."""
+
+    unknown_because: str = ""
+    """Why the controller's answer is missing; empty if it answered."""
+
+    def time_to_save_s(self, default_s: float) -> float:
+        """How long workers that get a notice now have: until shortly before the end, if it is known and near."""
+        if self.left_s is None or self.left_s > NEAR_S:
+            return default_s
+        return self.left_s - min(RESERVE_S, self.left_s / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One job, in one of its lives."""
+
+    id: str
+    """As ``scontrol`` wants it."""
+
+    requeues: int
+    """How often it was put back into the queue before this life, by whomever."""
+
+    end_s: float | None = None
+    """Its end as seconds since 1970, as the environment has it (from Slurm 23.02 on)."""
+
+    first: bool = True
+    """This is the first task of its step. A signal comes to all of them: this one asks what it means."""
+
+    node: str = ""
+    """The node of this task, as Slurm names it."""
+
+    @staticmethod
+    def from_environment(environ: Mapping[str, str]) -> SlurmJob | None:
+        """The job whose step this process belongs to, if it belongs to one."""
+        if not is_step(environ):
+            return None
+        restarts, end = environ.get("SLURM_RESTART_COUNT", ""), environ.get("SLURM_JOB_END_TIME", "")
+        return SlurmJob(
+            _id_for_scontrol(environ),
+            int(restarts) if restarts.isdecimal() else 0,
+            float(end) if end.isdecimal() else None,
+            first=environ.get("SLURM_PROCID", "0") == "0",
+            node=environ.get("SLURMD_NODENAME", ""),
+        )
+
+    async def end(self) -> JobEnd:
+        """How long the job has, as its controller says now. Never raises: a notice is good without it."""
+        try:
+            facts = await self._facts()
+        except SlurmError as error:
+            left_s = None if self.end_s is None else max(0.0, self.end_s - time.time())
+            return JobEnd(left_s, preempted=False, unknown_because=str(error))
+        ends_s = facts.get("EndTime", "")
+        left_s = max(0.0, int(ends_s) - time.time()) if ends_s.isdecimal() else None
+        return JobEnd(left_s, preempted=facts.get("PreemptTime", "").isdecimal())
+
+    async def requeue(self) -> str:
+        """Put the job back into the queue, which ends this life of it; what was done, for the log.
+
+        It is no error if Slurm did so itself meanwhile, as it does when a node fails or a preempted job does not
+        end in time.
+
+        Raises:
+            SlurmError: scontrol is missing, refuses, or takes too long.
+        """
+        already = f"Slurm has already requeued job {self.id}"
+        if await self._was_requeued():  # and perhaps started it again by now: that life is to be left alone
+            return already
+        try:
+            await scontrol("requeue", self.id, timeout_s=REQUEUE_TIMEOUT_S)
+        except SlurmError:
+            if await self._was_requeued():
+                return already
+            raise
+        return f"scontrol requeue {self.id}"
+
+    async def survivors(self) -> list[str]:
+        """The nodes that are left to the job if Slurm took away the one where its batch script ran; else none.
+
+        That happens to a job of ``sbatch --no-kill``. Nothing ends it any more before its time limit, whatever its
+        steps do. Raises ``SlurmError``.
+        """
+        facts = await self._facts()
+        nodes = expand_hosts(facts.get("NodeList", ""))
+        host = facts.get("BatchHost", "")
+        batch = facts.get("BatchFlag", "0") != "0"
+        present = facts.get("JobState") == "RUNNING" and facts.get("Restarts") == str(self.requeues)
+        return nodes if batch and present and host and host not in nodes else []
+
+    async def cancel(self) -> None:
+        """End the job for good, unless it has been requeued meanwhile: then it waits. Raises ``SlurmError``."""
+        await run_command(("scancel", "--state=RUNNING", self.id), REQUEUE_TIMEOUT_S)
+
+    async def _was_requeued(self) -> bool:
+        with contextlib.suppress(SlurmError):
+            restarts = (await self._facts()).get("Restarts", "")
+            return restarts.isdecimal() and int(restarts) > self.requeues
+        return False
+
+    async def _facts(self) -> dict[str, str]:
+        """What the controller knows, with times as seconds since 1970. Of several components: the first."""
+        return parse_facts(await scontrol("show", "job", "-o", self.id, SLURM_TIME_FORMAT="%s"))
+
+
+def _id_for_scontrol(environ: Mapping[str, str]) -> str:
+    """Which is not always the job's id."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    if array and task:
+        return (
+            f"{array}_{task}"  # the job id of one of the tasks is the array's too, and would mean all of them
+        )
+    leader = environ.get("SLURM_JOB_ID_HET_GROUP_0", "")  # stands for all components
+    return leader or environ["SLURM_JOB_ID"]
+
+
+async def run_requeue_command(command: str) -> str:
+    """Have a shell run the site's own command; what was done, for the log. Raises ``SlurmError``."""
+    await run_command(("/bin/sh", "-c", command), REQUEUE_TIMEOUT_S, shown=command)
+    return command
+
+
+def parse_facts(text: str) -> dict[str, str]:
+    """What we ask for in the first line of ``scontrol show job -o``.
+
+    The first of each name counts: a comment or a path, which may hold anything, comes later in the line.
+    """
+    line = text.lstrip().split("\n")[0]
+    names = "JobState|Restarts|BatchFlag|EndTime|PreemptTime|NodeList|BatchHost"
+    pairs = re.findall(rf" ({names})=(\S*)", line)
+    return dict(reversed(pairs))

@@ -1,0 +1,77 @@
+"""What Slurm's controller knows of a node: where it is reached, and whether it is down."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from elastic_agent.config.sources.slurm import is_step, step_hosts
+from elastic_agent.logs import get_logger
+from elastic_agent.transport.addresses import resolve
+from elastic_agent.transport.base import UnreachableError
+from elastic_agent.values import Endpoint
+
+from .scontrol import SlurmError, scontrol
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """One node, as ``scontrol show node`` describes it."""
+
+    name: str
+    address: str
+    """Where Slurm itself reaches it: an address or a host name (NodeAddr)."""
+    hostname: str
+    """What the machine calls itself (NodeHostName)."""
+    state: str
+
+    @staticmethod
+    async def ask(name: str) -> SlurmNode:
+        """Ask the controller. Raises ``SlurmError``."""
+        facts = parse_node(await scontrol("show", "node", "-o", name))
+        return SlurmNode(
+            name, facts.get("NodeAddr", ""), facts.get("NodeHostName", ""), facts.get("State", "")
+        )
+
+
+def parse_node(text: str) -> dict[str, str]:
+    """What we use of ``scontrol show node -o``. Comments, which may hold anything, come later in the line."""
+    line = text.lstrip().split("\n")[0]
+    pairs = re.findall(r" (NodeAddr|NodeHostName|State)=(\S*)", line)
+    return dict(reversed(pairs))
+
+
+def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
+    """The endpoint by the address that Slurm has for it, if its host is a node's name that only Slurm knows.
+
+    Names of nodes need not be host names. Blocks while the controller is asked; unchanged if it does not answer.
+    """
+    if not is_step(environ) or endpoint.host not in step_hosts(environ) or _resolves(endpoint.host):
+        return endpoint
+    log = get_logger()
+    try:
+        node = asyncio.run(SlurmNode.ask(endpoint.host))
+    except SlurmError as error:
+        log.warning(
+            f"the host name {endpoint.host} does not resolve on this node, and Slurm does not report its "
+            "address",
+            reason=str(error),
+        )
+        return endpoint
+    for host in (node.address, node.hostname):
+        if host and _resolves(host):
+            log.info(
+                f"the host name {endpoint.host} does not resolve on this node; using the address "
+                f"reported by Slurm, {host}"
+            )
+            return replace(endpoint, host=host)
+    return endpoint
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(resolve(host))
+    except UnreachableError:
+        return False

@@ -1,0 +1,178 @@
+"""After the end: whether the job goes back into the queue, and who puts it there.
+
+The decision is pure; ``requeue`` carries it out. The job is requeued when it was stopped because its time ran out
+or because another job takes its place, with the training state saved; never when the run finished, failed or was
+stopped by a person. And when it lost the node of its batch script, and the store with it (``rescue``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import tenacity
+
+from elastic_agent.config.settings import Settings
+from elastic_agent.protocol.node import Outcome
+
+from .job import REQUEUE_TIMEOUT_S, SlurmJob, run_requeue_command
+from .scontrol import SlurmError
+
+if TYPE_CHECKING:  # it imports torch, which nothing here needs
+    from elastic_agent.agent.supervisor import Ending
+
+REASONS = frozenset({"preempted", "walltime"})
+"""Why a job is stopped that would go on if it could."""
+
+TURN_S = REQUEUE_TIMEOUT_S + 15.0
+"""How long each survivor leaves a lost job to the one before it."""
+
+RESCUERS = 3
+"""So many survivors try; the others end."""
+
+
+RETRY_MIN_S, RETRY_MAX_S, MAX_ATTEMPTS = 1.0, 30.0, 12
+"""A controller that does not answer may be restarting, or have failed with the node: it is asked for a few minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the settings say: ``--requeue``, ``--requeue-command``, ``--max-requeues``."""
+
+    when: str
+    command: str
+    most: int
+
+    @staticmethod
+    def of(settings: Settings) -> Policy:
+        """What these settings say."""
+        return Policy(settings.requeue, settings.requeue_command or "", settings.max_requeues)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How the run ended for this node."""
+
+    saved: bool
+    """Every rank saved and the run was stopped; False: it finished, failed, or this node alone left it."""
+
+    reason: str
+    """Why it was stopped: preempted, walltime, drain, grow, operator."""
+
+    chosen: bool
+    """This node's agent is the one that speaks for the run (the plan's delegate)."""
+
+    @staticmethod
+    def of(ending: Ending, incarnation: str) -> Stop:
+        """How the run ended for the node in this incarnation."""
+        plan = ending.plan
+        if ending.outcome is not Outcome.STOPPED or plan is None:
+            return Stop(saved=False, reason="", chosen=False)
+        reason = plan.notice.cause.value if plan.notice is not None else ""
+        return Stop(saved=True, reason=reason, chosen=plan.delegate == incarnation)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, and the sentence for the log; an empty one: there is nothing to say."""
+
+    act: bool
+    why: str = ""
+
+
+def decide(policy: Policy, job: SlurmJob | None, stop: Stop) -> Decision:
+    """Whether this agent requeues the job, and why (not)."""
+    if not stop.saved or stop.reason not in REASONS:
+        return Decision(False)
+    if policy.when == "never":
+        return _not("--requeue is never; start the job again to resume")
+    if job is None and not policy.command:
+        return _not("this is not a Slurm job step; start the run again to resume (or set --requeue-command)")
+    if not stop.chosen:
+        return Decision(False, "the agent of another node requeues the job")
+    requeues = job.requeues if job is not None else 0
+    if requeues >= policy.most:
+        return _not(
+            f"it has been requeued {requeues} times, and --max-requeues is {policy.most}; submit it "
+            "again to resume"
+        )
+    return Decision(
+        True, f"requeueing the job ({stop.reason}, requeue {requeues + 1} of at most {policy.most})"
+    )
+
+
+def _not(why: str) -> Decision:
+    return Decision(False, f"not requeueing the job: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of it, for the log."""
+
+    level: Literal["info", "error"]
+    text: str
+
+
+async def requeue(policy: Policy, job: SlurmJob | None) -> Done:
+    """Put the job back into the queue. Slurm may end this process before this returns."""
+    try:
+        if policy.command:
+            did = await run_requeue_command(policy.command)
+        else:
+            assert job is not None  # decided so
+            did = await job.requeue()
+    except SlurmError as error:
+        name = f"job {job.id}" if job is not None else "the job"
+        return Done(
+            "error",
+            f"cannot requeue {name}: {error}; its state is saved: requeue or submit it again to resume",
+        )
+    return Done("info", f"requeued the job: {did}")
+
+
+# -- a job without its batch script ---------------------------------------------------------------
+
+
+async def rescue(policy: Policy, job: SlurmJob) -> Done | None:
+    """Requeue, or else cancel, a job that lost the node of its batch script; None: there is nothing to do here.
+
+    Called when the store does not answer any more, so the surviving agents cannot agree who acts. Slurm's order of the
+    nodes decides: each leaves the one before it ``TURN_S``. Slurm may end this process before this returns.
+    """
+    try:
+        survivors = await _ask_patiently(job)
+        if job.node not in survivors[:RESCUERS]:
+            return None
+        turn = survivors.index(job.node)
+        if turn:
+            await asyncio.sleep(turn * TURN_S)
+            if not await _ask_patiently(job):
+                return None
+    except SlurmError as error:
+        return Done("error", f"cannot determine whether job {job.id} lost its batch host: {error}")
+    return await _requeue_or_cancel(policy, job)
+
+
+async def _ask_patiently(job: SlurmJob) -> list[str]:
+    """The survivors; asks again while the controller does not answer. Raises ``SlurmError`` in the end."""
+    attempts = tenacity.AsyncRetrying(
+        wait=tenacity.wait_random_exponential(multiplier=RETRY_MIN_S, max=RETRY_MAX_S),
+        retry=tenacity.retry_if_exception_type(SlurmError),
+        stop=tenacity.stop_after_attempt(MAX_ATTEMPTS),
+        reraise=True,
+    )
+    return await attempts(job.survivors)
+
+
+async def _requeue_or_cancel(policy: Policy, job: SlurmJob) -> Done:
+    lost = f"job {job.id} lost its batch host and with it the rendezvous store"
+    allowed = policy.when != "never" and job.requeues < policy.most
+    done = await requeue(policy, job) if allowed else Done("info", "requeueing is not allowed")
+    try:
+        if await job.survivors():
+            await job.cancel()
+            return Done("error", f"{lost}: {done.text}; cancelled the job, submit it again to resume")
+    except SlurmError as error:
+        return Done("error", f"{lost}: {done.text}; cannot cancel it either: {error}")
+    return Done(done.level, f"{lost}: {done.text}")

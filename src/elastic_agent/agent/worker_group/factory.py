@@ -1,0 +1,167 @@
+"""One generation's workers in torch's terms."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from string import Template
+
+from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
+from torch.numa.binding import AffinityMode, NumaOptions
+
+from elastic_agent.config.directories import default_log_dir
+from elastic_agent.config.settings import Settings
+from elastic_agent.config.sources.slurm import is_step
+from elastic_agent.config.value_types import NO_SIGNAL
+from elastic_agent.config.values import StreamChoice
+from elastic_agent.protocol.records import Growth, Policy, World
+from elastic_agent.workers.context import BackgroundCloser, WorkerContext
+from elastic_agent.workers.guard.client import Guard
+from elastic_agent.workers.output.generation_logs import GenerationLogs
+
+from .command import worker_command
+from .warm_start import PATIENCE_SHARE, is_warm
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The run's rules as this node would have them."""
+    return Policy(
+        min_nodes=settings.nnodes.least,
+        max_nodes=settings.nnodes.most,
+        max_restarts=settings.max_restarts,
+        lease_ttl_s=settings.lease_ttl,
+        fence_margin_s=settings.fence_margin,
+        settle_s=settings.settle,
+        join_timeout_s=settings.join_timeout,
+        start_timeout_s=settings.start_timeout,
+        grow=Growth(settings.grow),
+        grow_delay_s=settings.grow_delay,
+        notice_s=settings.notice_time,
+        node_counts=settings.node_unit,
+        finishes_once=settings.finish_once,
+        restart_window_s=settings.restart_window,
+        restart_backoff_s=settings.restart_backoff,
+    )
+
+
+def worker_group(spec: WorkerSpec, world: World, incarnation: str) -> WorkerGroup:
+    """torch's description of this node's workers in ``world``."""
+    group = WorkerGroup(spec)
+    seat = world.seat_of(incarnation)
+    if seat is None:
+        return group
+    same_role = [one for one in world.seats if one.role == seat.role]
+    role_base = sum(one.slots for one in same_role if one.first_rank < seat.first_rank)
+    role_size = sum(one.slots for one in same_role)
+    group.workers = [
+        Worker(slot, seat.first_rank + slot, role_base + slot, world.world_size, role_size)
+        for slot in range(seat.slots)
+    ]
+    group.group_rank = world.node_rank(incarnation)  # type: ignore[assignment]  # torch leaves these untyped
+    group.group_world_size = len(world.seats)  # type: ignore[assignment]  # torch leaves these untyped
+    group.master_addr = world.bootstrap.host  # type: ignore[assignment]  # torch leaves these untyped
+    group.master_port = world.bootstrap.port  # type: ignore[assignment]  # torch leaves these untyped
+    group.state = WorkerState.HEALTHY
+    return group
+
+
+def line_prefixes(settings: Settings, envs: dict[int, dict[str, str]]) -> dict[int, str] | None:
+    """What stands before each worker's lines on the console, from the user's template."""
+    if settings.log_line_prefix_template is None:
+        return None
+    template = Template(settings.log_line_prefix_template)
+    return {
+        slot: template.safe_substitute(role_name=settings.role, rank=env["RANK"], local_rank=str(slot))
+        for slot, env in envs.items()
+    }
+
+
+def logs_specs(settings: Settings, slots: int) -> LogsSpecs:
+    """Where the workers' output goes.
+
+    Raises:
+        ValueError: the log directory cannot be used, or there is no such ``torchrun.logs_specs`` entry point.
+    """
+    redirects, tee = _std(settings.redirects, slots), _std(settings.tee, slots)
+    shown = set(settings.local_ranks_filter) or None
+    if settings.logs_specs is not None:
+        kind = _logs_specs_class(settings.logs_specs)
+        return kind(str(settings.log_dir), redirects, tee, shown)
+    filtered = Std.OUT if settings.duplicate_stdout_filters else Std.NONE
+    filtered |= Std.ERR if settings.duplicate_stderr_filters else Std.NONE
+    # What the user gave a name, the user may look for.
+    named = settings.rdzv_id is not None or settings.log_dir != default_log_dir(settings.state_dir)
+    return GenerationLogs(
+        str(settings.log_dir),
+        redirects,
+        tee,
+        shown,
+        settings.keep_generations,
+        limit_bytes=settings.log_limit,
+        filtered=filtered,
+        keep_runs=None if named else settings.keep_runs,
+    )
+
+
+def _logs_specs_class(name: str) -> type[LogsSpecs]:
+    found = list(entry_points(group="torchrun.logs_specs", name=name))
+    if not found:
+        known = ", ".join(sorted(one.name for one in entry_points(group="torchrun.logs_specs"))) or "none"
+        raise ValueError(
+            f"--logs-specs {name}: no such entry point in torchrun.logs_specs; installed: {known}"
+        )
+    kind: type[LogsSpecs] = found[0].load()
+    return kind
+
+
+def _std(choice: StreamChoice, slots: int) -> dict[int, Std]:
+    return {slot: Std(choice.of(slot)) for slot in range(slots)}
+
+
+def signals_to_ignore(settings: Settings, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Signals that must not end a worker which has no handler for them.
+
+    Slurm sends the notice signal to every process of a step, not to the agents alone, where it finds them by their
+    parents (proctrack/linuxproc). A worker that died of it could not save. SIGTERM is not among them: it is also what
+    ends workers, and what they end their own children with.
+    """
+    if not is_step(environ) or settings.notice_signal in (NO_SIGNAL, "SIGTERM"):
+        return ()
+    return (int(signal.Signals[settings.notice_signal]),)
+
+
+def make_context(
+    settings: Settings,
+    guard: Guard,
+    logs: LogsSpecs,
+    closer: BackgroundCloser,
+    generation: int,
+    envs: dict[int, dict[str, str]],
+) -> WorkerContext:
+    """The workers of one generation, not started yet.
+
+    Raises:
+        OSError: the log files cannot be made.
+    """
+    commands = {slot: worker_command(settings, slot) for slot in envs}
+    binding = settings.numa_binding
+    return WorkerContext(
+        guard,
+        generation,
+        settings.role,
+        commands[0][0],
+        {slot: command[1:] for slot, command in commands.items()},
+        envs,
+        logs,
+        closer,
+        log_line_prefixes=line_prefixes(settings, envs),
+        duplicate_stdout_filters=list(settings.duplicate_stdout_filters) or None,
+        duplicate_stderr_filters=list(settings.duplicate_stderr_filters) or None,
+        numa_options=NumaOptions(AffinityMode(binding)) if binding is not None else None,
+        warm=is_warm(settings),
+        warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
+        ignored_signals=signals_to_ignore(settings, os.environ),
+    )

@@ -1,0 +1,151 @@
+"""What a script does that only a worker with a Python of its own can do. Its source is looked at, nothing runs."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+
+from elastic_agent.workers.spawner.import_variables import is_read_at_import
+
+_TITLES = "setproctitle"
+_HINTS = (b"environ", b"putenv", _TITLES.encode())
+"""A file without any of these needs no closer look."""
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """An environment variable gets a value; None: one that the source does not tell."""
+
+    name: str
+    value: str | None
+    line: int
+    if_missing: bool = False
+
+    def has_effect(self, environ: Mapping[str, str]) -> bool:
+        if self.name in environ and (self.if_missing or environ[self.name] == self.value):
+            return False
+        return is_read_at_import(self.name, self.value)
+
+
+def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapping[str, str]) -> str | None:
+    """Why a worker that has imported torch already would not be as good; None if there is no reason.
+
+    Args:
+        script: the file or folder, or the module.
+        is_module: whether it is a module.
+        folder: what ``sys.path[0]`` is in the workers.
+        environ: the environment in which they would have imported torch.
+    """
+    for file in _files_that_run(script, is_module, folder):
+        try:
+            with open(file, "rb") as opened:
+                source = opened.read()
+            tree = ast.parse(source) if any(hint in source for hint in _HINTS) else ast.Module([], [])
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            continue  # the worker says what is wrong with it
+        name = os.path.basename(file)
+        change = next((one for one in _changes_before_torch(tree) if one.has_effect(environ)), None)
+        if change is not None:
+            return (
+                f"{name} sets {change.name} in line {change.line}, which torch reads when it is "
+                "imported; for warm workers, set it in the agent's environment"
+            )
+        if any(_imports(node, _TITLES) for node in ast.walk(tree)):
+            return f"{name} imports {_TITLES}, which has no effect in a warm worker"
+    return None
+
+
+def _files_that_run(script: str, is_module: bool, folder: str) -> Iterator[str]:
+    """The script itself; of a module also the packages around it, found as runpy finds them."""
+    if not is_module:
+        yield os.path.join(script, "__main__.py") if os.path.isdir(script) else script
+        return
+    path, name = [folder, *sys.path], ""
+    for part in (*script.split("."), "__main__"):
+        name = f"{name}.{part}" if name else part
+        try:
+            spec = PathFinder.find_spec(name, path)
+        except (ImportError, ValueError):
+            return
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            yield spec.origin
+        if spec is None or spec.submodule_search_locations is None:
+            return
+        path = [*spec.submodule_search_locations]
+
+
+def _changes_before_torch(tree: ast.Module) -> Iterator[_Change]:
+    """In the order of the source; a function that is defined before may be called before."""
+    for node, in_function in _in_order(tree):
+        if _imports(node, "torch") and not in_function:
+            return
+        yield from _changes(node)
+
+
+def _in_order(node: ast.AST, in_function: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    for child in ast.iter_child_nodes(node):
+        yield child, in_function
+        yield from _in_order(child, in_function or isinstance(child, _FUNCTIONS))
+
+
+def _imports(node: ast.AST, module: str) -> bool:
+    if isinstance(node, ast.Import):
+        return any(one.name.partition(".")[0] == module for one in node.names)
+    return isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == module
+
+
+def _changes(node: ast.AST) -> Iterator[_Change]:
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                yield from _item_set(target, value)
+        case ast.AugAssign(target=target, value=value):
+            if _is_environ(target):
+                yield from _all_set(value)
+            else:
+                yield from _item_set(target, None)
+        case ast.Call(func=ast.Attribute(value=of, attr=method), args=arguments, keywords=keywords):
+            if _is_environ(of) and method == "update":
+                for one in arguments:
+                    yield from _all_set(one)
+                yield from _all_named(keywords, node.lineno)
+            elif len(arguments) == 2 and (method == "putenv" or (_is_environ(of) and method == "setdefault")):
+                key, value = arguments
+                yield from _set(key, value, node.lineno, if_missing=method == "setdefault")
+
+
+def _item_set(target: ast.expr, value: ast.expr | None) -> Iterator[_Change]:
+    if isinstance(target, ast.Subscript) and _is_environ(target.value):
+        yield from _set(target.slice, value, target.lineno)
+
+
+def _all_set(mapping: ast.expr) -> Iterator[_Change]:
+    match mapping:
+        case ast.Dict(keys=keys, values=values):
+            for key, value in zip(keys, values, strict=True):
+                if key is not None:
+                    yield from _set(key, value, key.lineno)
+        case ast.Call(func=ast.Name(id="dict"), keywords=keywords):
+            yield from _all_named(keywords, mapping.lineno)
+
+
+def _all_named(keywords: list[ast.keyword], line: int) -> Iterator[_Change]:
+    for one in keywords:
+        yield from _set(ast.Constant(one.arg), one.value, line)
+
+
+def _set(key: ast.expr, value: ast.expr | None, line: int, *, if_missing: bool = False) -> Iterator[_Change]:
+    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+        known = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+        yield _Change(key.value, known, line, if_missing)
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
+        isinstance(node, ast.Name) and node.id == "environ"
+    )

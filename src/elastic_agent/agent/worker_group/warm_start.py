@@ -1,0 +1,135 @@
+"""Whether workers can be started warm, and what their spawner has to be told."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import sys
+from functools import cache
+
+from elastic_agent.config.settings import Settings
+from elastic_agent.workers.guard.client import Guard, SpawnerConfig
+
+from .libraries import libraries_environment
+from .script_scan import needs_own_python
+
+PATIENCE_SHARE = 1 / 3
+"""Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
+
+
+def why_cold(settings: Settings) -> str | None:
+    """Why workers are started cold although warm ones were asked for; None when they are not."""
+    if settings.no_python and not settings.run_path:
+        return "--no-python runs a program other than Python"
+    if settings.python_exec not in (None, sys.executable):
+        return f"--python-exec is not the agent's Python, {sys.executable}"
+    if settings.numa_binding is not None:
+        return "--numa-binding starts each worker through numactl"
+    if settings.script.endswith(".pyc"):
+        return "the script is compiled bytecode"
+    is_module = settings.module and not settings.run_path
+    return _script_needs_own_python(
+        settings.script, is_module, _first_on_path(settings), settings.nproc_per_node
+    )
+
+
+@cache
+def _script_needs_own_python(script: str, is_module: bool, folder: str, nproc_per_node: str) -> str | None:
+    """Asked once in an agent's life, as its spawner is made once: a script that changes is not looked at again."""
+    environ = {**os.environ, **libraries_environment(os.environ, likely_slots(nproc_per_node) or 1)}
+    return needs_own_python(script, is_module=is_module, folder=folder, environ=environ)
+
+
+def is_warm(settings: Settings) -> bool:
+    """Whether workers are to be forked from a spawner."""
+    return settings.worker_start == "warm" and why_cold(settings) is None
+
+
+def start_guard(settings: Settings, *, owns_process: bool) -> Guard:
+    """Start the guard, and with it the spawner, if workers are to be warm and their number is known.
+
+    ``owns_process``: whoever called handles ``WorkerBornError``, so the spawner may be a fork of this process.
+    Then torch is imported here, before.
+
+    Raises:
+        OSError: no process can be created.
+    """
+    slots = likely_slots(settings.nproc_per_node)
+    if not is_warm(settings) or slots is None:
+        return Guard.start()
+    config = spawner_config(settings, slots)
+    if owns_process and _started_plainly():
+        processors = os.sched_getaffinity(0)
+        _import_torch(config.environment)
+        if _forks_well():
+            return Guard.start_with_spawner(config, processors)
+    guard = Guard.start()
+    guard.keep_warm(config)
+    return guard
+
+
+def spawner_config(settings: Settings, slots: int) -> SpawnerConfig:
+    """The spawner for ``slots`` workers."""
+    python = settings.python_exec or sys.executable
+    environment = libraries_environment(os.environ, slots)
+    return SpawnerConfig(python, _first_on_path(settings), settings.preload, environment, slots)
+
+
+def likely_slots(wanted: str) -> int | None:
+    """How many workers there will be, as far as that can be told without torch."""
+    if wanted.isdigit():
+        return int(wanted)
+    if wanted == "cpu":
+        return os.cpu_count() or 1
+    devices: list[str] = []
+    with contextlib.suppress(OSError):
+        devices = [name for name in os.listdir("/dev") if name.startswith(("nvidia", "kfd", "dri", "accel"))]
+    if wanted == "gpu-or-1" and not devices:
+        return 1
+    return None  # torch knows
+
+
+def _started_plainly() -> bool:
+    """Whether this interpreter has the flags that ``python SCRIPT`` would have."""
+    return len(sys.orig_argv) > 1 and (sys.orig_argv[1] == "-m" or not sys.orig_argv[1].startswith("-"))
+
+
+def _forks_well() -> bool:
+    """Whether nothing that was imported here minds a fork; otherwise a spawner of its own finds out, and says why."""
+    from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_forks
+
+    try:
+        check_forks()
+    except UnsafeError:
+        return False
+    return True
+
+
+def _import_torch(environment: dict[str, str]) -> None:
+    """Import it as the workers would, without the collections that are a tenth of the time."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    gc.disable()
+    try:
+        importlib.import_module("torch")
+    finally:
+        gc.enable()
+        for name in environment:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
+
+
+def _first_on_path(settings: Settings) -> str:
+    """What ``sys.path[0]`` is in the workers."""
+    try:
+        if settings.module and not settings.run_path:
+            return os.getcwd()
+        if os.path.isdir(settings.script):
+            return os.path.abspath(settings.script)
+        return os.path.dirname(os.path.realpath(settings.script))
+    except OSError:  # the working directory was removed
+        return os.sep

@@ -1,0 +1,188 @@
+"""``elastic-agent drain`` and ``elastic-agent stop``: ask an agent of this machine to have workers save and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elastic_agent.cli.users import name_of, uid_of
+from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.exit_codes import ExitCode
+from elastic_agent.printable import escaped
+
+if TYPE_CHECKING:
+    from elastic_agent.agent.control.socket import AgentAddress, Answer
+
+DRAIN_PAGE = """\
+Usage: elastic-agent drain [NODE] [--run RUN] [--deadline WHEN]
+
+Gracefully removes a node from its run: all workers of the run get a notice (client.notice), save and exit; then the
+other nodes continue without that node. NODE defaults to this machine's node. The command returns when the last worker
+process of the node has exited and the machine can be rebooted (exit code 0), or when that cannot be confirmed (exit
+code 7). The node's agent exits with code 6. Run the command on any machine of the run, as the user who runs the agents
+or as root.
+"""
+
+STOP_PAGE = """\
+Usage: elastic-agent stop [--run RUN] [--deadline WHEN]
+
+Gracefully shuts down a run on all nodes: all workers get a notice (client.notice), save and exit; the agents exit with
+code 75. To resume the run, start it again with the same run id. The command returns when the last worker process of
+every node has exited (exit code 0), or when that cannot be confirmed (exit code 7). Run the command on any machine of
+the run, as the user who runs the agents or as root.
+"""
+
+OPTIONS_PAGE = """\
+
+  --run RUN         the run, if several have agents on this machine
+  --deadline WHEN   when to stop workers that have not exited yet: seconds from now, or a time such as 17:30 or
+                    2026-11-21T17:30 [default: from the agent's settings]
+  --user USER       only agents of this user (for root, if several users run agents on this machine)
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line."""
+
+    node: str | None
+    run_id: str | None
+    left_s: float | None
+    uid: int | None
+    """Only agents of this user."""
+
+
+def drain(argv: Sequence[str]) -> int:
+    """Have a node leave; raises ``UsageError``."""
+    return _ask("drain", argv, DRAIN_PAGE)
+
+
+def stop(argv: Sequence[str]) -> int:
+    """Have a run end; raises ``UsageError``."""
+    return _ask("stop", argv, STOP_PAGE)
+
+
+def _ask(do: str, argv: Sequence[str], page: str) -> int:
+    if any(word in ("-h", "--help") for word in argv):
+        print(page + OPTIONS_PAGE, end="", flush=True)
+        return ExitCode.FINISHED
+    wanted = _parse(do, argv)
+    return asyncio.run(_carry_out(do, wanted))
+
+
+def _parse(do: str, argv: Sequence[str]) -> Request:
+    words, given = list(argv), {"--run": "", "--deadline": "", "--user": ""}
+    rest: list[str] = []
+    while words:
+        word, equals, value = words.pop(0).partition("=")
+        if word in given:
+            if not equals and not words:
+                raise UsageError(f"{do}: {word} requires a value")
+            given[word] = value if equals else words.pop(0)
+        elif word.startswith("-"):
+            raise UsageError(f"{do}: unknown option {quoted(word)}; expected --run, --deadline or --user")
+        else:
+            rest.append(word)
+    if len(rest) > (1 if do == "drain" else 0):
+        expected = "at most one node" if do == "drain" else "no arguments other than options"
+        raise UsageError(f"{do}: got {quoted(' '.join(rest))}; expected {expected}")
+    left_s = _seconds_until(do, given["--deadline"], time.time()) if given["--deadline"] else None
+    uid = uid_of(do, given["--user"]) if given["--user"] else None
+    return Request(rest[0] if rest else None, given["--run"] or None, left_s, uid)
+
+
+def _seconds_until(do: str, text: str, now_s: float) -> float:
+    """How long until a deadline, in seconds.
+
+    Raises:
+        UsageError: it is no time, or has passed.
+    """
+    complaint = f"{do}: --deadline: got {quoted(text)}, "
+    expected = "; expected a number of seconds from now, or a future time such as 17:30 or 2026-11-21T17:30"
+    if re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", text):
+        left_s = float(text)
+    else:
+        left_s = _moment(text, complaint, expected).timestamp() - now_s
+    if left_s < 0:
+        raise UsageError(f"{complaint}which was {-left_s:.0f} s ago{expected}")
+    return min(left_s, 1e7)
+
+
+def _moment(text: str, complaint: str, expected: str) -> datetime.datetime:
+    try:
+        if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}", text):
+            hour, minute = (int(part) for part in text.split(":"))
+            return (
+                datetime.datetime.now()
+                .astimezone()
+                .replace(hour=hour, minute=minute, second=0, microsecond=0)
+            )
+        return datetime.datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise UsageError(f"{complaint}which is not a time{expected}") from None
+
+
+async def _carry_out(do: str, wanted: Request) -> int:
+    # Here and not above: the other commands answer with the standard library alone.
+    from elastic_agent.agent.control.socket import Command, agents_here, command, describe_all
+
+    found = await describe_all([one for one in agents_here() if wanted.uid in (None, one.uid)])
+    agent = _choose(do, wanted, found)
+    if agent.uid != os.geteuid():
+        print(f"connecting to the agent of user {name_of(agent.uid)} (pid {agent.pid})", flush=True)
+    words = f"elastic-agent {do} by {name_of(os.getuid())}"
+    last: Answer | None = None
+    try:
+        async for last in command(agent, Command(do, wanted.node, wanted.left_s, words)):
+            print(escaped(last.text), file=sys.stderr if last.failed else sys.stdout, flush=True)
+    except (OSError, ValueError):
+        pass  # it has ended, or is no agent
+    if last is None:
+        raise UsageError(f"{do}: the agent (pid {agent.pid}) exited before it answered; check its log")
+    if not last.done:
+        whose = wanted.node or ("this machine" if do == "drain" else "every node")
+        print(
+            f"elastic-agent: {do}: the agent (pid {agent.pid}) exited before it could confirm that the "
+            f"workers of {whose} have exited; check for remaining worker processes there before you "
+            "continue",
+            file=sys.stderr,
+            flush=True,
+        )
+    if last.unconfirmed or not last.done:
+        return ExitCode.NOT_STOPPED
+    return ExitCode.USAGE if last.failed else ExitCode.FINISHED
+
+
+def _choose(do: str, wanted: Request, found: dict[AgentAddress, Answer]) -> AgentAddress:
+    """Which agent to ask: the node's own if it is here, else any of the run."""
+
+    of_run = {address: one for address, one in found.items() if wanted.run_id in (None, one.run_id)}
+    if not of_run:
+        whose = f"of run {wanted.run_id} " if wanted.run_id else ""
+        raise UsageError(
+            f"{do}: no running agent {whose}found on this machine for this user; run the command on a "
+            "machine of the run, as the user who runs the agents, or as root"
+        )
+    users = {address.uid for address in of_run}
+    if len(users) > 1:  # anybody can pretend to be an agent of any run
+        listed = ", ".join(sorted(map(name_of, users)))
+        raise UsageError(
+            f"{do}: several users run such agents on this machine ({listed}); select one with --user"
+        )
+    runs = sorted({escaped(one.run_id) for one in of_run.values()})
+    if len(runs) > 1:
+        raise UsageError(
+            f"{do}: this machine has agents of several runs ({', '.join(runs)}); select one with --run"
+        )
+    if do == "drain" and wanted.node is None and len(of_run) > 1:
+        nodes = ", ".join(sorted(escaped(one.node) for one in of_run.values()))
+        raise UsageError(f"drain: this machine has several nodes ({nodes}); name one")
+    own = [address for address, one in of_run.items() if one.node == wanted.node]
+    return (own or list(of_run))[0]

@@ -1,0 +1,90 @@
+"""The settings while they are being worked out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from elastic_agent.config.errors import BadValueError, UsageError, quoted
+from elastic_agent.config.settings import Settings, Spec, spec_by_name
+from elastic_agent.config.sources.base import Given, Layer, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something the user should know that stops nothing."""
+
+    level: Literal["info", "warning"]
+    text: str
+
+
+@dataclass(slots=True)
+class Draft:
+    """Values so far, with their sources and the texts they were given as (none for defaults)."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+
+    def take(self, spec: Spec, given: Given) -> None:
+        """Understand a given text; raises ``UsageError`` with the one line for the user."""
+        self.texts[spec.name] = given.text
+        if not given.text and spec.kind.empty_is_unset:
+            self.put(spec.name, default_of(spec.name), given.source)
+            return
+        try:
+            self.put(spec.name, spec.kind.parse(given.text), given.source)
+        except BadValueError as bad:
+            raise complaint(given, spec, bad) from None
+
+    def put(self, name: str, value: Any, source: Source) -> None:
+        """Set a value that is already understood."""
+        self.values[name] = value
+        self.sources[name] = source
+
+    def is_given(self, name: str) -> bool:
+        """Whether somebody set it (the site included), and not to nothing."""
+        return self.sources[name].layer is not Layer.DEFAULT and self.values[name] is not None
+
+    def is_sites(self, name: str) -> bool:
+        """Whether only the machine's manager says so: what a person says goes before, in other words too."""
+        return self.sources[name].layer is Layer.SITE
+
+    def forget(self, name: str) -> None:
+        """Back to the default."""
+        self.put(name, default_of(name), Source(Layer.DEFAULT, "default"))
+        self.texts.pop(name, None)
+
+    def note(self, text: str) -> None:
+        """Keep something to tell the user at the start."""
+        self.notes.append(Note("info", text))
+
+    def warn(self, text: str) -> None:
+        """Keep something that is probably a mistake."""
+        self.notes.append(Note("warning", text))
+
+    def wrong(self, name: str, wrong: str, expected: str = "") -> UsageError:
+        """The error for a value that is good in itself but not here."""
+        spec = spec_by_name()[name]
+        text = self.texts.get(name, spec.kind.show(self.values[name]))
+        given = Given(text, self.sources[name])
+        source = f"{spec.flag} (by default)" if given.source.layer is Layer.DEFAULT else given.source
+        return UsageError(f"{source}: got {quoted(text)}, {wrong}; expected {expected or spec.kind.accepted}")
+
+
+def default_of(name: str) -> Any:
+    """The built-in default of a setting as a value."""
+    for one in Settings.__dataclass_fields__.values():
+        if one.name == name:
+            return one.default_factory() if callable(one.default_factory) else one.default
+    raise KeyError(name)
+
+
+def complaint(given: Given, spec: Spec, bad: BadValueError) -> UsageError:
+    """One line: where it came from, what was given, what is wrong with it, what is accepted."""
+    parts = [f"{given.source}: got {quoted(given.text)}" + (f", {bad.wrong}" if bad.wrong else "")]
+    parts.append(f"expected {spec.kind.accepted}")
+    if bad.hint:
+        parts.append(bad.hint)
+    return UsageError("; ".join(parts))

@@ -1,0 +1,189 @@
+"""The command line: torchrun's options and ours, with argparse, made from the specs.
+
+Abbreviations work as in torchrun: what names one of torchrun's options there names the same one here, though
+this parser knows more. For that, every prefix that is unambiguous is an option string of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NoReturn
+
+from elastic_agent.config.errors import UsageError, did_you_mean, quoted
+from elastic_agent.config.settings import Spec, spec_by_name, specs
+from elastic_agent.config.sources.base import Given, Layer, Source
+
+HELP = "--help"
+VERSION = "--version"
+
+
+class HelpRequested(Exception):  # noqa: N818 - not an error
+    """``--help`` or ``-h`` stands on the command line."""
+
+
+class VersionRequested(Exception):  # noqa: N818 - not an error
+    """``--version`` stands on the command line."""
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """What a command line gives.
+
+    Attributes:
+        given: the settings on it, by name.
+        script: the script, or None when none is named.
+        script_args: what follows the script.
+        switches: the command's own options that were found, e.g. ``--json``.
+    """
+
+    given: dict[str, Given] = field(default_factory=dict)
+    script: str | None = None
+    script_args: tuple[str, ...] = ()
+    switches: set[str] = field(default_factory=set)
+
+
+def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> CommandLine:
+    """Read a command line without the program's name.
+
+    Args:
+        argv: the words.
+        switches: options without a value that only this command has.
+
+    Raises:
+        UsageError: an unknown or ambiguous option, or one without its value.
+        HelpRequested, VersionRequested: these options stand on it.
+    """
+    line = CommandLine()
+    parser = _Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for spec in specs():
+        _add(parser, line, spec)
+    for switch in switches:
+        parser.add_argument(switch, action=_Switch, nargs=0, line=line)
+    parser.add_argument(*_spellings(HELP, "-h"), action=_Raise, nargs=0, error=HelpRequested)
+    parser.add_argument(*_spellings(VERSION), action=_Raise, nargs=0, error=VersionRequested)
+    parser.add_argument("training_script").required = False
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER).required = False
+    try:
+        found, unknown = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise UsageError(_explained(error)) from None
+    if unknown:
+        raise UsageError(_unknown_option(unknown[0], switches))
+    line.script = found.training_script
+    line.script_args = tuple(found.training_script_args or ())
+    return line
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+class _Record(argparse.Action):
+    """Keeps the text of an option and where it stood."""
+
+    def __init__(self, *args: Any, line: CommandLine, spec: Spec, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._line = line
+        self._spec = spec
+
+    def __call__(
+        self, parser: object, namespace: object, values: Any, option_string: str | None = None
+    ) -> None:
+        text = "true" if self.nargs == 0 else str(values)
+        self._line.given[self._spec.name] = Given(text, Source(Layer.FLAG, self._spec.flag))
+
+
+class _Switch(argparse.Action):
+    """Keeps that a command's own option was there."""
+
+    def __init__(self, *args: Any, line: CommandLine, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._line = line
+
+    def __call__(
+        self, parser: object, namespace: object, values: Any, option_string: str | None = None
+    ) -> None:
+        self._line.switches.add(str(option_string))
+
+
+class _Raise(argparse.Action):
+    """Ends the parsing at once, as argparse's own help does."""
+
+    def __init__(self, *args: Any, error: type[Exception], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._error = error
+
+    def __call__(
+        self, parser: object, namespace: object, values: Any, option_string: str | None = None
+    ) -> None:
+        raise self._error
+
+
+def _add(parser: argparse.ArgumentParser, line: CommandLine, spec: Spec) -> None:
+    parser.add_argument(
+        *_spellings(spec.flag, spec.short),
+        dest=spec.name,
+        action=_Record,
+        nargs=0 if spec.kind.is_switch else None,
+        default=argparse.SUPPRESS,
+        line=line,
+        spec=spec,
+    )
+
+
+def _spellings(flag: str, short: str = "") -> list[str]:
+    """The flag first, then its underscore spelling, its letter and its unambiguous abbreviations."""
+    written = _written(flag)
+    short_forms = [prefix for prefix, meant in _abbreviations().items() if meant == flag]
+    return [*written, *([short] if short else []), *(p for p in short_forms if p not in written)]
+
+
+def _written(flag: str) -> list[str]:
+    underscored = "--" + flag[2:].replace("-", "_")
+    return [flag] if underscored == flag else [flag, underscored]
+
+
+@cache
+def _abbreviations() -> dict[str, str]:
+    """Every prefix that means one option: first among torchrun's options, then among all."""
+    torchrun_flags = [spec.flag for spec in specs() if spec.torchrun] + [HELP]
+    every_flag = [spec.flag for spec in specs()] + [HELP, VERSION]
+    found = _unique_prefixes(every_flag) | _unique_prefixes(torchrun_flags)
+    whole = {spec.flag for spec in specs() if not spec.abbreviated}
+    return {word: flag for word, flag in found.items() if flag not in whole or word in _written(flag)}
+
+
+def _unique_prefixes(flags: Iterable[str]) -> dict[str, str]:
+    meant: dict[str, set[str]] = defaultdict(set)
+    exact = {spelling: flag for flag in flags for spelling in _written(flag)}
+    for spelling, flag in exact.items():
+        for end in range(len("--x"), len(spelling)):
+            meant[spelling[:end]].add(flag)
+    unique = {prefix: next(iter(found)) for prefix, found in meant.items() if len(found) == 1}
+    return unique | exact
+
+
+def _explained(error: argparse.ArgumentError) -> str:
+    """argparse's complaint about one option, in our words: the option's first spelling and what it takes."""
+    flag = (error.argument_name or "").split("/")[0]
+    spec = spec_by_name().get(flag[2:].replace("-", "_"))
+    if spec is None or spec.kind.is_switch:
+        return f"{flag}: takes no value"
+    return f"{flag}: requires a value; expected {spec.kind.accepted}"
+
+
+def _unknown_option(word: str, switches: Iterable[str]) -> str:
+    option = word.split("=")[0]
+    flags = [spec.flag for spec in specs()] + [HELP, VERSION, *switches]
+    alike = [flag for flag in flags if any(s.startswith(option) for s in _written(flag))]
+    if option.startswith("--") and len(alike) > 1:
+        return f"{option}: ambiguous abbreviation; expected one of {', '.join(alike)}"
+    hint = did_you_mean(option.replace("_", "-"), flags) or "elastic-agent --help lists the options"
+    return f"unknown option {quoted(option)} (options of the script follow the script); {hint}"

@@ -1,0 +1,77 @@
+"""``--rdzv-conf``: torch's keys and ours become settings; nothing in it is dropped in silence."""
+
+from __future__ import annotations
+
+from elastic_agent.config.errors import UsageError, did_you_mean, quoted
+from elastic_agent.config.sources.base import Given, Source
+from elastic_agent.config.value_types import split_conf
+
+_MEANING = {
+    "join_timeout": "join_timeout",
+    "timeout": "join_timeout",
+    "last_call_timeout": "settle",
+    "settle": "settle",
+    "start_timeout": "start_timeout",
+    "lease_ttl": "lease_ttl",
+    "fence_margin": "fence_margin",
+    "port_range": "port_range",
+    "etcd_prefix": "etcd_prefix",
+    "cacert": "etcd_ca",
+    "ca_cert": "etcd_ca",
+    "cert": "etcd_cert",
+    "ssl_cert": "etcd_cert",
+    "key": "etcd_key",
+    "ssl_cert_key": "etcd_key",
+}
+"""Key to setting. A key that bears the setting's own name goes before one that means the same."""
+
+_NO_EFFECT = {
+    "is_host": "the machine that has the endpoint's address hosts the store",
+    "keep_alive_interval": "leases are configured by lease_ttl",
+    "keep_alive_max_attempt": "leases are configured by lease_ttl",
+    "heartbeat_timeout": "leases are configured by lease_ttl",
+    "close_timeout": "the outcome stays readable until every node has seen it",
+    "read_timeout": "store calls do not block the agent",
+    "use_libuv": "the store always uses it",
+    "store_type": "the store is always TCP",
+    "rank": "use --node-rank instead",
+    "protocol": "connections to etcd use TLS if a certificate is given",
+}
+
+
+def keys_with_meaning() -> dict[str, str]:
+    """The keys that set something, with the setting's name."""
+    return dict(_MEANING)
+
+
+def keys_without_effect() -> dict[str, str]:
+    """torch's keys that are accepted but do nothing here, with the reason."""
+    return dict(_NO_EFFECT)
+
+
+def expand(conf: Given) -> tuple[dict[str, Given], list[str]]:
+    """The settings a ``rdzv_conf`` text gives, and notes on the keys that do nothing here.
+
+    Raises:
+        UsageError: a key that neither torch nor this agent knows.
+    """
+    settings: dict[str, Given] = {}
+    notes = []
+    own_name: set[str] = set()
+    for key, value in split_conf(conf.text):
+        if key in _NO_EFFECT:
+            notes.append(f"{conf.source}: {key} has no effect: {_NO_EFFECT[key]}")
+            continue
+        if key not in _MEANING:
+            hint = did_you_mean(key, [*_MEANING, *_NO_EFFECT])
+            raise UsageError(
+                f"{conf.source}: unknown key {quoted(key)}; expected one of {', '.join(_MEANING)}"
+                + (f"; {hint}" if hint else "")
+            )
+        name = _MEANING[key]
+        if name in own_name and key != name:
+            continue
+        if key == name:
+            own_name.add(name)
+        settings[name] = Given(value, Source(conf.source.layer, f"{conf.source}: {key}"))
+    return settings, notes

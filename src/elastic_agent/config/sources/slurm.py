@@ -1,0 +1,136 @@
+"""What Slurm says of a job step: `srun elastic-agent train.py` needs no option of its own.
+
+Everything is read from the environment that `srun` gives its tasks (srun(1), "OUTPUT ENVIRONMENT VARIABLES"), so it
+works on nodes where Slurm's commands are not installed. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.sources.base import Given, Layer, Source
+
+MAX_HOSTS = 65536
+"""More hosts than the largest clusters have: a longer list was not written by Slurm."""
+
+FIRST_PORT, PORTS = 20000, 10000
+"""Where ports of endpoints come from: below those that systems give to outgoing connections (32768 and up on Linux),
+and above most services."""
+
+
+def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
+    """The settings of an agent that is a task of a job step; nothing elsewhere.
+
+    A batch script is no job step: it runs on the first node only, whatever the job has.
+
+    Raises:
+        UsageError: more than one agent was started on this node.
+    """
+    if not is_step(environ):
+        return {}
+    job_id = environ["SLURM_JOB_ID"]
+    _one_agent_per_node(environ)
+    hosts = step_hosts(environ)
+    if not hosts:
+        return {}
+    texts = {
+        "rdzv_id": (run_id(environ), "the job's id"),
+        "rdzv_endpoint": (f"{hosts[0]}:{endpoint_port(int(job_id))}", "the step's first host"),
+        "nnodes": (str(len(hosts)), "the step's hosts"),
+        "node_id": (environ.get("SLURMD_NODENAME", ""), "SLURMD_NODENAME"),
+        "node_rank": (environ.get("SLURM_NODEID", ""), "SLURM_NODEID"),
+        "nproc_per_node": (environ.get("SLURM_GPUS_ON_NODE", ""), "SLURM_GPUS_ON_NODE"),
+        "finish_once": ("true", "a requeued job keeps its id"),
+    }
+    if len(hosts) == 1:
+        del texts["rdzv_endpoint"]  # nobody to meet
+    return {
+        name: Given(text, Source(Layer.SITE, f"Slurm ({origin})"))
+        for name, (text, origin) in texts.items()
+        if text
+    }
+
+
+def is_step(environ: Mapping[str, str]) -> bool:
+    """Whether this process is a task of a job step."""
+    return environ.get("SLURM_JOB_ID", "").isdecimal() and "SLURM_STEP_ID" in environ
+
+
+def _one_agent_per_node(environ: Mapping[str, str]) -> None:
+    local = environ.get("SLURM_LOCALID", "0")
+    if local.isdecimal() and int(local) > 0:
+        raise UsageError(
+            f"srun started at least {int(local) + 1} agents on this node; expected one per node, which starts the "
+            "workers: srun --ntasks-per-node=1 elastic-agent ..."
+        )
+
+
+def run_id(environ: Mapping[str, str]) -> str:
+    """The same after a requeue, and another one for every task of a job array and for every further step."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    job = f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
+    step = environ["SLURM_STEP_ID"]  # counts from 0 in each life
+    return f"slurm-{job}" if step == "0" else f"slurm-{job}.{step}"
+
+
+def endpoint_port(job_id: int) -> int:
+    """The port where the agents of a job meet; jobs that share a node have different ones, as good as always."""
+    return FIRST_PORT + job_id % PORTS
+
+
+def step_hosts(environ: Mapping[str, str]) -> list[str]:
+    """The hosts of this step, in Slurm's order.
+
+    Of a heterogeneous job these are the hosts of all components that the step runs on (`srun --het-group=0,1`).
+
+    Raises:
+        UsageError: the list is far too long.
+    """
+    try:
+        return expand_hosts(environ.get("SLURM_STEP_NODELIST", ""))
+    except ValueError as error:
+        raise UsageError(f"SLURM_STEP_NODELIST {error}; expected the list that srun sets") from None
+
+
+_PART = re.compile(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*")
+_RANGES = re.compile(r"\[([^\]]*)\]")
+
+
+def expand_hosts(text: str) -> list[str]:
+    """The hosts of a list such as `n[001-003,7],login`, as `scontrol show hostnames` would print them.
+
+    >>> expand_hosts("n[08-10],gpu1")
+    ['n08', 'n09', 'n10', 'gpu1']
+
+    Raises:
+        ValueError: it names more hosts than a job can have.
+    """
+    parts = [match.group() for match in _PART.finditer(text)]
+    every = (host for part in parts if part for host in _expand_part(part))
+    hosts = list(islice(every, MAX_HOSTS + 1))
+    if len(hosts) > MAX_HOSTS:
+        raise ValueError(f"names more than {MAX_HOSTS} hosts")
+    return hosts
+
+
+def _expand_part(part: str) -> Iterator[str]:
+    match = _RANGES.search(part)
+    if match is None:
+        yield part
+        return
+    for number in _expand_ranges(match.group(1)):
+        for rest in _expand_part(part[match.end() :]) if match.end() < len(part) else ("",):
+            yield part[: match.start()] + number + rest
+
+
+def _expand_ranges(text: str) -> Iterator[str]:
+    for item in text.split(","):
+        first, dash, last = item.strip().partition("-")
+        if dash and first.isdecimal() and last.isdecimal():
+            for number in range(int(first), int(last) + 1):
+                yield str(number).zfill(len(first))
+        else:
+            yield item.strip()

@@ -1,0 +1,102 @@
+"""Drivers in an asyncio loop, and blocking store calls that may never come back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.base import StoreLostError
+
+from .effects import Effect, Steps, T
+
+
+async def run_async(steps: Steps[T], perform: Callable[[Effect[Any]], Awaitable[Any]]) -> T:
+    """Run a driver to its end in this task; closes it if the task is cancelled.
+
+    Args:
+        steps: the driver.
+        perform: performs one effect: returns the answer, or raises what the driver is to see.
+    """
+    try:
+        effect = next(steps)
+        while True:
+            try:
+                answer = await perform(effect)
+            except Exception as error:
+                effect = steps.throw(error)
+            else:
+                effect = steps.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+async def call(lane: Lane, work: Callable[[], T], timeout_s: float) -> T:
+    """Run ``work`` in the lane's thread; if it does not come back in time, leave the thread behind.
+
+    Raises:
+        StoreLostError: it did not come back; its outcome is unknown, the lane is of no use any more.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def came_back(done: Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_hand_over, done, answer)
+
+    def give_up() -> None:
+        lane.abandon()
+        if not answer.done():
+            answer.set_exception(StoreLostError(f"no answer within {timeout_s:g} s"))
+
+    timer = loop.call_later(timeout_s, give_up)
+    try:
+        lane.submit(work).add_done_callback(came_back)
+        return await answer
+    finally:
+        timer.cancel()
+
+
+def _hand_over(done: Future[T], answer: asyncio.Future[T]) -> None:
+    """Whoever waited may be gone by now (timed out, cancelled); then its outcome is nobody's."""
+    if answer.done():
+        return
+    if done.cancelled():
+        answer.set_exception(StoreLostError("the connection was abandoned"))
+    elif (error := done.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())
+
+
+async def aside(work: Callable[[], T], timeout_s: float) -> T:
+    """Run something that may take long (name look-ups, dialling) in a thread of its own."""
+    lane = Lane("store-aside")
+    try:
+        return await call(lane, work, timeout_s)
+    finally:
+        lane.abandon()
+
+
+async def until_one_ends(*work: Awaitable[None]) -> None:
+    """Do all of this at once until one of it ends; the rest is cancelled. Raises what that one raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()  # retrieved, or asyncio would log it

@@ -1,0 +1,38 @@
+"""The meeting place for a backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_agent.values import Endpoint, EtcdAccess, PortRange
+
+if TYPE_CHECKING:
+    from .base import MeetingPlace
+
+
+def open_place(
+    endpoint: Endpoint,
+    access: EtcdAccess | None,
+    state_dir: Path,
+    *,
+    lease_ttl_s: float,
+    fence_margin_s: float,
+    port_range: PortRange | None = None,
+) -> MeetingPlace:
+    """A place at the endpoint: in etcd if there is an ``access`` to it, else at a c10d store. Dials nobody yet."""
+    port_rest_s = 2 * (lease_ttl_s + fence_margin_s)
+    if access is None:
+        from .c10d.backend import Meeting  # torch takes seconds, and who serves handles signals before
+
+        return Meeting(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
+    from .etcd.backend import EtcdMeeting  # gRPC takes a quarter of a second
+
+    return EtcdMeeting(
+        endpoint,
+        access,
+        state_dir,
+        lease_ttl_s=lease_ttl_s,
+        port_range=port_range,
+        port_rest_s=port_rest_s,
+    )

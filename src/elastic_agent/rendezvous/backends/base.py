@@ -1,0 +1,122 @@
+"""What every meeting place of a run has, whatever store the agents meet at."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from concurrent.futures import Future
+from pathlib import Path
+
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol.records import Address, Plan
+from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory
+from elastic_agent.transport.base import NodeLink
+from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.values import Endpoint, PortRange
+
+
+class MeetingPlace(abc.ABC):
+    """One endpoint, one run; a ``Connector``. Its methods may be called from several threads."""
+
+    dial_causes: str
+    """What usually keeps the store from answering, in words."""
+
+    def __init__(
+        self, endpoint: Endpoint, state_dir: Path, *, port_range: PortRange | None, port_rest_s: float
+    ) -> None:
+        """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
+        self.run_id: str | None = None
+        self.memory = BoundedMemory(RunMemory(state_dir))
+        self._endpoint = endpoint
+        self._ports = PortPicker(port_range, port_rest_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed: asyncio.Event | None = None
+        self._log = get_logger()
+
+    @property
+    def shown(self) -> str:
+        """The endpoint as a person writes it."""
+        return str(self._endpoint)
+
+    def set_run_id(self, run_id: str) -> None:
+        """The run is known by name."""
+        self.run_id = run_id
+
+    # -- which run ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def agree(self, fingerprint: str) -> str:
+        """Find the run of this job at the endpoint, or found it. Blocks for one dial at most.
+
+        Raises:
+            UnreachableError: nobody answers (yet).
+            NotAStoreError: somebody else does.
+            StoreLostError: the store went away meanwhile.
+        """
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """The run has its verdict: the next job with this fingerprint at the endpoint is another run.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+
+    def run_ended(self) -> None:
+        """This node's part ended in order: the next start of the same job is a new run, under the same name too.
+
+        Only the coordinator learns whether everybody heard the verdict; but any machine may coordinate next time.
+        """
+        if self.run_id is not None:
+            self.memory.settle(self.run_id)
+
+    # -- dialling -------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def connect(self) -> NodeLink:
+        """A new connection to the run's store; see ``Connector``."""
+
+    def offer_bootstrap(self, local_address: str) -> BootstrapStore:
+        """A fresh store for the workers of the next generation."""
+        return BootstrapStore.open(local_address, self._ports)
+
+    def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
+        """Check that a generation's bootstrap store answers."""
+        dial_bootstrap(address, timeout_s)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def busy_with(self) -> list[str]:
+        """Runs that still need what this process does for them beside its own part."""
+
+    async def changed(self) -> None:
+        """Wait until what ``busy_with`` says may have changed."""
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        if self.busy_with:
+            await self._changed.wait()
+
+    def _poke(self) -> None:
+        """What ``busy_with`` says may have changed; from any thread."""
+        loop, changed = self._loop, self._changed
+        if loop is not None and changed is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(changed.set)
+
+    def remember(self, plan: Plan) -> None:
+        """Keep on disk what a new store would have to know; returns at once.
+
+        Nothing waits for it: what has to be on disk before a node may act on a plan is the coordinator's to write.
+        """
+        if self.run_id is not None:
+            self.memory.save_soon(self.run_id, plan.history()).add_done_callback(self._say_if_not_saved)
+
+    def _say_if_not_saved(self, outcome: Future[None]) -> None:
+        error = outcome.exception()
+        if error is not None:
+            self._log.warning("cannot write the state directory", error=str(error))
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stop whatever is done for others."""

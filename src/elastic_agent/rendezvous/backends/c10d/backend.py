@@ -1,0 +1,141 @@
+"""Where the agents of a run meet over c10d: dialling, hosting, and the coordinator that goes with hosting.
+
+The agent whose machine the endpoint names hosts the store, after it has dialled and found nobody; this
+election repeats on every dial, so another agent of the same machine takes over when the host's agent dies.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from elastic_agent.rendezvous.backends.base import MeetingPlace
+from elastic_agent.rendezvous.run_history import BoundedMemory, PassingMemory, new_run_id
+from elastic_agent.transport import c10d
+from elastic_agent.transport.base import NodeLink, UnreachableError
+from elastic_agent.values import Endpoint, PortRange
+
+from .coordinator_thread import CoordinatorThread
+from .job_files import JobFiles
+
+DIAL_TIMEOUT_S = 5.0
+
+
+class Meeting(MeetingPlace):
+    """A c10d store at the endpoint, hosted by one of the agents there."""
+
+    dial_causes = (
+        "common causes: the agent on that machine has not started yet, a firewall blocks the port, or "
+        "the endpoint names another machine"
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        state_dir: Path,
+        *,
+        port_range: PortRange | None,
+        port_rest_s: float,
+    ) -> None:
+        """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
+        super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
+        self._jobs = JobFiles(state_dir)
+        self._alone = endpoint.port == 0
+        """Any port will do: no other agent can know it, and this one's next life does not either."""
+        self._forgets = False
+        """What is remembered ends with this process."""
+        self._lock = threading.Lock()
+        self._host: c10d.C10dHost | None = None
+        self._coordinator: CoordinatorThread | None = None
+        self._fingerprint: str | None = None
+
+    # -- which run ------------------------------------------------------------------------------
+
+    def agree(self, fingerprint: str) -> str:
+        """Find the run of this job in the store, or found it; see :class:`MeetingPlace`."""
+        if self._alone and not self._forgets:
+            self.memory, self._forgets = BoundedMemory(PassingMemory()), True
+        self._ensure_host()
+        job = f"{self._endpoint} {fingerprint}"
+        proposal = self._jobs.run_of(job) or new_run_id()
+        run_id = c10d.agree_run_id(self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S)
+        self.run_id, self._fingerprint = run_id, fingerprint
+        if not self._alone:
+            self._jobs.write(job, run_id)
+        return run_id
+
+    def release(self) -> None:
+        """Take the agreed name off the store; see :class:`MeetingPlace`."""
+        if self._fingerprint is not None and self.run_id is not None:
+            c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S)
+
+    def run_ended(self) -> None:
+        """The next start of the same job is a new run; see :class:`MeetingPlace`."""
+        super().run_ended()
+        if self._fingerprint is not None:
+            self._jobs.remove(f"{self._endpoint} {self._fingerprint}")
+
+    # -- dialling and hosting (a Connector) -----------------------------------------------------
+
+    def connect(self) -> NodeLink:
+        """A new connection to the run's store; if nobody answers, hosts it first if that falls to this machine."""
+        assert self.run_id is not None  # agreed before
+        if self._endpoint.port != 0 and not self._coordinator_failed:
+            try:
+                return c10d.dial(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
+            except UnreachableError:
+                self._ensure_host()
+                if self._host is None:
+                    raise
+        self._ensure_host()
+        return c10d.dial(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
+
+    @property
+    def _coordinator_failed(self) -> bool:
+        """Whether this process hosts a store that nobody coordinates."""
+        return self._host is not None and (self._coordinator is None or self._coordinator.failed)
+
+    def _ensure_host(self) -> None:
+        with self._lock:
+            if self._coordinator_failed:
+                self._close_host()
+            if self._host is None:
+                self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S)
+                if self._host is not None:
+                    self._endpoint = Endpoint(
+                        self._endpoint.host, self._host.port
+                    )  # --standalone asks for port 0
+                    self._start_coordinator(self._host)
+
+    def _start_coordinator(self, host: c10d.C10dHost) -> None:
+        self._log.info(f"hosting the store at {self._endpoint}")
+        self._coordinator = CoordinatorThread(host.inbox(), host.coordinator_link, self.memory, self._poke)
+        self._coordinator.start()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    @property
+    def busy_with(self) -> list[str]:
+        """Runs that still need the store this process hosts."""
+        coordinator = self._coordinator
+        return coordinator.busy_with if coordinator is not None else []
+
+    def _poke(self) -> None:
+        if self._coordinator_failed:  # whoever is connected would wait for ever: have all of them dial anew
+            with self._lock:
+                if self._coordinator_failed:
+                    self._close_host()
+        super()._poke()
+
+    def close(self) -> None:
+        """Stop hosting."""
+        with self._lock:
+            self._close_host()
+
+    def _close_host(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.stop()
+            self._coordinator = None
+        if self._host is not None:
+            self._host.close()
+            self._host = None

@@ -1,0 +1,277 @@
+"""Coordinates all runs of a store, in a thread of the process that hosts it.
+
+The thread waits for hints in the store's inbox. It resumes the driver of each run that has hints, or whose time has
+come, and performs what that driver asks for.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol.records import Plan
+from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, RunDriver
+from elastic_agent.rendezvous.coordinator_effects import RemoveRun, WaitForHints, performer
+from elastic_agent.rendezvous.effects import Effect, Steps, run_until
+from elastic_agent.rendezvous.run_history import RunMemory
+from elastic_agent.transport.base import CoordinatorLink, StoreLostError
+
+RUNS_READ_EVERY_S = 2.0
+"""How often it is looked whether runs have come of which no hint told."""
+
+MAX_RUNS = 1000
+"""How many runs of a store are coordinated at a time."""
+
+LOOKS_PER_TURN = 64
+"""At how many runs that are not coordinated it is looked in a turn: names alone do not hold up those that are."""
+
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
+"""How long a run is left alone after an internal error with it."""
+
+
+class Inbox(Protocol):
+    """Where nodes leave hints."""
+
+    def wait(self, timeout_s: float) -> list[tuple[str, str]]:
+        """Hints as (run id, incarnation); empty at the time-out."""
+
+    def runs(self) -> Collection[str]:
+        """Every run that ever registered here and was not struck off."""
+
+    def strike(self, run_id: str) -> None:
+        """Take a removed run off that list."""
+
+
+class HostLink(CoordinatorLink, Protocol):
+    """A coordinator's link to a run in a store that is for many runs."""
+
+    def has_begun(self) -> bool:
+        """Whether there is more of the run than its name."""
+
+    def remove_run(self) -> bool:
+        """Remove all records of a run that no node uses any more; False if a new node has registered."""
+
+
+class CoordinatorThread(threading.Thread):
+    """Runs the drivers of all runs of a store. Ends when it is stopped, or when the store is closed."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        open_link: Callable[[str], HostLink],
+        memory: RunMemory,
+        on_change: Callable[[], None] = lambda: None,
+        *,
+        on_plan: Callable[[str, Plan], None] = lambda run_id, plan: None,
+        on_turn: Callable[[], None] = lambda: None,
+        keep_over_s: float = KEEP_OVER_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        """Prepare; ``start()`` begins.
+
+        Args:
+            inbox: where nodes leave hints.
+            open_link: opens the coordinator's link for a run id.
+            memory: the disk of this machine.
+            on_change: called (in this thread) whenever ``busy_with`` changed, and at the end.
+            on_plan: told (in this thread) of the newest plan of each run, when it is another one.
+            on_turn: called (in this thread) at each turn, as a sign of life.
+            keep_over_s: how long a run that is over stays in the store when no node of it is left.
+            idle_s: it turns at least this often.
+        """
+        super().__init__(name="elastic-coordinator", daemon=True)
+        self._inbox = inbox
+        self._runs_read_s = -math.inf
+        self._hinted: dict[str, None] = {}
+        """Runs that are not coordinated and of which a hint told, in order."""
+        self._listed: dict[str, None] = {}
+        """Those that are only on the store's list, in order."""
+        self._open_link = open_link
+        self._memory = memory
+        self._on_change = on_change
+        self._on_plan = on_plan
+        self._on_turn = on_turn
+        self._keep_over_s = keep_over_s
+        self._idle_s = idle_s
+        self._coordinated: dict[str, _Coordinated] = {}
+        self._resting: dict[str, _Rest] = {}
+        """Runs whose driver failed, and when to start another one."""
+        self._too_many: dict[str, None] = {}
+        """Runs that wait until one of those that are coordinated is over."""
+        self._stopping = threading.Event()
+        self._log = get_logger()
+        self.failed = False
+        """Whether it ended without having been stopped: the store must be closed."""
+        self.busy_with: list[str] = []
+        """Runs that still depend on the store."""
+
+    def stop(self) -> None:
+        """Have the thread end at its next turn."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Until stopped, or until the store is gone."""
+        try:
+            self._serve()
+        except StoreLostError as error:
+            if not self._stopping.is_set():
+                self._log.error("the coordinator lost its own store", error=str(error))
+        except Exception:
+            self._log.exception("internal error of the coordinator; closing the store")
+        self.failed = not self._stopping.is_set()
+        self.busy_with = []
+        self._on_change()
+
+    def _serve(self) -> None:
+        hints: list[tuple[str, str]] = []
+        while not self._stopping.is_set():
+            self._turn(hints)
+            self._on_turn()
+            now_s = time.monotonic()
+            moments = [run.until_s for run in self._coordinated.values()]
+            moments += [rest.until_s for rest in self._resting.values()]
+            if self._hinted or self._listed:
+                moments.append(now_s if self._hinted else now_s + RUNS_READ_EVERY_S / 10)
+            hints = self._inbox.wait(max(0.001, min([*moments, now_s + self._idle_s]) - now_s))
+
+    def _turn(self, hints: list[tuple[str, str]]) -> None:
+        now_s = time.monotonic()
+        by_run: dict[str, set[str]] = {run_id: set() for run_id in (*self._coordinated, *self._resting)}
+        for run_id, incarnation in hints:
+            if run_id in by_run:
+                by_run[run_id].add(incarnation)
+            else:
+                self._hinted.setdefault(run_id)
+        if now_s >= self._runs_read_s:  # who registers leaves a hint, which may be lost
+            self._listed.update(dict.fromkeys(self._inbox.runs()))
+            self._runs_read_s = now_s + RUNS_READ_EVERY_S
+        for run_id, incarnations in by_run.items():
+            self._turn_run(run_id, incarnations)
+        for run_id in self._next_to_look_at():
+            self._turn_run(run_id, ())
+        busy = sorted(
+            {run_id for run_id, run in self._coordinated.items() if run.driver.needed} | {*self._resting}
+        )
+        if busy != self.busy_with:
+            self.busy_with = busy
+            self._on_change()
+
+    def _next_to_look_at(self) -> list[str]:
+        """The next runs that are not coordinated, of which some may be only names."""
+        found: list[str] = []
+        for queue in (self._hinted, self._listed):
+            while queue and len(found) < LOOKS_PER_TURN:
+                run_id = next(iter(queue))
+                del queue[run_id]
+                if run_id not in self._coordinated and run_id not in self._resting and run_id not in found:
+                    found.append(run_id)
+        return found
+
+    def _turn_run(self, run_id: str, incarnations: Collection[str]) -> None:
+        """Resume one run's driver, if it is due. What goes wrong with one run is not to end the others."""
+        now_s = time.monotonic()
+        rest = self._resting.get(run_id, _Rest())
+        if (
+            now_s < rest.until_s or self._stopping.is_set()
+        ):  # each run may take a time-out when the store is closed
+            return
+        try:
+            run = self._coordinated.get(run_id)
+            if run is None:
+                self._take_up(run_id)
+            elif incarnations or run.until_s <= now_s:
+                self._resume(run, incarnations)
+            self._resting.pop(run_id, None)
+        except Exception as error:
+            if self._stopping.is_set():
+                return
+            self._coordinated.pop(run_id, None)  # taken up again, it begins with what the store says
+            rest = self._resting[run_id] = rest.longer(now_s)
+            trace = (
+                None if isinstance(error, StoreLostError) else error
+            )  # whether it is lost, the inbox tells
+            self._log.error(
+                f"error in the coordinator; retrying in {rest.pause_s:g} s",
+                run=run_id,
+                error=str(error),
+                exc_info=trace,
+            )
+
+    def _take_up(self, run_id: str) -> None:
+        """Coordinate a run from now on, if it is more than a name."""
+        link = self._open_link(run_id)
+        if not link.has_begun():
+            return
+        if len(self._coordinated) >= MAX_RUNS:
+            if not self._too_many:
+                self._log.error(
+                    f"this store already coordinates {MAX_RUNS} runs, the maximum; other runs wait until "
+                    "one of them ends",
+                    run=run_id,
+                )
+            self._too_many.setdefault(run_id)
+            return
+        log = get_logger(run=run_id)
+        driver = RunDriver(time.monotonic, log, keep_over_s=self._keep_over_s, idle_s=self._idle_s)
+        perform = self._performer(run_id, link)
+        run = self._coordinated[run_id] = _Coordinated(run_id, driver, driver.coordinate(), perform)
+        self._resume(run, None)
+
+    def _performer(self, run_id: str, link: HostLink) -> Callable[[Effect[Any]], Any]:
+        on_store_and_disk = performer(run_id, link, self._memory)
+        return lambda effect: (
+            link.remove_run() if isinstance(effect, RemoveRun) else on_store_and_disk(effect)
+        )
+
+    def _resume(self, run: _Coordinated, hints: Collection[str] | None) -> None:
+        """Run the driver until it waits for hints again, or until the run is removed; None: it is a new one."""
+        waiting = run_until(WaitForHints, run.steps, run.perform, hints)
+        plan = run.driver.plan
+        if plan is not None and plan is not run.told:
+            run.told = plan
+            self._on_plan(run.run_id, plan)
+        if waiting is not None:
+            run.until_s = waiting.until_s
+        else:
+            self._removed(run.run_id)
+
+    def _removed(self, run_id: str) -> None:
+        """The store holds nothing of this run any more."""
+        del self._coordinated[run_id]
+        self._inbox.strike(run_id)
+        self._hinted |= self._too_many
+        self._too_many.clear()
+        self._log.debug("removed the records of a run that has ended", run=run_id)
+
+
+@dataclass
+class _Coordinated:
+    """A run that is coordinated."""
+
+    run_id: str
+    driver: RunDriver
+    steps: Steps[None]
+    """The driver, under way."""
+    perform: Callable[[Effect[Any]], Any]
+    until_s: float = -math.inf
+    """Until when the driver waits for hints."""
+    told: Plan | None = None
+    """The newest plan that was told of."""
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """A run that is left alone for a while."""
+
+    until_s: float = -math.inf
+    pause_s: float = 0.0
+
+    def longer(self, now_s: float) -> _Rest:
+        """The rest after yet another failure."""
+        pause_s = min(max(2 * self.pause_s, RETRY_MIN_S), RETRY_MAX_S)
+        return _Rest(now_s + pause_s, pause_s)

@@ -1,0 +1,219 @@
+"""Hosts the c10d store and its coordinator on a machine that takes no part: ``elastic-agent serve``.
+
+What is lost with this process is found again: the agents redial and tell the new store what they run, and the
+state directory tells what was decided last. If all of that is in time for the leases, running worlds go on untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol.records import Phase, Plan
+from elastic_agent.sd_notify import ALIVE, READY, STOPPING, ServiceManager, status
+from elastic_agent.values import DEFAULT_PORT, Endpoint
+
+if TYPE_CHECKING:
+    from elastic_agent.transport.c10d import C10dHost
+
+DIAL_TIMEOUT_S = 5.0
+JOIN_S = 2.0
+"""How long the coordinator's thread is waited for at the end; its store is closed by then."""
+
+MOST_NAMED = 8
+"""So many runs are named in a line."""
+
+EVERYWHERE = "0.0.0.0"
+
+
+class CannotServeError(Exception):
+    """The endpoint is not this machine's, or somebody else listens there; the message is one line."""
+
+
+class StopRequests:
+    """SIGTERM and SIGINT from now on; whoever waits for them waits for other news too."""
+
+    def __init__(self) -> None:
+        """Take the signals over, until the process ends; one that is ignored (``serve &`` in a script) stays so."""
+        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(signum) == signal.SIG_IGN:
+                get_logger().info(f"ignoring {signum.name}, which was ignored when this program was started")
+            else:
+                signal.signal(signum, self._signalled)
+
+    def _signalled(self, signum: int, frame: FrameType | None) -> None:
+        self._news.put(signal.Signals(signum).name)
+
+    def report(self) -> None:
+        """Wake whoever waits (from any thread)."""
+        self._news.put("")
+
+    def wait(self) -> str:
+        """The name of the next signal; empty if something else is to be looked at."""
+        return self._news.get()
+
+
+def serve(endpoint: Endpoint | None, state_dir: Path, stop: StopRequests) -> bool:
+    """Serve until told to stop.
+
+    Args:
+        endpoint: where the agents meet; None: this machine's name and the default port.
+        state_dir: where what was decided is kept for the next start.
+        stop: signals that came since the program began.
+
+    Returns:
+        Whether it ended as asked; False if the coordinator failed.
+
+    Raises:
+        CannotServeError: the endpoint is not this machine's, or is taken.
+    """
+    shown = endpoint or Endpoint(socket.gethostname(), DEFAULT_PORT)
+    with _hosted(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown) as host:
+        server = Server(host, shown, state_dir, stop)
+        as_asked = server.run()
+    server.join()
+    return as_asked
+
+
+class Server:
+    """The coordinator of a hosted store, and what the log says of its runs."""
+
+    def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path, stop: StopRequests) -> None:
+        from elastic_agent.rendezvous.coordinator_driver import IDLE_S
+        from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory, c10d_store
+
+        from .coordinator_thread import CoordinatorThread
+
+        self._endpoint = endpoint
+        self._state_dir = state_dir
+        self._stop = stop
+        self._manager = ServiceManager.taken_from(os.environ)
+        self._alive_due_s = 0.0
+        self._log = get_logger()
+        self._open: set[str] = set()
+        """Runs that began and have no verdict yet."""
+        self._coordinator = CoordinatorThread(
+            host.inbox(),
+            host.coordinator_link,
+            BoundedMemory(RunMemory(state_dir, c10d_store(host.port))),
+            stop.report,
+            on_plan=self._tell,
+            on_turn=self._turned,
+            idle_s=min(IDLE_S, self._manager.alive_every_s),
+        )
+
+    def run(self) -> bool:
+        """Coordinate until told to stop; whether that is why it ended."""
+        if self._manager.watchdog_s is not None:
+            faulthandler.enable()  # its SIGABRT writes down where we hang
+        self._coordinator.start()
+        self._log.info(f"serving at {self._endpoint}", state_dir=str(self._state_dir))
+        self._manager.notify(READY, self._status(), patience_s=DIAL_TIMEOUT_S)
+        while not (asked := self._stop.wait()) and not self._coordinator.failed:
+            self._manager.notify(self._status())
+        self._end(asked)
+        return bool(asked)
+
+    def _end(self, asked: str) -> None:
+        self._manager.notify(STOPPING)
+        needed_by = list(self._coordinator.busy_with)
+        self._coordinator.stop()
+        if not asked:
+            return
+        if needed_by:
+            self._log.warning(
+                f"{asked} received: closing the store, which is still used by {_enumerated(needed_by)}; "
+                "workers keep running if it is back within the lease"
+            )
+        else:
+            self._log.info(f"{asked} received: closing the store, which no run uses")
+
+    def join(self) -> None:
+        """After the store was closed: wait for the thread."""
+        self._coordinator.join(JOIN_S)
+
+    def _status(self) -> str:
+        return status(f"at {self._endpoint}, {_enumerated(self._coordinator.busy_with)}")
+
+    def _turned(self) -> None:
+        """In the coordinator's thread: it does not hang."""
+        now_s = time.monotonic()
+        if self._manager.watchdog_s is not None and now_s >= self._alive_due_s:
+            self._alive_due_s = now_s + self._manager.alive_every_s / 2  # the next turn may be that late
+            self._manager.notify(ALIVE)
+
+    def _tell(self, run_id: str, plan: Plan) -> None:
+        """In the coordinator's thread: a line when a run begins, or is back, and one when it ends."""
+        if plan.is_terminal:
+            if run_id in self._open:
+                self._open.discard(run_id)
+                say = self._log.info if plan.phase is Phase.FINISHED else self._log.warning
+                say(f"run {plan.phase.value}", run=run_id, generation=plan.generation, why=plan.reason)
+        elif run_id not in self._open:
+            self._open.add(run_id)
+            what = "run started" if plan.world is None else "run resumed"
+            self._log.info(what, run=run_id, generation=plan.generation, why=plan.reason)
+
+
+@contextlib.contextmanager
+def _hosted(endpoint: Endpoint, shown: Endpoint) -> Iterator[C10dHost]:
+    """The store, in this process alone."""
+    from elastic_agent.transport import c10d
+    from elastic_agent.transport.addresses import is_local, resolve
+    from elastic_agent.transport.base import TransportError
+    from elastic_agent.transport.name_lookups import shorten_lookups
+
+    shorten_lookups()
+    try:
+        addresses = resolve(endpoint.host)
+        if not is_local(addresses):
+            where = ", ".join(address for _, address in addresses)
+            raise CannotServeError(
+                f"{shown.host} ({where}) is not this machine; run elastic-agent serve on the machine of "
+                "the endpoint, or pass an endpoint of this machine"
+            )
+        host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S)
+    except TransportError as error:
+        told = str(error).replace(str(endpoint), str(shown))
+        raise CannotServeError(f"cannot serve at {shown}: {told}") from None
+    if host is None:
+        told = _who_answers(endpoint).replace(str(endpoint), str(shown))
+        raise CannotServeError(f"cannot serve at {shown}: {told}")
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def _who_answers(endpoint: Endpoint) -> str:
+    """Who has the endpoint, in words."""
+    from elastic_agent.transport import c10d
+    from elastic_agent.transport.base import TransportError
+
+    try:
+        client, _, _ = c10d.open_store(endpoint, DIAL_TIMEOUT_S)
+    except TransportError as error:
+        return str(error)
+    client.close()
+    return (
+        "the port is in use by a store of elastic-agent (another elastic-agent serve, or an agent that "
+        "hosts it); stop that process first"
+    )
+
+
+def _enumerated(run_ids: list[str]) -> str:
+    if not run_ids:
+        return "no runs"
+    named = ", ".join(run_ids[:MOST_NAMED]) + (", …" if len(run_ids) > MOST_NAMED else "")
+    return f"{len(run_ids)} run{'s' if len(run_ids) > 1 else ''} ({named})"

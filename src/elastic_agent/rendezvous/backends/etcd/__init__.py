@@ -1,0 +1,1 @@
+"""The etcd backend: the agents of a run elect their coordinator."""

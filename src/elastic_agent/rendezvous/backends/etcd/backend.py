@@ -1,0 +1,210 @@
+"""Where the agents of a run meet in etcd: dialling its members, and one agent that coordinates at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_agent.protocol.revisions import RevisionTimes
+from elastic_agent.rendezvous.backends.base import MeetingPlace
+from elastic_agent.transport.base import NodeLink, NotAStoreError, TransportError, UnreachableError
+from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, store_id
+from elastic_agent.transport.etcd.client import CALL_TIMEOUT_S, EtcdClient, Revisions
+from elastic_agent.values import Endpoint, EtcdAccess, PortRange
+
+from .election_thread import ElectionThread
+
+FRESH_S = 0.5
+"""A connection that answered so lately is taken as good; should it not be, that shows with the first call."""
+
+
+TIMEOUT_LEASES = 0.25
+"""A member that hangs must not cost a lease: after this part of one it is given up, or after a second."""
+
+
+@dataclass
+class _Shared:
+    """The connection of this process, the member it leads to, and what answered there last."""
+
+    number: int
+    client: EtcdClient
+    store_id: str
+    answered_s: float
+
+
+class Members:
+    """The members of an etcd cluster, of which one that answers is used. Safe for threads."""
+
+    def __init__(self, endpoint: Endpoint, access: EtcdAccess, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """``timeout_s``: after so long without an answer a member is given up for the next one."""
+        self._members = endpoint.members
+        self._access = access
+        self._timeout_s = timeout_s
+        self._times = RevisionTimes()
+        self._lock = threading.Lock()
+        self._shared: _Shared | None = None
+        self._preferred = 0
+        """The one that answered last; everything of this process goes there, so that one failure shows for all."""
+
+    def dial(self) -> tuple[EtcdClient, str]:
+        """A connection to a member that answers, and this etcd's name.
+
+        Raises:
+            UnreachableError: none answers; the message says of each why.
+            NotAStoreError: none will, however often it is asked.
+        """
+        problems: list[TransportError] = []
+        first = self._preferred
+        for offset in range(len(self._members)):
+            number = (first + offset) % len(self._members)
+            try:
+                found = self._dial_one(number)
+            except TransportError as error:
+                problems.append(error)
+            else:
+                self._preferred = number
+                return found
+        reasons = "; ".join(dict.fromkeys(str(problem) for problem in problems))
+        if all(isinstance(problem, NotAStoreError) for problem in problems):
+            raise NotAStoreError(reasons)
+        raise UnreachableError(reasons)
+
+    def _dial_one(self, number: int) -> tuple[EtcdClient, str]:
+        """Over the connection this process has to that member, or over a new one."""
+        with self._lock:
+            shared = self._shared
+        if shared is not None and shared.number == number:
+            try:
+                return self._join(shared)
+            except TransportError:
+                self._share(None)
+                if len(self._members) > 1:
+                    raise  # another member first
+        client = EtcdClient.dial(self._members[number], self._access, self._timeout_s)
+        try:
+            name = store_id(client, self._access.prefix)
+        except BaseException:
+            client.close()
+            raise
+        client.revisions = Revisions(name, self._times)
+        self._share(_Shared(number, client.sibling(), name, time.monotonic()))
+        return client, name
+
+    def _join(self, shared: _Shared) -> tuple[EtcdClient, str]:
+        client = shared.client.sibling()
+        if time.monotonic() - shared.answered_s < FRESH_S:
+            return client, shared.store_id
+        try:
+            name = store_id(client, self._access.prefix)
+        except BaseException:
+            client.close()
+            raise
+        client.revisions = Revisions(name, self._times)
+        shared.answered_s = time.monotonic()
+        return client, name
+
+    def suspect(self, client: EtcdClient) -> None:
+        """Who used this connection gave it up: whoever dials next begins with another member."""
+        with self._lock:
+            shared = self._shared
+            if shared is None or not shared.client.is_sibling_of(client):
+                return
+            self._shared = None
+            self._preferred = (shared.number + 1) % len(self._members)
+        shared.client.close()
+
+    def _share(self, shared: _Shared | None) -> None:
+        with self._lock:
+            before, self._shared = self._shared, shared
+        if before is not None:
+            before.client.close()
+
+    def close(self) -> None:
+        """Let go of the shared connection; who uses it still has it."""
+        self._share(None)
+
+
+class EtcdMeeting(MeetingPlace):
+    """One run in an etcd that others may use as well."""
+
+    dial_causes = (
+        "common causes: etcd is not running there, a firewall blocks the port, or the endpoint is wrong"
+    )
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        access: EtcdAccess,
+        state_dir: Path,
+        *,
+        lease_ttl_s: float,
+        port_range: PortRange | None,
+        port_rest_s: float,
+    ) -> None:
+        """``lease_ttl_s``: of the run's nodes, seconds; ``port_rest_s`` as for every meeting place."""
+        super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
+        self._access = access
+        self._members = Members(endpoint, access, min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES))
+        self._lease_ttl_s = lease_ttl_s
+        self._kept = KeptLeases(lease_ttl_s)
+        self._lock = threading.Lock()
+        self._election: ElectionThread | None = None
+
+    def agree(self, fingerprint: str) -> str:
+        """An etcd is shared by many: here every run has a name (the settings see to that)."""
+        raise NotAStoreError("a run in etcd requires a run id; give --rdzv-id, the same on every node")
+
+    def release(self) -> None:
+        """No name was agreed."""
+
+    def connect(self) -> NodeLink:
+        """A connection to one member; this agent stands for coordinator from the first one on."""
+        assert self.run_id is not None  # set before
+        client, store = self._members.dial()
+        keys = RunKeys(self._access.prefix, self.run_id)
+        try:
+            link = EtcdLink(
+                client,
+                keys,
+                store,
+                self._kept,
+                let_go=lambda: self._members.suspect(client),
+                on_renewal=self._mark,
+            )
+        except BaseException:
+            client.close()
+            raise
+        with self._lock:
+            if self._election is None:
+                self._election = ElectionThread(
+                    self.run_id,
+                    keys,
+                    lambda: self._members.dial()[0],
+                    self.memory,
+                    self._lease_ttl_s,
+                    self._poke,
+                )
+                self._election.start()
+        return link
+
+    def _mark(self) -> None:
+        """Our lease was renewed: if we coordinate, others are to know by when."""
+        election = self._election
+        if election is not None:
+            election.mark()
+
+    @property
+    def busy_with(self) -> list[str]:
+        """The run, while this agent coordinates it and its verdict is not known to everybody."""
+        election = self._election
+        return [self.run_id] if self.run_id and election is not None and election.winding_up else []
+
+    def close(self) -> None:
+        """Stand for coordinator no more; another agent takes over at once."""
+        with self._lock:
+            if self._election is not None:
+                self._election.stop()
+                self._election = None
+        self._members.close()

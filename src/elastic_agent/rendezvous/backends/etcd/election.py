@@ -1,0 +1,253 @@
+"""The election of a run's coordinator in etcd: every agent takes part, and one at a time leads.
+
+Two drivers without I/O (see :mod:`elastic_agent.rendezvous.effects`). :class:`Election` waits until there is no
+leader, campaigns, and then coordinates the run until it is over or leadership is lost; beside it :func:`keep_leading`
+keeps the leader key alive. Every write of the leader is a transaction that compares that key, so that a former leader
+writes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elastic_agent.protocol.records import History
+from elastic_agent.rendezvous.coordinator_driver import Log, RunDriver
+from elastic_agent.rendezvous.coordinator_effects import ReadPlan, SaveHistory
+from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, Steps, T_co
+from elastic_agent.transport.base import TransportError
+from elastic_agent.transport.etcd import DeposedError, Term
+from elastic_agent.transport.etcd.plans import UnknownPlanError
+
+PATIENCE_S = 10.0
+"""How often it is read again whether there is a leader, beside waiting for its key to go."""
+
+RENEWALS_PER_LEADERSHIP = 4
+"""How often the leader key is kept alive in its time to live."""
+
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
+REST_S = 5.0
+"""How long nothing is tried after an internal error."""
+
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Connect(Effect[None]):
+    """Connect to an etcd member that answers, in place of an earlier connection."""
+
+
+@dataclass(frozen=True)
+class AwaitVacancy(Effect[bytes | None]):
+    """Wait until the run has nodes and no leader: the life of its records; None if that takes longer."""
+
+    patience_s: float
+
+
+@dataclass(frozen=True)
+class Campaign(Effect[bool]):
+    """Create the leader key, unless there is one or the run's records have another life; whether it is ours."""
+
+    life: bytes
+
+
+@dataclass(frozen=True)
+class Resign(Effect[None]):
+    """Delete the leader key if it is ours, so that another agent takes over at once. Raises nothing."""
+
+
+@dataclass(frozen=True)
+class WaitForMark(Effect[bool | None]):
+    """Wait until a mark is to be written (True), or until this time (False); None when leadership was given up."""
+
+    until_s: float
+
+
+class LeaderEffect(Effect[T_co]):
+    """What only the leader asks of etcd. Raises DeposedError when another agent leads."""
+
+    __slots__ = ()
+
+    def perform(self, leadership: Term) -> T_co:
+        """Perform it in this thread."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ReadEnded(LeaderEffect[History | None]):
+    """Read how the last run of this name ended, whose records were removed."""
+
+    def perform(self, leadership: Term) -> History | None:
+        return leadership.read_ended()
+
+
+@dataclass(frozen=True)
+class ReadStoreAge(LeaderEffect[float]):
+    """Read for how long this etcd has had its data, at least; seconds."""
+
+    def perform(self, leadership: Term) -> float:
+        return leadership.store_age_s()
+
+
+@dataclass(frozen=True)
+class KeepAlive(LeaderEffect[bool]):
+    """Keep the leader key alive; False if it is gone."""
+
+    def perform(self, leadership: Term) -> bool:
+        return leadership.keep_alive()
+
+
+@dataclass(frozen=True)
+class WriteMark(LeaderEffect[None]):
+    """Write the leader key again, which every agent watches: what was written before is then known to be older."""
+
+    def perform(self, leadership: Term) -> None:
+        leadership.write_mark()
+
+
+# -- drivers ---------------------------------------------------------------------------------------
+
+
+class ElectionLog(Log, Protocol):
+    """Where internal errors go as well."""
+
+    def exception(self, event: str, **fields: Any) -> Any: ...
+
+
+class Election:
+    """One agent's part in the election of a run's coordinator, until the run is over."""
+
+    def __init__(self, clock: Callable[[], float], log: ElectionLog) -> None:
+        """``clock``: seconds of this machine's clock; ``log``: for people."""
+        self._clock = clock
+        self._log = log
+        self._driver: RunDriver | None = None
+        """While this agent leads."""
+        self._over = False
+        self._stopped = False
+        self._reported_loss = ""
+        """The last reason for giving up that was logged."""
+
+    @property
+    def winding_up(self) -> bool:
+        """Whether this agent coordinates a run that has its verdict, and whose records it is still to remove."""
+        return self._driver is not None and self._driver.winding_up
+
+    def stop(self) -> None:
+        """Take no part any more. What is under way ends with its next error or answer."""
+        self._stopped = True
+
+    def _goes_on(self) -> bool:
+        return not self._over and not self._stopped
+
+    def run(self) -> Steps[None]:
+        """Take part, again and again, until the run is over or this agent stops."""
+        back_off_s = RETRY_MIN_S
+        while self._goes_on():
+            try:
+                yield from self._take_part()
+                back_off_s = RETRY_MIN_S
+            except TransportError:
+                if self._goes_on():
+                    yield BackOff(back_off_s)
+                    back_off_s = min(2 * back_off_s, RETRY_MAX_S)
+            except OSError as error:
+                if self._goes_on():
+                    self._log.warning(
+                        "cannot read the run's history in the state directory; not coordinating the run, "
+                        f"retrying in {REST_S:g} s",
+                        reason=str(error),
+                    )
+                    yield Sleep(REST_S)
+            except Exception:
+                if self._goes_on():
+                    self._log.exception(f"error in the coordinator; retrying in {REST_S:g} s")
+                    yield Sleep(REST_S)
+
+    def _take_part(self) -> Steps[None]:
+        """Over one connection: campaign until elected, and lead until that ends."""
+        yield from Connect()
+        while self._goes_on():
+            life = yield from AwaitVacancy(PATIENCE_S)
+            if life is not None and self._goes_on() and (yield from Campaign(life)):
+                return (yield from self._lead())
+
+    def _lead(self) -> Steps[None]:
+        self._log.debug("this agent is now the coordinator of the run")
+        failure: Exception | None = None
+        try:
+            yield from self._coordinate()
+        except Exception as error:
+            failure = error
+        yield from Resign()
+        self._driver = None
+        if isinstance(failure, DeposedError):
+            self._log.info("this agent is no longer the coordinator of the run", reason=str(failure))
+        elif failure is not None:
+            self._report_loss(failure)
+            raise failure
+
+    def _report_loss(self, failure: Exception) -> None:
+        """Log why leadership was given up; it may be so again each second."""
+        if isinstance(failure, TransportError) and self._goes_on() and str(failure) != self._reported_loss:
+            self._reported_loss = str(failure)
+            level = self._log.error if isinstance(failure, UnknownPlanError) else self._log.info
+            level("this agent is resigning as the coordinator of the run", reason=str(failure))
+
+    def _coordinate(self) -> Steps[None]:
+        plan = yield from ReadPlan()
+        store_born_s = (yield from self._begin_run()) if plan is None else -math.inf
+        self._driver = RunDriver(self._clock, self._log, store_born_s=store_born_s)
+        yield from self._driver.coordinate_until_over()
+        self._over = True
+
+    def _begin_run(self) -> Steps[float]:
+        """The run has no plan: learn how the last one of its name ended, which this machine may have slept through.
+
+        If etcd does not know either, it is the first of its name, or etcd has lost its data: then a verdict that this
+        machine remembers, and of which it does not know that every node heard it, stands.
+
+        Returns:
+            By when at the latest etcd had its data.
+        """
+        ended = yield from ReadEnded()
+        if ended is not None:
+            with contextlib.suppress(OSError):  # the run's driver logs it
+                yield from SaveHistory(ended)
+        age_s = yield from ReadStoreAge()
+        return self._clock() - age_s  # at the latest: the answer took a while
+
+
+def keep_leading(clock: Callable[[], float], ttl_s: float, elected_s: float) -> Steps[str]:
+    """Keep the leader key alive until leadership is lost. The deadline is our own: etcd may end the key right after.
+
+    Args:
+        clock: seconds of this machine's clock.
+        ttl_s: for how long the key lives without being kept alive, seconds.
+        elected_s: when the key was asked for.
+
+    Returns:
+        Why leadership is lost; empty if it was given up.
+    """
+    renewed_s = sent_s = elected_s
+    while True:
+        is_marking = yield from WaitForMark(sent_s + ttl_s / RENEWALS_PER_LEADERSHIP)
+        if is_marking is None:
+            return ""
+        try:
+            if is_marking:
+                yield from WriteMark()
+            if clock() - sent_s >= ttl_s / RENEWALS_PER_LEADERSHIP:
+                sent_s = clock()
+                if not (yield from KeepAlive()):
+                    return "the coordinator's etcd lease expired"
+                renewed_s = sent_s
+        except DeposedError as error:
+            return str(error)
+        except TransportError as error:
+            if clock() - renewed_s > ttl_s:
+                return f"the coordinator's etcd lease was not renewed: {error}"

@@ -1,0 +1,306 @@
+"""torch's ``RendezvousHandler`` for stock torchrun: ``torchrun --rdzv-backend elastic …``.
+
+torchrun gets its worlds from a *companion process*, which takes part in the run for it (:mod:`.sidecar`). A
+process of its own, because torch's store client does not go well with torchrun: its blocked threads abort a
+process that exits under them, and it warns of every wait that ends by its time-out, which cannot be turned off
+once torch is imported. Nor can it be forked from torchrun, which would save the memory of another import of torch
+(150 MB): torch imports numpy, whose OpenBLAS starts a thread per core, and a fork of a process with threads may find
+their locks held for ever. The two talk over a socket pair; when one end closes, the other knows.
+
+What torchrun cannot give: its workers are not fenced (no guard kills them at the lease's deadline), it counts
+restarts for each of its agents by itself, and a torchrun that gives up leaves the run to the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import msgspec
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from elastic_agent.rendezvous.incarnation import new_incarnation
+
+from .messages import (
+    Begin,
+    Channel,
+    Finishing,
+    FromCompanion,
+    FromTorchrun,
+    Goodbye,
+    NextWorld,
+    Over,
+    Sealed,
+    Stale,
+    Trouble,
+)
+
+STORE_TIMEOUT_S = 300.0
+"""How long torchrun's own exchange of ranks may take."""
+
+FAREWELL_S = 20.0
+"""How long the companion gets to say goodbye after a failure (see :data:`.sidecar.GOODBYE_S`)."""
+
+LAST_MOMENT_S = 3.0
+"""The same at the interpreter's exit, after a signal."""
+
+EXIT_BARRIER = "torchelastic/agent/terminal_state"
+"""Prefix of the keys of torchrun's exit barrier; torch's private name, which a test compares."""
+
+
+class ElasticRendezvous(RendezvousHandler):
+    """The rendezvous for stock torchrun. One worker seat stands for each node; torchrun assigns the ranks."""
+
+    def __init__(self, backend: str, run_id: str, begin: Begin, timeout_s: float) -> None:
+        """Start the companion, so that it is up by the time a world is asked for.
+
+        Args:
+            backend: the name this handler was registered under.
+            run_id: the run's id as the user gave it.
+            begin: what the companion is told first.
+            timeout_s: how long ``next_rendezvous`` waits at most, seconds.
+        """
+        self._backend = backend
+        self._run_id = run_id
+        self._begin = begin
+        self._timeout_s = timeout_s
+        self._trouble = ""
+        self._stale = False
+        self._over: Over | None = None
+        self._companion = _Companion(begin)
+        atexit.register(self._leave_at_exit)
+
+    # -- torch's interface ----------------------------------------------------------------------
+
+    def get_backend(self) -> str:
+        """The name this handler was registered under."""
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The workers' store is hosted by a companion, fresh in every generation."""
+        return True
+
+    def get_run_id(self) -> str:
+        """The run's id."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Take part in the next world; blocks until it is sealed with this node in it."""
+        if self._companion.is_gone:
+            self._replace_companion()
+        self._stale = False
+        self._companion.tell(NextWorld())
+        sealed = self._await_world(time.monotonic() + self._timeout_s)
+        address = sealed.bootstrap
+        try:
+            store = TCPStore(
+                address.host,
+                address.port,
+                is_master=False,
+                timeout=timedelta(seconds=STORE_TIMEOUT_S),
+                wait_for_workers=False,
+            )
+        except RuntimeError as error:
+            reason = str(error).strip().split("\n", 1)[0]
+            raise RendezvousConnectionError(
+                f"the bootstrap store at {address} cannot be reached: {reason}"
+            ) from None
+        return RendezvousInfo(
+            _AgentStore(store, lambda: self._companion.tell(Finishing())),
+            sealed.rank,
+            sealed.size,
+            RendezvousStoreInfo(address.host, address.port),
+        )
+
+    def num_nodes_waiting(self) -> int:
+        """More than 0 as soon as the world of the last rendezvous is over, so that torchrun comes again."""
+        with contextlib.suppress(EOFError):
+            for message in self._companion.heard():
+                self._take(message)
+        return 1 if self._stale or self._over is not None or self._companion.is_gone else 0
+
+    def is_closed(self) -> bool:
+        """Whether there will be no other world."""
+        return self._over is not None
+
+    def set_closed(self) -> None:
+        """torchrun gives up: leave the run to the others."""
+        self._over = Over("torchrun closed the rendezvous")
+        self._companion.tell(Goodbye(succeeded=False))
+
+    def shutdown(self) -> bool:
+        """Leave the run, once the others need nothing of this node any more.
+
+        torchrun calls this at its end, after its workers; when they failed, while the exception that says so is
+        under way.
+        """
+        atexit.unregister(self._leave_at_exit)
+        succeeded = sys.exception() is None
+        self._companion.say_goodbye(Goodbye(succeeded), None if succeeded else FAREWELL_S)
+        return True
+
+    def _leave_at_exit(self) -> None:
+        """After a signal torchrun does not shut its rendezvous down; its workers are stopped by then."""
+        self._companion.say_goodbye(Goodbye(succeeded=False), LAST_MOMENT_S)
+
+    # -- the companion --------------------------------------------------------------------------
+
+    def _await_world(self, deadline_s: float) -> Sealed:
+        while True:
+            try:
+                message = self._companion.listen(deadline_s - time.monotonic())
+            except EOFError:
+                raise RendezvousConnectionError(
+                    "the process that takes part in the rendezvous for torchrun exited unexpectedly "
+                    f"({self._companion.exit_code}); see its output above"
+                ) from None
+            if message is None:
+                raise RendezvousTimeoutError(self._too_late())
+            if isinstance(message, Sealed):
+                self._trouble = ""
+                return message
+            self._take(message)
+            if self._over is not None:
+                kind = RendezvousConnectionError if self._over.unreachable else RendezvousClosedError
+                raise kind(self._over.reason)
+
+    def _take(self, message: FromCompanion) -> None:
+        match message:
+            case Stale():
+                self._stale = True
+            case Over():
+                self._over = message
+            case Trouble(reason=reason):
+                self._trouble = reason
+            case Sealed():
+                pass  # for a request that was given up
+
+    def _too_late(self) -> str:
+        where = ",".join(map(str, self._begin.endpoint))
+        why = f": {self._trouble}" if self._trouble else ""
+        return f"no world was formed within {self._timeout_s:g} s at {where}{why}"
+
+    def _replace_companion(self) -> None:
+        """It died; torchrun has stopped its workers, so the new one can vouch for that."""
+        old = self._begin.member
+        incarnation = new_incarnation()
+        replaces = (*old.replaces, old.incarnation)[-64:]
+        member = msgspec.structs.replace(old, incarnation=incarnation, replaces=replaces)
+        self._begin = msgspec.structs.replace(self._begin, member=member)
+        self._companion = _Companion(self._begin)
+
+
+class _AgentStore(PrefixStore):
+    """The store torchrun's agents exchange ranks over; notices when this one comes to the exit barrier."""
+
+    def __init__(self, store: TCPStore, on_finishing: Callable[[], None]) -> None:
+        super().__init__("torchelastic-agents", store)
+        self._on_finishing = on_finishing
+
+    def add(self, key: str, amount: int) -> int:
+        """Count up; the exit barrier begins with it."""
+        if key.startswith(EXIT_BARRIER):
+            self._on_finishing()
+        return super().add(key, amount)
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """What is started here never gets these signals: they mean torchrun, which says goodbye then.
+
+    SIGTSTP is not among them: a torchrun that the terminal stops is not to be counted on.
+    """
+    meant_for_torchrun = {
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    }
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, meant_for_torchrun)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Companion:
+    """The companion process, as torchrun sees it."""
+
+    def __init__(self, begin: Begin) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, _signals_blocked():
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "elastic_agent.torchrun.sidecar"),
+                    *(str(theirs.fileno()), str(os.getpid())),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # see the module's head
+            )
+        self._channel: Channel[FromCompanion] = Channel(ours, FromCompanion)
+        self._messages: deque[FromCompanion] = deque()
+        self.is_gone = False
+        self.tell(begin)
+
+    def tell(self, message: FromTorchrun) -> None:
+        self._channel.send(message)
+
+    def heard(self) -> list[FromCompanion]:
+        """What it has said, without waiting. Raises EOFError when it is gone."""
+        try:
+            self._messages.extend(self._channel.arrived())
+        except EOFError:
+            self.is_gone = True
+            raise
+        heard = list(self._messages)
+        self._messages.clear()
+        return heard
+
+    def listen(self, timeout_s: float) -> FromCompanion | None:
+        """The next thing it says; None at the time-out. Raises EOFError when it is gone."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._messages:
+            if not self._channel.wait(deadline_s - time.monotonic()):
+                return None
+            self._messages.extend(self.heard())
+        return self._messages.popleft()
+
+    @property
+    def exit_code(self) -> str:
+        """How it ended, in words."""
+        try:
+            return f"exit code {self._process.wait(5.0)}"
+        except subprocess.TimeoutExpired:
+            return "still running"
+
+    def say_goodbye(self, goodbye: Goodbye, timeout_s: float | None) -> None:
+        """Wait until it has done what the others need of it; not for longer than ``timeout_s``."""
+        self.tell(goodbye)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.is_gone = True
+        self._channel.close()

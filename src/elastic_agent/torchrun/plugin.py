@@ -1,0 +1,191 @@
+"""Registers the rendezvous with stock torchrun: ``torchrun --rdzv-backend elastic …``, or ``elastic-etcd``."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import re
+from pathlib import Path
+
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousHandler,
+    RendezvousHandlerCreator,
+    RendezvousParameters,
+)
+
+from elastic_agent import __version__
+from elastic_agent.config.directories import default_state_dir, make_state_dir
+from elastic_agent.config.errors import BadValueError, UsageError, masked, quoted
+from elastic_agent.config.etcd_password import exposures, read_password_file, take_password
+from elastic_agent.config.settings import spec_by_name
+from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
+from elastic_agent.protocol.records import RECORD_VERSION, Address, Fingerprint, Member, Policy, State
+from elastic_agent.rendezvous.incarnation import new_incarnation
+from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess
+
+from .handler import ElasticRendezvous
+from .messages import Access, Begin
+
+TORCHRUN_STOPS_WITHIN_S = 35.0
+"""torchrun gives its workers 30 s between SIGTERM and SIGKILL, and looks after them several times a second."""
+
+
+def elastic_handler() -> RendezvousHandlerCreator:
+    """What torch's entry-point group ``torchrun.handlers`` asks for: the creator of handlers."""
+    return create_handler
+
+
+def elastic_etcd_handler() -> RendezvousHandlerCreator:
+    """The same for runs that meet in etcd."""
+    return create_etcd_handler
+
+
+def create_etcd_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """As :func:`create_handler`, to meet in etcd; the endpoint may name several members, separated by commas.
+
+    ``--rdzv-conf`` may also set ``etcd_prefix``, ``etcd_user``, ``etcd_password_file`` (or the password is in the
+    variable ELASTIC_AGENT_ETCD_PASSWORD), and by torch's own names ``cacert``, ``cert`` and ``key``.
+
+    Raises:
+        ValueError: the endpoint or one of these is malformed.
+    """
+    return _create(params, _access(params))
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """A handler for torchrun's options.
+
+    ``--rdzv-conf`` may set, in seconds: ``join_timeout`` (or torch's ``timeout``), ``settle`` (or torch's
+    ``last_call_timeout``), ``lease_ttl``, ``fence_margin``.
+
+    Raises:
+        ValueError: the endpoint or one of these is malformed.
+    """
+    return _create(params, None)
+
+
+def _create(params: RendezvousParameters, access: Access | None) -> RendezvousHandler:
+    policy = _policy(params)
+    endpoint = _endpoint(params, DEFAULT_PORT if access is None else ETCD_PORT)
+    if access is None and endpoint.others:
+        raise ValueError(f"--rdzv-endpoint {endpoint} names several endpoints; this backend uses only one")
+    incarnation = new_incarnation()
+    member = Member(
+        version=RECORD_VERSION,
+        # torchrun has no node ids: each life of a torchrun agent is a node of its own
+        node_id=f"{_safe(platform.node().split('.')[0] or 'node', 96)}-{incarnation[:6]}",
+        incarnation=incarnation,
+        address=params.local_addr or "127.0.0.1",  # the session puts the right one in when connected
+        slots=1,
+        state=State.READY,
+        generation=0,
+        policy=policy,
+        stop_s=TORCHRUN_STOPS_WITHIN_S,
+        fingerprint=Fingerprint(python=platform.python_version(), package=__version__),
+    )
+    begin = Begin(
+        tuple(Address(one.host, one.port) for one in endpoint.members),
+        access,
+        _safe(params.run_id, 96),
+        member,
+        _state_dir(),
+        params.local_addr,
+        _log_level(os.environ.get("LOGLEVEL", "")),
+    )
+    return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
+
+
+def _state_dir() -> str:
+    folder = default_state_dir(os.environ)
+    try:
+        make_state_dir(folder, os.environ)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    return str(folder)
+
+
+def _safe(text: str, longest: int) -> str:
+    """The text, if it may be part of a key and a file's name; else one like it that is as unique."""
+    if re.fullmatch(r"[A-Za-z0-9_@+-][A-Za-z0-9._:@+-]*", text) and len(text) <= longest:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return re.sub(r"[^A-Za-z0-9_@+-]", "-", text)[: longest - 13] + f"-{digest}"
+
+
+def _log_level(said: str) -> str:
+    """torchrun's LOGLEVEL in our words."""
+    level = said.lower()
+    return level if level in ("debug", "info", "warning", "error") else "warning"
+
+
+def _endpoint(params: RendezvousParameters, default_port: int) -> Endpoint:
+    try:
+        return parse_endpoints(params.endpoint or "127.0.0.1", default_port)
+    except BadValueError as error:
+        raise ValueError(
+            f"--rdzv-endpoint {masked(params.endpoint)}: {error}; expected {ENDPOINT.accepted}"
+        ) from None
+
+
+def _access(params: RendezvousParameters) -> Access:
+    """How to get into etcd; the password is taken out of the environment, so that no worker inherits it."""
+    password = take_password(os.environ)
+    file = params.get("etcd_password_file")
+    if file:
+        try:
+            password = read_password_file(Path(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"--rdzv-conf etcd_password_file={file}: {error}") from None
+    access = Access(
+        params.get("etcd_prefix", EtcdAccess().prefix),
+        ca=params.get("cacert") or params.get("ca_cert"),
+        cert=params.get("cert") or params.get("ssl_cert"),
+        key=params.get("key") or params.get("ssl_cert_key"),
+        user=params.get("etcd_user", ""),
+        password=password,
+    )
+    if access.user and password:
+        _warn_of_exposures(params, access)
+    return access
+
+
+def _warn_of_exposures(params: RendezvousParameters, access: Access) -> None:
+    file = params.get("etcd_password_file")
+    encrypted = any((access.ca, access.cert, access.key))
+    endpoint = _endpoint(params, ETCD_PORT)
+    for warning in exposures(endpoint, Path(file) if file else None, encrypted=encrypted):
+        logging.getLogger(__name__).warning(warning)
+
+
+def _policy(params: RendezvousParameters) -> Policy:
+    return Policy(
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents, and never pauses
+        restart_window_s=0.0,
+        restart_backoff_s=0.0,
+        lease_ttl_s=_seconds(params, "lease_ttl"),
+        fence_margin_s=_seconds(params, "fence_margin"),
+        settle_s=_seconds(params, "settle", "last_call_timeout"),
+        join_timeout_s=_seconds(params, "join_timeout", "timeout"),
+    )
+
+
+def _seconds(params: RendezvousParameters, setting: str, torchs_name: str = "") -> float:
+    """A setting of elastic-agent, with its bounds and its default, from ``--rdzv-conf``."""
+    spec = spec_by_name()[setting]
+    for name in (setting, torchs_name):
+        value = params.get(name)
+        if value is None:
+            continue
+        try:
+            seconds: float = spec.kind.parse(str(value))
+        except BadValueError as error:
+            raise ValueError(
+                f"--rdzv-conf {name}: got {quoted(str(value))}, {error}; expected {spec.kind.accepted}"
+            ) from None
+        return seconds
+    default: float = spec.kind.parse(spec.default or "")
+    return default

@@ -1,0 +1,441 @@
+"""Takes part in a run for a stock torchrun, in a process beside it (see :mod:`.handler` for why).
+
+    waiting ──world sealed──▶ gathering ──everybody came──▶ torchrun runs its workers ──▶ finishing ──▶ goodbye
+       ▲                          │ called off                     │ Stale
+       └──────────────────────────┴────────── NextWorld ◀──────────┘
+
+torchrun exchanges ranks over the bootstrap store without any regard for who may have died meanwhile, so it is
+let go there only after the companions of the whole world have met at that store (*gathering*). Whether they
+have, or whether one of them saw the world end before, is settled by one compare-and-set on that store.
+
+The node's state machine is the same as the agent's. It is told that workers started when torchrun is about to
+start them, and that they are stopped when torchrun asks for the next world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastic_agent.logs import bind_context, configure_logging, get_logger
+from elastic_agent.processes import read_process
+from elastic_agent.protocol import node as machine
+from elastic_agent.protocol.node import Activity, Outcome
+from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, State, World
+from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous.asyncio_runner import aside, call
+from elastic_agent.rendezvous.backends import open_place
+from elastic_agent.rendezvous.incarnation import new_incarnation
+from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
+from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory, c10d_store
+from elastic_agent.rendezvous.session import Session
+from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.base import StoreLostError, TransportError
+from elastic_agent.transport.name_lookups import shorten_lookups
+from elastic_agent.values import Endpoint
+
+from .barrier import Gathering
+from .messages import (
+    Begin,
+    Channel,
+    Finishing,
+    FromTorchrun,
+    Goodbye,
+    NextWorld,
+    Over,
+    Sealed,
+    Stale,
+    Trouble,
+)
+
+GOODBYE_S = 10.0
+"""How long others are waited for at most when torchrun ends: their acknowledgements, the verdict."""
+
+START_S = 60.0
+FLUSH_S = 2.0
+STORE_CALL_S = 5.0
+NOTICE_S = 10.0
+"""torchrun's user is told why it does not end when that takes longer than this."""
+
+
+@dataclass
+class _Presence:
+    """This node's presence at the bootstrap store of one world."""
+
+    world: World
+    rank: int
+    lane: Lane = field(default_factory=lambda: Lane("gathering"))
+    gathering: Gathering | None = None
+    called_off: bool = False
+    let_go: bool = False
+    """torchrun was sent there."""
+
+
+class Companion:
+    """One torchrun's part in the run."""
+
+    def __init__(self, begin: Begin, channel: Channel[FromTorchrun], torchrun: int) -> None:
+        """``torchrun``: the process that started this one."""
+        policy = begin.member.policy
+        self._member = begin.member
+        self._channel = channel
+        first, *others = (Endpoint(one.host, one.port) for one in begin.endpoint)
+        self._meeting = open_place(
+            Endpoint(first.host, first.port, tuple(others)),
+            begin.etcd.value() if begin.etcd is not None else None,
+            Path(begin.state_dir),
+            lease_ttl_s=policy.lease_ttl_s,
+            fence_margin_s=policy.fence_margin_s,
+        )
+        self._meeting.memory = BoundedMemory(RunMemory(Path(begin.state_dir), _store(begin)))
+        self._meeting.set_run_id(begin.run_id)
+        self._meeting.memory.settle(begin.run_id)  # a torchrun that is started anew is a new run
+        self._session = Session(self._meeting, begin.member, policy.lease_ttl_s, begin.local_addr)
+        self._participant = Participant(
+            self._session,
+            Workers(
+                set_deadline=_ignore,  # torchrun's workers cannot be fenced
+                start=self._start_workers,
+                stop=lambda action: self._stop(),
+                notify=_ignore,  # torchrun has no way to tell its workers
+            ),
+            Reporter(announced=_ignore, rejoins=_ignore, departs=self._over),
+            new_incarnation,
+        )
+        self._node = self._participant.node
+        self._perform = self._participant.perform
+        self._session.listen(self._event)
+        self._torchrun = torchrun
+        self._session.renew_only_if(self._torchrun_runs)
+        self._presence: _Presence | None = None
+        self._asked = False
+        """torchrun waits for a world."""
+        self._finishing = False
+        self._verdict: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
+        """While finishing: the run's end, or None when the others go on without this node."""
+        self._met = False
+        self._ended: machine.Depart | None = None
+        self._goodbye: asyncio.Future[Goodbye] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._log = get_logger()
+
+    async def run(self, first: list[FromTorchrun]) -> None:
+        """Until torchrun has said goodbye and the others need nothing more of this node.
+
+        Args:
+            first: what torchrun has said already.
+
+        Raises:
+            EOFError: torchrun is gone without a word.
+        """
+        for message in first:
+            self._take(message)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._channel.fileno(), self._heard)
+        self._watch_torchrun()
+        session = asyncio.create_task(self._session.run())
+        session.add_done_callback(self._task_ended)
+        goodbye = await self._goodbye
+        if goodbye.succeeded or self._finishing:
+            await self._part_in_peace()
+        else:
+            self._leave("torchrun exited")
+        await self._session.flush(FLUSH_S)
+        session.cancel()
+        await asyncio.gather(session, return_exceptions=True)
+        hosting = self._host_on()
+        await (hosting if goodbye.succeeded else _at_most(hosting, GOODBYE_S))
+        self._meeting.close()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Only an error of our own ends a task by an exception."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._goodbye.done():
+            self._goodbye.set_exception(error)
+
+    # -- torchrun -------------------------------------------------------------------------------
+
+    def _heard(self) -> None:
+        try:
+            for message in self._channel.arrived():
+                self._take(message)
+        except EOFError as error:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            if not self._goodbye.done():
+                self._goodbye.set_exception(error)
+
+    def _watch_torchrun(self) -> None:
+        """Notice when it is killed: the channel stays open while a process that it forked has inherited its end."""
+        try:
+            ended = os.pidfd_open(self._torchrun)
+        except ProcessLookupError:
+            raise EOFError from None
+        if os.getppid() != self._torchrun:
+            raise EOFError
+        asyncio.get_running_loop().add_reader(ended, self._torchrun_gone, ended)
+
+    def _torchrun_gone(self, ended: int) -> None:
+        asyncio.get_running_loop().remove_reader(ended)
+        os.close(ended)
+        if not self._goodbye.done():
+            self._goodbye.set_exception(EOFError())
+
+    def _torchrun_runs(self) -> bool:
+        """Whether torchrun lives and is not stopped (by a signal, a debugger): then it can stop its workers."""
+        torchrun = read_process(self._torchrun)
+        return torchrun is not None and os.getppid() == self._torchrun and not torchrun.frozen
+
+    def _take(self, message: FromTorchrun) -> None:
+        match message:
+            case NextWorld():
+                self._want_world()
+            case Finishing():
+                self._finish()
+            case Goodbye() if not self._goodbye.done():
+                self._goodbye.set_result(message)
+            case _:
+                pass
+
+    def _want_world(self) -> None:
+        self._asked = True
+        self._forget_presence()
+        if self._ended is not None:
+            self._say_over(self._ended)
+            return
+        if self._node.activity in (Activity.STARTING, Activity.RUNNING):
+            reason = f"{self._member.node_id}: torchrun is restarting its workers"
+            self._perform(self._node.failed(self._node.generation, Failure(FailureKind.WORKER, reason)))
+        self._perform(self._node.stopped())
+
+    def _finish(self) -> None:
+        """torchrun's workers are done; it will not come for another world."""
+        self._finishing = True
+        if self._node.activity is Activity.RUNNING:
+            self._perform(self._node.succeeded(self._node.generation))
+        else:
+            self._leave("torchrun's workers exited while their world was ending")
+
+    def _leave(self, why: str) -> None:
+        """torchrun has no workers any more."""
+        self._perform(self._node.drain(why))
+        self._perform(self._node.stopped())
+
+    # -- the run --------------------------------------------------------------------------------
+
+    def _event(self, event: events.SessionEvent) -> None:
+        match event:
+            case events.Connected():
+                self._met = True
+                self._channel.send(Trouble(""))
+            case events.Disconnected(reason=reason):
+                self._channel.send(Trouble(reason))
+            case events.Unusable(reason=reason):
+                self._channel.send(Trouble(reason))
+                if not self._met:
+                    self._over(machine.Depart(Outcome.UNREACHABLE, reason))
+            case events.PlanSeen(plan=plan) if self._finishing:
+                self._settle_by(plan)
+                return
+            case events.LeaseLost(reason=reason):
+                why = (
+                    reason
+                    if self._torchrun_runs()
+                    else "torchrun is stopped (by SIGSTOP, a terminal or a debugger)"
+                )
+                self._log.warning("this node lost its lease", reason=why)
+                if self._finishing:
+                    self._settle(None)
+                    return
+            case _:
+                pass
+        self._participant.take_in(event)
+
+    def _settle_by(self, plan: Plan) -> None:
+        if plan.phase is Phase.FINISHED:
+            self._settle(plan)
+        elif plan.phase is Phase.FAILED or plan.generation > self._node.generation:
+            # the others start again; torchrun's agent here cannot
+            self._session.announce(machine.Announce(State.LEFT, plan.generation))
+            self._settle(None)
+
+    def _settle(self, verdict: Plan | None) -> None:
+        if not self._verdict.done():
+            self._verdict.set_result(verdict)
+
+    def _start_workers(self, world: World) -> None:
+        self._perform(self._node.started(world.generation))
+        self._start(self._gather(world))
+
+    def _stop(self) -> None:
+        """The world is over for this node."""
+        presence = self._presence
+        if presence is None:
+            self._perform(self._node.stopped())  # torchrun has no workers
+        elif presence.let_go:
+            self._channel.send(Stale())
+        elif not presence.called_off:
+            presence.called_off = True
+            self._start(self._call_off(presence))
+
+    def _over(self, ending: machine.Depart) -> None:
+        self._ended = ending
+        self._say_over(ending)
+
+    def _say_over(self, ending: machine.Depart) -> None:
+        unreachable = ending.outcome is Outcome.UNREACHABLE
+        reason = ending.reason if unreachable else f"the run is over: {ending.reason}"
+        self._channel.send(Over(reason, unreachable))
+
+    # -- meeting the others at the bootstrap store ----------------------------------------------
+
+    async def _gather(self, world: World) -> None:
+        rank = world.node_rank(self._node.incarnation)
+        assert rank is not None  # only seated nodes start
+        presence = self._presence = _Presence(world, rank)
+        problem = ""
+        try:
+            presence.let_go = await self._come_together(presence)
+        except TransportError as error:
+            problem = str(error)
+        if not presence.let_go:
+            self._not_met(world, problem)
+            return
+        self._asked = False
+        self._channel.send(Sealed(rank, len(world.seats), world.bootstrap))
+        if self._node.activity is not Activity.RUNNING:
+            self._channel.send(Stale())
+
+    async def _come_together(self, presence: _Presence) -> bool:
+        world, limit_s = presence.world, self._member.policy.start_timeout_s
+
+        def enter() -> Gathering:
+            return Gathering(world.bootstrap, len(world.seats), STORE_CALL_S)
+
+        presence.gathering = gathering = await call(presence.lane, enter, 2 * STORE_CALL_S)
+        return await call(
+            presence.lane, lambda: gathering.come(presence.rank, limit_s), limit_s + STORE_CALL_S
+        )
+
+    def _not_met(self, world: World, problem: str) -> None:
+        """The world ended, or its store was lost, before everybody was there: wait for the next one."""
+        self._forget_presence()
+        if problem and self._node.activity is Activity.RUNNING:
+            summary = (
+                f"{self._member.node_id} could not connect to the other nodes at {world.bootstrap}: {problem}"
+            )
+            self._perform(self._node.failed(world.generation, Failure(FailureKind.BOOTSTRAP, summary[:512])))
+        self._perform(self._node.stopped())
+
+    def _forget_presence(self) -> None:
+        if self._presence is not None:
+            self._presence.lane.abandon()
+            self._presence = None
+
+    async def _call_off(self, presence: _Presence) -> None:
+        """Let those who have come already know that this node does not."""
+        address = presence.world.bootstrap
+        try:
+            await aside(lambda: Gathering(address, 0, STORE_CALL_S).call_off(), STORE_CALL_S)
+        except TransportError:
+            presence.lane.abandon()
+
+    # -- the end --------------------------------------------------------------------------------
+
+    async def _part_in_peace(self) -> None:
+        """The workers succeeded: keep what the others need, and see the verdict if it comes soon."""
+        if not self._finishing:
+            self._finish()
+        presence = self._presence
+        if presence is not None and presence.gathering is not None:
+            await self._take_leave(presence, presence.gathering)
+        if self._ended is not None:
+            return
+        with contextlib.suppress(TimeoutError):
+            verdict = await asyncio.wait_for(self._verdict, GOODBYE_S)
+            if verdict is not None:
+                self._perform(self._node.plan_changed(verdict))
+
+    async def _take_leave(self, presence: _Presence, gathering: Gathering) -> None:
+        """torchrun is through its exit barrier here; whoever hosts it waits until all are."""
+        offer = self._session.offer
+        hosts = offer is not None and offer.address == presence.world.bootstrap
+        with contextlib.suppress(StoreLostError):
+            await call(presence.lane, lambda: gathering.go(presence.rank), STORE_CALL_S)
+            if hosts:
+                await call(presence.lane, lambda: gathering.see_all_gone(GOODBYE_S), GOODBYE_S + 1.0)
+
+    async def _host_on(self) -> None:
+        """A host keeps serving until nobody needs its store any more."""
+        notice = asyncio.get_running_loop().call_later(NOTICE_S, self._say_why_not_ended)
+        while self._meeting.busy_with:
+            await self._meeting.changed()
+        notice.cancel()
+
+    def _say_why_not_ended(self) -> None:
+        runs = ", ".join(self._meeting.busy_with)
+        self._log.warning(
+            f"torchrun is done; keeping the rendezvous store at {self._meeting.shown} up for {runs}"
+        )
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+
+def _store(begin: Begin) -> str:
+    """What tells this run from others of its name: torchrun's default is the same for all, and nothing else does."""
+    if begin.etcd is None:
+        return c10d_store(begin.endpoint[0].port)
+    return f"etcd {','.join(map(str, begin.endpoint))}"
+
+
+def _ignore(*_: object) -> None:
+    pass
+
+
+async def _at_most(work: Coroutine[None, None, None], timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(work, timeout_s)
+
+
+async def _live(channel: Channel[FromTorchrun], torchrun: int) -> None:
+    channel.wait(START_S)
+    begin, *more = channel.arrived()
+    assert isinstance(begin, Begin)  # it always comes first
+    configure_logging("console", begin.log_level, sys.stderr)
+    bind_context(run=begin.run_id, node=begin.member.node_id)
+    await Companion(begin, channel, torchrun).run(more)
+
+
+def main() -> int:
+    """The process's life; its arguments are the descriptor of its end of the channel, and torchrun's process id."""
+    shorten_lookups()
+    channel: Channel[FromTorchrun] = Channel(socket.socket(fileno=int(sys.argv[1])), FromTorchrun)
+    try:
+        asyncio.run(_live(channel, int(sys.argv[2])))
+    except EOFError:
+        return 1  # torchrun was killed: the lease tells the others
+    except Exception:
+        get_logger().exception("internal error of the rendezvous for torchrun")
+        return 1
+    return 0
+
+
+def leave(code: int) -> None:
+    """End without tearing down threads that may still be inside the store's client: that would abort."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())

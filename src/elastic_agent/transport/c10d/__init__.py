@@ -1,0 +1,29 @@
+"""The c10d store: torch's TCPStore, its server in one agent's process, and the links to it."""
+
+from __future__ import annotations
+
+from .links import (
+    C10dCoordinatorLink,
+    C10dHost,
+    C10dInbox,
+    C10dLink,
+    agree_run_id,
+    dial,
+    find_or_host,
+    open_store,
+    release_run_id,
+)
+from .store import CALL_TIMEOUT_S
+
+__all__ = [
+    "CALL_TIMEOUT_S",
+    "C10dCoordinatorLink",
+    "C10dHost",
+    "C10dInbox",
+    "C10dLink",
+    "agree_run_id",
+    "dial",
+    "find_or_host",
+    "open_store",
+    "release_run_id",
+]

@@ -1,0 +1,547 @@
+"""One connection to one member of an etcd cluster: every call bounded in time, every error in one line.
+
+A call that ends without an answer raises ``StoreLostError``: what it asked may have happened. Nothing is
+repeated here but a call that etcd turned away because the login had expired.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_agent.protocol.revisions import RevisionTimes
+from elastic_agent.transport.addresses import connect, local_address_towards
+from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
+from elastic_agent.values import Endpoint, EtcdAccess
+
+from .api import grpc, rpc
+from .probe import greet
+
+CALL_TIMEOUT_S = 1.0
+"""A member that does not answer within this time is given up for another one."""
+
+MAX_OPERATIONS = 120
+"""Operations in one transaction; etcd takes 128 unless told otherwise."""
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.enable_retries", 0),  # whether a call may be repeated, only its caller knows
+    ("grpc.use_local_subchannel_pool", 1),
+    (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
+)
+_EXPIRED_LOGIN = ("invalid auth token", "invalid auth revision", "revision of auth store is old")
+
+
+class CompactedError(Exception):
+    """The revisions that were to be watched are gone; what is there now has to be read."""
+
+
+class LeaseGoneError(Exception):
+    """The etcd lease ran out or was revoked."""
+
+
+class _RefusedError(Exception):
+    """etcd refused a watch, maybe because the login expired."""
+
+    def __init__(self, explained: Exception) -> None:
+        self.explained = explained
+
+
+@dataclass(frozen=True)
+class News:
+    """What a watch brought: the revision to go on from, and the keys written or deleted since the last time."""
+
+    next_revision: int
+    written: dict[bytes, bytes]
+    deleted: frozenset[bytes]
+
+
+@dataclass(frozen=True)
+class Revisions:
+    """When this process was told of the revisions of one etcd (``time.monotonic()``)."""
+
+    store: str = ""
+    """The name of this life of the etcd; in another one the revisions are others."""
+    times: RevisionTimes = field(default_factory=RevisionTimes)
+
+    def saw(self, revision: int) -> None:
+        """An answer, or news, with this revision came just now."""
+        self.times.saw(self.store, revision, time.monotonic())
+
+    def written_by(self, revision: int) -> float | None:
+        """By when at the latest what carries this revision had been written, if that is known."""
+        return self.times.written_by(self.store, revision)
+
+
+class _Line:
+    """A connection and the login that goes with it, shared by the clients that use it."""
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.kv = rpc.KVStub(channel)
+        self.leases = rpc.LeaseStub(channel)
+        self.auth = rpc.AuthStub(channel)
+        # One request, then only answers. So called, and with the channel's option that goes with it, gRPC needs no
+        # threads of its own for these, of which one would wake up ten times a second.
+        self.watch = _answers(channel, "Watch/Watch", rpc.WatchRequest, rpc.WatchResponse)
+        self.keep_alive = _answers(
+            channel, "Lease/LeaseKeepAlive", rpc.LeaseKeepAliveRequest, rpc.LeaseKeepAliveResponse
+        )
+        self.token: str | None = None
+        self.login_lock = threading.Lock()
+        self.users = 0
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        with self._lock:
+            self.users += 1
+
+    def let_go(self) -> None:
+        with self._lock:
+            self.users -= 1
+            if self.users == 0:
+                self.channel.close()
+
+
+class EtcdClient:
+    """One user of a connection. Safe for threads."""
+
+    def __init__(
+        self, line: _Line, endpoint: Endpoint, access: EtcdAccess, local_address: str, timeout_s: float
+    ):
+        """Use :meth:`dial`, or :meth:`sibling` of one that was dialled."""
+        self.endpoint = endpoint
+        self.local_address = local_address
+        self.revisions = Revisions()
+        """What answers over this connection tell; to be replaced when it is known whose they are."""
+        self._line = line
+        self._access = access
+        self._timeout_s = timeout_s
+        self._open = True
+        self._streams: set[Any] = set()
+        self._lock = threading.Lock()
+        line.take()
+
+    @classmethod
+    def dial(cls, endpoint: Endpoint, access: EtcdAccess, timeout_s: float = CALL_TIMEOUT_S) -> EtcdClient:
+        """Connect and log in.
+
+        Raises:
+            UnreachableError: nobody answers there, or not in time.
+            NotAStoreError: who answers is no etcd, or does not let us in.
+        """
+        probe = _reach(endpoint, timeout_s)
+        try:
+            local_address = local_address_towards(endpoint.host, probe)
+            address = str(probe.getpeername()[0])
+            greet(probe, endpoint, access, timeout_s)
+        finally:
+            probe.close()
+        client = cls(
+            _Line(_open_channel(endpoint, address, access)), endpoint, access, local_address, timeout_s
+        )
+        try:
+            if access.user:
+                client._log_in(None)
+        except StoreLostError as error:
+            client.close()
+            raise UnreachableError(str(error)) from None
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def sibling(self) -> EtcdClient:
+        """Another user of the same connection; either may close first."""
+        other = EtcdClient(self._line, self.endpoint, self._access, self.local_address, self._timeout_s)
+        other.revisions = self.revisions
+        return other
+
+    def is_sibling_of(self, other: EtcdClient) -> bool:
+        """Whether both use one connection."""
+        return self._line is other._line
+
+    def close(self) -> None:
+        """Take no more calls, end the watches that are under way, let go of the connection; does not block."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            streams = list(self._streams)
+        for stream in streams:
+            stream.cancel()
+        self._line.let_go()
+
+    # -- keys -----------------------------------------------------------------------------------
+
+    def get(self, key: bytes) -> Any | None:
+        """The key's KeyValue, or None."""
+        found = self.range(key)
+        return found.kvs[0] if found.kvs else None
+
+    def range(self, key: bytes, end: bytes | None = None, revision: int = 0) -> Any:
+        """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it.
+
+        Raises:
+            CompactedError: what was there in that revision is forgotten (0: the newest, which never is).
+        """
+        request = rpc.RangeRequest(key=key, range_end=end or b"", revision=revision)
+        return self._ask(self._line.kv.Range, request)
+
+    def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
+        """The TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
+
+        Raises:
+            LeaseGoneError: a key was to hang on a lease that is gone; nothing was written.
+        """
+        return self._ask(self._line.kv.Txn, rpc.TxnRequest(compare=compare, success=then, failure=otherwise))
+
+    def _ask(self, method: Callable[..., Any], request: Any) -> Any:
+        answer = self._call(method, request)
+        self.revisions.saw(int(answer.header.revision))
+        return answer
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    def grant(self, ttl_s: int) -> int:
+        """A new etcd lease; its id."""
+        return int(self._call(self._line.leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s)).ID)
+
+    def keep_alive(self, lease_id: int) -> None:
+        """Have the lease begin anew.
+
+        Raises:
+            LeaseGoneError: it is gone.
+        """
+        request = rpc.LeaseKeepAliveRequest(ID=lease_id)
+        answer = self._call(self._first_answer, request)
+        if answer.TTL <= 0:
+            raise LeaseGoneError(f"etcd lease {lease_id:x} has expired")
+
+    def _first_answer(self, request: Any, timeout: float, metadata: Any) -> Any:
+        stream = self._line.keep_alive(request, timeout=timeout, metadata=metadata)
+        try:
+            answer = next(stream, None)
+        finally:
+            stream.cancel()
+        if answer is None:
+            raise StoreLostError(f"etcd at {self.endpoint} closed a stream")
+        return answer
+
+    def left_s(self, lease_id: int) -> int:
+        """How many whole seconds the lease has left; negative if it is gone."""
+        request = rpc.LeaseTimeToLiveRequest(ID=lease_id)
+        try:
+            return int(self._call(self._line.leases.LeaseTimeToLive, request).TTL)
+        except LeaseGoneError:
+            return -1
+
+    def revoke(self, lease_id: int) -> None:
+        """End the lease and remove what hangs on it."""
+        self._call(self._line.leases.LeaseRevoke, rpc.LeaseRevokeRequest(ID=lease_id))
+
+    # -- watching -------------------------------------------------------------------------------
+
+    def watch(self, key: bytes, end: bytes | None, revision: int, timeout_s: float) -> News | None:
+        """Wait for a change of these keys since ``revision`` (included); None at the time-out.
+
+        Raises:
+            CompactedError: that revision is gone.
+            StoreLostError: the connection broke; watch again from the same revision.
+        """
+        with closing(self.follow(key, end, revision, timeout_s)) as changes:
+            return next(changes, None)
+
+    def follow(
+        self, key: bytes, end: bytes | None, revision: int, timeout_s: float | None = None
+    ) -> Generator[News]:
+        """Every change of these keys since ``revision``, until the time-out; errors as for :meth:`watch`."""
+        renewed = False
+        while True:
+            token = self._line.token
+            try:
+                for news in self._stream(key, end, revision, timeout_s):
+                    revision, renewed = news.next_revision, False
+                    yield news
+                return
+            except _RefusedError as error:
+                if renewed or not self._access.user:
+                    raise error.explained from None
+            self._log_in(token)
+            renewed = True
+
+    def _stream(
+        self, key: bytes, end: bytes | None, revision: int, timeout_s: float | None
+    ) -> Generator[News]:
+        create = rpc.WatchCreateRequest(key=key, range_end=end or b"", start_revision=revision)
+        stream = self._opened(rpc.WatchRequest(create_request=create), timeout_s)
+        try:
+            for response in stream:
+                if response.canceled:
+                    raise self._cancelled(response)
+                if response.events:
+                    news = _news(response)
+                    self.revisions.saw(news.next_revision - 1)
+                    yield news
+        except grpc.RpcError as error:
+            if timeout_s is not None and _timed_out(error):
+                return
+            if _login_expired(error):
+                raise _RefusedError(self._explained(error)) from None
+            raise self._explained(error) from None
+        finally:
+            with self._lock:
+                self._streams.discard(stream)
+            stream.cancel()
+        raise StoreLostError(f"etcd at {self.endpoint} closed a watch")
+
+    def _opened(self, request: Any, timeout_s: float | None) -> Any:
+        with self._lock:
+            if not self._open:
+                raise StoreLostError("the connection was closed")
+            try:
+                stream = self._line.watch(request, timeout=timeout_s, metadata=self._metadata())
+            except ValueError:  # gRPC's way to say that the channel is closed
+                raise StoreLostError("the connection was closed") from None
+            self._streams.add(stream)
+            return stream
+
+    def _cancelled(self, response: Any) -> Exception:
+        if response.compact_revision:
+            return CompactedError(f"compacted up to revision {response.compact_revision}")
+        reason = response.cancel_reason
+        if "permission denied" in reason:
+            return _RefusedError(_no_permission(str(self.endpoint), self._access))
+        lost = StoreLostError(f"etcd at {self.endpoint} cancelled a watch: {reason or 'no reason given'}")
+        return _RefusedError(lost) if _is_expired_login(reason) else lost
+
+    # -- calls ----------------------------------------------------------------------------------
+
+    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        token = self._line.token
+        try:
+            return self._attempt(method, request)
+        except grpc.RpcError as error:
+            if not self._access.user or not _login_expired(error):
+                raise self._explained(error) from None
+        self._log_in(token)
+        try:
+            return self._attempt(method, request)
+        except grpc.RpcError as error:
+            raise self._explained(error) from None
+
+    def _attempt(self, method: Callable[..., Any], request: Any) -> Any:
+        if not self._open:
+            raise StoreLostError("the connection was closed")
+        try:
+            return method(request, timeout=self._timeout_s, metadata=self._metadata())
+        except ValueError:  # gRPC's way to say that the channel is closed
+            raise StoreLostError("the connection was closed") from None
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("token", self._line.token),) if self._line.token else ()
+
+    def _log_in(self, expired: str | None) -> None:
+        """Get a token, unless another thread got one since ``expired`` was tried."""
+        with self._line.login_lock:
+            if self._line.token != expired:
+                return
+            request = rpc.AuthenticateRequest(name=self._access.user, password=self._access.password)
+            try:
+                self._line.token = self._line.auth.Authenticate(request, timeout=self._timeout_s).token
+            except grpc.RpcError as error:
+                if "authentication is not enabled" not in _details(error):
+                    raise self._explained(error) from None
+
+    def _explained(self, error: Any) -> Exception:
+        if "requested lease not found" in _details(error):
+            return LeaseGoneError("the etcd lease does not exist")
+        if "required revision has been compacted" in _details(error):
+            return CompactedError("the requested revision was compacted")
+        return explain(error, str(self.endpoint), self._access, self._timeout_s)
+
+
+# -- building requests ---------------------------------------------------------------------------
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The end of the range of all keys that begin with ``prefix``."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def put(key: bytes, value: bytes, lease_id: int = 0) -> Any:
+    """An operation of a transaction: write the key, to last as long as the lease."""
+    return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value, lease=lease_id))
+
+
+def get(key: bytes) -> Any:
+    """An operation of a transaction: read the key."""
+    return rpc.RequestOp(request_range=rpc.RangeRequest(key=key))
+
+
+def delete(key: bytes, end: bytes | None = None) -> Any:
+    """An operation of a transaction: remove the key, or all keys from it up to ``end``."""
+    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key, range_end=end or b""))
+
+
+def is_missing(key: bytes) -> Any:
+    """A condition: there is no such key."""
+    return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.EQUAL, version=0)
+
+
+def exists(key: bytes) -> Any:
+    """A condition: there is such a key."""
+    return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.GREATER, version=0)
+
+
+def has_value(key: bytes, value: bytes) -> Any:
+    """A condition: the key's value."""
+    return rpc.Compare(key=key, target=rpc.Compare.VALUE, result=rpc.Compare.EQUAL, value=value)
+
+
+def was_written_at(key: bytes, revision: int) -> Any:
+    """A condition: the key was written last in this revision; 0: it is missing."""
+    return rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, mod_revision=revision)
+
+
+def was_created_at(key: bytes, revision: int) -> Any:
+    """A condition: the key has existed since this revision."""
+    return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=revision)
+
+
+# -- the channel and its errors ------------------------------------------------------------------
+
+
+def _reach(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    """A connection to one of its addresses; members on one machine differ in the port only, so errors name it."""
+    try:
+        return connect(endpoint.host, endpoint.port, timeout_s)
+    except UnreachableError as error:
+        raise UnreachableError(
+            f"etcd at {endpoint}: {str(error).removeprefix(f'{endpoint.host}: ')}"
+        ) from None
+
+
+def _open_channel(endpoint: Endpoint, address: str, access: EtcdAccess) -> Any:
+    """A channel to the address that took a connection; certificates are checked against the endpoint's name."""
+    numeric = f"ipv6:[{address}]:{endpoint.port}" if ":" in address else f"ipv4:{address}:{endpoint.port}"
+    if not access.tls:
+        return grpc.insecure_channel(numeric, options=_OPTIONS)
+    try:
+        ca, key, certificate = (
+            path.read_bytes() if path is not None else None for path in (access.ca, access.key, access.cert)
+        )
+    except OSError as error:
+        raise NotAStoreError(f"{error.filename}: {error.strerror}; expected a PEM file for etcd") from None
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    options = (*_OPTIONS, ("grpc.ssl_target_name_override", endpoint.host))
+    return grpc.secure_channel(numeric, credentials, options=options)
+
+
+def _answers(channel: Any, method: str, request: Any, response: Any) -> Any:
+    """A method of etcd's that takes requests for ever, called with one."""
+    return channel.unary_stream(
+        f"/etcdserverpb.{method}",
+        request_serializer=request.SerializeToString,
+        response_deserializer=response.FromString,
+    )
+
+
+def _news(response: Any) -> News:
+    written: dict[bytes, bytes] = {}
+    deleted: set[bytes] = set()
+    for event in response.events:
+        if event.type == 0:
+            written[event.kv.key] = event.kv.value
+            deleted.discard(event.kv.key)
+        else:
+            deleted.add(event.kv.key)
+            written.pop(event.kv.key, None)
+    newest = max(
+        event.kv.mod_revision for event in response.events
+    )  # the header may be ahead of what was sent
+    return News(newest + 1, written, frozenset(deleted))
+
+
+def _code(error: Any) -> Any:
+    return error.code() if isinstance(error, grpc.Call) else None
+
+
+def _details(error: Any) -> str:
+    return str(error.details() or "") if isinstance(error, grpc.Call) else str(error)
+
+
+def _timed_out(error: Any) -> bool:
+    """Whether the time given was over: etcd is told of it as well, and sometimes says so first, in its own words."""
+    words = ("context deadline exceeded", "etcdserver: request timed out")
+    return _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED or any(one in _details(error) for one in words)
+
+
+def _login_expired(error: Any) -> bool:
+    return _code(error) is grpc.StatusCode.UNAUTHENTICATED or _is_expired_login(_details(error))
+
+
+def _is_expired_login(details: str) -> bool:
+    return any(words in details for words in _EXPIRED_LOGIN)
+
+
+def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> TransportError:
+    """What went wrong, in one line for a person."""
+    code, details = _code(error), " ".join(_details(error).split())
+    status = grpc.StatusCode
+    if "authentication failed" in details:
+        return NotAStoreError(f"etcd at {shown} rejects user {access.user!r}: wrong name or password")
+    if "user name is empty" in details or (code is status.UNAUTHENTICATED and not access.user):
+        return NotAStoreError(f"etcd at {shown} requires authentication; give --etcd-user and its password")
+    if code is status.PERMISSION_DENIED:
+        return _no_permission(shown, access)
+    if code is status.UNIMPLEMENTED:
+        return NotAStoreError(
+            f"{shown} is a gRPC server but does not support the etcd v3 API ({details[:120]})"
+        )
+    if "database space exceeded" in details:
+        return StoreLostError(
+            f"etcd at {shown} is full (NOSPACE alarm): compact and defragment it, then disarm the alarm"
+        )
+    if "too large" in details or "larger than max" in details:
+        return StoreLostError(
+            f"etcd at {shown} rejects messages of this size ({details[:120]}); raise its --max-request-bytes"
+        )
+    if "no leader" in details or "leader changed" in details or "not capable" in details:
+        return StoreLostError(f"etcd at {shown} has no leader; a majority of its members must be up")
+    if _timed_out(error):
+        return StoreLostError(
+            f"etcd at {shown} did not answer within {timeout_s:g} s (no majority of its members, or it "
+            "is frozen or overloaded)"
+        )
+    if code is status.CANCELLED:
+        return StoreLostError("the connection was closed")
+    return _broken_connection(details, shown, access)
+
+
+def _no_permission(shown: str, access: EtcdAccess) -> NotAStoreError:
+    who = f"user {access.user!r}" if access.user else "unauthenticated clients"
+    return NotAStoreError(
+        f"etcd at {shown} denies {who} access to the keys under {access.prefix}; grant a role with read "
+        "and write permission"
+    )
+
+
+def _broken_connection(details: str, shown: str, access: EtcdAccess) -> TransportError:
+    if access.tls and "CERTIFICATE_VERIFY_FAILED" in details:  # all else is found out in greeting it
+        return NotAStoreError(
+            f"the certificate of etcd at {shown} is not issued by a trusted authority; give --etcd-ca"
+        )
+    return StoreLostError(f"etcd at {shown}: {_tail(details) or 'the connection was lost'}")
+
+
+def _tail(details: str) -> str:
+    """gRPC puts its causes in a row; the last is the one that a person can use."""
+    return details.rpartition("last error: ")[2][-200:]

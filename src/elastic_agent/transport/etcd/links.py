@@ -1,0 +1,632 @@
+"""etcd as transport: everybody's links to one run, and the coordinator's term of office.
+
+Keys, all under ``<prefix>/1/``:
+
+    id                       random name of this etcd's life (another one means that its data were lost), and
+                             the etcd lease whose rest tells how old it is
+    r/<run>/life             random name of this life of the run's records, which ends when they are removed
+    r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
+    r/<run>/plan             the newest plan (see :mod:`.plans`)
+    r/<run>/status           what the coordinator waits for, in words
+    r/<run>/leader           who coordinates
+    r/<run>/ended            of the last life: generation, verdict and what else the next one has to know
+
+A lease is renewed and condemned by transactions on its record, as in every store of ours, and judged by the
+coordinator's clock. The leases of etcd itself serve two ends: records of nodes that have died with everybody
+else go by themselves, and the ``leader`` key goes with the agent that holds it. Every write of the coordinator is a
+transaction that compares that key, so whoever was deposed writes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import msgspec
+
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol.records import History, Lease, Member, Plan, RecordError, decode, encode
+from elastic_agent.transport.base import NotAStoreError, Snapshot, StoreLostError
+from elastic_agent.transport.record_reader import GONE, RecordReader, lease_in
+
+from .client import (
+    MAX_OPERATIONS,
+    CompactedError,
+    EtcdClient,
+    LeaseGoneError,
+    delete,
+    exists,
+    get,
+    has_value,
+    is_missing,
+    prefix_end,
+    put,
+    was_created_at,
+    was_written_at,
+)
+from .plans import PlanReader, UnknownPlanError
+from .watch import Watch
+
+KEPT_LEASES = 4.0
+"""So many lease times after its last sign of life, what a node wrote goes by itself."""
+
+LEAST_KEPT_S = 20.0
+LEADER_LEASES = 0.6
+"""The coordinator's key lasts this part of a lease: another agent is to take over within one."""
+
+LEAST_LEADER_S = 2
+"""No shorter etcd lease is granted with etcd's usual timers."""
+
+GRAVE_S = 3600
+"""How long no forgotten incarnation can be written again."""
+
+ENDED_S = 30 * 24 * 3600
+"""How long the generations of a run that ended are remembered in etcd, so that the next one of its name goes above."""
+
+AGE_KNOWN_S = 2 * 3600
+"""How long the age of an etcd's life is known: for the longest lease, and as much margin."""
+
+_NAME_WITH_AGE = re.compile(r"[0-9a-f]{16}L([0-9a-f]{1,16})")
+
+MAX_STATUS_CHARS = 2048
+
+Complain = Callable[[str], None]
+_Pair = tuple[Any | None, Any | None]
+"""A member record and a lease, each as etcd stores it (KeyValue)."""
+
+
+class DeposedError(StoreLostError):
+    """Another agent coordinates the run now."""
+
+
+def _log_complaint(complaint: str) -> None:
+    get_logger().warning("ignored an invalid record in the store", what=complaint)
+
+
+class RunKeys:
+    """Where the records of one run lie."""
+
+    def __init__(self, prefix: str, run_id: str) -> None:
+        """``prefix``: of everything of ours in this etcd."""
+        self.shown = f"{prefix.rstrip('/')}/1/r/{run_id}"
+        self.root = f"{self.shown}/".encode()
+        self.members, self.leases = self.root + b"m/", self.root + b"l/"
+        self.plan, self.status, self.leader = (self.root + name for name in (b"plan", b"status", b"leader"))
+        self.life, self.ended = self.root + b"life", self.root + b"ended"
+        self.id = _id_key(prefix)
+
+    def member(self, incarnation: str) -> bytes:
+        """The key of its member record."""
+        return self.members + incarnation.encode()
+
+    def lease(self, incarnation: str) -> bytes:
+        """The key of its lease."""
+        return self.leases + incarnation.encode()
+
+
+class KeptLeases:
+    """The etcd leases that a node's records hang on; they outlive any one connection."""
+
+    def __init__(self, lease_ttl_s: float) -> None:
+        """``lease_ttl_s``: of the node's own lease, seconds."""
+        self._ttl_s = math.ceil(max(LEAST_KEPT_S, KEPT_LEASES * lease_ttl_s))
+        self._ids: dict[str, int] = {}
+        self._renewed_s: dict[str, float] = {}
+
+    def of(self, client: EtcdClient, incarnation: str) -> int:
+        """The lease of this incarnation's records; kept alive now and then."""
+        lease_id, now_s = self._ids.get(incarnation), time.monotonic()
+        if lease_id is not None and now_s - self._renewed_s[incarnation] > self._ttl_s / 4:
+            try:
+                client.keep_alive(lease_id)
+                self._renewed_s[incarnation] = now_s
+            except LeaseGoneError:
+                lease_id = None
+        if lease_id is None:
+            lease_id = self._ids[incarnation] = client.grant(self._ttl_s)
+            self._renewed_s[incarnation] = now_s
+        return lease_id
+
+    def gone(self, incarnation: str) -> None:
+        """etcd says that there is no such lease."""
+        self._ids.pop(incarnation, None)
+
+
+def store_id(client: EtcdClient, prefix: str) -> str:
+    """The random name of this etcd's life; made up by whoever comes first.
+
+    Raises:
+        NotAStoreError: something else of that name is there.
+    """
+    key = _id_key(prefix)
+    found = client.get(key)
+    if found is None:
+        _begin_life(client, key)
+        found = client.get(key)
+    name = found.value.decode("ascii", "replace") if found is not None else ""
+    if not (name.isalnum() and len(name) <= 64):
+        raise NotAStoreError(
+            f"{key.decode()} in etcd was not written by elastic-agent: {name[:40]!r}; give another "
+            "--etcd-prefix"
+        )
+    return name
+
+
+def _id_key(prefix: str) -> bytes:
+    return f"{prefix.rstrip('/')}/1/id".encode()
+
+
+def _begin_life(client: EtcdClient, key: bytes) -> None:
+    """Name this etcd's life, unless another agent has just done so."""
+    age = client.grant(AGE_KNOWN_S)  # when the data that were there before, if any, are gone already
+    name = f"{secrets.token_hex(8)}L{age:x}"
+    if not client.transact([is_missing(key)], [put(key, name.encode())]).succeeded:
+        client.revoke(age)
+
+
+def run_life(client: EtcdClient, keys: RunKeys) -> bytes:
+    """The random name of this life of the run's records; made up by the first node that comes."""
+    found = client.get(keys.life)
+    if found is None:
+        made = secrets.token_hex(4).encode()
+        done = client.transact([is_missing(keys.life)], [put(keys.life, made)], [get(keys.life)])
+        return made if done.succeeded else _value(done.responses[0]) or made
+    return bytes(found.value)
+
+
+class EtcdLink:
+    """A node's connection to one run (see ``NodeLink``)."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: RunKeys,
+        store: str,
+        kept: KeptLeases,
+        complain: Complain = _log_complaint,
+        let_go: Callable[[], None] = lambda: None,
+        on_renewal: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Use a connection.
+
+        Args:
+            client: closed with the link.
+            keys: of the run.
+            store: this etcd's name.
+            kept: the etcd leases that records hang on.
+            complain: told of what is there and should not be.
+            let_go: called when the link is closed.
+            on_renewal: called when a lease was written.
+        """
+        self._client = client
+        self._let_go = let_go
+        self._on_renewal = on_renewal
+        self._keys = keys
+        self._store_id = store
+        self._kept = kept
+        self._plans = PlanReader(client, keys.plan, complain)
+        self._watch: Watch | None = None
+        self._written: dict[str, int] = {}
+        """In which revision this incarnation's member record was written, as far as known."""
+        self._life = run_life(client, keys)
+
+    @property
+    def store_id(self) -> str:
+        """Random name of this etcd's life, and of the run's in it."""
+        return f"{self._store_id}.{self._life.decode('ascii', 'replace')}"
+
+    @property
+    def local_address(self) -> str:
+        """This machine's address on the way to etcd."""
+        return self._client.local_address
+
+    def register(self, member: Member, lease: Lease) -> Lease | None:
+        """Write both records at once, unless the lease was condemned.
+
+        Raises:
+            StoreLostError: also if an earlier run of this name was removed since this link was dialled; plan
+                versions start anew then, as in a new store.
+        """
+        name = lease.incarnation
+        lease_key, member_key = self._keys.lease(name), self._keys.member(name)
+        while True:
+            stored = self._client.get(lease_key)
+            earlier = lease_in(stored.value if stored is not None else None, name)
+            if stored is not None and (stored.value == GONE or (earlier is not None and earlier.condemned)):
+                return None
+            if earlier is not None:
+                lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
+            done = self._transact(
+                name,
+                [
+                    has_value(self._keys.life, self._life),
+                    was_written_at(lease_key, stored.mod_revision if stored is not None else 0),
+                ],
+                {lease_key: encode(lease), member_key: encode(member)},
+                [get(self._keys.life)],
+            )
+            if done.succeeded:
+                self._written[name] = done.header.revision
+                self._on_renewal()
+                return lease
+            if _value(done.responses[0]) != self._life:
+                raise StoreLostError("etcd has removed the records of the earlier run of this name")
+
+    def write(self, member: Member) -> None:
+        """Replace the member record, if the incarnation is still known; a late write never undoes a newer one."""
+        name = member.incarnation
+        key, data = self._keys.member(name), encode(member)
+        while True:
+            known = self._written.get(name, -1)
+            done = self._transact(
+                name, [was_written_at(key, known), exists(self._keys.lease(name))], {key: data}, [get(key)]
+            )
+            if done.succeeded:
+                self._written[name] = done.header.revision
+                return
+            found = done.responses[0].response_range.kvs
+            if not found or found[0].mod_revision == known or found[0].value == GONE:
+                return  # it was forgotten: its lease tells
+            self._written[name] = found[0].mod_revision
+
+    def renew(self, expected: Lease, renewed: Lease) -> bool:
+        """Compare-and-set the lease."""
+        name, key = expected.incarnation, self._keys.lease(expected.incarnation)
+        done = self._transact(name, [has_value(key, encode(expected))], {key: encode(renewed)})
+        if done.succeeded:
+            self._on_renewal()
+        return bool(done.succeeded)
+
+    def _transact(
+        self, name: str, compare: list[Any], write: Mapping[bytes, bytes], otherwise: Sequence[Any] = ()
+    ) -> Any:
+        """A transaction that writes keys which hang on this incarnation's etcd lease."""
+        for _ in range(2):
+            kept = self._kept.of(self._client, name)
+            try:
+                return self._client.transact(
+                    compare, [put(key, value, kept) for key, value in write.items()], otherwise
+                )
+            except LeaseGoneError:
+                self._kept.gone(name)
+        raise StoreLostError("etcd leases expire as fast as they are granted")
+
+    def read_lease(self, incarnation: str) -> Lease | None:
+        """The lease as it stands, or None; also where something else was written over it."""
+        found = self._client.get(self._keys.lease(incarnation))
+        return lease_in(found.value if found is not None else None, incarnation)
+
+    def read_plan(self) -> Plan | None:
+        """The newest plan, or None before the first."""
+        return self._plans.read()
+
+    def read_status(self) -> str:
+        """What the coordinator waits for, in words."""
+        found = self._client.get(self._keys.status)
+        text = found.value.decode("utf-8", "replace") if found is not None else ""
+        return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
+
+    def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
+        """Wait for a newer plan, by a watch that stays open."""
+        plan = self._plans.read()  # by a majority: a member that was cut off from it is found out here
+        deadline_s = time.monotonic() + timeout_s
+        while plan is None or plan.version <= after_version:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            if self._watch is None:
+                self._watch = Watch(self._client, self._keys.plan, None, self._plans.next_revision)
+            try:
+                plan = self._plans.follow(self._watch.wait(left_s))
+            except CompactedError:
+                self._watch = None
+                plan = self._plans.read()
+        return plan
+
+    def close(self) -> None:
+        """Let go of the connection; ends what is under way."""
+        self._let_go()
+        self._client.close()
+
+
+# -- the coordinator's side ----------------------------------------------------------------------
+
+
+class Term:
+    """One agent's time as coordinator of a run; a ``CoordinatorLink`` that ends when it is deposed.
+
+    Every call raises :class:`DeposedError` when another agent coordinates, and ``StoreLostError``
+    when etcd does not answer; either ends the term.
+    """
+
+    def __init__(
+        self, client: EtcdClient, keys: RunKeys, lease_id: int, ttl_s: int, since: int, who: str
+    ) -> None:
+        """``since``: the revision in which our leader key was written. See :func:`stand`."""
+        self.ttl_s = ttl_s
+        """How long the leader key lives without :meth:`keep_alive`, seconds."""
+        self._client = client
+        self._keys = keys
+        self._lease_id = lease_id
+        self._who = who
+        self._in_office = was_created_at(keys.leader, since)
+        self._since = since
+        self._records = RecordReader(keys.shown)
+        self._plans = PlanReader(client, keys.plan, _log_complaint)
+        self._next_revision = since
+        self._watch: Watch | None = None
+        self._lost = ""
+        """Why we are not in office any more; empty while we are, as far as known."""
+        self._resigned = False
+
+    def keep_alive(self) -> bool:
+        """Keep the leader key alive; False if it is gone."""
+        try:
+            self._client.keep_alive(self._lease_id)
+        except LeaseGoneError:
+            return False
+        return True
+
+    def write_mark(self) -> None:
+        """Write the leader key again, which every agent of the run watches.
+
+        So each of them knows by when everything was written that had been written before: the lease of the
+        coordinator's own node above all, which may be lost together with it.
+        """
+        self._while_in_office([], [put(self._keys.leader, self._who.encode(), self._lease_id)])
+
+    def lose(self, reason: str) -> None:
+        """We are not in office any more: whatever waits for etcd over our connection ends with that (any thread)."""
+        self._lost = reason
+        self._client.close()
+
+    def resign(self) -> None:
+        """Give the office up, so that another agent takes over at once. Does what it can, raises nothing."""
+        if self._resigned:
+            return
+        self._resigned = True
+        try:
+            self._client.revoke(self._lease_id)
+        except Exception as error:  # then the key goes with its lease
+            get_logger().debug("the leader key was not released", error=str(error))
+        self._client.close()
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float) -> list[str]:
+        """Incarnations whose member records changed since the last time; empty at the time-out.
+
+        Raises:
+            DeposedError: our etcd lease ran out, before or while we waited.
+        """
+        try:
+            if self._watch is None:
+                members = self._keys.members
+                self._watch = Watch(self._client, members, prefix_end(members), self._next_revision)
+            news = self._watch.wait(timeout_s)
+        except StoreLostError:
+            if self._lost:
+                raise DeposedError(self._lost) from None
+            raise
+        except CompactedError:
+            self._watch = None
+            self._next_revision = int(self._client.range(self._keys.leader).header.revision) + 1
+            return list(self.read(None).members)
+        return list(dict.fromkeys(self._name(key, self._keys.members) for one in news for key in one.written))
+
+    def read(self, incarnations: Collection[str] | None) -> Snapshot:
+        """Records of these incarnations, or of all."""
+        found = self._everything() if incarnations is None else self._some(incarnations)
+        rejected: list[str] = []
+        members: dict[str, Member] = {}
+        for name, (record, _) in found.items():
+            member = self._records.member(name, record.value, rejected) if record is not None else None
+            if member is not None:
+                members[name] = member
+        stored = {name: lease for name, (_, lease) in found.items() if lease is not None}
+        leases = self._records.leases({name: one.value for name, one in stored.items()}, rejected)
+        written_s = {name: self._client.revisions.written_by(stored[name].mod_revision) for name in leases}
+        known_s = {name: at_s for name, at_s in written_s.items() if at_s is not None}
+        return Snapshot(members, leases, tuple(rejected), known_s)
+
+    def _everything(self) -> dict[str, _Pair]:
+        leases = self._range(self._keys.leases)
+        members = self._range(self._keys.members)
+        return {name: (members.get(name), leases.get(name)) for name in {**members, **leases}}
+
+    def _some(self, incarnations: Iterable[str]) -> dict[str, _Pair]:
+        names, found = list(incarnations), {}
+        if 2 * len(names) > MAX_OPERATIONS:
+            everything = self._everything()
+            return {name: everything[name] for name in names if name in everything}
+        wanted = [get(key) for name in names for key in (self._keys.member(name), self._keys.lease(name))]
+        answers = [_stored(one) for one in self._client.transact([], wanted).responses] if wanted else []
+        for position, name in enumerate(names):
+            found[name] = (answers[2 * position], answers[2 * position + 1])
+        return found
+
+    def read_leases(self) -> Mapping[str, Lease]:
+        """All leases."""
+        stored = self._range(self._keys.leases)
+        return self._records.leases({name: one.value for name, one in stored.items()}, None)
+
+    def _range(self, prefix: bytes) -> dict[str, Any]:
+        found = self._client.range(prefix, prefix_end(prefix))
+        return {self._name(one.key, prefix): one for one in found.kvs}
+
+    @staticmethod
+    def _name(key: bytes, prefix: bytes) -> str:
+        return key[len(prefix) :].decode("utf-8", "replace")
+
+    def read_plan(self) -> Plan | None:
+        """The newest plan, or None before the first.
+
+        Raises:
+            UnknownPlanError: there is one that cannot be read.
+        """
+        plan = self._plans.read()
+        if self._plans.unknown:
+            raise UnknownPlanError(self._keys.plan)
+        return plan
+
+    def read_ended(self) -> History | None:
+        """What is known of the last run of this name, whose records were removed."""
+        found = self._client.get(self._keys.ended)
+        if found is None:
+            return None
+        try:
+            return decode(History, found.value)
+        except RecordError as error:
+            _log_complaint(f"{self._keys.ended.decode()}: {error}")
+            return None
+
+    def store_age_s(self) -> float:
+        """For how long this etcd has had its data at least; infinite if that is longer than any lease may last.
+
+        Counted from when the first agent came after etcd was set up, or after it had lost its data.
+        """
+        found = self._client.get(self._keys.id)
+        if found is None:  # lost this moment: who dials next begins the next life
+            return 0.0
+        named = _NAME_WITH_AGE.fullmatch(found.value.decode("ascii", "replace"))
+        left_s = self._client.left_s(int(named[1], 16)) if named is not None else -1
+        return max(0.0, AGE_KNOWN_S - left_s - 1.0) if left_s >= 0 else math.inf  # etcd tells whole seconds
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def publish(self, plan: Plan) -> bool:
+        """Write the plan if it follows the newest; False if there is another one of that version."""
+        has_read = False
+        while True:
+            before = self._plans.best
+            if (before.version if before is not None else 0) + 1 != plan.version:
+                if has_read:
+                    return False
+                self._plans.read()  # what is known may be old, or nothing
+                has_read = True
+                continue
+            done = self._while_in_office(
+                [was_written_at(self._keys.plan, self._plans.revision)],
+                [put(self._keys.plan, encode(plan))],
+            )
+            if done.succeeded:
+                self._plans.revision, self._plans.best = done.header.revision, plan
+                return True
+            self._plans.read()
+            has_read = True
+
+    def write_status(self, text: str) -> None:
+        """Say in words what is awaited; goes with our office."""
+        data = text[:MAX_STATUS_CHARS].encode("utf-8", "replace")
+        self._while_in_office([], [put(self._keys.status, data, self._lease_id)])
+
+    def condemn(self, lease: Lease, why: str = "") -> bool:
+        """Compare-and-set the lease to its condemned form."""
+        key = self._keys.lease(lease.incarnation)
+        stored = self._client.get(key)
+        if stored is None or lease_in(stored.value, lease.incarnation) != lease:
+            return False
+        done = self._while_in_office(
+            [was_written_at(key, stored.mod_revision)], [put(key, encode(lease.condemn(why)), stored.lease)]
+        )
+        return bool(done.succeeded)
+
+    def forget(self, incarnation: str) -> None:
+        """Remove an incarnation's records; for an hour they cannot be written again."""
+        grave = self._client.grant(GRAVE_S)
+        self._while_in_office(
+            [],
+            [
+                put(self._keys.lease(incarnation), GONE, grave),
+                put(self._keys.member(incarnation), GONE, grave),
+            ],
+        )
+
+    def remove_run(self, ended: History) -> None:
+        """The run is over and every agent alive knows: leave nothing of it but what the next one has to know."""
+        key = self._keys.ended
+        kept = self._client.grant(ENDED_S)
+        before, after = delete(self._keys.root, key), delete(key + b"\0", prefix_end(self._keys.root))
+        self._while_in_office([], [before, after, put(key, encode(ended), kept)])
+
+    def _while_in_office(self, compare: list[Any], then: list[Any]) -> Any:
+        """The transaction's answer.
+
+        Raises:
+            DeposedError: another agent coordinates; nothing was written.
+        """
+        done = self._client.transact([self._in_office, *compare], then, [get(self._keys.leader)])
+        if not done.succeeded:
+            holder = done.responses[0].response_range.kvs
+            if not holder or holder[0].create_revision != self._since:
+                who = holder[0].value.decode("utf-8", "replace") if holder else ""
+                raise DeposedError(
+                    f"{who} is now the coordinator of the run"
+                    if holder
+                    else "the leader key no longer exists"
+                )
+        return done
+
+
+def await_vacancy(client: EtcdClient, keys: RunKeys, patience_s: float) -> bytes | None:
+    """Wait until the run has nodes and no coordinator: the life of its records; None if that takes longer.
+
+    A run whose records were removed has none until a node comes to the next one of its name.
+    """
+    life = client.range(keys.life)
+    if not life.kvs:
+        with contextlib.suppress(CompactedError):
+            client.watch(keys.life, None, life.header.revision + 1, patience_s)
+        return None
+    found = client.range(keys.leader)
+    if found.kvs and not _becomes_free(client, keys.leader, found.header.revision + 1, patience_s):
+        return None
+    return bytes(life.kvs[0].value)
+
+
+def stand(client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, life: bytes) -> Term | None:
+    """Become the run's coordinator, unless there is one; its key has to be kept alive then.
+
+    Args:
+        client: becomes the term's own if there is one.
+        keys: of the run.
+        who: a name for logs.
+        lease_ttl_s: of the run's nodes, seconds; the office outlives its holder by less than that.
+        life: of the run's records.
+    """
+    ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
+    lease_id = client.grant(ttl_s)
+    free = [has_value(keys.life, life), is_missing(keys.leader)]
+    done = client.transact(free, [put(keys.leader, who.encode(), lease_id)])
+    if not done.succeeded:
+        client.revoke(lease_id)
+        return None
+    return Term(client, keys, lease_id, ttl_s, int(done.header.revision), who)
+
+
+def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:
+    """Whether the leader key goes within this time. Meanwhile its holder's marks tell by when others wrote."""
+    with (
+        contextlib.suppress(CompactedError),
+        closing(client.follow(leader, None, revision, timeout_s)) as changes,
+    ):
+        if any(leader in news.deleted for news in changes):
+            return True
+    return client.get(leader) is None
+
+
+def _stored(response: Any) -> Any | None:
+    """What one operation of a transaction found: a KeyValue, or None."""
+    found = response.response_range.kvs
+    return found[0] if found else None
+
+
+def _value(response: Any) -> bytes | None:
+    found = _stored(response)
+    return found.value if found is not None else None

@@ -1,0 +1,101 @@
+"""The plan of a run in etcd: one key, whose newest revision counts; what is no plan is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+from elastic_agent.protocol.records import Plan, RecordError, check_follows, check_whole, decode
+from elastic_agent.transport.base import StoreLostError
+
+from .client import CompactedError, EtcdClient, News
+
+MOST_DAMAGED = 16
+"""So many times in a row the key may have been overwritten with something else."""
+
+
+@lru_cache(maxsize=8)
+def _decode_plan(data: bytes) -> Plan:
+    """Read once for all connections of the process."""
+    plan = decode(Plan, data)
+    check_whole(plan)
+    return plan
+
+
+class PlanReader:
+    """The newest plan, over one connection; what is none is complained of once."""
+
+    def __init__(self, client: EtcdClient, key: bytes, complain: Callable[[str], None]) -> None:
+        """``complain`` is told of everything in the key that is no plan."""
+        self._client = client
+        self._key = key
+        self._complain = complain
+        self._told: set[bytes] = set()
+        self.revision = 0
+        """In which the key was written last, as of the last reading; 0: it is missing."""
+        self.next_revision = 0
+        """To go on watching from."""
+        self.best: Plan | None = None
+        self.unknown = False
+        """There was a plan, and nothing says any more which: no other may begin in its place."""
+
+    def read(self) -> Plan | None:
+        """The newest plan as a majority of etcd has it; what is damaged is passed over."""
+        found = self._client.range(self._key)
+        self.next_revision = found.header.revision + 1
+        self.unknown = False
+        if not found.kvs:
+            self.revision, self.best = 0, None
+            return None
+        (stored,) = found.kvs
+        self.revision = stored.mod_revision
+        if not self._take(stored.value) and self.best is None:
+            self.unknown = not self._look_back(stored)
+        return self.best
+
+    def _look_back(self, stored: Any) -> bool:
+        """Take the plan that was overwritten; False if there was one that cannot be read any more."""
+        for _ in range(MOST_DAMAGED):
+            if stored.mod_revision == stored.create_revision:
+                return True  # the key never held a plan
+            try:
+                (stored,) = self._client.range(self._key, revision=stored.mod_revision - 1).kvs
+            except CompactedError:
+                return False
+            if self._take(stored.value):
+                return True
+        return False
+
+    def follow(self, news: Iterable[News]) -> Plan | None:
+        """The newest plan after these changes, of which some may have been read already."""
+        for one in news:
+            if one.next_revision > self.next_revision:
+                self.next_revision = one.next_revision
+                for data in one.written.values():
+                    self._take(data)
+        return self.best
+
+    def _take(self, data: bytes) -> bool:
+        """This is what the key holds now, or held; whether it is a plan."""
+        try:
+            plan = _decode_plan(data)
+            check_follows(plan, self.best)
+        except RecordError as error:
+            if data[:200] not in self._told and len(self._told) < 100:
+                self._told.add(data[:200])
+                self._complain(f"{self._key.decode()}: {error}")
+            return False
+        self.best = plan
+        return True
+
+
+class UnknownPlanError(StoreLostError):
+    """The run has a plan that cannot be read, so nobody can say what the next one is."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(
+            f"{key.decode()} in etcd is not a plan, and etcd has compacted its earlier value; expected "
+            "the newest plan; restore it from a backup, or stop every agent of the run, remove its keys "
+            "and start it again"
+        )

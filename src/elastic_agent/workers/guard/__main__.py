@@ -1,0 +1,316 @@
+"""The guard: a small process beside the agent; it sees to it that no worker outlives its right to run.
+
+It is the workers' parent. It starts them, tells the agent at once when one ends, stops them, and kills them
+without being asked when
+
+- the lease's deadline passes. The agent moves the deadline on by writing to shared memory; an agent that is
+  frozen, or hangs in a system call, does not, and that is the point: the guard needs nothing from it;
+- the agent is gone (its socket closes, or its process ends).
+
+When the guard itself dies, the kernel kills the workers (parent-death signal); what they had daemonised falls
+to the agent, which is a subreaper too.
+
+One loop, standard library only. Nothing in it may block: not the socket to an agent that does
+not read, not a terminal that is stopped, not a file system that hangs: workers open their own log files, the
+agent reads them, and a thread of its own writes to a stderr that is a file.
+
+Run as `python workers/guard/__main__.py SOCKET_FD MEMORY_FD AGENT_PID KILL_PATIENCE_S [SPAWNER]`, or with `-m`, by
+`client.Guard`; SPAWNER is JSON about a spawner that is this process's child already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import sys
+import time
+
+if not __package__:  # run by path, without site-packages: let the package be found, after everything else
+    sys.path.append(os.path.abspath(__file__).rsplit(os.sep, 4)[0])
+
+from elastic_agent import linux
+from elastic_agent.workers.guard import relay
+from elastic_agent.workers.guard.generation import DONE, KILLING, Generation
+from elastic_agent.workers.guard.loop import Channel, Loop
+from elastic_agent.workers.guard.messages import DEADLINE_BYTES, MAILBOX_OFFSET, NO_SLOT, decode
+from elastic_agent.workers.guard.spawn import LaunchSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from elastic_agent.workers.guard.messages import Message
+    from elastic_agent.workers.guard.warm import WarmPool
+
+_REPORTED_SIGNALS = linux.JOB_SIGNALS - {
+    signal.SIGALRM,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+}
+"""The agent is told of these: they may have reached the workers too."""
+
+_LAST_OUTPUT_S = 1.0
+"""How long output may take to leave after everything else is done."""
+
+
+class Lease:
+    """The deadline in shared memory, and a timer that goes off at it."""
+
+    def __init__(self, memory_fd: int) -> None:
+        self._cell = memoryview(mmap.mmap(memory_fd, mmap.PAGESIZE, prot=mmap.PROT_READ))[
+            :DEADLINE_BYTES
+        ].cast("Q")
+        self._armed_for = 0
+        self._timer = linux.BoottimeTimer()
+
+    def fileno(self) -> int:
+        """Readable at the deadline that `late_ns` saw last."""
+        return self._timer.fileno()
+
+    def timer_fired(self) -> None:
+        """Take note. To another processor's clock the deadline may still be to come: then it fires again."""
+        self._timer.drain()
+        late_ns = self.late_ns()
+        if late_ns is not None and late_ns < 0:
+            self._timer.arm(self._armed_for)
+
+    def late_ns(self) -> int | None:
+        """How long ago the deadline was (negative: is still to come); None without a deadline."""
+        deadline: int = self._cell[0]
+        if deadline != self._armed_for:
+            self._timer.arm(deadline)
+            self._armed_for = deadline
+        return linux.boottime_ns() - deadline if deadline else None
+
+
+class GuardProcess:
+    """Everything the guard does, put together."""
+
+    def __init__(self, socket_fd: int, memory_fd: int, agent_pid: int, kill_patience_s: float) -> None:
+        self._loop = Loop()
+        self._channel = Channel(self._loop, socket_fd, self._obey, self._agent_gone)
+        self._memory_fd = memory_fd
+        self._lease = Lease(memory_fd)
+        self._loop.add(self._lease.fileno(), self._lease.timer_fired)
+        self._sink = relay.open_sink(2)
+        self._relays = relay.Relays(self._loop, self._sink)
+        self._kill_patience_s = kill_patience_s
+        self._abandoned: set[tuple[int, int]] = set()
+        self._generation: Generation | None = None
+        self._pool: WarmPool | None = None
+        self._orphaned = False
+        self._news = False
+        self._watch_signals()
+        self._watch_agent(agent_pid)
+
+    def _watch_signals(self) -> None:
+        self._wakeup, write_end = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(write_end, False)
+        for signum in (signal.SIGCHLD, *_REPORTED_SIGNALS):
+            signal.signal(signum, lambda signum, frame: None)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        self._loop.add(self._wakeup, self._signals_came)
+
+    def _watch_agent(self, agent_pid: int) -> None:
+        """A child that the agent forked may hold the socket open, so its end alone is not enough."""
+        try:
+            self._agent_pidfd = os.pidfd_open(agent_pid)
+            self._loop.add(self._agent_pidfd, self._agent_ended)
+        except OSError:  # an old kernel, or the agent is gone already
+            pass
+        if os.getppid() != agent_pid:
+            self._orphaned = True
+
+    def _agent_ended(self) -> None:
+        self._loop.remove(self._agent_pidfd)
+        self._agent_gone()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the agent is gone and so is everything below the guard."""
+        self._channel.send({"event": "ready"})
+        while not (self._orphaned and self._generation is None):
+            ready = self._loop.wait(self._timeout_s())
+            self._enforce_deadline()  # before anything else: everything may have been stopped for long
+            self._signals_came()  # before the ends of workers that such a signal caused
+            for fd in ready:
+                self._loop.dispatch(fd)
+            self._enforce_deadline()
+            self._reap()
+            self._relays.balance()
+            self._tick()
+        if self._pool is not None:
+            self._pool.kill()
+        self._sink.finish(_LAST_OUTPUT_S)
+
+    def _timeout_s(self) -> float | None:
+        clocks = (self._generation, self._pool)
+        ticks = [clock.next_tick() for clock in clocks if clock is not None]
+        due = [tick for tick in ticks if tick is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _tick(self) -> None:
+        if self._pool is not None:
+            self._pool.tick()
+        if self._generation is not None:
+            self._generation.tick()
+            if self._generation.phase == DONE:
+                self._generation = None
+
+    def _enforce_deadline(self) -> None:
+        late_ns = self._lease.late_ns()
+        generation = self._generation
+        if late_ns is None or late_ns < 0 or generation is None or generation.phase in (KILLING, DONE):
+            return
+        generation.kill()
+        self._news = True
+        late_s = (self._lease.late_ns() or late_ns) / 1e9
+        self._channel.send({"event": "fenced", "generation": generation.number, "late_s": late_s})
+
+    def _agent_gone(self) -> None:
+        self._orphaned = True
+        if self._generation is not None:
+            self._generation.kill()
+            self._news = True
+
+    def kill_everything(self) -> None:
+        """For the guard's own failure: what the kernel would not kill with it."""
+        for _ in range(20):
+            for process in linux.descendants(os.getpid()):
+                linux.send_signal(process.pid, signal.SIGKILL)
+
+    # --- children ---------------------------------------------------------------------------------
+
+    def _signals_came(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            for signum in set(os.read(self._wakeup, 4096)):  # one byte each
+                if signum == signal.SIGCHLD:
+                    self._news = True
+                else:
+                    self._channel.send({"event": "signalled", "signum": signum})
+
+    def _reap(self) -> None:
+        """Collect the dead: workers, and what they left and the guard inherited."""
+        childless = False
+        while True:
+            try:
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                childless = True
+                break
+            if dead is None:
+                break
+            if self._generation is not None and self._generation.announces(dead.si_pid):
+                # Its turn comes in the next round, in the order of the deaths; so does the rest of this.
+                return
+            if self._generation is not None and self._generation.owns(dead.si_pid):
+                self._generation.reap(dead.si_pid)
+            else:
+                _, status = os.waitpid(dead.si_pid, 0)
+                if self._pool is not None:
+                    self._pool.reaped(dead.si_pid, status)
+        if self._generation is not None:
+            childless = childless or (self._news and self._only_standbys_left())
+            self._generation.after_reaping(childless, self._news)
+        self._news = False
+
+    def _only_standbys_left(self) -> bool:
+        return self._pool is not None and self._pool.owns_all(linux.children(os.getpid()))
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def _obey(self, message: Message) -> None:
+        command = message["do"]
+        if command == "spawn":
+            mailbox = os.pread(self._memory_fd, message["size"], MAILBOX_OFFSET)
+            self._spawn(message["generation"], mailbox, message["patience_s"])
+        elif command == "stop":
+            self._stop(message["generation"], message["grace_s"], message["signum"])
+        elif command == "signal" and self._generation is not None:
+            self._generation.signal_workers(message["signum"])
+        elif command == "warm":
+            self._keep_warm(message["config"])
+        # "look" only wakes the guard: the deadline was read on the way here.
+
+    def _keep_warm(self, config: dict[str, Any]) -> None:
+        self._have_pool().start(config)
+
+    def adopt_spawner(self, spawner: dict[str, Any]) -> None:
+        """Use the spawner that is this process's child already (`Guard.start_with_spawner`)."""
+        self._have_pool().adopt(spawner["config"], spawner["pid"], spawner["fd"])
+
+    def _have_pool(self) -> WarmPool:
+        from elastic_agent.workers.guard.warm import WarmPool  # 3 ms that only warm starts need
+
+        if self._pool is None:
+            self._pool = WarmPool(self._loop, self._channel.send, self._pool_changed)
+        return self._pool
+
+    def _pool_changed(self) -> None:
+        if self._generation is not None:
+            self._generation.start_more()
+
+    def _spawn(self, number: int, mailbox: bytes, patience_s: float) -> None:
+        late_ns = self._lease.late_ns()
+        if self._generation is not None:
+            self._refuse(number, f"generation {self._generation.number} is not stopped yet")
+        elif late_ns is None:
+            self._refuse(number, "this node holds no lease")
+        elif late_ns >= 0:
+            self._refuse(number, f"the lease expired {late_ns / 1e9:.3f} s ago")
+        elif not self._orphaned:
+            launches = [LaunchSpec(fields) for fields in decode(mailbox)["launches"]]
+            self._generation = Generation(
+                number,
+                self._loop,
+                self._relays,
+                self._channel.send,
+                self._kill_patience_s,
+                self._abandoned,
+                self._pool,
+                patience_s,
+            )
+            self._generation.start(launches)
+
+    def _refuse(self, number: int, error: str) -> None:
+        message = {"event": "spawn_failed", "generation": number, "slot": NO_SLOT, "error": error}
+        self._channel.send(message)
+        self._channel.send({"event": "stopped", "generation": number, "unkillable": ()})
+
+    def _stop(self, number: int, grace_s: float, signum: int) -> None:
+        if self._generation is not None:
+            self._generation.stop(grace_s, signum)
+            self._news = True
+        else:
+            self._channel.send({"event": "stopped", "generation": number, "unkillable": ()})
+
+
+def main(arguments: list[str]) -> None:
+    socket_fd, memory_fd, agent_pid = map(int, arguments[:3])
+    linux.open_missing_standard_streams()
+    for fd in (socket_fd, memory_fd):
+        os.set_inheritable(fd, False)
+    for signum in linux.JOB_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    linux.become_subreaper()
+    linux.set_process_name("elastic-guard")
+    guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]))
+    linux.unblock_job_signals()
+    if len(arguments) > 4:
+        guard.adopt_spawner(decode(arguments[4].encode()))
+    linux.lock_memory()
+    try:
+        guard.run()
+    except BaseException:
+        guard.kill_everything()  # first: the traceback may have to wait for a blocked stderr
+        raise
+    os._exit(0)  # without waiting for a thread that cannot write
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

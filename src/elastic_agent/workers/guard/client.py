@@ -1,0 +1,586 @@
+"""The agent's handle on its guard process (see `__main__` for what that does and why).
+
+Nothing here blocks except `close` and `kill_orphans`, which say for how long at most. Not thread-safe: one
+thread, the agent's loop, owns a `Guard`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias
+
+from elastic_agent import linux
+from elastic_agent.linux import become_subreaper, boottime_s, open_missing_standard_streams
+from elastic_agent.workers.guard.child import ForkedChild
+from elastic_agent.workers.guard.messages import DEADLINE_BYTES, MAILBOX_OFFSET, NO_SLOT, LineBuffer, encode
+
+if TYPE_CHECKING:
+    from elastic_agent.workers.guard.messages import Message
+
+__all__ = [
+    "NO_SLOT",
+    "Cold",
+    "Exited",
+    "Fenced",
+    "Guard",
+    "GuardEvent",
+    "GuardLost",
+    "Launch",
+    "Ready",
+    "Signalled",
+    "SpawnFailed",
+    "Spawned",
+    "SpawnerConfig",
+    "SpawnerDied",
+    "StopDelayed",
+    "Stopped",
+    "Warm",
+    "WarmLate",
+    "become_subreaper",
+    "boottime_s",
+    "kill_orphans",
+    "open_missing_standard_streams",
+]
+
+# Isolated and without site-packages: a third of the start time, and nothing there can break it.
+_GUARD_OPTIONS = ("-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
+_CHUNK_BYTES = 64 * 1024
+_LOST_PATIENCE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One worker to start.
+
+    `env` is its whole environment. A path for `stdout` or `stderr` is appended to, and created if need be;
+    None is the guard's own stream, which for stderr passes through the guard so that its last 8 KiB are
+    known. `os.devnull` as `stderr` means: not shown, last 8 KiB known all the same. `argv[0]` is searched
+    in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be
+    `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python. It begins with the
+    signals in `ignored` ignored, and with all others as any program does.
+    """
+
+    slot: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    warm: bool = False
+    ignored: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The guard is up and takes commands (they may be sent before)."""
+
+
+@dataclass(frozen=True)
+class Spawned:
+    """Every worker runs its program. `pids` by slot."""
+
+    generation: int
+    pids: dict[int, int]
+
+
+@dataclass(frozen=True)
+class SpawnFailed:
+    """The generation could not be started; `slot` is the culprit, or NO_SLOT when it is none in particular.
+
+    Workers already started are being killed; `Stopped` follows.
+    """
+
+    generation: int
+    slot: int
+    error: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker ended. Events come in the order of the deaths, so the first with a returncode other than 0
+    failed first.
+
+    `returncode` is negative for a signal; `stderr_tail` is empty when it is 0, and when stderr went to a file, which
+    nobody reads here. `stopping`: the guard was
+    stopping or killing the generation by then, so this is no failure of the worker's own.
+    """
+
+    generation: int
+    slot: int
+    pid: int
+    returncode: int
+    at_boottime_s: float
+    stderr_tail: str = ""
+    stopping: bool = False
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Every process of the generation is gone, but for `unkillable` ones.
+
+    Those were sent SIGKILL and are asleep in the kernel: no user code of theirs runs again.
+    """
+
+    generation: int
+    unkillable: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StopDelayed:
+    """`alive` were sent SIGKILL `kill_patience_s` ago and are neither gone nor asleep in the kernel.
+
+    `Stopped` comes later.
+    """
+
+    generation: int
+    alive: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """The deadline passed; all workers were sent SIGKILL, the last `late_s` after it. `Stopped` follows."""
+
+    generation: int
+    late_s: float
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """The guard received this signal, which the agent does not send to it: it was sent to more processes."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class GuardLost:
+    """The guard is gone, and its workers with it; call `kill_orphans`. None: it is not known how it ended."""
+
+    returncode: int | None
+
+
+@dataclass(frozen=True)
+class Warm:
+    """The spawner has imported everything, which took `ready_s`."""
+
+    ready_s: float
+
+
+@dataclass(frozen=True)
+class Cold:
+    """There is no spawner and there will be none: workers start cold. `detail` is a traceback, or empty."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class SpawnerDied:
+    """The spawner ended; another one is being started. Workers and standbys live on."""
+
+    how: str
+
+
+@dataclass(frozen=True)
+class WarmLate:
+    """`generation` has waited long enough for its standbys: its workers start cold.
+
+    `importing`: the spawner is still at it; otherwise it does not answer, and is replaced.
+    """
+
+    generation: int
+    importing: bool
+
+
+GuardEvent: TypeAlias = (
+    Ready
+    | Warm
+    | Cold
+    | SpawnerDied
+    | WarmLate
+    | Spawned
+    | SpawnFailed
+    | Exited
+    | Stopped
+    | StopDelayed
+    | Fenced
+    | Signalled
+    | GuardLost
+)
+
+
+@dataclass(frozen=True)
+class SpawnerConfig:
+    """How a spawner is made.
+
+    `python` runs it (unless it is forked from this process). It imports torch and `preload`, with `folder`
+    first on its path for the latter, and `environment` on top of the guard's own; `standbys` processes are kept ready.
+    """
+
+    python: str
+    folder: str
+    preload: tuple[str, ...]
+    environment: dict[str, str]
+    standbys: int
+
+
+class Guard:
+    """A guard process and the line to it.
+
+    A generation goes `spawn` … `stop` … `Stopped`; the next `spawn` comes after that event, and `stop` is
+    due also when all workers have exited, because they may have left processes behind.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes] | ForkedChild, line: socket.socket, memory_fd: int
+    ) -> None:
+        """Use `Guard.start`."""
+        self._process = process
+        self._line = line
+        self._memory_fd = memory_fd
+        self._memory = mmap.mmap(memory_fd, mmap.PAGESIZE)
+        self._deadline = memoryview(self._memory)[:DEADLINE_BYTES].cast("Q")
+        self._lines = LineBuffer()
+        self._unsent = b""
+        self._generation = 0
+        self._active = False
+        self._lost = False
+        self._closed = False
+
+    @classmethod
+    def start(cls, kill_patience_s: float = 5.0) -> Guard:
+        """Start a guard for this process; `Ready` tells when it is up. It ends with this process, or by
+        `close`.
+
+        `kill_patience_s`: how long after SIGKILL a process may live before `Stopped` is reported without it.
+        Raises OSError when no process can be created.
+        """
+        with _Means() as means:
+            arguments = means.arguments(kill_patience_s)
+            # A session of its own: Ctrl-C and Ctrl-Z on the agent's terminal are the agent's business.
+            with linux.job_signals_blocked():
+                process = subprocess.Popen(
+                    [sys.executable, *_GUARD_OPTIONS, *arguments],
+                    pass_fds=means.theirs,
+                    start_new_session=True,
+                )
+            return cls(process, *means.ours())
+
+    @classmethod
+    def start_with_spawner(
+        cls, config: SpawnerConfig, processors: Collection[int], kill_patience_s: float = 5.0
+    ) -> Guard:
+        """Start a guard whose spawner is a fork of this very process, which has imported torch: one import for
+        both. Answered by `Ready`, and `Warm` or `Cold`.
+
+        To be called by the only thread, before anything that a worker should not inherit. `processors`: where the
+        guard may run; torch's OpenMP may have bound this thread to one place when it was loaded.
+
+        Raises:
+            OSError: no process can be created.
+            WorkerBornError: never here: in the workers, which are forks of the spawner. Nothing may catch it but
+                the end of the program, which then runs what it holds.
+        """
+        with _Means() as means:
+            spawner_line, guards_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                arguments = means.arguments(kill_patience_s)
+                with linux.job_signals_blocked():
+                    pid = os.fork()
+                    if pid == 0:
+                        _become_guard(arguments, means, spawner_line, guards_end, config, processors)
+            finally:
+                spawner_line.close()
+                guards_end.close()
+            return cls(ForkedChild(pid), *means.ours())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def active(self) -> bool:
+        """Whether a generation was spawned whose `Stopped` has not been read yet."""
+        return self._active
+
+    def fileno(self) -> int:
+        """Readable when `read_events` has something."""
+        return self._line.fileno()
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def keep_warm(self, config: SpawnerConfig) -> None:
+        """Have a spawner from which warm launches are forked; answered by `Warm` or `Cold`.
+
+        One that there is already is replaced. Raises RuntimeError while a generation runs.
+        """
+        if self._active:
+            raise RuntimeError(f"cannot replace the spawner while generation {self._generation} runs")
+        self._send({"do": "warm", "config": asdict(config)})
+
+    def spawn(self, generation: int, launches: Sequence[Launch], warm_patience_s: float = 10.0) -> None:
+        """Start the workers of `generation`; answered by `Spawned` or `SpawnFailed`.
+
+        A spawner that still imports is awaited for `warm_patience_s`, then they start cold.
+        The guard refuses without a deadline in the future. Raises RuntimeError while an earlier generation
+        has not been reported `Stopped`.
+        """
+        if self._active:
+            raise RuntimeError(
+                f"cannot start generation {generation}: generation {self._generation} is not stopped yet"
+            )
+        self._active = True
+        self._generation = generation
+        payload = encode({"launches": [asdict(launch) for launch in launches]})
+        os.ftruncate(self._memory_fd, MAILBOX_OFFSET + len(payload))
+        os.pwrite(self._memory_fd, payload, MAILBOX_OFFSET)
+        self._send(
+            {"do": "spawn", "generation": generation, "size": len(payload), "patience_s": warm_patience_s}
+        )
+
+    def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
+        """End the generation; answered by `Stopped`, at once if nothing runs.
+
+        Each worker's process group gets `signum` now; once the workers are gone, so does what had left
+        those groups. After `grace_s` all that is left gets SIGKILL. May be repeated to shorten the grace,
+        not to lengthen it.
+        """
+        _check_signal(signum)
+        self._send({"do": "stop", "generation": self._generation, "grace_s": grace_s, "signum": int(signum)})
+
+    def kill(self) -> None:
+        """`stop` without grace."""
+        self.stop(0.0)
+
+    def signal_workers(self, signum: int) -> None:
+        """Send a signal to each worker process, not to its children. Raises ValueError for no signal's number."""
+        _check_signal(signum)
+        self._send({"do": "signal", "signum": int(signum)})
+
+    def set_deadline(self, at_boottime_s: float | None) -> None:
+        """Let the workers live until `at_boottime_s` (seconds of CLOCK_BOOTTIME); None: no limit, and no
+        new workers.
+
+        Moving it on, as every renewal does, takes no system call.
+        """
+        new = 0 if at_boottime_s is None else max(1, int(at_boottime_s * 1e9))
+        old: int = self._deadline[0]
+        self._deadline[0] = new
+        if new and (new < old or not old):
+            self._send({"do": "look"})  # the guard sleeps until the old one
+
+    def _send(self, message: Message) -> None:
+        """Never blocks: what a stopped guard does not take goes out with a later call."""
+        self._unsent += encode(message)
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._line.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent = b""
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def read_events(self) -> list[GuardEvent]:
+        """What happened since the last call, in order; may be nothing. `GuardLost` is the last ever."""
+        events: list[GuardEvent] = []
+        if self._lost:
+            return events
+        self._flush()
+        while True:
+            try:
+                data = self._line.recv(_CHUNK_BYTES)
+            except BlockingIOError:
+                return events
+            except OSError:
+                data = b""
+            if not data:
+                self._lost = True
+                events.append(GuardLost(self._returncode()))
+                return events
+            events.extend(self._event(message) for message in self._lines.feed(data))
+
+    def _event(self, message: Message) -> GuardEvent:
+        kind = message.pop("event")
+        if kind == "exited":
+            return Exited(**message)
+        if kind == "spawned":
+            pids = {int(slot): pid for slot, pid in message["pids"].items()}
+            return Spawned(message["generation"], pids)
+        if kind == "stopped":
+            self._active = False
+            return Stopped(message["generation"], tuple(message["unkillable"]))
+        if kind == "stop_delayed":
+            return StopDelayed(message["generation"], tuple(message["alive"]))
+        return _PLAIN_EVENTS[kind](**message)
+
+    def _returncode(self) -> int | None:
+        """Its line closed, so it is dying if not dead."""
+        try:
+            return self._process.wait(_LOST_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the guard, which first kills all that is left.
+
+        Blocks until it has, at most `timeout_s`; then the guard is killed. May be called repeatedly.
+        """
+        if self._closed:
+            return
+        self._closed = self._lost = True
+        self._line.close()
+        self._deadline.release()
+        self._memory.close()
+        os.close(self._memory_fd)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # asleep in the kernel: it goes when it can
+                self._process.wait(timeout_s)
+
+
+_PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
+    "ready": Ready,
+    "warm": Warm,
+    "cold": Cold,
+    "spawner_died": SpawnerDied,
+    "warm_late": WarmLate,
+    "spawn_failed": SpawnFailed,
+    "fenced": Fenced,
+    "signalled": Signalled,
+}
+
+
+class _Means:
+    """What a guard and its agent share; the guard's ends are closed here when it has been started."""
+
+    def __init__(self) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        self._memory_fd = os.memfd_create("elastic-agent-guard")
+        self._given = False
+
+    def __enter__(self) -> Self:
+        os.ftruncate(self._memory_fd, MAILBOX_OFFSET)
+        return self
+
+    @property
+    def theirs(self) -> tuple[int, int]:
+        """The descriptors that the guard inherits."""
+        return self._theirs.fileno(), self._memory_fd
+
+    def arguments(self, kill_patience_s: float) -> list[str]:
+        """The guard's command line."""
+        return [str(value) for value in (*self.theirs, os.getpid(), kill_patience_s)]
+
+    def ours(self) -> tuple[socket.socket, int]:
+        self._ours.setblocking(False)
+        self._given = True
+        return self._ours, self._memory_fd
+
+    def forget(self) -> None:
+        """In a fork that closes all descriptors itself: their numbers may soon mean something else."""
+        self._ours.detach()
+        self._theirs.detach()
+        self._given = True
+
+    def __exit__(self, *error: object) -> None:
+        self._theirs.close()
+        if not self._given:
+            self._ours.close()
+            os.close(self._memory_fd)
+
+
+def _become_guard(
+    arguments: list[str],
+    means: _Means,
+    spawner_line: socket.socket,
+    guards_end: socket.socket,
+    config: SpawnerConfig,
+    processors: Collection[int],
+) -> NoReturn:
+    """In a fork of the agent: fork the spawner, then become the guard, which is its parent thereby."""
+    try:
+        os.setsid()
+        guard_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            from elastic_agent.workers.spawner.server import serve_as_fork
+
+            means.forget()
+            guards_end.detach()
+            serve_as_fork(spawner_line.detach(), guard_pid, list(config.preload), config.folder)
+        needed = {*means.theirs, guards_end.fileno()}
+        linux.close_all_but(needed)
+        for fd in needed:
+            os.set_inheritable(fd, True)
+        os.sched_setaffinity(0, processors)
+        spawner = json.dumps({"pid": pid, "fd": guards_end.fileno(), "config": asdict(config)})
+        os.execv(sys.executable, [sys.executable, *_GUARD_OPTIONS, *arguments, spawner])
+    except Exception:
+        os._exit(127)
+
+
+def _check_signal(signum: int) -> None:
+    if signum not in signal.valid_signals():
+        raise ValueError(f"{signum!r} is not a signal number")
+
+
+def kill_orphans(keep: Collection[int] = (), patience_s: float = 2.0) -> tuple[int, ...]:
+    """SIGKILL every descendant of this process, except `keep` and what hangs below those, and wait until
+    they are gone.
+
+    For the time after `GuardLost`: what the workers had daemonised is now below this process, if it is a
+    subreaper. Children that have ended already are reaped. Blocks for `patience_s` at most, normally some
+    milliseconds; returns the pids that are still there after that.
+    """
+    kept = frozenset(keep)
+    ends = time.monotonic() + patience_s
+    clean_scans = 0
+    while True:
+        alive = linux.descendants(os.getpid(), kept)
+        for process in alive:
+            linux.send_signal(process.pid, signal.SIGKILL)
+        # One clean scan can have missed a process whose parent died just then.
+        clean_scans = 0 if alive else clean_scans + 1
+        if clean_scans == 2 or (alive and time.monotonic() >= ends):
+            _reap_dead_children(kept)
+            return tuple(sorted(process.pid for process in alive))
+        if alive:
+            _await_end(alive[0].pid, min(0.05, max(0.0, ends - time.monotonic())))
+
+
+def _reap_dead_children(kept: frozenset[int]) -> None:
+    for pid in linux.dead_children(os.getpid()):
+        if pid not in kept:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _await_end(pid: int, timeout_s: float) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:  # gone already, or Linux before 5.3
+        time.sleep(min(timeout_s, 0.005))
+        return
+    try:
+        select.select((pidfd,), (), (), timeout_s)
+    finally:
+        os.close(pidfd)

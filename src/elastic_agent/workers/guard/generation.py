@@ -1,0 +1,409 @@
+"""The workers of one generation, from their start until every process they left is gone.
+
+Phases: RUNNING, then TERMINATING (asked to end, grace running), then KILLING (SIGKILL sent), then done;
+each step can be skipped, none is ever taken back. A generation ends only by `stop` or `kill`, also when all
+its workers have exited, because they may have left processes behind.
+
+"All gone" is judged by the kernel: the guard is a subreaper, so as long as any descendant lives the guard
+has a child.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from elastic_agent import linux
+from elastic_agent.workers.guard import spawn
+from elastic_agent.workers.guard.messages import NO_SLOT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elastic_agent.processes import Process
+    from elastic_agent.workers.guard.loop import Loop
+    from elastic_agent.workers.guard.messages import Message
+    from elastic_agent.workers.guard.relay import Relay, Relays
+    from elastic_agent.workers.guard.spawn import LaunchSpec
+    from elastic_agent.workers.guard.warm import Standby, WarmPool
+
+RUNNING, TERMINATING, KILLING, DONE = "running", "terminating", "killing", "done"
+
+_FIRST_RESCAN_S = 0.005
+_LONGEST_RESCAN_S = 0.2
+_SCANS_AT_ONCE = 20
+
+
+class Worker:
+    """A worker process that has not been reaped."""
+
+    __slots__ = ("pid", "pidfd", "relay", "slot", "standby_for", "start_fd")
+
+    def __init__(
+        self,
+        slot: int,
+        pid: int,
+        pidfd: int | None,
+        start_fd: int,
+        relay: Relay | None,
+        standby_for: LaunchSpec | None = None,
+    ) -> None:
+        """`standby_for`: what a standby was told to become."""
+        self.standby_for = standby_for
+        self.slot = slot
+        self.pid = pid
+        self.pidfd = pidfd
+        self.start_fd: int | None = start_fd
+        self.relay = relay
+
+
+class Generation:
+    """Starts, signals, kills and reports one generation's workers.
+
+    `abandoned` holds the keys of processes that an earlier generation could not get rid of (SIGKILL sent,
+    asleep in the kernel); nobody waits for those again. `pool`: where warm launches get their processes;
+    those that have got none after `patience_s` start cold.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        loop: Loop,
+        relays: Relays,
+        report: Callable[[Message], None],
+        kill_patience_s: float,
+        abandoned: set[tuple[int, int]],
+        pool: WarmPool | None,
+        patience_s: float,
+    ) -> None:
+        self.number = number
+        self.phase = RUNNING
+        self._loop = loop
+        self._relays = relays
+        self._report_now = report
+        self._kill_patience_s = kill_patience_s
+        self._abandoned = abandoned
+        self._pool = pool
+        self._to_start: list[LaunchSpec] = []
+        self._cold_at: float | None = time.monotonic() + patience_s
+        self._workers: dict[int, Worker] = {}
+        self._pids: dict[int, int] = {}
+        self._starting = True
+        self._held_reports: list[Message] = []
+        self._kill_at = 0.0
+        self._signum = signal.SIGTERM.value
+        self._told: set[tuple[int, int]] = set()
+        self._killed: set[tuple[int, int]] = set()
+        self._next_scan = 0.0
+        self._scan_pause_s = _FIRST_RESCAN_S
+        self._patience_ends = 0.0
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    def start(self, launches: list[LaunchSpec]) -> None:
+        """Fork all workers.
+
+        `Spawned` is reported when every one runs its program, `SpawnFailed` when one cannot.
+        """
+        self._to_start = list(launches)
+        self.start_more()
+        if not launches:
+            self._all_started()
+
+    def start_more(self) -> None:
+        """Start what can be started now. Call again when the pool of standbys has changed."""
+        while self._to_start and self._starting and self.phase == RUNNING:
+            launch = self._to_start[0]
+            try:
+                if not self._start(launch):
+                    return
+            except OSError as error:
+                self._start_failed(launch.slot, f"cannot create a process: {error.strerror}")
+                return
+            del self._to_start[0]
+
+    def _start(self, launch: LaunchSpec) -> bool:
+        """Whether it could be started; if not, a standby is on its way."""
+        pool = self._pool
+        if not launch.warm or pool is None or not pool.usable or self._cold_at is None:
+            self._fork(launch)
+            return True
+        while (standby := pool.take(len(self._to_start))) is not None:
+            try:
+                self._hand_over(launch, standby)
+            except (BrokenPipeError, ConnectionResetError):  # it has just died, and is reaped soon
+                pool.discard(standby)
+                continue
+            except BaseException:
+                pool.discard(standby)
+                raise
+            pool.used()
+            return True
+        return False
+
+    def _hand_over(self, launch: LaunchSpec, standby: Standby) -> None:
+        from elastic_agent.workers.guard import warm  # loaded already, where there are standbys
+
+        relay = self._relays.open(launch.stderr)
+        try:
+            start_fd = warm.hand_over(standby, launch, relay.worker_fd if relay else None)
+        finally:
+            if relay is not None:
+                relay.started()
+        self._add_worker(Worker(launch.slot, standby.pid, standby.pidfd, start_fd, relay, launch))
+
+    def _fork(self, launch: LaunchSpec) -> None:
+        relay = self._relays.open(launch.stderr)
+        try:
+            pid, start_fd = spawn.fork_worker(launch, relay.worker_fd if relay else None)
+        finally:
+            if relay is not None:
+                relay.started()
+        self._add_worker(Worker(launch.slot, pid, spawn.open_pidfd(pid), start_fd, relay))
+
+    def _add_worker(self, worker: Worker) -> None:
+        self._workers[worker.pid] = worker
+        self._pids[worker.slot] = worker.pid
+        if worker.start_fd is not None:
+            self._loop.add(worker.start_fd, lambda: self._start_known(worker))
+        if worker.pidfd is not None:
+            self._loop.add(worker.pidfd, lambda: self.reap(worker.pid))
+
+    def _start_known(self, worker: Worker) -> None:
+        if worker.start_fd is None:
+            return
+        launch, error = None, None
+        try:
+            if worker.standby_for is not None:
+                error = spawn.read_standbys_answer(worker.start_fd)
+            else:
+                error = spawn.read_start_error(worker.start_fd)
+            if error is None:
+                return
+        except spawn.DeadStandbyError:
+            launch = worker.standby_for
+        self._loop.remove(worker.start_fd)
+        os.close(worker.start_fd)
+        worker.start_fd = None
+        if launch is not None:
+            del self._pids[worker.slot]  # another one becomes it
+            self._to_start.append(launch)
+            self.start_more()
+        elif error:
+            del self._pids[worker.slot]  # it never became a worker, so its end is not reported
+            self._start_failed(worker.slot, error)
+        elif self._starting and not self._to_start and not self._any_unknown():
+            self._all_started()
+
+    def _any_unknown(self) -> bool:
+        """Whether it is still open of some worker whether it could be started."""
+        return any(worker.start_fd is not None for worker in self._workers.values())
+
+    def _all_started(self) -> None:
+        self._starting = False
+        if self._pool is not None:
+            self._pool.refill_later()
+        self._report_now({"event": "spawned", "generation": self.number, "pids": self._pids})
+        self._release_reports()
+
+    def _start_failed(self, slot: int, error: str) -> None:
+        if self._starting:
+            self._starting = False
+            message = {"event": "spawn_failed", "generation": self.number, "slot": slot, "error": error}
+            self._report_now(message)
+            self._release_reports()
+            self.kill()
+
+    # --- reports ----------------------------------------------------------------------------------
+
+    def _report(self, message: Message) -> None:
+        """Exits are told after the start is: the agent hears of a worker's life in order."""
+        if self._starting:
+            self._held_reports.append(message)
+        else:
+            self._report_now(message)
+
+    def _release_reports(self) -> None:
+        for message in self._held_reports:
+            self._report_now(message)
+        self._held_reports.clear()
+
+    # --- exits ------------------------------------------------------------------------------------
+
+    def owns(self, pid: int) -> bool:
+        return pid in self._workers
+
+    def announces(self, pid: int) -> bool:
+        """Whether the loop hears of this worker's death in its turn: do not reap it before."""
+        return pid in self._workers and self._workers[pid].pidfd is not None
+
+    def reap(self, pid: int) -> None:
+        """Collect and report a worker that has ended."""
+        worker = self._workers[pid]
+        self._start_known(worker)  # before the number may belong to somebody else
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:  # a standby that died while it was still being adopted: its turn comes
+            return
+        if not reaped:
+            return
+        at_boottime_s = linux.boottime_s()
+        del self._workers[pid]
+        if worker.pidfd is not None:
+            self._loop.remove(worker.pidfd)
+            os.close(worker.pidfd)
+        if worker.relay is not None:
+            worker.relay.drain()
+        if self._pids.get(worker.slot) != pid:  # it never became a worker
+            return
+        returncode = os.waitstatus_to_exitcode(status)
+        self._report(
+            {
+                "event": "exited",
+                "generation": self.number,
+                "slot": worker.slot,
+                "pid": pid,
+                "returncode": returncode,
+                "at_boottime_s": at_boottime_s,
+                "stopping": self.phase != RUNNING,
+                "stderr_tail": worker.relay.tail if worker.relay is not None and returncode != 0 else "",
+            }
+        )
+
+    def after_reaping(self, childless: bool, news: bool) -> None:
+        """Call when the guard has reaped what there was.
+
+        `childless`: it has no child any more. `news`: something may have died, or been asked to, since the
+        last call.
+        """
+        if self.phase == RUNNING or self.phase == DONE:
+            return
+        if childless:
+            self._finish(())
+        elif not news:
+            return
+        elif self._abandoned and not self._remaining():
+            self._finish(())
+        elif self.phase == KILLING:
+            self._kill_descendants()
+        elif not self._workers:
+            self._terminate_leftovers()
+
+    # --- stopping ---------------------------------------------------------------------------------
+
+    def signal_workers(self, signum: int) -> None:
+        """Send a signal to the worker processes themselves."""
+        for pid in self._workers:
+            linux.send_signal(pid, signum)  # not reaped yet, so the number is still theirs
+
+    def stop(self, grace_s: float, signum: int) -> None:
+        """Send `signum` to the workers' process groups now and SIGKILL to all that is left after `grace_s`.
+
+        Workers that are still being started get no grace.
+        """
+        for worker in list(self._workers.values()):
+            self._start_known(worker)  # may wait in the loop behind this very command
+        if grace_s <= 0 or self._starting:
+            self.kill()
+        elif self.phase == RUNNING:
+            self.phase = TERMINATING
+            self._kill_at = time.monotonic() + grace_s
+            self._signum = signum
+            for worker in self._workers.values():
+                _signal_group(worker.pid, signum)
+            if not self._workers:
+                self._terminate_leftovers()
+        elif self.phase == TERMINATING:
+            self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
+
+    def kill(self) -> None:
+        """SIGKILL to the workers and to every other descendant of the guard."""
+        if self.phase == KILLING or self.phase == DONE:
+            return
+        self.phase = KILLING
+        for worker in self._workers.values():
+            _signal_group(worker.pid, signal.SIGKILL)
+        self._kill_descendants()
+        self._patience_ends = time.monotonic() + self._kill_patience_s
+        self._start_failed(NO_SLOT, "stopped before every worker had started")
+
+    def _terminate_leftovers(self) -> None:
+        """Processes that left their worker's group, and have outlived it, get their own signal: once."""
+        groups = set(self._pids.values())
+        for process in self._remaining():
+            if process.key not in self._told and process.group not in groups:
+                linux.send_signal(process.pid, self._signum)
+            self._told.add(process.key)
+
+    def _remaining(self) -> list[Process]:
+        found = [p for p in linux.descendants(os.getpid()) if p.key not in self._abandoned]
+        return self._pool.without_own(found) if self._pool is not None else found
+
+    def _kill_descendants(self) -> None:
+        """SIGKILL, again until a scan shows nobody new: a process may fork between the scan and its death."""
+        for _ in range(_SCANS_AT_ONCE):
+            fresh = [p for p in self._remaining() if p.key not in self._killed]
+            for process in fresh:
+                linux.send_signal(process.pid, signal.SIGKILL)
+                self._killed.add(process.key)
+            if not fresh:
+                break
+        self._next_scan = time.monotonic() + self._scan_pause_s
+        self._scan_pause_s = min(2 * self._scan_pause_s, _LONGEST_RESCAN_S)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def next_tick(self) -> float | None:
+        """When `tick` wants to be called, by time.monotonic()."""
+        if self.phase == TERMINATING:
+            return self._kill_at
+        if self.phase == KILLING:
+            return min(self._next_scan, self._patience_ends)
+        return self._cold_at if self._to_start and self._starting else None
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if self.phase == TERMINATING and now >= self._kill_at:
+            self.kill()
+        elif self.phase == KILLING and now >= self._patience_ends:
+            self._lose_patience()
+        elif self.phase == KILLING and now >= self._next_scan:
+            self._kill_descendants()
+        elif self._to_start and self._cold_at is not None and now >= self._cold_at:
+            self._cold_at = None
+            importing = self._pool is not None and self._pool.overdue()
+            self._report_now({"event": "warm_late", "generation": self.number, "importing": importing})
+            self.start_more()
+
+    def _lose_patience(self) -> None:
+        """SIGKILL was sent long ago: who sleeps in the kernel runs no user code again; others are awaited."""
+        self._kill_descendants()
+        remaining = self._remaining()
+        if all(process.state == "D" for process in remaining):
+            self._abandoned.update(process.key for process in remaining)
+            self._finish(tuple(sorted(process.pid for process in remaining)))
+            return
+        alive = sorted(process.pid for process in remaining)
+        self._report({"event": "stop_delayed", "generation": self.number, "alive": alive})
+        self._patience_ends = time.monotonic() + self._kill_patience_s
+
+    def _finish(self, unkillable: tuple[int, ...]) -> None:
+        self.phase = DONE
+        for worker in self._workers.values():  # only unkillable ones
+            for fd in (worker.pidfd, worker.start_fd):
+                if fd is not None:
+                    self._loop.remove(fd)
+                    os.close(fd)
+        self._relays.close_all()
+        self._report({"event": "stopped", "generation": self.number, "unkillable": unkillable})
+
+
+def _signal_group(leader: int, signum: int) -> None:
+    try:
+        os.killpg(leader, signum)
+    except ProcessLookupError:
+        linux.send_signal(leader, signum)  # just forked, has no group of its own yet
+    except PermissionError:
+        pass  # became another user; a stop is reported as delayed

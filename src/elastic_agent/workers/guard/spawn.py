@@ -1,0 +1,160 @@
+"""Starting one process from the guard: fork, a few settings, exec.
+
+Written by hand because `subprocess` cannot set the parent-death signal without a `preexec_fn`, waits for
+the exec (which can hang on a network file system, and the guard must not), and costs the guard half its
+start time to import.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from elastic_agent import linux
+from elastic_agent.workers.guard.messages import STARTED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Any, NoReturn
+
+_ALL_SIGNALS = signal.valid_signals()
+_RESETTABLE = tuple(int(s) for s in _ALL_SIGNALS if s not in (signal.SIGKILL, signal.SIGSTOP))
+_ERROR_BYTES = 4096
+
+
+class DeadStandbyError(Exception):
+    """A standby died before it had become the worker it was told to become: another one can."""
+
+
+class LaunchSpec:
+    """One worker to start; the fields of `client.Launch`."""
+
+    __slots__ = ("argv", "cwd", "env", "fields", "ignored", "slot", "stderr", "stdout", "warm")
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+        self.warm: bool = fields["warm"]
+        self.slot: int = fields["slot"]
+        self.argv: list[str] = fields["argv"]
+        self.env: dict[str, str] = fields["env"]
+        self.cwd: str | None = fields["cwd"]
+        self.stdout: str | None = fields["stdout"]
+        self.stderr: str | None = fields["stderr"]
+        self.ignored: list[int] = fields["ignored"]
+
+
+def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
+    """Start a worker; returns its pid and a non-blocking descriptor that tells how the start went.
+
+    The descriptor reads as end-of-file once the program runs (or the child died), or holds an error
+    message. `stderr_fd` becomes the worker's stderr unless the launch names a file. Raises OSError when it
+    cannot fork.
+    """
+    guard_pid = os.getpid()
+    error_read, error_write = os.pipe()
+    os.set_blocking(error_read, False)
+    # Blocked until the child has default dispositions, so that a SIGTERM sent meanwhile waits and is not
+    # ignored.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(launch, stderr_fd, guard_pid, error_write)
+    except OSError:
+        os.close(error_read)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(error_write)
+    return pid, error_read
+
+
+def fork_helper(argv: list[str], env: dict[str, str], inherited_fd: int) -> int:
+    """Start a process of our own that inherits one more descriptor; returns its pid. Raises OSError.
+
+    It begins with the signals of jobs blocked. A program that cannot be started ends with 127.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                os.set_inheritable(inherited_fd, True)
+                _restore_signals(blocked=linux.JOB_SIGNALS)
+                os.execvpe(argv[0], argv, env)
+            finally:
+                os._exit(127)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return pid
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that is readable when the process has ended, where the kernel has such."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # Linux before 5.3; SIGCHLD tells as well, without the order
+        return None
+
+
+def read_start_error(fd: int) -> str | None:
+    """What `fork_worker`'s descriptor says: None = not known yet, "" = started, else the error."""
+    try:
+        return os.read(fd, _ERROR_BYTES).decode(errors="replace")
+    except BlockingIOError:
+        return None
+
+
+def read_standbys_answer(fd: int) -> str | None:
+    """As `read_start_error`, of a standby's line. Raises DeadStandbyError when it died before it became a worker."""
+    try:
+        answer = os.read(fd, _ERROR_BYTES)
+    except BlockingIOError:
+        return None
+    except OSError:  # it had not even read what it was to become
+        answer = b""
+    if not answer:
+        raise DeadStandbyError
+    return "" if answer == STARTED else answer.decode(errors="replace")
+
+
+def _become_worker(launch: LaunchSpec, stderr_fd: int | None, guard_pid: int, error_fd: int) -> NoReturn:
+    doing = "prepare"
+    try:
+        os.setsid()
+        linux.set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != guard_pid:  # it died before the line above
+            os._exit(127)
+        doing = f"open {launch.stdout!r}"
+        if launch.stdout is not None:
+            _redirect(launch.stdout, 1)
+        doing = f"open {launch.stderr!r}"
+        if stderr_fd is not None:
+            os.dup2(stderr_fd, 2)
+        elif launch.stderr is not None:
+            _redirect(launch.stderr, 2)
+        doing = f"enter the directory {launch.cwd!r}"
+        if launch.cwd is not None:
+            os.chdir(launch.cwd)
+        doing = f"start {launch.argv[0]!r}"
+        _restore_signals(ignored=launch.ignored)
+        os.execvpe(launch.argv[0], launch.argv, launch.env)
+    except BaseException as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+        os.write(error_fd, f"cannot {doing}: {reason}".encode(errors="replace")[:_ERROR_BYTES])
+    finally:
+        os._exit(127)
+
+
+def _redirect(path: str, fd: int) -> None:
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    os.dup2(opened, fd)
+
+
+def _restore_signals(ignored: Collection[int] = (), blocked: Collection[int] = ()) -> None:
+    signal.set_wakeup_fd(-1)
+    for signum in _RESETTABLE:
+        signal.signal(signum, signal.SIG_IGN if signum in ignored else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -1,0 +1,320 @@
+"""The guard's side of warm starts: it keeps a spawner and the standbys that the spawner forked.
+
+A standby is a child of the guard that waits, with everything imported, to be told which worker to become.
+Nothing here blocks: standbys arrive as the spawner sends them, and who needs one before waits in the loop.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import time
+
+from elastic_agent import linux
+from elastic_agent.workers.guard import spawn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from elastic_agent.processes import Process
+    from elastic_agent.workers.guard.loop import Loop
+    from elastic_agent.workers.guard.messages import Message
+    from elastic_agent.workers.guard.spawn import LaunchSpec
+
+OFF, LOADING, READY = "off", "loading", "ready"
+
+_WORKERS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_SPAWNER_PATH = os.path.join(_WORKERS, "spawner", "__main__.py")
+_MESSAGE_BYTES = 64 * 1024
+_REFILL_PAUSE_S = 0.5
+"""How long workers that have just started have the processors to themselves."""
+_LONGEST_PAUSE_S = 30.0
+_FAILURES_IN_A_ROW = 12
+_DEATHS_IN_A_ROW = 2
+"""Spawners that die, and standbys that could not be had, with none used between: after so many no other is tried."""
+
+
+class Standby:
+    """A forked process that waits for its launch; `line` leads to it."""
+
+    __slots__ = ("line", "pid", "pidfd")
+
+    def __init__(self, pid: int, line: socket.socket, pidfd: int | None) -> None:
+        self.pid = pid
+        self.line = line
+        self.pidfd = pidfd
+
+
+class WarmPool:
+    """Standbys for the next generation.
+
+    `report` tells the agent, `changed` whoever waits for a standby that there is one, or that none will come.
+    """
+
+    def __init__(self, loop: Loop, report: Callable[[Message], None], changed: Callable[[], None]) -> None:
+        self._loop = loop
+        self._report = report
+        self._changed = changed
+        self._state = OFF
+        self._config: dict[str, Any] = {}
+        self._spawner_pid = 0
+        self._line: socket.socket | None = None
+        self._idle: dict[int, Standby] = {}
+        self._requested = 0
+        self._deaths = 0
+        self._failures = 0
+        self._refill_at: float | None = None
+
+    def start(self, config: dict[str, Any]) -> None:
+        """Have a spawner as `client.SpawnerConfig` says; one that there is already, and its standbys, end."""
+        self.kill()
+        for standby in list(self._idle.values()):
+            self._forget(self._idle.pop(standby.pid))
+        self._close_line()
+        self._requested = 0
+        self._config = config
+        self._start_spawner()
+
+    def adopt(self, config: dict[str, Any], pid: int, line_fd: int) -> None:
+        """Use a spawner that is the guard's child already; it is replaced as `config` says when it dies."""
+        self._config = config
+        self._spawner_pid = pid
+        self._use_line(socket.socket(fileno=line_fd))
+
+    # --- for the generation -----------------------------------------------------------------------
+
+    @property
+    def usable(self) -> bool:
+        """Whether there are standbys, or may be soon."""
+        return self._state != OFF
+
+    def take(self, wanted: int) -> Standby | None:
+        """A standby; None when there is none: as many as are `wanted` are on their way, then `changed` is called."""
+        if self._idle:
+            standby = self._idle.pop(next(iter(self._idle)))
+            if standby.pidfd is not None:
+                self._loop.remove(standby.pidfd)
+            return standby
+        self._request(wanted)
+        return None
+
+    def used(self) -> None:
+        """A standby has become a worker."""
+        self._deaths = self._failures = 0
+
+    def discard(self, standby: Standby) -> None:
+        """A standby that was taken is of no use."""
+        linux.send_signal(standby.pid, 9)  # not reaped yet, so the number is its own
+        self._forget(standby)
+
+    def overdue(self) -> bool:
+        """The standbys that were asked for do not come. Whether that is because the spawner still imports; if not, it
+        is ended, and replaced."""
+        if self._state == READY and self._spawner_pid:
+            linux.send_signal(self._spawner_pid, 9)
+        return self._state == LOADING
+
+    def refill_later(self) -> None:
+        """The workers have started: get standbys for the next ones, in a moment."""
+        if self._state == READY:
+            pause_s = min(_REFILL_PAUSE_S * 2**self._failures, _LONGEST_PAUSE_S)
+            self._refill_at = time.monotonic() + pause_s
+
+    # --- for the guard ----------------------------------------------------------------------------
+
+    def without_own(self, processes: list[Process]) -> list[Process]:
+        """Those of the guard's descendants, as just seen, that are neither of the spawner's nor standbys."""
+        self._listen()
+        own = self._pids()
+        for process in processes:  # parents come before their children
+            if process.parent in own:
+                own.add(process.pid)
+        return [process for process in processes if process.pid not in own]
+
+    def owns_all(self, children: list[int]) -> bool:
+        """Whether all these children of the guard, as just seen, are the spawner or standbys."""
+        self._listen()
+        return self._pids().issuperset(children)
+
+    def _listen(self) -> None:
+        """Hear of every standby that the guard has as a child by now: it was announced before it became one."""
+        while self._line is not None and self._read_one():
+            pass
+
+    def _pids(self) -> set[int]:
+        own = set(self._idle)
+        if self._spawner_pid:
+            own.add(self._spawner_pid)
+        return own
+
+    def reaped(self, pid: int, status: int) -> None:
+        """A child that was no worker has ended and was collected."""
+        self._listen()  # what it said, or was said of it, before
+        standby = self._idle.pop(pid, None)
+        if standby is not None:
+            self._forget(standby)
+            self._failed("they exit before they are used")
+        elif pid == self._spawner_pid:
+            self._spawner_died(os.waitstatus_to_exitcode(status))
+
+    def next_tick(self) -> float | None:
+        """When `tick` wants to be called, by time.monotonic()."""
+        return self._refill_at
+
+    def tick(self) -> None:
+        if self._refill_at is not None and time.monotonic() >= self._refill_at:
+            self._refill_at = None
+            self._request(self._config["standbys"])
+
+    def kill(self) -> None:
+        """End them all; the kernel would when the guard ends."""
+        for pid in self._pids():
+            linux.send_signal(pid, 9)
+
+    # --- the spawner ------------------------------------------------------------------------------
+
+    def _start_spawner(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [theirs.fileno(), os.getpid(), self._config["preload"], self._config["folder"]]
+        argv = [self._config["python"], "-u", _SPAWNER_PATH, json.dumps(arguments)]
+        env = {**os.environ, **self._config["environment"]}
+        try:
+            self._spawner_pid = spawn.fork_helper(argv, env, theirs.fileno())
+        except OSError as error:
+            ours.close()
+            self._give_up(f"cannot start the spawner: {error.strerror}", "")
+            return
+        finally:
+            theirs.close()
+        self._use_line(ours)
+
+    def _use_line(self, line: socket.socket) -> None:
+        self._state = LOADING
+        self._line = line
+        line.set_inheritable(False)
+        line.setblocking(False)
+        self._loop.add(line.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        self._read_one()
+
+    def _read_one(self) -> bool:
+        """Take one message of the spawner's, if there is one."""
+        assert self._line is not None
+        try:
+            data, ancillary, _, _ = self._line.recvmsg(
+                _MESSAGE_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._close_line()  # the rest is told by its end
+            return False
+        fds = array.array("i")
+        for _, _, content in ancillary:
+            fds.frombytes(content)
+        message = json.loads(data)
+        if "standby" in message and not fds:  # no descriptor was free to receive it with
+            message = {"fork_failed": "this process has too many open files"}
+        self._heard(message, list(fds))
+        return True
+
+    def _heard(self, message: Message, fds: list[int]) -> None:
+        if "standby" in message:
+            self._arrived(message["standby"], fds[0])
+        elif "ready_s" in message:
+            self._state = READY
+            self._report({"event": "warm", "ready_s": message["ready_s"]})
+            self._request(self._config["standbys"])
+        elif "fork_failed" in message:
+            self._requested = max(0, self._requested - 1)
+            self._failed(f"the spawner cannot fork: {message['fork_failed']}")
+        elif "unusable" in message:
+            self._give_up(message["unusable"], message["detail"])
+
+    def _failed(self, why: str) -> None:
+        """A standby could not be had, or kept: try again after a pause, which grows."""
+        self._failures += 1
+        if self._failures > _FAILURES_IN_A_ROW and self._state == READY:
+            self._give_up(f"the spawner cannot keep standby processes: {why}", "")
+        else:
+            self.refill_later()
+
+    def _arrived(self, pid: int, fd: int) -> None:
+        self._requested = max(0, self._requested - 1)
+        line = socket.socket(fileno=fd)
+        line.setblocking(False)
+        standby = Standby(pid, line, spawn.open_pidfd(pid))
+        self._idle[pid] = standby
+        if standby.pidfd is not None:
+            self._loop.add(standby.pidfd, lambda: None)  # wakes the guard, which reaps it
+        self._changed()
+
+    def _request(self, wanted: int) -> None:
+        missing = wanted - len(self._idle) - self._requested
+        if self._state != READY or self._line is None or missing <= 0:
+            return
+        try:
+            self._line.send(json.dumps({"fork": missing}).encode())
+            self._requested += missing
+        except OSError:  # it is dying, which is told by its end
+            pass
+
+    def _spawner_died(self, returncode: int) -> None:
+        self._spawner_pid = 0
+        self._requested = 0
+        self._close_line()
+        if self._state == OFF:  # it said why before
+            return
+        self._deaths += 1
+        if self._deaths > _DEATHS_IN_A_ROW:
+            self._give_up(f"the spawner died repeatedly ({_ending(returncode)})", "")
+            return
+        self._report({"event": "spawner_died", "how": _ending(returncode)})
+        self._start_spawner()
+        self._changed()
+
+    def _give_up(self, reason: str, detail: str) -> None:
+        self._state = OFF
+        self._refill_at = None
+        self._report({"event": "cold", "reason": reason, "detail": detail})
+        self._changed()
+
+    def _close_line(self) -> None:
+        if self._line is not None:
+            self._loop.remove(self._line.fileno())
+            self._line.close()
+            self._line = None
+
+    def _forget(self, standby: Standby) -> None:
+        if standby.pidfd is not None:
+            self._loop.remove(standby.pidfd)
+            os.close(standby.pidfd)
+        standby.line.close()
+
+
+def hand_over(standby: Standby, launch: LaunchSpec, stderr_fd: int | None) -> int:
+    """Tell the standby which worker to become; returns a descriptor like `fork_worker`'s.
+
+    Raises OSError when the standby is dead.
+    """
+    memory = os.memfd_create("elastic-agent-launch")
+    try:
+        os.write(memory, json.dumps(launch.fields).encode())
+        os.lseek(memory, 0, os.SEEK_SET)
+        word = json.dumps({"stderr": stderr_fd is not None}).encode()
+        fds = [memory] if stderr_fd is None else [memory, stderr_fd]
+        standby.line.sendmsg([word], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+    finally:
+        os.close(memory)
+    return standby.line.detach()
+
+
+def _ending(returncode: int) -> str:
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

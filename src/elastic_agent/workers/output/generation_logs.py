@@ -1,0 +1,201 @@
+"""Where workers' output and error files go: a directory per generation, node and slot.
+
+    <log_dir>/<run id>/<generation>/<node id>/<slot>/{stdout.log,stderr.log,error.json}
+    <log_dir>/<run id>/<generation>/<node id>/filtered_{stdout,stderr}.log
+    <log_dir>/<run id>/latest -> <generation>
+    <log_dir>/latest -> <run id>
+
+torch names its folders by the restart count and erases one when a count comes again; here nothing of a
+generation that is kept is ever erased. Nodes may share the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, to_map
+
+from elastic_agent.workers.output.folders import LogFolders, file_safe
+from elastic_agent.workers.output.log_limit import LogLimit, OutputFiles
+
+__all__ = ["GenerationLogs", "StdSetting", "file_safe", "parse_std"]
+
+StdSetting = Std | dict[int, Std]
+
+_CONSOLE = ""
+_VALUES = "0 (console), 1 (stdout to a file), 2 (stderr to a file) or 3 (both)"
+
+
+def parse_std(text: str) -> StdSetting:
+    """The value of `--redirects` and `--tee`: one of 0 to 3 for every worker, or a mapping such as
+    "0:3,11:1".
+
+    Keys of a mapping are local ranks; those it leaves out have 0. Raises ValueError with one line for the
+    user.
+    """
+    if re.fullmatch(r"[0-3]", text):
+        return Std(int(text))
+    mapping: dict[int, Std] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6}):([0-3])", part.strip(), re.ASCII)
+        if match is None:
+            raise ValueError(
+                f"{text!r} is neither {_VALUES} nor a mapping from local ranks to these, such as 0:3,11:1"
+            )
+        rank, value = int(match[1]), Std(int(match[2]))
+        if rank in mapping:
+            raise ValueError(f"{text!r} names local rank {rank} twice; expected each rank once")
+        mapping[rank] = value
+    return mapping
+
+
+class GenerationLogs(LogsSpecs):
+    """Log destinations for the workers of this node, generation after generation.
+
+    Args:
+        log_dir: Where runs' directories are made; a new temporary directory when None. `os.devnull`: no
+            files at all, error files included, whatever `redirects` and `tee` say.
+        redirects: Streams that go to a file only, as in torchrun.
+        tee: Streams that go to a file and to the console.
+        local_ranks_filter: The local ranks whose output is shown; that of others goes to files only, or
+            nowhere when it is not redirected. None or empty: all.
+        keep_generations: How many generations' directories are kept for a run, this one included.
+        limit_bytes: What a file of a worker's output may take; 0: there is no limit.
+        filtered: Streams of which lines are copied to one more file.
+        keep_runs: How many runs' directories are kept that nobody named; None: all, as this one was named.
+
+    Raises:
+        ValueError: `log_dir` cannot be used, or `keep_generations` is below 1.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: StdSetting = Std.NONE,
+        tee: StdSetting = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+        keep_generations: int = 20,
+        *,
+        limit_bytes: int = 0,
+        filtered: Std = Std.NONE,
+        keep_runs: int | None = None,
+    ) -> None:
+        if keep_generations < 1:
+            raise ValueError(f"keep_generations is {keep_generations}; expected at least 1")
+        self._is_temporary = log_dir is None
+        self._directory = _usable_directory(log_dir)
+        self._redirect_setting = redirects
+        self._tee_setting = tee
+        self._shown = local_ranks_filter or None
+        self._filtered = filtered
+        self._folders = LogFolders(self._directory, keep_generations, keep_runs)
+        self._limit = LogLimit(limit_bytes) if limit_bytes else None
+        super().__init__(self._directory, redirects, tee, local_ranks_filter)
+
+    @property
+    def root_log_dir(self) -> str:
+        return self._directory
+
+    @property
+    def discards_everything(self) -> bool:
+        """Whether `log_dir` is `os.devnull`."""
+        return self._directory == os.devnull
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Make the directories of a generation and say what goes where, by local rank.
+
+        Takes run, node and generation from the workers' environment (ELASTIC_AGENT_*, else torchrun's
+        variables) and adds TORCHELASTIC_ERROR_FILE to it. Raises OSError when a directory cannot be made.
+        """
+        if self.discards_everything:
+            for env in envs.values():
+                env["TORCHELASTIC_ERROR_FILE"] = ""
+            console = dict.fromkeys(envs, _CONSOLE)
+            nowhere = dict.fromkeys(envs, os.devnull)
+            return LogsDest(console, dict(console), {}, {}, nowhere, os.devnull, os.devnull)
+        node_directory = self._make_node_directory(envs[0] if envs else {})
+        for slot, env in envs.items():
+            (node_directory / str(slot)).mkdir()
+            env["TORCHELASTIC_ERROR_FILE"] = str(node_directory / str(slot) / "error.json")
+        stdouts, tee_stdouts = self._destinations(node_directory, len(envs), Std.OUT, "stdout.log")
+        stderrs, tee_stderrs = self._destinations(node_directory, len(envs), Std.ERR, "stderr.log")
+        dest = LogsDest(
+            stdouts=stdouts,
+            stderrs=stderrs,
+            tee_stdouts=tee_stdouts,
+            tee_stderrs=tee_stderrs,
+            error_files={slot: env["TORCHELASTIC_ERROR_FILE"] for slot, env in envs.items()},
+            filtered_stdout=str(node_directory / "filtered_stdout.log"),
+            filtered_stderr=str(node_directory / "filtered_stderr.log"),
+        )
+        if self._limit is not None:
+            self._limit.watch(self._output_files(dest))
+        return dest
+
+    def close(self) -> None:
+        """No worker writes any more."""
+        if self._limit is not None:
+            self._limit.close()
+        self._folders.close()
+        self.remove_if_temporary()
+
+    def remove_if_temporary(self) -> None:
+        """Remove the temporary directory, if one was made; for a run that ended well."""
+        if self._is_temporary:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _destinations(
+        self, node_directory: Path, slots: int, stream: Std, file_name: str
+    ) -> tuple[dict[int, str], dict[int, str]]:
+        """For one stream, by slot: where it goes, and which of those files are also shown on the console."""
+        redirected = to_map(self._redirect_setting, slots)
+        teed = to_map(self._tee_setting, slots)
+        written: dict[int, str] = {}
+        shown: dict[int, str] = {}
+        for slot in range(slots):
+            is_shown = self._shown is None or slot in self._shown
+            if (redirected[slot] | teed[slot]) & stream:
+                written[slot] = str(node_directory / str(slot) / file_name)
+                if is_shown and teed[slot] & stream:
+                    shown[slot] = written[slot]
+            else:
+                written[slot] = _CONSOLE if is_shown else os.devnull
+        return written, shown
+
+    def _make_node_directory(self, env: Mapping[str, str]) -> Path:
+        run_id = env.get("ELASTIC_AGENT_RUN_ID") or env.get("TORCHELASTIC_RUN_ID") or "run"
+        node_id = env.get("ELASTIC_AGENT_NODE_ID") or f"node{env.get('GROUP_RANK', '0')}"
+        generation = int(env.get("ELASTIC_AGENT_GENERATION") or env.get("TORCHELASTIC_RESTART_COUNT") or 0)
+        return self._folders.make(run_id, generation, node_id)
+
+    def _output_files(self, dest: LogsDest) -> OutputFiles:
+        """Who besides the workers uses which files: torch's readers follow what is teed or filtered."""
+        followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
+        for stream, paths, filtered in (
+            (Std.OUT, dest.stdouts, dest.filtered_stdout),
+            (Std.ERR, dest.stderrs, dest.filtered_stderr),
+        ):
+            if self._filtered & stream:
+                followed |= {filtered, *paths.values()}
+        no_files = {_CONSOLE, os.devnull}
+        written = {*dest.stdouts.values(), *dest.stderrs.values()}
+        return OutputFiles(frozenset(written - followed - no_files), frozenset(followed - no_files))
+
+
+def _usable_directory(log_dir: str | None) -> str:
+    if log_dir is None:
+        return tempfile.mkdtemp(prefix="elastic_agent_")
+    if log_dir == os.devnull:
+        return log_dir
+    try:
+        os.makedirs(log_dir, exist_ok=True)
+    except FileExistsError:
+        raise ValueError(f"the log directory {log_dir!r} is a file; expected a directory") from None
+    except OSError as error:
+        raise ValueError(f"cannot create the log directory {log_dir!r}: {error.strerror}") from error
+    return os.path.abspath(log_dir)

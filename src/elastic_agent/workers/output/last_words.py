@@ -1,0 +1,72 @@
+"""What a worker's files say after its end. Reading may take as long as a file server hangs: not for a loop."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+
+from elastic_agent.workers.guard.messages import TAIL_BYTES
+
+__all__ = ["NOTHING_READ", "LastWords", "read_last_words"]
+
+_ERROR_FILE_BYTES = 1024 * 1024
+_ROOM_BYTES = 16 * 1024
+"""What a worker may want to write at its end."""
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """As far as they could be read."""
+
+    error_file: str = ""
+    """What torch's `@record` wrote."""
+    stderr: str = ""
+    """The last 8 KiB."""
+    no_room: str = ""
+    """Why nothing more can be written to its files, and where; empty if something can."""
+
+
+NOTHING_READ = LastWords()
+
+
+def read_last_words(error_file: str, output: dict[str, str]) -> LastWords:
+    """Read them.
+
+    Args:
+        error_file: where torch's `@record` writes; may be missing.
+        output: the files that "stdout" and "stderr" go to, of those that go to one.
+    """
+    folders = {os.path.dirname(path) for path in output.values()}
+    no_room = next(filter(None, map(_no_room_in, sorted(folders))), "")
+    stderr = _read(output["stderr"], TAIL_BYTES, end=True) if "stderr" in output else ""
+    return LastWords(_read(error_file, _ERROR_FILE_BYTES), stderr, no_room)
+
+
+def _read(path: str, most_bytes: int, *, end: bool = False) -> str:
+    """The beginning of a file, or its end; nothing of what is no file, such as a pipe that nobody writes to."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            known = os.fstat(file.fileno())
+            if not stat.S_ISREG(known.st_mode):
+                return ""
+            file.seek(max(0, known.st_size - most_bytes) if end else 0)
+            return file.read(most_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _no_room_in(folder: str) -> str:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_ROOM_BYTES))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{os.strerror(error.errno)}, see df {folder}"
+    return ""

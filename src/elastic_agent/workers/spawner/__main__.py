@@ -1,0 +1,43 @@
+"""The spawner: a process that has imported torch, from which workers are forked in milliseconds.
+
+It forks *standbys*: processes that wait, with everything imported, to be told which worker to become. Each is
+forked twice, so that the guard, which is a subreaper, becomes its parent: the guard signals, fences and reaps
+a warm worker exactly as a cold one, and a spawner that dies takes nobody with it.
+
+Run as `python -u workers/spawner/__main__.py ARGUMENTS`: those of `server.serve`, as a JSON array.
+
+What is imported here is imported in every worker, so this imports little of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+if sys.path and sys.path[0] == _FOLDER:  # run by path: what lies beside this file is nobody's module
+    del sys.path[0]
+_PACKAGES = _FOLDER.rsplit(os.sep, 3)[0]
+_ADDED = _PACKAGES not in sys.path
+if _ADDED:
+    sys.path.append(_PACKAGES)
+
+from elastic_agent.workers.spawner import server  # noqa: E402 - needs the lines above
+
+if _ADDED:
+    sys.path.remove(_PACKAGES)
+
+if __name__ == "__main__":
+    worker = server.serve(*json.loads(sys.argv[1]))
+    # A worker from here on, with this frame alone between the interpreter and the script.
+    failure = None
+    try:
+        exec(worker.code, worker.namespace) if worker.code else worker.run(*worker.arguments)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        failure = error
+    if failure is not None:  # not in the handler above, whose exception would become the context of others
+        worker.report(failure)
+        raise failure

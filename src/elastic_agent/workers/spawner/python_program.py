@@ -1,0 +1,223 @@
+"""Making a forked process what `python -u SCRIPT ...` or `python -u -m MODULE ...` would have been.
+
+Follows what CPython does between its start and the script's first line (Modules/main.c, Python/pylifecycle.c,
+Python/pythonrun.c): `runpy` is used only where CPython itself uses it, because a script run by it has another
+`__file__`, no loader, and loses its `__main__` before the interpreter ends.
+"""
+
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import importlib
+import io
+import os
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from importlib.machinery import BuiltinImporter, SourceFileLoader
+from typing import Any
+
+from elastic_agent.workers.spawner import process_title
+from elastic_agent.workers.spawner.import_variables import warn_of_late_changes
+
+_STACKS_SIGNAL = "ELASTIC_AGENT_STACKS_SIGNAL"
+
+Imported = dict[str, tuple[str | None, str]]
+"""Variables that imports have set, as they would have in the worker: what they were before, and what they became."""
+
+
+class PythonProgram:
+    """What is left to do: execute `code` in `namespace`, or, without code, call `run` with `arguments`.
+
+    To be done in the outermost frame there is, so that the interpreter ends as it would have ended without us.
+    """
+
+    def __init__(
+        self,
+        code: types.CodeType | None = None,
+        namespace: dict[str, Any] | None = None,
+        run: Callable[..., object] = len,
+        arguments: tuple[object, ...] = (),
+    ) -> None:
+        self.code = code
+        self.namespace = namespace
+        self.run = run
+        self.arguments = arguments
+
+    @staticmethod
+    def report(error: BaseException) -> None:
+        """Report the exception that ended the program as the interpreter would, but without the frame that ran it.
+
+        The exception is to be raised again: the interpreter, which then reports nothing, takes the exit code from it.
+        """
+        own = error.__traceback__
+        _report(error.with_traceback(own.tb_next if own is not None else None))
+        hook = sys.excepthook
+        sys.excepthook = lambda *_: setattr(sys, "excepthook", hook)
+
+
+def _report(error: BaseException) -> None:
+    """As `PyErr_PrintEx` in Python/pythonrun.c."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as second:
+        failed: BaseException | None = second
+    else:
+        failed = None
+    if failed is None:
+        return
+    own = failed.__traceback__
+    failed = failed.with_traceback(own.tb_next if own is not None else None)
+    sys.stderr.write("Error in sys.excepthook:\n")
+    sys.__excepthook__(type(failed), failed, failed.__traceback__)
+    sys.stderr.write("\nOriginal exception was:\n")
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def get_ready() -> None:
+    """What can be done before it is known which program it will be; once in every forked process."""
+    _renew_randomness()
+    if hasattr(threading.Thread, "_set_native_id"):
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined] # Python before 3.13 forgets to
+    forget_files()  # again later, when this process has its own copies of the pages it touches
+
+
+def become(
+    argv: list[str], env: dict[str, str], imported: Imported, started: Callable[[], object]
+) -> PythonProgram:
+    """Make this process what `argv` started in `env` would be; its descriptors 0 to 2 are right already.
+
+    `argv` is `PYTHON -u SCRIPT ...` or `PYTHON -u -m MODULE ...`. `started` is called when nothing of ours can go wrong
+    any more.
+    """
+    set_by_imports = {
+        name: after for name, (before, after) in imported.items() if env.get(name, before) == before
+    }
+    _take_environment({**env, **set_by_imports})
+    process_title.show_as(argv, env)
+    _renew_streams()
+    forget_files()
+    sys.orig_argv[:] = argv
+    if _STACKS_SIGNAL in env:
+        faulthandler.register(int(env[_STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
+    warn_of_late_changes()
+    started()
+    try:
+        if argv[2] == "-m":
+            sys.argv = ["-m", *argv[4:]]
+            if not sys.flags.safe_path:
+                sys.path.insert(0, os.getcwd())
+            return _module_program(argv[3], alter_argv=True)
+        return _script_program(argv)
+    except Exception:
+        os.execvpe(argv[0], argv, env)  # it cannot run: let CPython itself say why, in its own words
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def _take_environment(env: dict[str, str]) -> None:
+    for name in set(os.environ) - set(env):
+        del os.environ[name]
+    for name, value in env.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    time.tzset()
+
+
+def _renew_streams() -> None:
+    """Standard output and error for what descriptors 1 and 2 are now, and all three unbuffered (`-u`)."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(line_buffering=False, write_through=True)
+    # What becomes of undecodable characters is the same for input and output; the agent changed that of its own output.
+    errors_by_name = getattr(sys.stdin or sys.stdout, "errors", "strict")
+    for name, fd, errors in (("stdout", 1, errors_by_name), ("stderr", 2, "backslashreplace")):
+        # As create_stdio in Python/pylifecycle.c.
+        raw = io.open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115, UP020 - stays open
+        raw.name = f"<{name}>"
+        encoding = getattr(getattr(sys, name), "encoding", "utf-8")
+        stream = io.TextIOWrapper(raw, encoding, errors, newline="\n", write_through=True)
+        stream.mode = "w"  # type: ignore[misc] # so does C
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _renew_randomness() -> None:
+    """What a fresh process would draw from the system. Python's `random` does so by itself after a fork."""
+    if "multiprocessing.process" in sys.modules:
+        multiprocessing = sys.modules["multiprocessing.process"]
+        multiprocessing.current_process().authkey = os.urandom(32)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    sys.modules["torch"].default_generator.seed()
+
+
+def forget_files() -> None:
+    """They may have changed since the spawner looked, and the directory too."""
+    importlib.invalidate_caches()
+    if "linecache" in sys.modules:
+        sys.modules["linecache"].clearcache()
+    if "multiprocessing.process" in sys.modules:
+        try:
+            folder: str | None = os.getcwd()
+        except OSError:  # it was removed
+            folder = None
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = folder  # type: ignore[attr-defined]
+
+
+# --- the program ----------------------------------------------------------------------------------
+
+
+def _script_program(argv: list[str]) -> PythonProgram:
+    script = argv[2]
+    sys.argv = argv[2:]
+    path = (
+        script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
+    )  # not normalised: as CPython
+    if _holds_modules(path):  # a folder or an archive, with a __main__.py in it
+        sys.path.insert(0, path)
+        return _module_program("__main__", alter_argv=False)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    with open(path, "rb") as file:
+        source = file.read()
+    code = compile(source, path, "exec", dont_inherit=True)
+    return PythonProgram(code, _new_main(path).__dict__)
+
+
+def _module_program(module: str, *, alter_argv: bool) -> PythonProgram:
+    """`alter_argv`: let argv[0] be the module's file."""
+    import runpy
+
+    _new_main(None)
+    # What CPython itself calls for -m; its frames are in the tracebacks of such programs.
+    return PythonProgram(run=runpy._run_module_as_main, arguments=(module, alter_argv))  # type: ignore[attr-defined]
+
+
+def _holds_modules(path: str) -> bool:
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _new_main(path: str | None) -> types.ModuleType:
+    """A module of its own in `sys.modules["__main__"]`, where unpickling and multiprocessing look."""
+    main = types.ModuleType("__main__")
+    main.__annotations__ = {}
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
+    main.__loader__ = BuiltinImporter
+    if path is not None:
+        main.__loader__ = SourceFileLoader("__main__", path)
+        main.__file__ = path
+        main.__cached__ = None  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main
+    return main

@@ -1,0 +1,326 @@
+"""What the spawner does: import, check that forking is safe, fork standbys when the guard asks for some."""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from elastic_agent import linux
+from elastic_agent.workers.guard.messages import STARTED
+from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_forks
+from elastic_agent.workers.spawner.process_title import can_be_shown, show_as
+from elastic_agent.workers.spawner.python_program import (
+    Imported,
+    PythonProgram,
+    become,
+    forget_files,
+    get_ready,
+)
+
+__all__ = ["WorkerBornError", "serve", "serve_as_fork"]
+
+_MESSAGE_BYTES = 64 * 1024
+_DETAIL_BYTES = 16 * 1024
+_FORK_S = 5.0
+
+
+class WorkerBornError(BaseException):
+    """Raised in a worker that is a fork of its agent: unwinds the agent's calls; `program` is what it is to run."""
+
+    def __init__(self, program: PythonProgram) -> None:
+        super().__init__()
+        self.program = program
+
+
+def serve_as_fork(fd: int, guard_pid: int, preload: list[str], folder: str) -> NoReturn:
+    """Be the spawner in a fork of the agent. Raises WorkerBornError in a forked worker."""
+    os.setsid()
+    linux.close_all_but({fd})
+    _restore_signals()
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the folder of the agent's own program
+    raise WorkerBornError(serve(fd, guard_pid, preload, folder))
+
+
+def _restore_signals() -> None:
+    """As in a Python that was started with nothing ignored and the signals of jobs blocked, as the guard starts one."""
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        usual = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+        if signal.getsignal(signum) not in (usual, None):  # None: a handler in C, which is not ours
+            signal.signal(signum, usual)
+    signal.pthread_sigmask(signal.SIG_SETMASK, linux.JOB_SIGNALS)
+
+
+def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonProgram:
+    """Be the spawner. Returns in a forked worker only, with what it is to run.
+
+    `fd`: the line to the guard. `preload`: modules to import besides torch. `folder`: what `sys.path[0]` will be
+    in the workers.
+    """
+    linux.set_parent_death_signal(9)
+    line = socket.socket(fileno=fd)
+    line.set_inheritable(False)
+    started = time.monotonic()
+    before = dict(os.environ)
+    doing = "an import failed in the spawner"
+    try:
+        _import_all(preload, folder)
+        doing = "the check of the spawner failed"
+        _check(folder)
+        forget_files()  # imports what it needs
+        _forget_the_agent()
+    except UnsafeError as error:
+        _say(line, {"unusable": str(error), "detail": ""})
+        os._exit(0)
+    except BaseException:
+        detail = traceback.format_exc().encode("ascii", "backslashreplace")[-_DETAIL_BYTES:].decode()
+        _say(line, {"unusable": doing, "detail": detail})
+        os._exit(0)
+    imported = {
+        name: (before.get(name), value) for name, value in os.environ.items() if before.get(name) != value
+    }
+    gc.freeze()  # or the first collection of every worker would copy all that was imported
+    gc.enable()
+    show_as(["elastic-spawner"], dict(os.environ))
+    _say(line, {"ready_s": time.monotonic() - started})
+    return _fork_on_request(line, guard_pid, imported)
+
+
+def _say(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
+    ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    try:
+        line.sendmsg([json.dumps(message).encode()], ancillary)
+    except OSError:  # the guard is gone, and so are we
+        os._exit(1)
+
+
+# --- before the first fork ------------------------------------------------------------------------
+
+
+def _import_all(names: list[str], folder: str) -> None:
+    gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
+    if "torch" not in sys.modules:
+        importlib.import_module("torch")
+    if names:
+        sys.path.insert(0, folder)  # the user's own modules lie beside the script
+        try:
+            for name in names:
+                importlib.import_module(name)
+        finally:
+            sys.path.remove(folder)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # or each worker would, when it gets streams of its own
+    linux.flush_c_streams()
+
+
+def _forget_the_agent() -> None:
+    """Let a script that imports this package get it fresh. What runs here goes on without being listed."""
+    for name in [one for one in sys.modules if one.partition(".")[0] == "elastic_agent"]:
+        del sys.modules[name]
+
+
+def _check(folder: str) -> None:
+    """Raise UnsafeError when forked processes would not be as good as fresh ones."""
+    if not can_be_shown():
+        raise UnsafeError("this kernel does not allow a process to change its command line")
+    shadow = _shadowed(folder)
+    if shadow:
+        raise UnsafeError(shadow)
+    check_forks()
+
+
+def _shadowed(folder: str) -> str:
+    """Which file beside the script would have been imported instead of a module that is loaded, if any."""
+    try:
+        beside = set(os.listdir(folder))
+    except OSError:
+        return ""
+    for name, module in list(sys.modules.items()):
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        if "." in name or name == "__main__" or not origin or not os.path.isabs(origin):
+            continue
+        for file in (f"{name}.py", os.path.join(name, "__init__.py")):
+            path = os.path.join(folder, file)
+            if file.partition(os.sep)[0] in beside and os.path.exists(path) and not _same(path, origin):
+                return f"{path} has the name of a module that is already imported"
+    return ""
+
+
+def _same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # imported from an archive, say
+        return False
+
+
+# --- forking --------------------------------------------------------------------------------------
+
+
+def _fork_on_request(line: socket.socket, guard_pid: int, imported: Imported) -> PythonProgram:
+    while True:
+        try:
+            data = line.recv(_MESSAGE_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)
+        for _ in range(json.loads(data)["fork"]):
+            try:
+                standby = _fork_standby(line)
+            except OSError as error:
+                _say(line, {"fork_failed": error.strerror or str(error)})
+                continue
+            if standby is not None:
+                return _stand_by(*standby, guard_pid, imported)
+
+
+def _fork_standby(line: socket.socket) -> tuple[socket.socket, int, int] | None:
+    """Fork a grandchild. Returns in it only: its line to the guard, a descriptor that ends when it may go on, and the
+    process between.
+
+    It is announced before the process between ends, which makes it the guard's child: the guard never has a child
+    that it was not told of. Raises OSError when it cannot fork.
+    """
+    theirs, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    held, release = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        _close(theirs, own, held, release)
+        raise
+    if pid == 0:
+        _close(line, theirs, release)
+        return own, held, _fork_again(own, held)
+    _close(own, held)
+    _announce(line, theirs)
+    _close(theirs, release)
+    os.waitpid(pid, 0)
+    return None
+
+
+def _announce(line: socket.socket, theirs: socket.socket) -> None:
+    """Tell the guard what the process between says of its child."""
+    theirs.settimeout(_FORK_S)
+    try:
+        answer = theirs.recv(64)
+    except TimeoutError:  # it was killed, and its child holds the line
+        answer = b""
+    if answer.isdigit():
+        theirs.setblocking(True)
+        _say(line, {"standby": int(answer)}, theirs.fileno())
+    else:
+        _say(line, {"fork_failed": answer.decode(errors="replace") or "the intermediate process died"})
+
+
+def _close(*those: socket.socket | int) -> None:
+    for one in those:
+        os.close(one) if isinstance(one, int) else one.close()
+
+
+def _fork_again(own: socket.socket, held: int) -> int:
+    """In the process between: returns its number, in its child only; it ends itself when it may."""
+    between_pid = (
+        os.getpid()
+    )  # asked later, its child might get the guard's, which may have adopted it by then
+    try:
+        pid = os.fork()
+        if pid == 0:
+            return between_pid
+        own.send(b"%d" % pid)
+        os.read(held, 1)
+    except BaseException as error:
+        own.send(str(error).encode(errors="replace")[:64])
+    os._exit(0)
+
+
+def _stand_by(
+    line: socket.socket, held: int, between_pid: int, guard_pid: int, imported: Imported
+) -> PythonProgram:
+    """Wait for the guard's word, then become the worker it names."""
+    os.setsid()
+    os.read(held, 1)
+    os.close(held)
+    _await_adoption(between_pid)
+    linux.set_parent_death_signal(9)
+    if os.getppid() != guard_pid:  # it died before the line above
+        os._exit(127)
+    try:
+        show_as(["elastic-standby"], dict(os.environ))
+        get_ready()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(127)
+    word, fds = _receive(line)
+    doing: list[str] = ["prepare"]
+    try:
+        program = _prepare(line, json.loads(word), fds, imported, doing.append)
+    except BaseException as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+        line.send(f"cannot {doing[-1]}: {reason}".encode(errors="replace")[:4096])
+        os._exit(127)
+    line.close()
+    return program
+
+
+def _await_adoption(between_pid: int) -> None:
+    """The process between is ending; nothing tells when it has, but it takes no millisecond."""
+    ends = time.monotonic() + _FORK_S
+    while os.getppid() == between_pid and time.monotonic() < ends:
+        time.sleep(0.0002)
+
+
+def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
+    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        os._exit(0)
+    fds = array.array("i")
+    for _, _, content in ancillary:
+        fds.frombytes(content)
+    return data, list(fds)
+
+
+def _prepare(
+    line: socket.socket,
+    word: dict[str, Any],
+    fds: list[int],
+    imported: Imported,
+    doing: Callable[[str], None],
+) -> PythonProgram:
+    with open(fds[0], "rb") as file:
+        launch = json.loads(file.read())
+    if word["stderr"]:
+        os.dup2(fds[1], 2)
+        os.close(fds[1])
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        path = launch[name]
+        if path is not None and not (name == "stderr" and word["stderr"]):
+            doing(f"open {path!r}")
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            os.dup2(opened, fd)
+            os.close(opened)
+    if launch["cwd"] is not None:
+        doing(f"enter the directory {launch['cwd']!r}")
+        os.chdir(launch["cwd"])
+    doing(f"start {launch['argv'][0]!r}")
+    _take_signals(launch["ignored"])
+    return become(launch["argv"], launch["env"], imported, lambda: line.send(STARTED))
+
+
+def _take_signals(ignored: list[int]) -> None:
+    """From here on signals are the worker's. What came before was for the job as a whole, and is not."""
+    linux.forget_job_signals()
+    for signum in ignored:
+        if signal.getsignal(signum) == signal.SIG_DFL:  # else a preloaded module handles it
+            signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

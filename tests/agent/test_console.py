@@ -1,0 +1,74 @@
+"""What the person at the terminal is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, sys
+from msgspec.structs import replace
+from elastic_agent.agent.reporting.console import Narrator
+from elastic_agent.logs import configure_logging
+from elastic_agent.protocol.records import RECORD_VERSION, Address, Budget, Phase, Plan, Policy, Seat, World
+
+async def nothing():
+    return ""
+
+async def main():
+    configure_logging("console", "info", sys.stderr)
+    narrator = Narrator("host0:29400", nothing)
+    print(narrator.headline())
+    narrator.disconnected("refused")
+    print(narrator.headline())
+    narrator.connected(False)
+    print(narrator.headline())
+    world = World(3, (Seat("n1", "me", "10.0.0.1", 2, 0),), Address("10.0.0.1", 1234), "n1")
+    sealed = Plan(RECORD_VERSION, 5, Phase.RUNNING, 3, "1 node, 2 workers", Policy(), world=world)
+    narrator.plan(sealed, "me")
+    print(narrator.headline(), narrator.headline(1200), sep="\\n")
+    narrator.plan(replace(sealed, version=6, budget=Budget(progress_s=60.0)), "me")
+    narrator.plan(replace(sealed, version=6, reason="refused: node id n1 is held"), "me")
+    narrator.plan(replace(sealed, version=7, generation=4, world=replace(world, generation=4)), "me")
+    narrator.disconnected("reset")
+    print(narrator.headline(1300))
+    narrator.plan(replace(sealed, version=8, phase=Phase.FORMING, generation=5, world=None), "me")
+    print(narrator.headline())
+    narrator.plan(replace(sealed, version=9, generation=5, world=replace(world, generation=5)), "other")
+    print(narrator.headline())
+    narrator.plan(replace(sealed, version=10, phase=Phase.FINISHED, generation=5, reason="done"), "other")
+    print(narrator.headline())
+    narrator.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True
+    )
+
+
+def test_a_world_is_announced_once_and_news_about_it_as_such(told: subprocess.CompletedProcess[str]) -> None:
+    announced, news, following = [line for line in told.stderr.splitlines() if " generation " in line][:3]
+    assert "generation 3: 1 node, 2 workers; ranks 0-1 here" in announced
+    assert "generation 3 continues: refused: node id n1 is held" in news
+    assert "generation 4: 1 node, 2 workers; ranks 0-1 here" in following
+
+
+def test_one_line_says_how_it_stands(told: subprocess.CompletedProcess[str]) -> None:
+    assert told.stdout.splitlines() == [
+        "connecting to host0:29400",
+        "waiting for the store at host0:29400: refused",
+        "joining the run",
+        "generation 3: 1 node, 2 workers",
+        "generation 3: 1 node, 2 workers, step 1200",
+        "generation 4: 1 node, 2 workers, step 1300; waiting for the store at host0:29400: reset",
+        "forming generation 5",
+        "on standby: generation 5 runs with 1 node (maximum 1)",
+        "the run finished: done",
+    ]

@@ -1,0 +1,151 @@
+"""Whether the job goes back into the queue, and what happens when it should."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.slurm import job
+from elastic_agent.agent.slurm.job import JobEnd, SlurmJob, parse_facts
+from elastic_agent.agent.slurm.requeue import Policy, Stop, decide, requeue
+
+AUTO = Policy("auto", command="", most=100)
+JOB = SlurmJob("4711", requeues=0)
+STOPPED = Stop(saved=True, reason="walltime", chosen=True)
+
+
+@pytest.mark.parametrize("reason", ["walltime", "preempted"])
+def test_a_job_that_had_to_stop_is_requeued_by_the_one_that_was_chosen(reason: str) -> None:
+    decision = decide(AUTO, JOB, replace(STOPPED, reason=reason))
+    assert decision.act
+    assert decision.why == f"requeueing the job ({reason}, requeue 1 of at most 100)"
+    others = decide(AUTO, JOB, replace(STOPPED, reason=reason, chosen=False))
+    assert (others.act, others.why) == (False, "the agent of another node requeues the job")
+
+
+@pytest.mark.parametrize("reason", ["drain", "grow", "operator", ""])
+def test_what_a_person_stopped_stays_stopped(reason: str) -> None:
+    assert not decide(AUTO, JOB, replace(STOPPED, reason=reason)).act
+
+
+def test_what_finished_or_failed_is_not_started_again() -> None:
+    decision = decide(AUTO, JOB, replace(STOPPED, saved=False))
+    assert (decision.act, decision.why) == (False, "")
+
+
+def test_never_means_never() -> None:
+    decision = decide(replace(AUTO, when="never", command="true"), JOB, STOPPED)
+    assert not decision.act
+    assert "--requeue is never" in decision.why
+
+
+def test_outside_slurm_only_a_command_can_do_it() -> None:
+    decision = decide(AUTO, None, STOPPED)
+    assert not decision.act
+    assert "not a Slurm job step" in decision.why
+    assert decide(replace(AUTO, command="true"), None, STOPPED).act
+
+
+@pytest.mark.parametrize(("before", "act"), [(0, True), (2, True), (3, False), (9, False)])
+def test_there_is_a_limit(before: int, act: bool) -> None:
+    decision = decide(replace(AUTO, most=3), replace(JOB, requeues=before), STOPPED)
+    assert decision.act is act
+    assert act or f"requeued {before} times, and --max-requeues is 3" in decision.why
+
+
+def test_a_limit_of_none_forbids_the_first_one() -> None:
+    assert not decide(replace(AUTO, most=0), JOB, STOPPED).act
+
+
+# -- the effect ---------------------------------------------------------------------------------
+
+
+def test_the_sites_command_is_run_by_a_shell(tmp_path: Path) -> None:
+    command = f"echo again >{tmp_path}/note && test -s {tmp_path}/note"
+    done = asyncio.run(requeue(replace(AUTO, command=command), JOB))
+    assert (done.level, done.text) == ("info", f"requeued the job: {command}")
+    assert (tmp_path / "note").read_text() == "again\n"
+
+
+def test_a_command_that_refuses_is_quoted() -> None:
+    done = asyncio.run(requeue(replace(AUTO, command="echo first; echo not today >&2; exit 3"), JOB))
+    assert done.level == "error"
+    assert "failed with exit code 3: not today; its state is saved" in done.text
+
+
+def test_a_command_that_hangs_is_ended_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "REQUEUE_TIMEOUT_S", 0.3)
+    pid_file = tmp_path / "pid"
+    done = asyncio.run(requeue(replace(AUTO, command=f"sleep 60 & echo $! >{pid_file}; wait"), JOB))
+    assert "did not complete within 0.3 s" in done.text
+    with contextlib.suppress(ProcessLookupError):  # it has been collected already
+        sleeper = os.pidfd_open(int(pid_file.read_text()))
+        assert select.select([sleeper], (), (), 10)[0]
+        os.close(sleeper)
+
+
+def test_without_scontrol_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = asyncio.run(requeue(AUTO, JOB))
+    assert done.level == "error"
+    assert "cannot requeue job 4711: cannot start scontrol on this node" in done.text
+    assert "\n" not in done.text
+
+
+def test_without_scontrol_the_jobs_end_is_unknown_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    end = asyncio.run(JOB.end())
+    assert (end.left_s, end.preempted) == (None, False)
+    assert "cannot start scontrol" in end.unknown_because
+    assert asyncio.run(replace(JOB, end_s=1.0).end()) == JobEnd(0.0, False, end.unknown_because)
+
+
+# -- which job ----------------------------------------------------------------------------------
+
+STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0"}
+
+
+@pytest.mark.parametrize("missing", [*STEP])
+def test_outside_a_step_there_is_no_job(missing: str) -> None:
+    assert SlurmJob.from_environment({name: value for name, value in STEP.items() if name != missing}) is None
+
+
+def test_the_first_life_was_never_requeued() -> None:
+    assert SlurmJob.from_environment(STEP) == SlurmJob("4711", 0)
+    again = SlurmJob.from_environment(
+        {**STEP, "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1795265604"}
+    )
+    assert again == SlurmJob("4711", 2, 1795265604.0)
+
+
+def test_one_task_of_a_step_is_the_first() -> None:
+    first, second = (SlurmJob.from_environment({**STEP, "SLURM_PROCID": number}) for number in "01")
+    assert (first, second) == (SlurmJob("4711", 0), SlurmJob("4711", 0, first=False))
+
+
+def test_a_task_of_an_array_is_named_as_one() -> None:
+    array = {**STEP, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "3"}
+    assert SlurmJob.from_environment(array) == SlurmJob("4711_3", 0)
+
+
+def test_of_a_heterogeneous_job_the_leader_is_named() -> None:
+    component = {**STEP, "SLURM_JOB_ID": "4712", "SLURM_JOB_ID_HET_GROUP_0": "4711"}
+    assert SlurmJob.from_environment(component) == SlurmJob("4711", 0)
+
+
+def test_facts_are_those_of_the_first_component_whatever_comes_behind() -> None:
+    text = (
+        "JobId=4 HetJobId=4 JobName=a Restarts=1 EndTime=1795265604 PreemptTime=None Comment=x EndTime=7\n"
+        "JobId=5 HetJobId=4 JobName=a Restarts=0 EndTime=9 PreemptTime=9\n"
+    )
+    assert parse_facts(text) == {"Restarts": "1", "EndTime": "1795265604", "PreemptTime": "None"}

@@ -1,0 +1,199 @@
+"""What systemd hears of an agent, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent.reporting.systemd import (
+    ANSWER_S,
+    LOOK_EVERY_AT_START_S,
+    LOOK_EVERY_S,
+    Service,
+    Standing,
+)
+from elastic_agent.sd_notify import ServiceManager, status
+
+DIALLING = Standing("connecting to host0:29400", registered=False, runs=False)
+WAITING = Standing("waiting for 1 more node (at least 2 required)", registered=True, runs=False)
+RUNNING = Standing("generation 1: 2 nodes, 4 workers", registered=True, runs=True)
+PATIENCE_S = 10.0
+
+
+class Manager:
+    """A socket as systemd has one, and what came there."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        self._socket.setblocking(False)
+        self.heard: list[str] = []
+
+    def hear(self) -> list[str]:
+        """All lines so far, and whatever came since."""
+        try:
+            while True:
+                self.heard += self._socket.recv(4096).decode().splitlines()
+        except BlockingIOError:
+            return self.heard
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    with closing(Manager(str(tmp_path / "notify"))) as manager:
+        yield manager
+
+
+class Agent:
+    """Stands as it is told to."""
+
+    def __init__(self, manager: Manager, watchdog_s: float | None = None) -> None:
+        self.standing = DIALLING
+        self.service = Service(ServiceManager(manager.address, watchdog_s), lambda: self.standing)
+        self._manager = manager
+
+    async def until(self, line: str) -> float:
+        """Wait for this line; how long that took."""
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        while line not in self._manager.hear():
+            assert loop.time() - start_s < PATIENCE_S, f"{line} in {self._manager.heard}"
+            await asyncio.sleep(0.01)
+        return loop.time() - start_s
+
+
+def test_it_is_up_when_workers_run_and_not_before(manager: Manager) -> None:
+    async def story() -> None:
+        agent = Agent(manager)
+        agent.service.start()
+        await agent.until("STATUS=connecting to host0:29400")
+        await asyncio.sleep(2 * ANSWER_S)
+        assert "READY=1" not in manager.hear()
+        agent.standing = RUNNING
+        await agent.until("READY=1")
+        assert "STATUS=generation 1: 2 nodes, 4 workers" in manager.heard
+
+    asyncio.run(story())
+    assert manager.heard.count("STATUS=connecting to host0:29400") == 1
+    assert [line for line in manager.heard if line.startswith("WATCHDOG")] == []
+
+
+def test_what_systemd_had_no_time_to_take_is_said_again(manager: Manager) -> None:
+    async def story() -> None:
+        agent = Agent(manager)
+        agent.standing = RUNNING
+        sent = 0
+        while ServiceManager(manager.address).notify(f"NUMBER={sent}"):
+            sent += 1
+        agent.service.start()
+        await asyncio.sleep(2 * LOOK_EVERY_AT_START_S)
+        assert "READY=1" not in manager.hear()
+        await agent.until("READY=1")
+        assert "STATUS=generation 1: 2 nodes, 4 workers" in manager.heard
+
+    asyncio.run(story())
+
+
+def test_a_status_is_one_line_of_whatever_text(manager: Manager) -> None:
+    ServiceManager(manager.address).notify(status("/data/\udcff\nREADY=1 \x1b[2J \u202e"))
+    assert manager.hear() == ["STATUS=/data/\\udcff READY=1 \\x1b[2J \\u202e"]
+
+
+def test_it_is_up_when_it_waits_for_others_and_was_not_refused_at_once(manager: Manager) -> None:
+    async def story() -> None:
+        agent = Agent(manager)
+        agent.standing = WAITING
+        agent.service.start()
+        assert await agent.until("READY=1") >= ANSWER_S
+
+    asyncio.run(story())
+
+
+def test_more_time_is_asked_for_while_it_dials_and_while_it_stops_but_not_while_it_hosts_on(
+    manager: Manager,
+) -> None:
+    more = "EXTEND_TIMEOUT_USEC=60000000"
+
+    async def story() -> None:
+        agent = Agent(manager)
+        agent.service.start()
+        await agent.until(more)
+        agent.standing = RUNNING
+        await agent.until("READY=1")
+        manager.heard.clear()
+        agent.service.stopping("SIGTERM received")
+        await agent.until("STATUS=SIGTERM received: generation 1: 2 nodes, 4 workers")
+        assert {"STOPPING=1", more} <= {*manager.heard}
+
+        manager.heard.clear()
+        host = Agent(manager)
+        host.standing = replace(RUNNING, hosting_on=True)
+        host.service.stopping("SIGTERM received")
+        await host.until("STOPPING=1")
+        assert more not in manager.hear()
+
+    asyncio.run(story())
+
+
+def test_a_loop_that_hangs_gives_no_sign_of_life(manager: Manager) -> None:
+    async def story() -> None:
+        agent = Agent(manager, watchdog_s=2 * LOOK_EVERY_S)
+        agent.standing = RUNNING
+        agent.service.start()
+        await agent.until("WATCHDOG=1")
+        manager.heard.clear()
+        await agent.until("WATCHDOG=1")
+        manager.heard.clear()
+        time.sleep(3 * LOOK_EVERY_S)  # the hang
+        assert manager.hear() == []
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("in_order", "lines"), [(True, ["READY=1"]), (False, [])])
+def test_an_agent_that_ends_well_before_it_was_up_was_up(
+    manager: Manager, in_order: bool, lines: list[str]
+) -> None:
+    Agent(manager).service.ended("finished: every worker\nsucceeded", in_order=in_order)
+    assert manager.hear() == [*lines, "STOPPING=1", "STATUS=finished: every worker succeeded"]
+
+
+def test_without_systemd_nothing_is_done() -> None:
+    async def story() -> None:
+        service = Service(ServiceManager(), lambda: pytest.fail("nobody wants to know"))
+        service.start()
+        service.ended("finished", in_order=True)
+
+    asyncio.run(story())
+
+
+def test_what_systemd_gave_is_for_this_process_alone() -> None:
+    given = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
+    assert ServiceManager.taken_from(given) == ServiceManager("@x", 3.0)
+    assert given == {"HOME": "/"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"},
+        {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "0"},
+        {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "soon"},
+        {"NOTIFY_SOCKET": "/run/x"},
+    ],
+    ids=str,
+)
+def test_a_watchdog_that_is_not_ours_is_left_alone(given: dict[str, str]) -> None:
+    assert ServiceManager.taken_from(given) == ServiceManager("/run/x", None)

@@ -1,0 +1,315 @@
+"""A store that serves run after run: what it keeps of them, in memory and on disk."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.protocol.records import (
+    RECORD_VERSION,
+    Address,
+    History,
+    Lease,
+    Member,
+    Phase,
+    Plan,
+    State,
+    World,
+)
+from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread
+from elastic_agent.rendezvous.run_history import KEPT_SETTLED, KEPT_UNNAMED, RunMemory
+from elastic_agent.transport import c10d
+from elastic_agent.transport.base import StoreLostError
+from elastic_agent.values import Endpoint
+from tests.ports import free_port
+
+from .support import PATIENCE_S, policy
+
+RULES = policy(1, 1, lease_s=PATIENCE_S)
+_numbers = itertools.count()
+
+
+class Served:
+    """A store and its coordinator in this process."""
+
+    def __init__(self, state_dir: Path, keep_over_s: float) -> None:
+        self.endpoint = Endpoint("127.0.0.1", free_port())
+        host = c10d.find_or_host(self.endpoint, 5.0)
+        assert host is not None
+        self.host = host
+        self.ended: list[str] = []
+        self.coordinator = CoordinatorThread(
+            host.inbox(),
+            host.coordinator_link,
+            RunMemory(state_dir),
+            on_plan=self._on_plan,
+            keep_over_s=keep_over_s,
+        )
+        self.coordinator.start()
+        self._counter, _, _ = c10d.open_store(self.endpoint, 5.0)
+
+    def _on_plan(self, run_id: str, plan: Plan) -> None:
+        if plan.is_terminal:
+            self.ended.append(run_id)
+
+    @property
+    def keys(self) -> int:
+        """How many keys the store has."""
+        return int(self._counter._store.num_keys())
+
+    @property
+    def looked_after(self) -> set[str]:
+        """Runs that the coordinator has in mind."""
+        return {*self.coordinator._coordinated}
+
+    def close(self) -> None:
+        self.coordinator.stop()
+        self.host.close()
+        self.coordinator.join(PATIENCE_S)
+        assert not self.coordinator.is_alive()
+
+
+@contextmanager
+def served(state_dir: Path, keep_over_s: float = 0.0) -> Iterator[Served]:
+    store = Served(state_dir, keep_over_s)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+class QuickNode:
+    """A node of one slot without workers, on one link."""
+
+    def __init__(self, store: Served, run_id: str, lease_s: float = PATIENCE_S) -> None:
+        self.name = f"i{next(_numbers)}"
+        self.link = c10d.dial(store.endpoint, run_id, 5.0)
+        self.lease_s = lease_s
+        self.member = Member(RECORD_VERSION, "n", self.name, "127.0.0.1", 1, State.READY, 0, RULES)
+        self.plan: Plan | None = None
+
+    def register(self) -> None:
+        assert self.link.register(self.member, Lease(self.name, self.lease_s)) is not None
+
+    def hear(self) -> Plan:
+        """The next plan."""
+        plan = self.link.next_plan(self.plan.version if self.plan is not None else 0, PATIENCE_S)
+        assert plan is not None
+        self.plan = plan
+        return plan
+
+    def say(self, state: State, generation: int) -> None:
+        bootstrap = Address("127.0.0.1", 4000) if state is State.READY else None
+        said = {"state": state, "generation": generation, "bootstrap": bootstrap}
+        self.link.write(Member(**{**{f: getattr(self.member, f) for f in Member.__struct_fields__}, **said}))
+
+    def run(self) -> World:
+        """From the first plan to the verdict; the world that it was."""
+        self.register()
+        world = self.train()
+        assert self.hear().phase is Phase.FINISHED
+        self.say(State.LEFT, world.generation)
+        return world
+
+    def train(self) -> World:
+        """Until it has succeeded."""
+        while (plan := self.hear()).phase is not Phase.RUNNING:
+            assert plan.phase is Phase.FORMING
+            self.say(State.READY, plan.generation)
+        assert plan.world is not None
+        self.say(State.RUNNING, plan.generation)
+        self.say(State.SUCCEEDED, plan.generation)
+        return plan.world
+
+
+def removed(store: Served, run_id: str) -> None:
+    """Wait until nothing is kept of the run. Other runs come and go meanwhile, as they do."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while run_id in store.looked_after:
+        assert time.monotonic() < deadline_s, f"{run_id} is kept"
+        QuickNode(store, f"other-{next(_numbers)}").run()
+
+
+# -- in the store ------------------------------------------------------------------------------------
+
+
+def test_hundreds_of_runs_leave_nothing_in_the_store(tmp_path: Path) -> None:
+    with served(tmp_path) as store:
+        before = store.keys
+        most_keys = most_runs = 0
+
+        def job(number: int) -> tuple[int, int]:
+            fingerprint = f"job-{number}"
+            run_id = c10d.agree_run_id(store.endpoint, fingerprint, f"run-{number}", 5.0)
+            node = QuickNode(store, run_id)
+            node.run()
+            if number % 2:  # the others were killed before they could
+                c10d.release_run_id(store.endpoint, fingerprint, run_id, 5.0)
+            node.link.close()
+            return store.keys, len(store.looked_after)
+
+        with ThreadPoolExecutor(4) as pool:
+            for keys, runs in pool.map(job, range(300)):
+                most_keys, most_runs = max(most_keys, keys), max(most_runs, runs)
+        removed(store, "run-299")
+        last = QuickNode(store, "last")
+        last.run()
+        removed(store, "last")
+        assert len({*store.ended}) >= 301, "every run had its verdict"
+        print(
+            f"300 runs: at most {most_keys} keys, {most_runs} runs in mind; {store.keys - before} in the end"
+        )
+        assert most_keys < 300
+        assert most_runs < 30
+        assert store.keys - before < 40, "those of runs that ended just now, at most"
+        assert len(store.coordinator._inbox.runs()) < 5
+
+
+def test_a_long_run_is_removed_with_all_its_generations(tmp_path: Path) -> None:
+    with served(tmp_path) as store:
+        before = store.keys
+        node = QuickNode(store, "long")
+        node.register()
+        for _ in range(30):
+            while (plan := node.hear()).phase is not Phase.RUNNING:
+                node.say(State.READY, plan.generation)
+            node.say(State.RUNNING, plan.generation)
+            node.say(State.READY, plan.generation + 1)  # it dropped out
+        kept = store.keys - before
+        node.train()
+        assert node.hear().phase is Phase.FINISHED
+        node.say(State.LEFT, 32)
+        removed(store, "long")
+        assert kept > 60
+        assert store.keys - before < 40
+
+
+def test_nobody_of_a_run_that_is_kept_is_told_anything_but_its_verdict(tmp_path: Path) -> None:
+    with served(tmp_path, keep_over_s=600.0) as store:
+        QuickNode(store, "run").run()
+        late = QuickNode(store, "run")
+        late.register()
+        plan = late.hear()
+        assert (plan.phase, plan.generation) == (Phase.FINISHED, 1)
+
+
+def test_a_run_stays_as_long_as_somebody_of_it_lives(tmp_path: Path) -> None:
+    """It may be slow to stop its workers: the verdict is there for it, and its records too."""
+    with served(tmp_path) as store:
+        node = QuickNode(store, "run")
+        node.register()
+        node.train()
+        assert node.hear().phase is Phase.FINISHED
+        for _ in range(3):
+            QuickNode(store, f"other-{next(_numbers)}").run()
+        assert "run" in store.looked_after
+        again = c10d.dial(store.endpoint, "run", 5.0)
+        assert again.store_id == node.link.store_id
+        verdict = again.read_plan()
+        assert verdict is not None
+        assert verdict.phase is Phase.FINISHED
+        node.say(State.LEFT, 1)
+        removed(store, "run")
+
+
+def test_who_comes_after_a_run_was_removed_begins_another_one_above_it(tmp_path: Path) -> None:
+    with served(tmp_path) as store:
+        worlds = []
+        for _ in range(3):
+            worlds.append(QuickNode(store, "run").run())
+            removed(store, "run")
+        assert [world.generation for world in worlds] == [1, 2, 3]
+
+
+def test_who_slept_through_the_removal_notices_and_dials_anew(tmp_path: Path) -> None:
+    """Its plan versions are those of the earlier run: it would wait for ever for a higher one."""
+    with served(tmp_path) as store:
+        sleeper = QuickNode(store, "run")
+        QuickNode(store, "run").run()
+        assert sleeper.hear().phase is Phase.FINISHED
+        removed(store, "run")
+        with pytest.raises(StoreLostError, match="removed the earlier run"):
+            sleeper.register()
+        before = sleeper.link.store_id
+        sleeper.link, sleeper.plan = c10d.dial(store.endpoint, "run", 5.0), None
+        assert sleeper.link.store_id != before, "for the node it is another store"
+        assert sleeper.run().generation == 2
+
+
+def test_a_run_whose_nodes_vanished_ends_and_is_removed(tmp_path: Path) -> None:
+    with served(tmp_path) as store:
+        rules = policy(1, 1, lease_s=0.5, join_s=0.5)
+        node = QuickNode(store, "abandoned", lease_s=0.5)
+        node.member = Member(RECORD_VERSION, "n", node.name, "127.0.0.1", 1, State.READY, 0, rules)
+        node.register()
+        node.hear()
+        node.link.close()
+        removed(store, "abandoned")
+        assert "abandoned" in store.ended
+
+
+def test_a_job_that_was_agreed_anew_keeps_its_name(tmp_path: Path) -> None:
+    with served(tmp_path) as store:
+        first = c10d.agree_run_id(store.endpoint, "job", "first", 5.0)
+        QuickNode(store, first).run()
+        c10d.release_run_id(store.endpoint, "job", "first", 5.0)
+        assert c10d.agree_run_id(store.endpoint, "job", "second", 5.0) == "second"
+        removed(store, "first")
+        assert c10d.agree_run_id(store.endpoint, "job", "third", 5.0) == "second"
+
+
+# -- on disk -----------------------------------------------------------------------------------------
+
+
+def test_the_disk_keeps_the_newest_of_the_settled_runs_and_every_other_run(tmp_path: Path) -> None:
+    memory = RunMemory(tmp_path)
+    for number in range(5):
+        memory.save(f"open-{number}", History(3))
+        memory.save(f"unheard-{number}", History(3, verdict=Phase.FINISHED))
+    for number in range(KEPT_SETTLED + 50):
+        run_id = f"settled-{number}"
+        memory.save(run_id, History(3, verdict=Phase.FINISHED))
+        memory.settle(run_id)
+        for path in (tmp_path / "runs" / f"{run_id}.run").iterdir():
+            os.utime(path, (number, number))  # the clock is coarser than this loop
+    left = {path.name.removesuffix(".run") for path in (tmp_path / "runs").iterdir()}
+    assert {f"{kind}-{number}" for kind in ("open", "unheard") for number in range(5)} <= left
+    settled = {name for name in left if name.startswith("settled")}
+    assert settled == {f"settled-{number}" for number in range(50, KEPT_SETTLED + 50)}
+
+
+def test_of_unnamed_runs_that_were_killed_the_disk_keeps_the_newest(tmp_path: Path) -> None:
+    going_on, elsewhere = "run-ffffffff", "run-eeeeeeee"
+    own = RunMemory(tmp_path)
+    own.save(going_on, History(3))
+    (tmp_path / "nodes" / elsewhere).mkdir(parents=True)
+    for number in range(KEPT_UNNAMED + 5):
+        run_id = f"run-{number:08x}"
+        RunMemory(tmp_path).save(run_id, History(3))  # by an agent of its own, which was killed then
+        os.utime(*(tmp_path / "runs" / f"{run_id}.run").iterdir(), (number, number))
+    RunMemory(tmp_path).save(elsewhere, History(3))
+    RunMemory(tmp_path).save("named", History(3))
+    for path in (tmp_path / "runs").glob("*.run/*"):
+        if path.parent.stem in (going_on, elsewhere, "named"):
+            os.utime(path, (0, 0))  # longer ago than all others
+    own.save("run-newest", History(3))
+    left = {path.name.removesuffix(".run") for path in (tmp_path / "runs").iterdir()}
+    assert left - {f"run-{number:08x}" for number in range(5, KEPT_UNNAMED + 5)} == {
+        *(going_on, elsewhere, "named", "run-newest")
+    }
+
+
+def test_a_run_that_begins_again_is_not_forgotten(tmp_path: Path) -> None:
+    memory = RunMemory(tmp_path)
+    memory.save("again", History(3, verdict=Phase.FINISHED, settled=True))
+    memory.save("again", History(4))
+    for number in range(KEPT_SETTLED + 10):
+        memory.save(f"settled-{number}", History(3, verdict=Phase.FAILED, settled=True))
+    assert memory.load("again") == History(4)

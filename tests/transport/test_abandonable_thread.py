@@ -1,0 +1,57 @@
+"""A thread that can be left behind."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from elastic_agent.transport.abandonable_thread import Lane
+
+PATIENCE_S = 20.0
+
+
+def test_calls_are_made_one_after_the_other() -> None:
+    lane = Lane("lane")
+    done: list[int] = []
+    futures = [lane.submit(lambda i=i: done.append(i)) for i in range(100)]
+    futures[-1].result(PATIENCE_S)
+    assert done == list(range(100))
+    lane.abandon()
+
+
+def test_an_exception_is_the_callers() -> None:
+    lane = Lane("lane")
+    with pytest.raises(ZeroDivisionError):
+        lane.submit(lambda: 1 // 0).result(PATIENCE_S)
+    assert lane.submit(lambda: 1).result(PATIENCE_S) == 1
+    lane.abandon()
+
+
+def test_an_abandoned_lane_starts_nothing_more_and_its_thread_ends_with_its_call() -> None:
+    lane = Lane("left-behind")
+    begun, go_on = threading.Event(), threading.Event()
+    started: list[str] = []
+
+    def stuck() -> str:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        return "late"
+
+    first = lane.submit(stuck)
+    queued = lane.submit(lambda: started.append("queued"))
+    assert begun.wait(PATIENCE_S)
+    thread = next(one for one in threading.enumerate() if one.name == "left-behind")
+    lane.abandon()
+    after = lane.submit(lambda: started.append("after"))
+    assert not first.done()
+    with pytest.raises(CancelledError):
+        after.result(PATIENCE_S)
+    go_on.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    with pytest.raises(CancelledError):
+        queued.result(PATIENCE_S)
+    assert started == []
+    assert first.result(0) == "late"

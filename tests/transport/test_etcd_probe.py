@@ -1,0 +1,283 @@
+"""Who is at the endpoint, and what is said of whoever is no etcd that takes us: TLS, certificates, other programs."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import trustme
+
+from elastic_agent.rendezvous.backends.etcd.backend import Members
+from elastic_agent.transport.base import NotAStoreError, TransportError, UnreachableError
+from elastic_agent.transport.etcd.api import grpc
+from elastic_agent.values import Endpoint, EtcdAccess
+from tests.etcd import EtcdCluster
+
+from .etcd_scene import endpoint_of, etcd_scene
+from .support import PATIENCE_S, C10dScene, plan
+
+PREFIX = "/tests/greeting"
+
+
+@dataclass
+class Papers:
+    """Certificates and keys as files."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.ours, self.foreign = trustme.CA(), trustme.CA()
+        self.ours.cert_pem.write_to_path(str(self.folder / "ca.pem"))
+        self.foreign.cert_pem.write_to_path(str(self.folder / "foreign-ca.pem"))
+        long_ago = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+        a_day = datetime.timedelta(days=1)
+        self._write("server", self.ours.issue_cert("localhost", "127.0.0.1", "::1"))
+        self._write("elsewhere", self.ours.issue_cert("etcd.example", "192.0.2.1"))
+        self._write(
+            "expired",
+            self.ours.issue_cert("localhost", not_before=long_ago, not_after=long_ago + a_day),
+        )
+        self._write("client", self.ours.issue_cert("a@example.org", common_name="client"))
+        self._write("stranger", self.foreign.issue_cert("b@example.org"))
+
+    def _write(self, name: str, cert: trustme.LeafCert) -> None:
+        cert.private_key_pem.write_to_path(str(self.folder / f"{name}.key"))
+        cert.cert_chain_pems[0].write_to_path(str(self.folder / f"{name}.pem"))
+
+    def server(self, name: str, *, asks: bool = False) -> list[str]:
+        """Options of an etcd that shows this certificate, and maybe asks for one."""
+        shows = ["--cert-file", f"{self.folder}/{name}.pem", "--key-file", f"{self.folder}/{name}.key"]
+        asks_for = ["--client-cert-auth", "--trusted-ca-file", f"{self.folder}/ca.pem"]
+        return shows + asks_for if asks else shows
+
+    def access(self, client: str = "", ca: str = "ca.pem", key: str = "") -> EtcdAccess:
+        return EtcdAccess(
+            PREFIX,
+            self.folder / ca,
+            self.folder / f"{client}.pem" if client else None,
+            self.folder / f"{key or client}.key" if client else None,
+        )
+
+    @contextlib.contextmanager
+    def etcd(self, name: str = "server", *, asks: bool = False) -> Iterator[EtcdCluster]:
+        shown = ("--cert", f"{self.folder}/client.pem", "--key", f"{self.folder}/client.key")
+        ctl = ("--insecure-skip-tls-verify", "--cacert", f"{self.folder}/ca.pem", *shown)
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        hosts = ("127.0.0.1", "[::1]")
+        with EtcdCluster(folder, 1, self.server(name, asks=asks), "https", ctl, hosts) as cluster:
+            yield cluster
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    return Papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def tls_etcd(papers: Papers) -> Iterator[EtcdCluster]:
+    with papers.etcd() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def mutual_etcd(papers: Papers) -> Iterator[EtcdCluster]:
+    with papers.etcd(asks=True) as cluster:
+        yield cluster
+
+
+def answer(endpoint: Endpoint, access: EtcdAccess) -> tuple[type[Exception], str]:
+    """How the dialling ends."""
+    with pytest.raises(TransportError) as caught:
+        Members(endpoint, access).dial()
+    text = str(caught.value)
+    assert text.isprintable(), "one line"
+    assert len(text) < 300
+    return type(caught.value), text
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
+def test_names_and_addresses_that_the_certificate_has(
+    tls_etcd: EtcdCluster, papers: Papers, host: str
+) -> None:
+    client, _ = Members(Endpoint(host, tls_etcd.members[0].client_port), papers.access()).dial()
+    client.close()
+
+
+def test_both_sides_show_certificates(mutual_etcd: EtcdCluster, papers: Papers) -> None:
+    with etcd_scene(mutual_etcd, papers.access("client")) as scene:
+        node = scene.joined("a")
+        assert scene.coordinator().publish(plan(1))
+        assert node.next_plan(0, PATIENCE_S) == plan(1)
+
+
+@pytest.mark.parametrize(
+    ("client", "said"),
+    [
+        ("", "requires a client certificate; give --etcd-cert"),
+        ("stranger", "rejects the client certificate .*stranger.pem"),
+    ],
+)
+def test_etcd_does_not_take_our_certificate(
+    mutual_etcd: EtcdCluster, papers: Papers, client: str, said: str
+) -> None:
+    kind, text = answer(endpoint_of(mutual_etcd), papers.access(client))
+    assert kind is NotAStoreError
+    assert re.search(said, text)
+
+
+@pytest.mark.parametrize(
+    ("ca", "client", "key", "said"),
+    [
+        ("foreign-ca.pem", "", "", "is not trusted by .*foreign-ca.pem"),
+        ("none.pem", "", "", "none.pem: no such file or directory; expected trusted CA certificates"),
+        ("server.key", "", "", "server.key: no certificate .*expected trusted CA certificates"),
+        ("ca.pem", "client", "stranger", "key values mismatch; expected a certificate and its key"),
+        ("ca.pem", "none", "", "no such file or directory; expected a certificate and its key"),
+    ],
+)
+def test_wrong_files_are_named(
+    tls_etcd: EtcdCluster, papers: Papers, ca: str, client: str, key: str, said: str
+) -> None:
+    kind, text = answer(endpoint_of(tls_etcd), papers.access(client, ca, key))
+    assert kind is NotAStoreError
+    assert re.search(said, text)
+
+
+@pytest.mark.parametrize(
+    ("shown", "host", "said"),
+    [
+        ("expired", "localhost", "has expired; renew it"),
+        ("elsewhere", "localhost", "is not valid for localhost; connect by a name"),
+        ("elsewhere", "127.0.0.1", "is not valid for 127.0.0.1; connect by a name"),
+    ],
+)
+def test_a_wrong_certificate_is_not_taken(papers: Papers, shown: str, host: str, said: str) -> None:
+    with papers.etcd(shown) as cluster:
+        kind, text = answer(Endpoint(host, cluster.members[0].client_port), papers.access())
+    assert kind is NotAStoreError
+    assert said in text
+
+
+def test_without_tls_at_an_etcd_that_wants_it(tls_etcd: EtcdCluster) -> None:
+    kind, text = answer(endpoint_of(tls_etcd), EtcdAccess(PREFIX))
+    assert kind is NotAStoreError
+    assert "requires TLS; give the trusted CA certificates as --etcd-ca" in text
+
+
+def test_with_tls_at_an_etcd_that_has_none(shared_etcd: EtcdCluster, papers: Papers) -> None:
+    kind, text = answer(endpoint_of(shared_etcd), papers.access())
+    assert kind is NotAStoreError
+    assert "does not use TLS; remove --etcd-ca" in text
+
+
+def test_a_login_over_tls_by_password_or_by_the_name_in_our_certificate(papers: Papers) -> None:
+    with papers.etcd(asks=True) as cluster:
+        cluster.ctl("role", "add", "trainer")
+        cluster.ctl("role", "grant-permission", "trainer", "--prefix=true", "readwrite", PREFIX)
+        for name in ("client", "by-password"):
+            cluster.ctl("user", "add", name, "--new-user-password", "password")
+            cluster.ctl("user", "grant-role", name, "trainer")
+        cluster.enable_auth()
+        by_name = papers.access("client")
+        for access in (by_name, replace(by_name, user="by-password", password="password")):
+            with etcd_scene(cluster, access) as scene:
+                scene.joined("a")
+                assert scene.term().wait(0.01) == []
+        kind, text = answer(endpoint_of(cluster), replace(by_name, user="client", password="wrong"))
+        assert kind is NotAStoreError
+        assert "rejects user 'client'" in text
+
+
+# -- other programs -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def program(talk: Callable[[socket.socket], object]) -> Iterator[Endpoint]:
+    """A server that says what ``talk`` says on each connection, then closes it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = listener.accept()
+                with sock, contextlib.suppress(OSError):
+                    talk(sock)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield Endpoint("127.0.0.1", listener.getsockname()[1])
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def _http(sock: socket.socket) -> None:
+    sock.recv(1000)
+    sock.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def _ssh(sock: socket.socket) -> None:
+    sock.sendall(b"SSH-2.0-OpenSSH_9.2p1\r\n")
+    sock.recv(1000)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize(("talk", "said"), [(_http, "HTTP/1.1 400"), (_ssh, "SSH-2.0")])
+def test_another_program_is_quoted(
+    papers: Papers, talk: Callable[[socket.socket], None], said: str, tls: bool
+) -> None:
+    with program(talk) as endpoint:
+        kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
+    assert kind is NotAStoreError
+    assert f"is not etcd (it answered b'{said}" in text
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_one_that_hangs_up_may_be_etcd_next_time(papers: Papers, tls: bool) -> None:
+    with program(lambda sock: None) as endpoint:
+        kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
+    assert kind is UnreachableError
+    assert "closed the connection without an answer" in text
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_one_that_says_nothing_costs_a_second(papers: Papers, tls: bool) -> None:
+    over = threading.Event()
+    with program(lambda sock: over.wait(PATIENCE_S)) as endpoint:
+        kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
+        over.set()
+    assert kind is UnreachableError
+    assert "did not answer within 1 s (etcd is frozen or overloaded, or another program" in text
+
+
+def test_a_c10d_store_is_recognised(c10d_scene: C10dScene) -> None:
+    kind, text = answer(c10d_scene.endpoint, EtcdAccess(PREFIX))
+    assert kind is NotAStoreError
+    assert "is a c10d store, not etcd" in text
+
+
+def test_another_service_behind_grpc() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    kind, text = answer(Endpoint("127.0.0.1", port), EtcdAccess(PREFIX))
+    server.stop(None).wait()
+    assert kind is NotAStoreError
+    assert "is a gRPC server but does not support the etcd v3 API" in text
+
+
+def test_nobody_there() -> None:
+    kind, text = answer(Endpoint("127.0.0.1", 1), EtcdAccess(PREFIX))
+    assert kind is UnreachableError
+    assert "connection refused" in text

@@ -1,0 +1,296 @@
+"""What killed workers leave in /dev/shm goes, and nothing else: with real files and real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.workers.cleanup.shm_cleanup import _NAMES, Held, SharedMemorySweep
+from tests.processes import name_of
+
+SHM = Path("/dev/shm")
+
+HOLDER = """
+import os, sys
+name = sys.argv[1].replace("PID", str(os.getpid()))
+held = open(f"/dev/shm/{name}", "x+b")
+held.write(b"tensor")
+held.flush()
+if "mapped" in sys.argv:
+    import mmap
+    memory = mmap.mmap(held.fileno(), 6)
+if "mapped" in sys.argv or "closed" in sys.argv:
+    held.close()
+print(name, flush=True)
+sys.stdin.read()
+"""
+
+
+class Holder:
+    """A process that makes a file and keeps it open, mapped or closed."""
+
+    def __init__(self, name: str, how: str = "open") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", HOLDER, name, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        self.path = SHM / self.process.stdout.readline().decode().strip()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+MakeHolder = Callable[..., Holder]
+
+
+@pytest.fixture
+def hold() -> Iterator[MakeHolder]:
+    """Starts holders; what they made is gone in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(name: str, how: str = "open") -> Holder:
+            holder = Holder(name, how)
+            stack.callback(holder.path.unlink, missing_ok=True)
+            stack.callback(holder.kill)
+            return holder
+
+        yield make
+
+
+def psm() -> str:
+    return f"psm_{secrets.token_hex(4)}"
+
+
+# --- what goes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["open", "mapped"])
+@pytest.mark.parametrize(
+    "name", ["psm_{}", "sem.mp-{}", "cuda.shm.0.{}.1", "sem.loky-PID-{}", "torch_PID_7_0"]
+)
+def test_what_the_generation_was_seen_to_hold_is_removed(hold: MakeHolder, name: str, how: str) -> None:
+    sweep = SharedMemorySweep(trust_pids=False)
+    worker = hold(name.format(secrets.token_hex(4)), how)
+    sweep.note([worker.pid])
+    worker.kill()
+    assert sweep.candidates() == [worker.path.name]
+    report = sweep.sweep()
+    assert report.removed == (worker.path.name,)
+    assert not worker.path.exists()
+
+
+@pytest.mark.parametrize("name", ["torch_PID_123_0", "__KMP_REGISTERED_LIB_PID_0", "sem.loky-PID-abcdefg_"])
+def test_what_has_the_number_of_a_dead_worker_in_its_name_is_removed(hold: MakeHolder, name: str) -> None:
+    sweep = SharedMemorySweep(trust_pids=True)
+    worker = hold(name, "closed")
+    sweep.belong([worker.pid])
+    worker.kill()
+    assert sweep.sweep().removed == (worker.path.name,)
+    assert not worker.path.exists()
+
+
+# --- what stays -----------------------------------------------------------------------------------
+
+
+def left_alone(sweep: SharedMemorySweep, path: Path) -> bool:
+    report = sweep.sweep()
+    return path.exists() and report.removed == report.held == report.unknown == ()
+
+
+def test_what_was_there_before_stays(hold: MakeHolder) -> None:
+    worker = hold("torch_PID_123_0")
+    sweep = SharedMemorySweep(trust_pids=True)
+    sweep.note([worker.pid])
+    worker.kill()
+    assert left_alone(sweep, worker.path)
+
+
+def test_what_nobody_was_seen_to_hold_stays(hold: MakeHolder) -> None:
+    """Somebody else's, made, closed and to be attached to again."""
+    sweep = SharedMemorySweep(trust_pids=True)
+    stranger = hold(psm(), "closed")
+    sweep.note([os.getpid()])
+    assert left_alone(sweep, stranger.path)
+    stranger.kill()
+    assert left_alone(sweep, stranger.path)
+
+
+def test_the_files_of_another_runs_dead_process_stay(hold: MakeHolder) -> None:
+    """A tensor may be on its way between two others."""
+    sweep = SharedMemorySweep(trust_pids=True)
+    stranger = hold("torch_PID_123_0", "closed")
+    stranger.kill()
+    assert left_alone(sweep, stranger.path)
+
+
+def test_in_a_container_numbers_in_names_mean_nothing(hold: MakeHolder) -> None:
+    sweep = SharedMemorySweep(trust_pids=False)
+    worker = hold("torch_PID_123_0", "closed")
+    sweep.note([worker.pid])
+    worker.kill()
+    assert left_alone(sweep, worker.path)
+
+
+def test_a_number_that_was_given_again_protects(hold: MakeHolder) -> None:
+    sweep = SharedMemorySweep(trust_pids=True)
+    again = hold("torch_PID_123_0", "closed")
+    sweep.belong([again.pid])  # a worker had it before
+    assert left_alone(sweep, again.path)
+
+
+ATTACH = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+def attached(path: Path) -> subprocess.Popen[bytes]:
+    """A worker that opens what another process has made."""
+    worker = subprocess.Popen(
+        [sys.executable, "-S", "-c", ATTACH, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    return worker
+
+
+def test_what_a_stranger_made_and_a_worker_attached_later_stays(hold: MakeHolder) -> None:
+    """The stranger has closed it, and lives; the worker is the only process that holds it."""
+    sweep = SharedMemorySweep(trust_pids=True)
+    stranger = hold(psm(), "closed")
+    assert sweep.has_unseen
+    sweep.note([])
+    worker = attached(stranger.path)
+    sweep.note([worker.pid])
+    worker.kill()
+    worker.communicate()
+    assert left_alone(sweep, stranger.path)
+
+
+def test_what_a_stranger_held_when_it_was_seen_first_stays_when_it_lets_go(hold: MakeHolder) -> None:
+    sweep = SharedMemorySweep(trust_pids=True)
+    stranger = hold(psm())
+    worker = attached(stranger.path)
+    sweep.note([worker.pid])
+    for process in (stranger.process, worker):
+        process.kill()
+        process.communicate()
+    assert left_alone(sweep, stranger.path)
+
+
+@pytest.mark.parametrize("how", ["open", "mapped"])
+def test_what_a_stranger_holds_now_stays_and_the_stranger_is_named(hold: MakeHolder, how: str) -> None:
+    sweep = SharedMemorySweep(trust_pids=True)
+    worker = hold(psm(), how)
+    sweep.note([worker.pid])
+    stranger = attached(worker.path)
+    worker.kill()
+    report = sweep.sweep()
+    held = Held(worker.path.name, stranger.pid, name_of(stranger.pid))
+    stranger.kill()
+    stranger.communicate()
+    assert report.held == (held,)
+    assert report.removed == ()
+    assert worker.path.exists()
+
+
+def test_a_users_own_names_stay(hold: MakeHolder) -> None:
+    sweep = SharedMemorySweep(trust_pids=True)
+    names = [
+        f"mine-{secrets.token_hex(4)}",
+        "torch_PID_backup",
+        "psm_mine",
+        f"nccl-{secrets.token_hex(4)}.log",
+    ]
+    workers = [hold(name) for name in names]
+    sweep.note([worker.pid for worker in workers])
+    for worker in workers:
+        worker.kill()
+    assert all(left_alone(sweep, worker.path) for worker in workers)
+
+
+def test_links_and_folders_stay(tmp_path: Path) -> None:
+    (tmp_path / "target").touch()
+    sweep = SharedMemorySweep(str(tmp_path), trust_pids=True)
+    sweep.belong([2**22 + 1])  # no process has such a number
+    (tmp_path / f"torch_{2**22 + 1}_1_0").symlink_to("target")
+    (tmp_path / f"torch_{2**22 + 1}_1_1").mkdir()
+    assert sweep.sweep().removed == ()
+    assert len(os.listdir(tmp_path)) == 3
+
+
+def test_when_time_is_short_nothing_is_removed(hold: MakeHolder) -> None:
+    sweep = SharedMemorySweep(trust_pids=True)
+    worker = hold("torch_PID_123_0")
+    sweep.note([worker.pid])
+    worker.kill()
+    assert sweep.sweep(timeout_s=-1.0).unknown == (worker.path.name,)
+    assert worker.path.exists()
+
+
+def test_without_a_folder_there_is_nothing_to_do(tmp_path: Path) -> None:
+    sweep = SharedMemorySweep(str(tmp_path / "none"))
+    sweep.note([os.getpid()])
+    assert sweep.sweep().removed == ()
+
+
+def test_having_nothing_to_do_takes_no_time() -> None:
+    sweep = SharedMemorySweep()
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        assert sweep.candidates() == []
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.001
+
+
+# --- the libraries' names -------------------------------------------------------------------------
+
+
+def test_python_names_shared_memory_so() -> None:
+    # In a process of its own: the helper process that Python starts for it would be ended by other tests.
+    code = (
+        "from multiprocessing.shared_memory import SharedMemory\n"
+        "memory = SharedMemory(create=True, size=8)\nmemory.close()\nmemory.unlink()\nprint(memory.name)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert _NAMES.fullmatch(told.stdout.strip())
+
+
+def test_python_and_joblib_name_semaphores_so() -> None:
+    code = """
+import multiprocessing
+from multiprocessing.synchronize import SemLock
+from joblib.externals.loky.backend.synchronize import SemLock as LokySemLock
+assert multiprocessing.get_context("spawn").Lock()
+for kind in (SemLock, LokySemLock):
+    print("sem." + kind._make_name().removeprefix("/"))
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    names = said.split()
+    assert len(names) == 2, said
+    for name in names:
+        assert _NAMES.fullmatch(name), name
+
+
+def test_torch_names_shared_tensors_so() -> None:
+    code = """
+import torch
+storage = torch.zeros(4).untyped_storage()
+print(storage._share_filename_cpu_()[1].decode())
+"""
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    name = said.strip().removeprefix("/")
+    match = _NAMES.fullmatch(name)
+    assert match is not None, name
+    assert int(match["torch"]) > 0
