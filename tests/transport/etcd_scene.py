@@ -11,12 +11,13 @@ from typing import Any
 from elastic_agent.protocol.records import Plan, encode
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
+from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, await_vacancy, run_life, stand
 from elastic_agent.transport.etcd.client import EtcdClient, delete, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
 
-from .support import Scene
+from .support import PATIENCE_S, Scene
 
 LEASE_TTL_S = 5.0
 
@@ -54,9 +55,18 @@ class EtcdScene(Scene):
         return self.dial()[0]
 
     def dial(self) -> tuple[EtcdClient, str]:
-        client, store = Members(endpoint_of(self.cluster), self.access).dial()
-        self._open.callback(client.close)
-        return client, store
+        """As agents do: again until a member answers, which may take a busy machine longer than one attempt lasts."""
+        members = Members(endpoint_of(self.cluster), self.access)
+        gives_up_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                client, store = members.dial()
+            except UnreachableError:
+                if time.monotonic() > gives_up_s:
+                    raise
+            else:
+                self._open.callback(client.close)
+                return client, store
 
     def node(self, run_id: str = "run") -> EtcdLink:
         client, store = self.dial()
