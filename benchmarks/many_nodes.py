@@ -2,8 +2,8 @@
 
 Every node is a real session with a meeting place of its own; whichever dials first hosts the store and its
 coordinator. Workers count as started at once. Reads words on stdin: ``begin``, then ``fail`` (the first node of
-this process reports a failure) or ``watch`` (another process does), then ``ask`` (the first node of this process
-asks that the run ends, in good time) or ``listen``, then ``end``. Writes JSON lines.
+this process reports a failure) or ``watch`` (another process does), then ``stop_request`` (the first node of this
+process asks that the run ends, in good time) or ``listen``, then ``end``. Writes JSON lines.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Node
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
-    Ask,
     Cause,
     Failure,
     FailureKind,
     Member,
     Policy,
     State,
+    StopRequest,
 )
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.backends import open_place
+from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint, EtcdAccess
@@ -80,15 +80,15 @@ class OneNode:
         self.crowd = crowd
         self.node = Node(new_incarnation())
         lease_s = options.lease
-        meeting = open_place(
+        backend = open_backend(
             Endpoint("127.0.0.1", options.port),
             EtcdAccess() if options.etcd else None,
             options.folder / str(number),
             lease_ttl_s=lease_s,
             fence_margin_s=Policy().fence_margin_s,
         )
-        meeting.set_run_id("benchmark")
-        self.meeting = meeting
+        backend.set_run_id("benchmark")
+        self.backend = backend
         member = Member(
             version=RECORD_VERSION,
             node_id=f"n{number}",
@@ -99,7 +99,7 @@ class OneNode:
             generation=0,
             policy=Policy(min_nodes=total, max_nodes=total, lease_ttl_s=lease_s),
         )
-        self.session = Session(meeting, member, lease_s)
+        self.session = Session(backend, member, lease_s)
         self.session.listen(self.event)
         self.sealed_generation = self.started_generation = 0
         self.sealed_s = self.started_s = self.told_s = 0.0
@@ -137,8 +137,8 @@ class OneNode:
                     self.started_generation, self.started_s = world.generation, now_s()
                     self.crowd.changed.set()
                     self.perform(self.node.started(world.generation))
-                case machine.Request(ask=ask):
-                    self.session.ask(ask)
+                case machine.RequestStop(stop_request=stop_request):
+                    self.session.request_stop(stop_request)
                 case machine.Notify():
                     self.told_s = now_s()
                     self.crowd.changed.set()
@@ -155,9 +155,11 @@ class OneNode:
         failure = Failure(FailureKind.WORKER, "a failure for the benchmark")
         self.perform(self.node.failed(self.node.generation, failure))
 
-    def ask(self) -> None:
-        ask = Ask(self.node.next_ask, Cause.WALLTIME, IN_GOOD_TIME_S, "a notice for the benchmark")
-        self.perform(self.node.ask(ask))
+    def request_stop(self) -> None:
+        stop_request = StopRequest(
+            self.node.next_stop_request, Cause.WALLTIME, IN_GOOD_TIME_S, "a notice for the benchmark"
+        )
+        self.perform(self.node.request_stop(stop_request))
 
 
 def now_s() -> float:
@@ -188,7 +190,7 @@ async def live(options: argparse.Namespace) -> None:
         tell(what, moment=await wait(before + 1), cpu_s=cpu_since(used))
     tell("done", lost_leases=crowd.lost_leases)
     if await line_of_stdin() == "ask":
-        crowd.nodes[0].ask()
+        crowd.nodes[0].request_stop()
     tell("told", moment=await crowd.all_told())
     await line_of_stdin()
     del sessions

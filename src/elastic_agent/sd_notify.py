@@ -27,7 +27,7 @@ def extend(time_s: float) -> str:
 
 
 @dataclass(frozen=True)
-class ServiceManager:
+class SystemdNotifier:
     """Whom to notify, if anybody."""
 
     address: str = ""
@@ -36,7 +36,7 @@ class ServiceManager:
     """So often it must hear ``ALIVE``; None: as often as you like."""
 
     @classmethod
-    def taken_from(cls, environ: MutableMapping[str, str]) -> ServiceManager:
+    def taken_from(cls, environ: MutableMapping[str, str]) -> SystemdNotifier:
         """As systemd's variables say. They are taken out: no child is to speak for this process."""
         address = environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = environ.pop("WATCHDOG_USEC", "")
@@ -68,4 +68,4 @@ class ServiceManager:
         return False
 
 
-NOBODY = ServiceManager()
+NOBODY = SystemdNotifier()

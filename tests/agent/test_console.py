@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import asyncio, sys
 from msgspec.structs import replace
-from elastic_agent.agent.reporting.console import Narrator
+from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol.records import RECORD_VERSION, Address, Budget, Phase, Plan, Policy, Seat, World
 
@@ -19,7 +19,7 @@ async def nothing():
 
 async def main():
     configure_logging("console", "info", sys.stderr)
-    narrator = Narrator("host0:29400", nothing)
+    narrator = ConsoleReporter("host0:29400", nothing)
     print(narrator.headline())
     narrator.disconnected("refused")
     print(narrator.headline())

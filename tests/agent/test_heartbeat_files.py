@@ -78,7 +78,7 @@ def test_files_of_killed_agents_are_removed_and_no_others(tmp_path: Path) -> Non
     for maker in makers:
         assert maker.stdout is not None
         paths.append(maker.stdout.readline().strip())
-    killed, living = makers
+    killed, alive = makers
     try:
         killed.kill()
         killed.communicate()
@@ -89,8 +89,8 @@ def test_files_of_killed_agents_are_removed_and_no_others(tmp_path: Path) -> Non
         sweep_heartbeat_files(str(tmp_path))
         assert before - {one.name for one in tmp_path.iterdir()} == {Path(paths[0]).name}
     finally:
-        living.kill()
-        living.communicate()
+        alive.kill()
+        alive.communicate()
 
 
 def test_there_may_be_nothing_to_sweep(tmp_path: Path) -> None:

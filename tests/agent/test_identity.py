@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from elastic_agent.agent.identity import IdentityError, start_ticks, take_seat
+from elastic_agent.agent.identity import IdentityError, acquire_node_id, start_ticks
 
 Rewrite = Callable[[dict[str, Any]], None]
 
 
 def leave_a_record(folder: Path, pid: int, rewrite: Rewrite | None = None) -> None:
     """An agent held n1, had this process, and is gone; ``rewrite`` changes what it wrote down."""
-    seat = take_seat(folder, "n1")
+    node_id_lock = acquire_node_id(folder, "n1")
     ticks = start_ticks(pid)
-    seat.record("old", [(pid, ticks if ticks is not None else 1)])
-    seat.release()
+    node_id_lock.record("old", [(pid, ticks if ticks is not None else 1)])
+    node_id_lock.release()
     if rewrite is not None:
         file = folder / "n1.lock"
         body = json.loads(file.read_bytes())
@@ -31,9 +31,9 @@ def leave_a_record(folder: Path, pid: int, rewrite: Rewrite | None = None) -> No
 
 
 def predecessor(folder: Path) -> str | None:
-    seat = take_seat(folder, "n1", wait_s=0.1)
-    seat.release()
-    return seat.predecessor
+    node_id_lock = acquire_node_id(folder, "n1", wait_s=0.1)
+    node_id_lock.release()
+    return node_id_lock.predecessor
 
 
 def dead_pid() -> int:
@@ -78,7 +78,7 @@ def test_an_unreadable_record_proves_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_a_held_id_is_refused_with_one_line(tmp_path: Path) -> None:
-    held = take_seat(tmp_path, "n1")
+    held = acquire_node_id(tmp_path, "n1")
     with pytest.raises(IdentityError, match="node id n1 is in use by another agent on this machine"):
-        take_seat(tmp_path, "n1")
+        acquire_node_id(tmp_path, "n1")
     held.release()

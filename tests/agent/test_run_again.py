@@ -20,7 +20,7 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
-from elastic_agent.rendezvous.backends.c10d.backend import Meeting
+from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.values import Endpoint
 from tests.cli.support import COMMAND, clean_environment, elastic_agent
 
@@ -34,40 +34,40 @@ def last_plan(phase: Phase) -> Plan:
 
 
 @pytest.fixture
-def meeting(tmp_path: Path) -> Meeting:
-    meeting = Meeting(Endpoint("127.0.0.1"), tmp_path, port_range=None, port_rest_s=1.0)
-    meeting.set_run_id("exp7")
-    return meeting
+def backend(tmp_path: Path) -> C10dBackend:
+    backend = C10dBackend(Endpoint("127.0.0.1"), tmp_path, port_range=None, port_rest_s=1.0)
+    backend.set_run_id("exp7")
+    return backend
 
 
-def first_plan_of_a_new_store(meeting: Meeting) -> Plan:
+def first_plan_of_a_new_store(backend: C10dBackend) -> Plan:
     """What this machine, as the host of the next store, makes of what it remembers."""
-    coordinator = Coordinator(0.0, None, meeting.memory.load("exp7"))
+    coordinator = Coordinator(0.0, None, backend.history_store.load("exp7"))
     coordinator.observe(HERE, Lease("new", 5.0), 0.0)
     plan = coordinator.decide(100.0).plan
     assert plan is not None
     return plan
 
 
-@pytest.mark.parametrize("verdict", [Phase.FINISHED, Phase.FAILED])
+@pytest.mark.parametrize("outcome", [Phase.FINISHED, Phase.FAILED])
 def test_a_node_that_heard_the_verdict_begins_anew_when_it_hosts_the_next_time(
-    meeting: Meeting, verdict: Phase
+    backend: C10dBackend, outcome: Phase
 ) -> None:
-    meeting.remember(last_plan(verdict))
-    meeting.run_ended()
-    plan = first_plan_of_a_new_store(meeting)
+    backend.remember(last_plan(outcome))
+    backend.run_ended()
+    plan = first_plan_of_a_new_store(backend)
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 0)
 
 
-def test_a_verdict_stands_as_long_as_this_nodes_part_has_not_ended(meeting: Meeting) -> None:
-    meeting.remember(last_plan(Phase.FINISHED))
-    assert first_plan_of_a_new_store(meeting).phase is Phase.FINISHED
+def test_a_verdict_stands_as_long_as_this_nodes_part_has_not_ended(backend: C10dBackend) -> None:
+    backend.remember(last_plan(Phase.FINISHED))
+    assert first_plan_of_a_new_store(backend).phase is Phase.FINISHED
 
 
-def test_a_node_that_left_a_running_run_still_knows_it(meeting: Meeting) -> None:
-    meeting.remember(last_plan(Phase.RUNNING))
-    meeting.run_ended()
-    plan = first_plan_of_a_new_store(meeting)
+def test_a_node_that_left_a_running_run_still_knows_it(backend: C10dBackend) -> None:
+    backend.remember(last_plan(Phase.RUNNING))
+    backend.run_ended()
+    plan = first_plan_of_a_new_store(backend)
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2)
 
 
@@ -96,10 +96,10 @@ def test_an_agent_alone_that_is_killed_leaves_behind_only_what_can_be_taken_up(
 
 
 def test_agents_of_a_run_that_has_finished_end_without_the_store_of_an_agent_that_ended_before_them(
-    meeting: Meeting, tmp_path: Path
+    backend: C10dBackend, tmp_path: Path
 ) -> None:
-    meeting.remember(last_plan(Phase.FINISHED))
-    meeting.run_ended()
+    backend.remember(last_plan(Phase.FINISHED))
+    backend.run_ended()
     where = ["--rdzv-id", "exp7", "--rdzv-endpoint", "192.0.2.1:29400", "--join-timeout", "0.1"]
     script = tmp_path / "train.py"
     script.touch()

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.run_claim import CLAIM_FILE, Place, RunClaim, RunElsewhereError
+from elastic_agent.agent.run_claim import CLAIM_FILE, ClaimedEndpoint, RunClaim, RunElsewhereError
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.values import Endpoint
 from tests.cli.support import elastic_agent
 from tests.ports import free_port
 
 
-def place(host: str, port: int) -> Place:
-    return Place.of(Endpoint(host, port), "c10d")
+def place(host: str, port: int) -> ClaimedEndpoint:
+    return ClaimedEndpoint.of(Endpoint(host, port), "c10d")
 
 
-def take(folder: Path, at: Place) -> RunClaim:
+def take(folder: Path, at: ClaimedEndpoint) -> RunClaim:
     return RunClaim.take(folder, at, patience_s=0.0)
 
 
@@ -33,7 +33,7 @@ def move_to_another_machine(folder: Path) -> None:
 
 
 def test_the_agents_of_one_endpoint_take_part_together(tmp_path: Path) -> None:
-    for at in (place("n1.example", 29400), Place.of(Endpoint("10.0.0.1", 2379), "etcd")):
+    for at in (place("n1.example", 29400), ClaimedEndpoint.of(Endpoint("10.0.0.1", 2379), "etcd")):
         folder = tmp_path / at.backend
         for claim in (take(folder, at), take(folder, at)):
             claim.release()
@@ -48,10 +48,11 @@ def test_an_endpoint_is_the_same_whatever_its_own_machine_calls_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "other", [place("n1", 29401), place("n2", 29400), place("localhost", 29400), Place.of(None, "c10d")]
+    "other",
+    [place("n1", 29401), place("n2", 29400), place("localhost", 29400), ClaimedEndpoint.of(None, "c10d")],
 )
 def test_a_run_of_that_name_at_another_endpoint_is_refused_while_agents_live(
-    tmp_path: Path, other: Place
+    tmp_path: Path, other: ClaimedEndpoint
 ) -> None:
     first = take(tmp_path, place("n1", 29400))
     with pytest.raises(RunElsewhereError, match="n1:29400"):
@@ -65,7 +66,7 @@ def test_a_run_may_move_away_from_a_machine_that_is_dead_though_its_lock_is_stil
 ) -> None:
     """A file server keeps the locks of a machine that lost its power for a while."""
     port = free_port()
-    lock_of_the_dead = take(tmp_path, Place("n1", "c10d", "b", ["c10d n1"], ["127.0.0.1", port]))
+    lock_of_the_dead = take(tmp_path, ClaimedEndpoint("n1", "c10d", "b", ["c10d n1"], ["127.0.0.1", port]))
     move_to_another_machine(tmp_path)
     with socket.socket() as store:
         store.bind(("127.0.0.1", port))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.reporting.event_log import Journal
+from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.worker_group import runner
 from elastic_agent.agent.worker_group.interruptions import Interruptions, StopSignals
 from elastic_agent.agent.worker_group.runner import Runner, RunnerCallbacks
@@ -50,14 +50,14 @@ class Bench:
             started=lambda generation: note("started", generation),
             failed=lambda generation, failure: note("failed", (generation, failure.kind)),
             succeeded=lambda generation: note("succeeded", generation),
-            yielded=lambda generation: note("yielded", generation),
-            heeds=lambda generation: note("heeds", generation),
+            saved=lambda generation: note("yielded", generation),
+            handles_notices=lambda generation: note("heeds", generation),
             interrupted=lambda generation, how: note("interrupted", (generation, how.summary)),
             stopped=lambda unkillable: note("stopped", unkillable),
             fenced=lambda why: note("fenced", why),
         )
         self.stop_signals = StopSignals([signal.SIGUSR1, signal.SIGTERM])
-        self.runner = Runner(guard, "n1", callbacks, Journal(None), 0.0, self.stop_signals)
+        self.runner = Runner(guard, "n1", callbacks, EventLog(None), 0.0, self.stop_signals)
         asyncio.get_running_loop().add_reader(guard.fileno(), self._read)
 
     def _note(self, what: str, detail: object) -> None:
@@ -217,9 +217,9 @@ def test_workers_have_the_time_of_a_notice_left_when_the_clock_is_set_meanwhile(
 
 
 def test_a_full_disk_takes_the_journal_and_nothing_else() -> None:
-    journal = Journal(Path("/dev/full"))
-    journal.write("worker_exited")  # an error here would keep the agent from hearing of the exit
-    journal.close()
+    event_log = EventLog(Path("/dev/full"))
+    event_log.write("worker_exited")  # an error here would keep the agent from hearing of the exit
+    event_log.close()
 
 
 def test_a_frozen_guard_does_not_keep_workers_running_that_are_to_stop(guard: Guard, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ class SlowGpus(GpuMemory):
 def test_the_next_workers_wait_until_what_the_last_ones_left_is_cleared_away(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "CLEAR_LIMIT_S", PATIENCE_S)
+    monkeypatch.setattr(runner, "CLEANUP_LIMIT_S", PATIENCE_S)
 
     async def scene() -> None:
         bench = Bench(guard, tmp_path)
@@ -398,7 +398,7 @@ def test_the_next_workers_wait_until_what_the_last_ones_left_is_cleared_away(
 def test_the_next_workers_do_not_wait_long_for_it(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "CLEAR_LIMIT_S", 0.05)
+    monkeypatch.setattr(runner, "CLEANUP_LIMIT_S", 0.05)
 
     async def scene() -> None:
         bench = Bench(guard, tmp_path)

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.reporting.console import Narrator
+from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.supervisor import Graces, Parts, Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.protocol.records import RECORD_VERSION, History, Member, State, World
-from elastic_agent.rendezvous.backends.c10d.backend import Meeting
+from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.clock import boottime_s
-from elastic_agent.rendezvous.disk_thread import DiskLane
-from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory
+from elastic_agent.rendezvous.disk_thread import DiskThread
+from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint
 from elastic_agent.workers.guard.client import Guard
@@ -29,7 +29,7 @@ from tests.ports import free_port
 from tests.rendezvous.support import LEASE_S, PATIENCE_S, HostProcess, hosted, policy
 
 
-class HangingDisk(RunMemory):
+class HangingDisk(RunHistoryStore):
     """A state directory on a file server that may stop answering."""
 
     def __init__(self, state_dir: Path) -> None:
@@ -53,20 +53,20 @@ class Scene:
         self.disk = HangingDisk(folder)
         self.plan_seen = asyncio.Event()
         self._registered: asyncio.Queue[str] = asyncio.Queue()
-        meeting = Meeting(endpoint, folder, port_range=None, port_rest_s=0.0)
-        meeting.set_run_id("run")
-        meeting.memory = BoundedMemory(self.disk)
-        self._lane = DiskLane("node-record")
+        backend = C10dBackend(endpoint, folder, port_range=None, port_rest_s=0.0)
+        backend.set_run_id("run")
+        backend.history_store = BoundedRunHistoryStore(self.disk)
+        self._thread = DiskThread("node-record")
         member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(2, 2))
         parts = Parts(
             guard=self.guard,
-            session=Session(meeting, member, LEASE_S),
-            journal=self,  # type: ignore[arg-type]
-            narrator=Narrator("here", self._status),
+            session=Session(backend, member, LEASE_S),
+            event_log=self,  # type: ignore[arg-type]
+            console=ConsoleReporter("here", self._status),
             graces=Graces(0.1, 0.1),
             start_workers=self._start_workers,
             new_guard=self._new_guard,
-            remember=meeting.remember,
+            remember=backend.remember,
             write_down=self._write_down,
             stop_signals=StopSignals(),
             join_timeout_s=PATIENCE_S,
@@ -103,7 +103,7 @@ class Scene:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.written.append(incarnation)
 
-        await self._lane.call_aside("seat", record, 0.5)
+        await self._thread.call_async("seat", record, 0.5)
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from elastic_agent.agent.reporting.systemd import (
     ANSWER_S,
     LOOK_EVERY_AT_START_S,
     LOOK_EVERY_S,
-    Service,
     Standing,
+    SystemdReporter,
 )
-from elastic_agent.sd_notify import ServiceManager, status
+from elastic_agent.sd_notify import SystemdNotifier, status
 
 DIALLING = Standing("connecting to host0:29400", registered=False, runs=False)
 WAITING = Standing("waiting for 1 more node (at least 2 required)", registered=True, runs=False)
@@ -61,7 +61,7 @@ class Agent:
 
     def __init__(self, manager: Manager, watchdog_s: float | None = None) -> None:
         self.standing = DIALLING
-        self.service = Service(ServiceManager(manager.address, watchdog_s), lambda: self.standing)
+        self.service = SystemdReporter(SystemdNotifier(manager.address, watchdog_s), lambda: self.standing)
         self._manager = manager
 
     async def until(self, line: str) -> float:
@@ -95,7 +95,7 @@ def test_what_systemd_had_no_time_to_take_is_said_again(manager: Manager) -> Non
         agent = Agent(manager)
         agent.standing = RUNNING
         sent = 0
-        while ServiceManager(manager.address).notify(f"NUMBER={sent}"):
+        while SystemdNotifier(manager.address).notify(f"NUMBER={sent}"):
             sent += 1
         agent.service.start()
         await asyncio.sleep(2 * LOOK_EVERY_AT_START_S)
@@ -107,7 +107,7 @@ def test_what_systemd_had_no_time_to_take_is_said_again(manager: Manager) -> Non
 
 
 def test_a_status_is_one_line_of_whatever_text(manager: Manager) -> None:
-    ServiceManager(manager.address).notify(status("/data/\udcff\nREADY=1 \x1b[2J \u202e"))
+    SystemdNotifier(manager.address).notify(status("/data/\udcff\nREADY=1 \x1b[2J \u202e"))
     assert manager.hear() == ["STATUS=/data/\\udcff READY=1 \\x1b[2J \\u202e"]
 
 
@@ -172,7 +172,7 @@ def test_an_agent_that_ends_well_before_it_was_up_was_up(
 
 def test_without_systemd_nothing_is_done() -> None:
     async def story() -> None:
-        service = Service(ServiceManager(), lambda: pytest.fail("nobody wants to know"))
+        service = SystemdReporter(SystemdNotifier(), lambda: pytest.fail("nobody wants to know"))
         service.start()
         service.ended("finished", in_order=True)
 
@@ -181,7 +181,7 @@ def test_without_systemd_nothing_is_done() -> None:
 
 def test_what_systemd_gave_is_for_this_process_alone() -> None:
     given = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
-    assert ServiceManager.taken_from(given) == ServiceManager("@x", 3.0)
+    assert SystemdNotifier.taken_from(given) == SystemdNotifier("@x", 3.0)
     assert given == {"HOME": "/"}
 
 
@@ -196,4 +196,4 @@ def test_what_systemd_gave_is_for_this_process_alone() -> None:
     ids=str,
 )
 def test_a_watchdog_that_is_not_ours_is_left_alone(given: dict[str, str]) -> None:
-    assert ServiceManager.taken_from(given) == ServiceManager("/run/x", None)
+    assert SystemdNotifier.taken_from(given) == SystemdNotifier("/run/x", None)

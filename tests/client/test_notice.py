@@ -82,7 +82,7 @@ def test_the_agent_sees_who_looks_and_who_left(cells: HeartbeatFile) -> None:
     with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
         worker.ask()
         worker.ask()
-        assert [cells.looks(slot) for slot in range(3)] == [slot == SLOT for slot in range(3)]
+        assert [cells.handles_notices(slot) for slot in range(3)] == [slot == SLOT for slot in range(3)]
         cells.tell(7, "drain", 10**18)
         worker.ask()
         assert not cells.left(SLOT)

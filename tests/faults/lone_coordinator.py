@@ -8,7 +8,7 @@ from pathlib import Path
 from elastic_agent.logs import configure_logging
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import ElectionThread
-from elastic_agent.rendezvous.run_history import RunMemory
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport.etcd import RunKeys, run_life
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.faults.cluster import LEASE_S
@@ -21,10 +21,10 @@ def main() -> None:
     )
     members = Members(Endpoint(first.host, first.port, tuple(others)), EtcdAccess(prefix))
     configure_logging("json", "debug", sys.stderr)
-    memory = RunMemory(Path(state_dir))
+    history_store = RunHistoryStore(Path(state_dir))
     keys = RunKeys(prefix, run_id)
     run_life(members.dial()[0], keys)  # as the first node does
-    election = ElectionThread(run_id, keys, lambda: members.dial()[0], memory, LEASE_S, lambda: None)
+    election = ElectionThread(run_id, keys, lambda: members.dial()[0], history_store, LEASE_S, lambda: None)
     election.start()
     election.join()
 

@@ -75,8 +75,8 @@ orders = st.lists(names, max_size=4).map(tuple)
 def some_histories(draw: st.DrawFn) -> History:
     sealed = draw(st.none() | worlds())
     generation = draw(st.integers(sealed.generation if sealed is not None else 0, 2**53))
-    verdict, charged = draw(st.none() | st.sampled_from(Phase)), draw(counts)
-    told = History(generation, sealed, charged, draw(orders), verdict, draw(st.booleans()))
+    outcome, charged = draw(st.none() | st.sampled_from(Phase)), draw(counts)
+    told = History(generation, sealed, charged, draw(orders), outcome, draw(st.booleans()))
     return msgspec.structs.replace(told, budget=draw(budgets(charged)))
 
 
@@ -110,7 +110,7 @@ some_plans = st.builds(
     reason=texts,
     policy=policies(),
     world=st.none() | worlds(),
-    awaiting=worlds().map(lambda one: one.seats),
+    uncleared=worlds().map(lambda one: one.seats),
     charged=counts,
     failure=st.none() | failures,
     failed_node=st.none() | names,

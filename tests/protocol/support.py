@@ -102,7 +102,7 @@ class Table:
         self.silent: set[str] = set()
         self.newest: dict[str, str] = {}
         self.plans: list[Plan] = []
-        self.condemned: list[str] = []
+        self.revoked: list[str] = []
         self.last = Decision("nothing was asked yet")
 
     # -- what is there --------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Table:
         while self.now_s < until_s:
             self.now_s = min(self.now_s + STEP_S, until_s)
             for key, lease in self.leases.items():
-                if key not in self.silent and not lease.condemned:
+                if key not in self.silent and not lease.revoked:
                     self.leases[key] = lease.renewed()
                     self.coordinator.observe(self.members[key], self.leases[key], self.now_s)
             self.carry_out()
@@ -187,16 +187,16 @@ class Table:
         """Ask the coordinator and do what it wants, until it wants nothing more."""
         for _ in range(20):
             wanted = self.last = self.coordinator.decide(self.now_s)
-            if wanted.plan is None and not wanted.condemn and not wanted.forget:
+            if wanted.plan is None and not wanted.revoke and not wanted.forget:
                 return
             if wanted.plan is not None:
                 assert decode(Plan, encode(wanted.plan)) == wanted.plan, "no node could read this"
                 self.plans.append(wanted.plan)
                 self.coordinator.published(wanted.plan, self.now_s)
-            for key in wanted.condemn:
-                self.condemned.append(key)
-                self.leases[key] = self.leases[key].condemn()
-                self.coordinator.condemned(key)
+            for key in wanted.revoke:
+                self.revoked.append(key)
+                self.leases[key] = self.leases[key].revoke()
+                self.coordinator.revoked(key)
             for key in wanted.forget:
                 del self.members[key], self.leases[key]
                 self.coordinator.forgotten(key)

@@ -187,8 +187,8 @@ def test_a_stopped_run_that_is_taken_up_again_has_the_budget_that_was_left() -> 
     for _ in range(2):
         fail_and_restart(table)
     table.wait(WINDOW_S + 1.0)
-    table.says("a", State.RUNNING, ask=stop())
-    table.all_say(State.YIELDED, "a", "b")
+    table.says("a", State.RUNNING, stop_request=stop())
+    table.all_say(State.SAVED, "a", "b")
     assert table.plan.phase is Phase.STOPPED
     again = Table(RULES, remembered=table.plan.history(settled=True))
     again.comes("a", generation=0)
@@ -328,7 +328,7 @@ def test_a_stop_that_is_asked_for_in_the_pause_ends_it() -> None:
     table = running("a", "b", rules=policy(max_restarts=100))
     pauses(table, 6)
     fail(table)
-    table.says("a", State.READY, ask=stop())
+    table.says("a", State.READY, stop_request=stop())
     assert table.plan.phase is Phase.STOPPED
 
 

@@ -203,7 +203,7 @@ def test_a_silent_participant_is_cleared_by_its_condemned_lease_and_the_margin()
     silent_s = table.now_s
     table.wait(TTL_S)
     assert table.stand == (FORMING, 2)
-    assert table.condemned == ["c-1"]
+    assert table.revoked == ["c-1"]
     assert "c lost" in table.plan.reason
     table.all_say(State.READY, "a", "b")
     table.wait(MARGIN_S - STEP_S)
@@ -218,7 +218,7 @@ def test_a_participant_that_a_later_incarnation_proves_gone_is_cleared_at_once()
     table = running("a", "b")
     table.comes("b", life=2, replaces=("b-1",))
     assert table.stand == (FORMING, 2)
-    assert table.condemned == ["b-1"]
+    assert table.revoked == ["b-1"]
     table.all_say(State.READY, "a", "b")
     assert table.stand == (RUNNING, 2)
     assert table.plan.world is not None
@@ -244,9 +244,9 @@ def test_a_node_that_lives_but_does_not_stop_is_condemned_after_what_it_announce
     fails(table, "a")
     table.all_say(State.READY, "a", "b")
     table.wait(15.0 - STEP_S)
-    assert table.condemned == []
+    assert table.revoked == []
     table.wait(STEP_S)
-    assert table.condemned == ["c-1"]
+    assert table.revoked == ["c-1"]
     table.wait(FENCE_S)
     assert table.stand == (RUNNING, 2)
     assert table.world == ["a", "b"]
@@ -500,9 +500,9 @@ def test_a_node_that_does_not_start_in_time_is_condemned_and_costs_nothing() -> 
     table = running("a", "b", "c")
     table.says("c", State.READY, 1)
     table.wait(20.0 - table.now_s + SETTLE_S - STEP_S)
-    assert table.condemned == []
+    assert table.revoked == []
     table.wait(STEP_S)
-    assert table.condemned == ["c-1"]
+    assert table.revoked == ["c-1"]
     assert table.stand == (FORMING, 2)
     table.all_say(State.READY, "a", "b")
     table.wait(FENCE_S)
@@ -616,7 +616,7 @@ def test_a_second_agent_with_a_living_nodes_id_is_refused() -> None:
     table.wait(4 * STEP_S)
     assert "is held by a living agent at b.example" in table.plan.refused["b-2"]
     assert table.stand == (RUNNING, 1)
-    assert table.condemned == []
+    assert table.revoked == []
 
 
 def test_it_is_kept_waiting_and_not_refused_while_the_holder_is_silent() -> None:
@@ -665,7 +665,7 @@ def test_a_new_store_forms_the_next_generation_when_a_participant_does_not_run()
     table.comes("a", state=State.RUNNING, generation=7)
     table.comes("b", state=State.READY, generation=0)
     assert table.stand == (FORMING, 8)
-    assert [seat.incarnation for seat in table.plan.awaiting] == ["a-1", "b-1"]
+    assert [seat.incarnation for seat in table.plan.uncleared] == ["a-1", "b-1"]
     table.all_say(State.READY, "b", "a")
     table.wait(SETTLE_S)
     assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 8), ["a", "b"], 2)
@@ -695,7 +695,7 @@ def test_a_higher_generation_that_is_told_later_is_gone_above_and_its_world_is_a
     table.comes("c", history=told)
     assert table.stand == (FORMING, 6)
     assert table.plan.charged == 2
-    assert {seat.incarnation for seat in table.plan.awaiting} == {"a-1", "b-1", "a-9", "x-1"}
+    assert {seat.incarnation for seat in table.plan.uncleared} == {"a-1", "b-1", "a-9", "x-1"}
     table.all_say(State.READY, "a", "b", "c")
     table.wait(FENCE_S)
     assert (table.stand, table.world) == ((RUNNING, 6), ["a", "b", "c"])
@@ -830,5 +830,5 @@ def test_asked_again_without_news_the_coordinator_wants_nothing_more(rules: Poli
     table = Table(rules)
     play(table, events)
     again = table.coordinator.decide(table.now_s)
-    assert (again.plan, again.condemn, again.forget) == (None, {}, ())
+    assert (again.plan, again.revoke, again.forget) == (None, {}, ())
     assert again == table.coordinator.decide(table.now_s)

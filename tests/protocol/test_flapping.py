@@ -68,7 +68,7 @@ def test_records_of_many_dead_agents_are_removed_a_few_at_a_time() -> None:
     for life in range(100):
         lease = Lease(f"c-{life}", TTL_S)
         coordinator.observe(member("c", lease.incarnation, generation=0), lease, table.now_s)
-        coordinator.condemned(lease.incarnation)
+        coordinator.revoked(lease.incarnation)
     gone_s = table.now_s + TTL_S + MARGIN_S
     for key in ("a-1", "b-1"):
         coordinator.observe(table.members[key], table.leases[key].renewed(), gone_s)

@@ -11,7 +11,7 @@ FORMING = History(8, world(7, "a-1", "b-1"), 1, ("a", "b"))
 
 
 def awaited(table: Table) -> set[str]:
-    return {seat.incarnation for seat in table.plan.awaiting}
+    return {seat.incarnation for seat in table.plan.uncleared}
 
 
 def test_of_one_generation_the_history_that_knows_its_world_counts() -> None:
@@ -117,16 +117,16 @@ def test_a_verdict_stands_at_once_in_a_new_store() -> None:
     assert table.stand == (Phase.FINISHED, 2)
 
 
-def ended(verdict: Phase) -> History:
+def ended(outcome: Phase) -> History:
     """A run of this name that everybody knew to be over."""
-    return History(11, world(11, "b-1", "c-1"), 2, ("b", "c"), verdict, settled=True)
+    return History(11, world(11, "b-1", "c-1"), 2, ("b", "c"), outcome, settled=True)
 
 
 def test_a_run_begun_anew_goes_above_a_finished_one_and_inherits_neither_restarts_nor_a_world() -> None:
-    for verdict in (Phase.FINISHED, Phase.FAILED):
+    for outcome in (Phase.FINISHED, Phase.FAILED):
         table = Table(policy(min_nodes=2))
         table.comes("a")
-        table.comes("b", 2, history=ended(verdict))
+        table.comes("b", 2, history=ended(outcome))
         assert (table.stand, table.plan.charged, awaited(table)) == ((Phase.FORMING, 12), 0, set())
         table.all_say(State.READY, "a", "b")
         table.wait(table.rules.settle_s)

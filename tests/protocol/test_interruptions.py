@@ -16,7 +16,7 @@ SIGNAL = Failure(
 )
 
 
-def interrupted(table: Table, node: str, state: State = State.YIELDED) -> None:
+def interrupted(table: Table, node: str, state: State = State.SAVED) -> None:
     table.says(node, state, failure=SIGNAL)
 
 
@@ -27,7 +27,7 @@ def test_others_may_save_until_it_is_known_what_the_signal_asks_for() -> None:
     assert table.stand == (RUNNING, 1)
     asks(table, "b", stop())
     assert table.stand == (RUNNING, 1), "b and c still save"
-    table.all_say(State.YIELDED, "b", "c")
+    table.all_say(State.SAVED, "b", "c")
     assert table.stand == (STOPPED, 1)
 
 
@@ -53,7 +53,7 @@ def test_without_an_explanation_the_workers_are_started_again_and_nothing_is_cha
 
 
 def test_what_fails_elsewhere_because_these_workers_are_gone_is_not_charged() -> None:
-    for state in (State.RUNNING, State.YIELDED):
+    for state in (State.RUNNING, State.SAVED):
         table = heeding("a", "b")
         interrupted(table, "a", state)
         table.says("b", State.FAILED, failure=CRASH)
@@ -77,7 +77,7 @@ def test_a_node_that_leaves_by_the_signal_lets_the_others_go_on() -> None:
     table = heeding("a", "b", "c")
     interrupted(table, "b")
     asks(table, "b", leave("b"))
-    table.all_say(State.YIELDED, "a", "c")
+    table.all_say(State.SAVED, "a", "c")
     table.all_say(State.READY, "a", "c")
     table.says("b", State.LEFT)
     assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "c"], 0)
@@ -90,14 +90,14 @@ def test_a_node_says_at_once_that_workers_were_interrupted_and_again_when_all_ha
     node = running_node()
     assert node.interrupted(1, SIGNAL) == [Announce(State.RUNNING, 1, SIGNAL)]
     assert node.interrupted(1, SIGNAL) == []
-    assert node.yielded(1) == [Announce(State.YIELDED, 1, SIGNAL)]
+    assert node.saved(1) == [Announce(State.SAVED, 1, SIGNAL)]
     assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
 
 
 def test_the_next_workers_are_not_taken_for_interrupted() -> None:
     node = running_node()
     node.interrupted(1, SIGNAL)
-    node.yielded(1)
+    node.saved(1)
     node.plan_changed(forming(2, 3))
     plan = sealed(2, 4, "a-1", "b-1")
     assert plan.world is not None

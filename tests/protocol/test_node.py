@@ -391,5 +391,5 @@ def test_a_node_that_was_started_again_goes_by_what_its_disk_remembers() -> None
     node = Node("a-2", known)
     assert node.plan_changed(forming(1, 1)) == []
     assert node.plan_changed(forming(2, 2)) == [Announce(State.READY, 2)], "3 may never have been published"
-    over = msgspec.structs.replace(known, verdict=Phase.FINISHED, settled=True)
+    over = msgspec.structs.replace(known, outcome=Phase.FINISHED, settled=True)
     assert Node("a-2", over).plan_changed(forming(1, 1)) == [Announce(State.READY, 1)], "it is another run"

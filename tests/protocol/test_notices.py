@@ -14,11 +14,10 @@ from elastic_agent.protocol.node import (
     Notify,
     Outcome,
     Prepare,
-    Request,
+    RequestStop,
     StopWorkers,
 )
 from elastic_agent.protocol.records import (
-    Ask,
     Cause,
     Growth,
     History,
@@ -27,6 +26,7 @@ from elastic_agent.protocol.records import (
     Policy,
     RecordError,
     State,
+    StopRequest,
     decode,
     encode,
 )
@@ -52,26 +52,26 @@ TIME_S = 30.0
 OVER = msgspec.structs.replace(sealed(1, 9, "a-1", "b-1"), phase=STOPPED, reason="SIGUSR1 at b")
 
 
-def leave(node: str, serial: int = 1, left_s: float = TIME_S) -> Ask:
-    return Ask(serial, Cause.DRAIN, left_s, f"{node} leaves", leaver=node, life=1)
+def leave(node: str, serial: int = 1, left_s: float = TIME_S) -> StopRequest:
+    return StopRequest(serial, Cause.DRAIN, left_s, f"{node} leaves", leaver=node, life=1)
 
 
-def stop(serial: int = 1, cause: Cause = Cause.PREEMPTED, left_s: float = TIME_S) -> Ask:
-    return Ask(serial, cause, left_s, "SIGUSR1 at a", life=1)
+def stop(serial: int = 1, cause: Cause = Cause.PREEMPTED, left_s: float = TIME_S) -> StopRequest:
+    return StopRequest(serial, cause, left_s, "SIGUSR1 at a", life=1)
 
 
 def heeding(*nodes: str, rules: Policy | None = None) -> Table:
     """A table at which these nodes run, with workers that look at notices."""
     table = running(*nodes, rules=rules or policy())
     for node in nodes:
-        table.says(node, State.RUNNING, heeds=True)
+        table.says(node, State.RUNNING, handles_notices=True)
     return table
 
 
-def asks(table: Table, node: str, ask: Ask) -> None:
+def asks(table: Table, node: str, stop_request: StopRequest) -> None:
     """The node goes on as it was, with this ask in its record."""
     known = table.members[table.newest[node]]
-    table.says(node, known.state, known.generation, ask=ask)
+    table.says(node, known.state, known.generation, stop_request=stop_request)
 
 
 def notice(table: Table) -> Notice:
@@ -88,10 +88,10 @@ def test_all_are_told_and_the_next_world_forms_when_all_have_left() -> None:
     assert table.stand == (RUNNING, 1)
     assert (notice(table).cause, notice(table).left_s, notice(table).ends) == (Cause.DRAIN, TIME_S, False)
     table.wait(TIME_S / 2)
-    table.says("a", State.YIELDED)
-    table.says("b", State.YIELDED)
+    table.says("a", State.SAVED)
+    table.says("b", State.SAVED)
     assert table.stand == (RUNNING, 1), "c still saves"
-    table.says("c", State.YIELDED)
+    table.says("c", State.SAVED)
     assert table.stand == (FORMING, 2)
     assert table.plan.reason == "b leaves"
 
@@ -99,7 +99,7 @@ def test_all_are_told_and_the_next_world_forms_when_all_have_left() -> None:
 def test_the_others_go_on_without_it_and_nothing_is_charged() -> None:
     table = heeding("a", "b", "c")
     asks(table, "b", leave("b"))
-    table.all_say(State.YIELDED, "a", "b", "c")
+    table.all_say(State.SAVED, "a", "b", "c")
     table.says("a", State.READY)
     table.says("c", State.READY)
     assert table.stand == (FORMING, 2), "b is not gone yet"
@@ -111,7 +111,7 @@ def test_the_others_go_on_without_it_and_nothing_is_charged() -> None:
 def test_it_is_never_seated_while_it_was_asked_to_leave_even_if_it_says_ready() -> None:
     table = heeding("a", "b", "c")
     asks(table, "b", leave("b"))
-    table.all_say(State.YIELDED, "a", "b", "c")
+    table.all_say(State.SAVED, "a", "b", "c")
     table.all_say(State.READY, "a", "b", "c")
     assert (table.stand, table.world) == ((RUNNING, 2), ["a", "c"])
 
@@ -119,7 +119,7 @@ def test_it_is_never_seated_while_it_was_asked_to_leave_even_if_it_says_ready() 
 def test_one_node_can_ask_for_another_and_a_new_life_of_that_is_welcome() -> None:
     table = heeding("a", "b", "c")
     asks(table, "a", leave("c"))
-    table.all_say(State.YIELDED, "a", "b", "c")
+    table.all_say(State.SAVED, "a", "b", "c")
     table.all_say(State.READY, "a", "b")
     table.says("c", State.LEFT)
     table.all_say(State.RUNNING, "a", "b")
@@ -127,7 +127,7 @@ def test_one_node_can_ask_for_another_and_a_new_life_of_that_is_welcome() -> Non
     table.wait(SETTLE_S)
     assert table.plan.leaving == (), "the ask that was heard once is not heard again"
     assert (table.stand, notice(table).cause) == ((RUNNING, 2), Cause.GROW)
-    table.all_say(State.YIELDED, "a", "b")
+    table.all_say(State.SAVED, "a", "b")
     table.all_say(State.READY, "a", "b", "c")
     assert table.world == ["a", "b", "c"]
 
@@ -135,7 +135,7 @@ def test_one_node_can_ask_for_another_and_a_new_life_of_that_is_welcome() -> Non
 def test_at_the_deadline_the_next_world_forms_whoever_still_saves() -> None:
     table = heeding("a", "b", "c")
     asks(table, "b", leave("b"))
-    table.says("a", State.YIELDED)
+    table.says("a", State.SAVED)
     table.wait(TIME_S - STEP_S)
     assert table.stand == (RUNNING, 1)
     table.wait(STEP_S)
@@ -176,7 +176,7 @@ def test_a_node_that_stands_by_leaves_without_a_notice() -> None:
 
 def test_workers_that_leave_without_a_notice_do_not_leave_the_others_hanging() -> None:
     table = heeding("a", "b")
-    table.says("a", State.YIELDED)
+    table.says("a", State.SAVED)
     assert table.stand == (FORMING, 2)
     assert table.plan.charged == 0
 
@@ -188,9 +188,9 @@ def test_the_run_is_stopped_when_all_have_left() -> None:
     table = heeding("a", "b")
     asks(table, "a", stop())
     assert notice(table).ends
-    table.says("b", State.YIELDED)
+    table.says("b", State.SAVED)
     assert table.stand == (RUNNING, 1)
-    table.says("a", State.YIELDED)
+    table.says("a", State.SAVED)
     assert table.stand == (STOPPED, 1)
     assert table.plan.reason == "SIGUSR1 at a"
 
@@ -269,11 +269,11 @@ def test_a_later_generation_that_is_heard_of_does_not_take_the_end_of_the_run_wi
 def test_a_node_lost_after_it_has_saved_is_no_loss() -> None:
     table = heeding("a", "b")
     asks(table, "a", stop())
-    table.says("b", State.YIELDED)
+    table.says("b", State.SAVED)
     table.falls_silent("b")
     table.wait(2 * TTL_S)
     assert table.stand == (RUNNING, 1)
-    table.says("a", State.YIELDED)
+    table.says("a", State.SAVED)
     assert table.stand == (STOPPED, 1)
 
 
@@ -288,7 +288,7 @@ def test_some_finish_and_some_leave_is_a_stop() -> None:
     table = heeding("a", "b")
     asks(table, "a", stop())
     table.says("a", State.SUCCEEDED)
-    table.says("b", State.YIELDED)
+    table.says("b", State.SAVED)
     assert table.stand == (STOPPED, 1)
 
 
@@ -304,7 +304,7 @@ def test_a_stopped_run_goes_on_above_its_generation_with_its_budget() -> None:
 def test_who_comes_to_the_same_store_after_the_stop_goes_on_with_the_run() -> None:
     table = heeding("a", "b")
     asks(table, "a", stop())
-    table.all_say(State.YIELDED, "a", "b")
+    table.all_say(State.SAVED, "a", "b")
     table.wait(STEP_S)
     table.comes("a", life=2)
     table.says("a", State.READY, 2)
@@ -319,7 +319,7 @@ def test_a_node_that_stands_by_does_not_undo_a_stop_that_it_has_yet_to_read() ->
     table = heeding("a", "b", rules=policy(max_nodes=2))
     table.comes("c")
     asks(table, "a", stop())
-    table.all_say(State.YIELDED, "a", "b")
+    table.all_say(State.SAVED, "a", "b")
     table.all_say(State.LEFT, "a", "b")
     table.change_coordinator()
     assert table.stand == (STOPPED, 1)
@@ -332,7 +332,7 @@ def test_a_node_that_stands_by_does_not_undo_a_stop_that_it_has_yet_to_read() ->
 def test_who_lost_its_lease_while_the_run_was_stopped_does_not_take_it_up_again() -> None:
     table = heeding("a", "b")
     asks(table, "a", stop())
-    table.all_say(State.YIELDED, "a", "b")
+    table.all_say(State.SAVED, "a", "b")
     table.wait(STEP_S)
     table.comes("b", life=2, replaces=("b-1",))
     table.says("a", State.LEFT)
@@ -376,7 +376,7 @@ def test_workers_that_look_save_before_a_node_comes_in() -> None:
     table.wait(SETTLE_S)
     assert (table.stand, notice(table).cause) == ((RUNNING, 1), Cause.GROW)
     table.comes("d")
-    table.all_say(State.YIELDED, "a", "b")
+    table.all_say(State.SAVED, "a", "b")
     assert (table.stand, table.plan.joining) == ((FORMING, 2), ("c", "d")), "one restart lets both in"
     table.all_say(State.READY, "a", "b", "c", "d")
     assert table.world == ["a", "b", "c", "d"]
@@ -399,7 +399,7 @@ def test_at_notice_a_world_grows_only_if_its_workers_look() -> None:
     table.comes("c")
     table.wait(60.0)
     assert table.stand == (RUNNING, 1)
-    table.says("a", State.RUNNING, heeds=True)
+    table.says("a", State.RUNNING, handles_notices=True)
     assert notice(table).cause is Cause.GROW
 
 
@@ -488,12 +488,12 @@ def test_workers_that_are_only_being_started_are_told_too() -> None:
 
 def test_a_drain_asks_first_and_leaves_when_the_next_world_forms() -> None:
     node = running_node()
-    ask = leave("a")
-    assert node.drain("SIGTERM received", ask) == [Request(ask)]
-    assert node.yielded(1) == [Announce(State.YIELDED, 1)]
-    plan = forming(2, 4, leaving=("a-1",), heard={"a-1": 1})
+    stop_request = leave("a")
+    assert node.drain("SIGTERM received", stop_request) == [RequestStop(stop_request)]
+    assert node.saved(1) == [Announce(State.SAVED, 1)]
+    plan = forming(2, 4, leaving=("a-1",), acknowledged={"a-1": 1})
     assert node.plan_changed(plan) == [
-        Request(None),
+        RequestStop(None),
         Announce(State.LEFT, 2),
         Depart(Outcome.DRAINED, "SIGTERM received"),
     ]
@@ -548,19 +548,19 @@ def test_a_stopped_run_ends_a_node_that_stood_by() -> None:
 def test_a_node_does_not_go_on_with_the_run_that_it_was_asked_to_end() -> None:
     """Though it came too late to see it going on."""
     node = Node("c-1")
-    node.ask(stop())
+    node.request_stop(stop())
     assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
     node = Node("c-1")
     node.plan_changed(OVER)
-    assert node.ask(stop())[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
+    assert node.request_stop(stop())[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
 
 
 def test_what_was_asked_stands_until_it_came_true() -> None:
     node = running_node()
-    node.ask(leave("b"))
-    heard = msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), heard={"a-1": 1})
-    assert node.plan_changed(heard) == []
-    assert node.plan_changed(forming(2, 4, heard={"a-1": 1}))[0] == Request(None)
+    node.request_stop(leave("b"))
+    acknowledged = msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), acknowledged={"a-1": 1})
+    assert node.plan_changed(acknowledged) == []
+    assert node.plan_changed(forming(2, 4, acknowledged={"a-1": 1}))[0] == RequestStop(None)
 
 
 def test_what_was_asked_of_a_run_before_it_was_stopped_and_taken_up_again_is_void() -> None:
@@ -568,11 +568,11 @@ def test_what_was_asked_of_a_run_before_it_was_stopped_and_taken_up_again_is_voi
     for old in (stop(), leave("a")):
         table = heeding("a", "b")
         asks(table, "a", stop())
-        table.all_say(State.YIELDED, "a", "b")
+        table.all_say(State.SAVED, "a", "b")
         table.all_say(State.LEFT, "a", "b")
         table.comes("a", life=2)
         table.says("a", State.READY, 2)
-        table.comes("c", generation=0, ask=old)
+        table.comes("c", generation=0, stop_request=old)
         assert (table.plan.phase, table.plan.life) == (FORMING, 2)
         asks(table, "c", msgspec.structs.replace(old, life=2))
         assert table.plan.phase is STOPPED or table.plan.leaving == ("a-2",)
@@ -580,18 +580,18 @@ def test_what_was_asked_of_a_run_before_it_was_stopped_and_taken_up_again_is_voi
 
 def test_a_node_withdraws_what_it_asked_of_an_earlier_life_of_the_run() -> None:
     node = running_node()
-    node.ask(stop())
+    node.request_stop(stop())
     node.lease_lost("the lease ran out")
     node.stopped()
     node.rejoined("a-2")
     taken_up = msgspec.structs.replace(forming(2, 10), life=2)
-    assert node.plan_changed(taken_up) == [Request(None), Announce(State.READY, 2)]
+    assert node.plan_changed(taken_up) == [RequestStop(None), Announce(State.READY, 2)]
 
 
 def test_what_is_asked_before_the_first_plan_is_said_with_it() -> None:
     node = Node("c-1")
-    assert node.ask(msgspec.structs.replace(stop(), life=0)) == []
-    assert node.plan_changed(forming(1, 1)) == [Request(stop()), Announce(State.READY, 1)]
+    assert node.request_stop(msgspec.structs.replace(stop(), life=0)) == []
+    assert node.plan_changed(forming(1, 1)) == [RequestStop(stop()), Announce(State.READY, 1)]
 
 
 def test_that_the_run_ends_is_said_again_to_a_new_store_by_whoever_was_told() -> None:
@@ -599,10 +599,10 @@ def test_that_the_run_ends_is_said_again_to_a_new_store_by_whoever_was_told() ->
     node = running_node()
     told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
     node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
-    again = Request(Ask(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1))
+    again = RequestStop(StopRequest(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1))
     assert node.store_replaced() == [node.announced, again]
     assert node.store_replaced() == [node.announced], "it stands in the member record"
-    assert node.next_ask == 2
+    assert node.next_stop_request == 2
 
 
 def test_the_end_is_said_again_even_where_the_lease_was_lost_with_the_store() -> None:
@@ -612,7 +612,9 @@ def test_the_end_is_said_again_even_where_the_lease_was_lost_with_the_store() ->
     node.lease_lost("the store is gone")
     node.stopped()
     node.rejoined("a-2")
-    assert node.store_replaced()[-1] == Request(Ask(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1))
+    assert node.store_replaced()[-1] == RequestStop(
+        StopRequest(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1)
+    )
 
 
 def test_the_end_of_a_run_that_was_taken_up_again_is_forgotten() -> None:
@@ -630,7 +632,7 @@ def test_the_end_of_a_run_that_was_taken_up_again_is_forgotten() -> None:
 def test_what_a_node_asked_for_itself_stands_in_its_record_anyway(ends: bool) -> None:
     node = running_node()
     own = stop() if ends else leave("b")
-    node.ask(own)
+    node.request_stop(own)
     milder = Notice(3, Cause.DRAIN, TIME_S, "b leaves", ends=False)
     node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=milder))
     assert node.store_replaced() == [node.announced]
@@ -638,8 +640,8 @@ def test_what_a_node_asked_for_itself_stands_in_its_record_anyway(ends: bool) ->
 
 def test_that_workers_look_at_notices_is_said_once() -> None:
     node = running_node()
-    assert node.heeds(1) == [Announce(State.RUNNING, 1, heeds=True)]
-    assert node.heeds(1) == []
+    assert node.handles_notices(1) == [Announce(State.RUNNING, 1, handles_notices=True)]
+    assert node.handles_notices(1) == []
     assert node.activity is Activity.RUNNING
 
 
@@ -649,8 +651,8 @@ def test_that_workers_look_at_notices_is_said_once() -> None:
 def test_a_node_counts_as_leaving_until_its_workers_have_exited() -> None:
     table = heeding("a", "b")
     asks(table, "a", leave("b"))
-    table.life_says("b-1", State.YIELDED, 1)
-    table.life_says("a-1", State.YIELDED, 1)
+    table.life_says("b-1", State.SAVED, 1)
+    table.life_says("a-1", State.SAVED, 1)
     assert table.stand == (Phase.FORMING, 2)
     table.says("a", State.READY)
     table.life_says("b-1", State.LEAVING, 1)
@@ -672,13 +674,13 @@ def test_a_leaver_that_falls_silent_counts_as_gone_when_it_is_fenced() -> None:
 def test_a_stop_is_published_again_when_the_last_worker_has_exited() -> None:
     table = heeding("a", "b")
     asks(table, "a", stop())
-    table.life_says("a-1", State.YIELDED, 1)
-    table.life_says("b-1", State.YIELDED, 1)
+    table.life_says("a-1", State.SAVED, 1)
+    table.life_says("b-1", State.SAVED, 1)
     assert table.stand == (Phase.STOPPED, 1)
     table.life_says("a-1", State.STOPPED, 1)  # it lingers: a command waits
-    assert [seat.node_id for seat in table.plan.awaiting] == ["a", "b"]
+    assert [seat.node_id for seat in table.plan.uncleared] == ["a", "b"]
     table.life_says("b-1", State.LEFT, 1)
-    assert (table.plan.phase, table.plan.awaiting) == (Phase.STOPPED, ())
+    assert (table.plan.phase, table.plan.uncleared) == (Phase.STOPPED, ())
     assert not table.last.done, "a has yet to acknowledge it"
     table.life_says("a-1", State.LEFT, 2)
     assert table.last.done
@@ -693,7 +695,7 @@ def lingering_node() -> Node:
     node.prepared(1)
     node.started(1)
     node.linger()
-    stopping = node.plan_changed(plan(Phase.STOPPED, 1, 3, world=sealed, awaiting=sealed.seats))
+    stopping = node.plan_changed(plan(Phase.STOPPED, 1, 3, world=sealed, uncleared=sealed.seats))
     assert [type(one) for one in stopping] == [StopWorkers]
     assert node.stopped() == [Announce(State.STOPPED, 1)]
     return node
@@ -719,7 +721,7 @@ def test_a_node_does_not_wait_for_others_when_the_store_is_lost() -> None:
 def test_to_ask_for_another_node_does_not_take_back_that_the_run_is_to_end() -> None:
     """Both typed at a node that has yet to read that the run was stopped."""
     node = Node("c-1")
-    node.ask(stop(node.next_ask))
-    assert node.ask(leave("b", node.next_ask)) == []
+    node.request_stop(stop(node.next_stop_request))
+    assert node.request_stop(leave("b", node.next_stop_request)) == []
     departs = node.plan_changed(plan(Phase.STOPPED, 1, 4))
     assert departs[-1] == Depart(Outcome.STOPPED, "stopped 1")

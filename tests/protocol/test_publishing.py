@@ -13,7 +13,6 @@ from elastic_agent.protocol.records import (
     MAX_AHEAD,
     MAX_PLAN_BYTES,
     MAX_TOLD_GENERATION,
-    Ask,
     Cause,
     Growth,
     History,
@@ -24,6 +23,7 @@ from elastic_agent.protocol.records import (
     Policy,
     RecordError,
     State,
+    StopRequest,
     check_follows,
     check_whole,
     decode,
@@ -40,7 +40,7 @@ POD = "training-job-with-a-name-as-long-as-kubernetes-allows-worker-{:02}"
 long_names = st.sampled_from("abcdefghijkl").map(lambda letter: letter * 128)
 edges = st.sampled_from([0, 1, 2, 3, MAX_TOLD_GENERATION, 2**53 - 1, 2**53])
 asks = st.builds(
-    Ask,
+    StopRequest,
     st.integers(1, 2**31),
     st.sampled_from(Cause),
     st.sampled_from([0.0, 1e7]),
@@ -70,7 +70,7 @@ def members(draw: st.DrawFn, newest: Plan | None) -> Member:
         draw(any_.members),
         node_id=node,
         incarnation=draw(st.just(node) | long_names),
-        state=draw(st.sampled_from([State.READY, State.RUNNING, State.FAILED, State.YIELDED, State.LEFT])),
+        state=draw(st.sampled_from([State.READY, State.RUNNING, State.FAILED, State.SAVED, State.LEFT])),
         generation=draw(st.sampled_from([0, here, here, min(here + 1, 2**53)]) | edges),
         policy=Policy(
             1,
@@ -79,8 +79,8 @@ def members(draw: st.DrawFn, newest: Plan | None) -> Member:
             grow=draw(st.sampled_from(Growth)),
         ),
         history=draw(st.none() | histories()),
-        heeds=draw(st.booleans()),
-        ask=draw(st.none() | asks),
+        handles_notices=draw(st.booleans()),
+        stop_request=draw(st.none() | asks),
         replaces=tuple(draw(st.lists(long_names, max_size=2))),
     )
 
@@ -100,8 +100,8 @@ def store_of(data: st.DataObject, coordinator: Coordinator, *, steps: int = 8) -
         )
         for _ in range(20):
             decision = coordinator.decide(now_s)
-            for key in decision.condemn:
-                coordinator.condemned(key)
+            for key in decision.revoke:
+                coordinator.revoked(key)
             for key in decision.forget:
                 coordinator.forgotten(key)
             if decision.plan is None:
@@ -175,7 +175,7 @@ def test_the_highest_generation_that_is_believed_can_be_gone_above_and_remembere
 def test_a_notice_for_many_nodes_with_long_names_can_be_read() -> None:
     table = running("a", "b", rules=policy(max_nodes=12, grow=Growth.AT_NOTICE))
     table.all_say(State.RUNNING, "a", "b")
-    table.says("a", State.RUNNING, heeds=True)
+    table.says("a", State.RUNNING, handles_notices=True)
     for number in range(8):
         table.comes(POD.format(number))
     table.wait(2 * SETTLE_S)
@@ -238,7 +238,7 @@ def test_a_plan_of_somebody_else_is_gone_above_in_version_and_generation() -> No
     table = running("a", "b")
     intrude(table, plan(RUNNING, 5, 9, world=world(5, "a-1", "x-1"), charged=3))
     assert (table.stand, table.plan.version) == ((FORMING, 6), 10)
-    assert {seat.incarnation for seat in table.plan.awaiting} == {"a-1", "b-1", "x-1"}
+    assert {seat.incarnation for seat in table.plan.uncleared} == {"a-1", "b-1", "x-1"}
     assert table.plan.charged == 0, "nothing else that it says counts"
 
 

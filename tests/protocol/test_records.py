@@ -200,8 +200,8 @@ def test_a_node_finds_its_own_seat_and_nobody_elses() -> None:
 def test_a_renewal_counts_on_and_a_condemnation_stays() -> None:
     lease = Lease("a-1", 5.0)
     assert lease.renewed().beat == 1
-    assert lease.condemn().renewed().condemned
-    assert not lease.renewed().condemned
+    assert lease.revoke().renewed().revoked
+    assert not lease.renewed().revoked
 
 
 @light
@@ -225,7 +225,7 @@ def test_what_is_kept_of_a_plan_names_the_verdict_only_when_there_is_one() -> No
     )
     assert sealed.history() == known
     ended = msgspec.structs.replace(sealed, phase=Phase.FINISHED)
-    over = msgspec.structs.replace(known, verdict=Phase.FINISHED, settled=True)
+    over = msgspec.structs.replace(known, outcome=Phase.FINISHED, settled=True)
     assert ended.history(settled=True) == over
     assert ended.policy == POLICY
 

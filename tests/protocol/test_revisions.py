@@ -49,7 +49,7 @@ def test_a_lease_that_a_new_coordinator_finds_ends_by_when_it_was_written() -> N
     ledger.observe(member, Lease("a1", 5.0, beat=7), 100.0, 97.0)
     assert ledger.sightings["a1"].ends_s == 102.0
     assert ledger.sightings["a1"].first_seen_s == 100.0
-    ledger.condemned("a1")
+    ledger.revoked("a1")
     assert ledger.fenced_s("a1", POLICY) == 103.0
 
 

@@ -27,10 +27,10 @@ from elastic_agent.protocol.records import (
     State,
 )
 from elastic_agent.rendezvous import events, participant
-from elastic_agent.rendezvous.backends.c10d.backend import Meeting
+from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread
-from elastic_agent.rendezvous.connector import Connector
-from elastic_agent.rendezvous.run_history import RunMemory
+from elastic_agent.rendezvous.dialer import StoreDialer
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink
@@ -81,7 +81,7 @@ class HostProcess:
 def _host(pipe: Connection, endpoint: Endpoint, state_dir: Path) -> None:
     host = c10d.find_or_host(endpoint, 5.0)
     assert host is not None
-    CoordinatorThread(host.inbox(), host.coordinator_link, RunMemory(state_dir)).start()
+    CoordinatorThread(host.inbox(), host.coordinator_link, RunHistoryStore(state_dir)).start()
     pipe.send("hosting")
     with contextlib.suppress(EOFError):
         pipe.recv()
@@ -122,16 +122,16 @@ class Participant:
         state_dir: Path,
         run_id: str = "run",
         *,
-        through: Callable[[Connector], Connector] = lambda meeting: meeting,
+        through: Callable[[StoreDialer], StoreDialer] = lambda backend: backend,
     ) -> None:
         """``through``: what stands between the session and its store."""
         self.name = name
         self.told: list[events.SessionEvent] = []
         self.lives = 1
-        meeting = Meeting(endpoint, state_dir, port_range=None, port_rest_s=0.0)
-        meeting.set_run_id(run_id)
+        backend = C10dBackend(endpoint, state_dir, port_range=None, port_rest_s=0.0)
+        backend.set_run_id(run_id)
         member = Member(RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, rules)
-        self.session = Session(through(meeting), member, rules.lease_ttl_s)
+        self.session = Session(through(backend), member, rules.lease_ttl_s)
         self.session.listen(self._event)
         self._part = participant.Participant(
             self.session,
@@ -147,7 +147,7 @@ class Participant:
         self.node = self._part.node
         self._news = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
-        self._meeting = meeting
+        self._backend = backend
 
     async def __aenter__(self) -> Participant:
         self._task = asyncio.create_task(self.session.run())
@@ -155,7 +155,7 @@ class Participant:
 
     async def __aexit__(self, *_: object) -> None:
         await self.vanish()
-        self._meeting.close()
+        self._backend.close()
 
     async def vanish(self) -> None:
         """Be silent from now on."""
@@ -240,16 +240,16 @@ def _ignore(*_: object) -> None:
 class Hindered:
     """A connector over whose links renewals go as a test wants it; the rest passes."""
 
-    def __init__(self, connector: Connector, renew: Callable[[Callable[[], bool]], bool]) -> None:
+    def __init__(self, dialer: StoreDialer, renew: Callable[[Callable[[], bool]], bool]) -> None:
         """``renew`` is called in place of each renewal, and given the real one."""
-        self._connector = connector
+        self._dialer = dialer
         self._renew = renew
 
     def connect(self) -> NodeLink:
-        return cast(NodeLink, _HinderedLink(self._connector.connect(), self._renew))
+        return cast(NodeLink, _HinderedLink(self._dialer.connect(), self._renew))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._connector, name)
+        return getattr(self._dialer, name)
 
 
 class _HinderedLink:

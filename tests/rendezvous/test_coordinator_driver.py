@@ -107,7 +107,7 @@ class Run:
             case Revoke(lease, reason):
                 if self.leases[lease.incarnation] != lease:
                     return False
-                self.leases[lease.incarnation] = lease.condemn(reason)
+                self.leases[lease.incarnation] = lease.revoke(reason)
                 return True
             case Forget(incarnation):
                 del self.members[incarnation], self.leases[incarnation]
@@ -180,18 +180,18 @@ def test_the_lease_of_a_silent_node_is_revoked_after_its_time(run: Run) -> None:
     run.come("b")
     run.resume(["b-1"])
     seen_s = run.now_s
-    while not run.leases["b-1"].condemned:
+    while not run.leases["b-1"].revoked:
         run.leases["a-1"] = run.leases["a-1"].renewed()
         run.wait()
     assert seen_s + LEASE_S <= run.now_s < seen_s + LEASE_S + 0.1
-    assert not run.leases["a-1"].condemned
+    assert not run.leases["a-1"].revoked
 
 
 def test_the_time_of_an_own_pause_counts_against_no_node(run: Run) -> None:
     run.resume([run.come("a")])
     run.now_s += 5 * LEASE_S  # the whole machine stood still, and no node could renew
     run.resume(())
-    assert not run.leases["a-1"].condemned
+    assert not run.leases["a-1"].revoked
     assert Revoke not in run.kinds()
 
 
@@ -209,7 +209,7 @@ def test_a_renewal_that_arrives_with_the_revocation_keeps_the_lease(run: Run) ->
     end_s = run.now_s + 1.5 * LEASE_S
     while run.now_s < end_s:
         run.wait()
-    assert not run.leases["a-1"].condemned
+    assert not run.leases["a-1"].revoked
 
 
 def test_the_records_of_a_run_that_never_began_are_removed_after_a_while(run: Run) -> None:

@@ -18,7 +18,7 @@ from elastic_agent.protocol.records import History, Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends.c10d import coordinator_thread
 from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread, HostLink
-from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory
+from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
@@ -66,7 +66,7 @@ def notes() -> Iterator[Notes]:
 @contextmanager
 def coordinated(
     endpoint: Endpoint,
-    memory: RunMemory,
+    history_store: RunHistoryStore,
     open_link: Callable[[c10d.C10dHost, str], HostLink] | None = None,
     **patience: float,
 ) -> Iterator[CoordinatorThread]:
@@ -74,7 +74,7 @@ def coordinated(
     host = c10d.find_or_host(endpoint, 5.0)
     assert host is not None
     link = open_link or (lambda host, run_id: host.coordinator_link(run_id))
-    thread = CoordinatorThread(host.inbox(), lambda run_id: link(host, run_id), memory, **patience)
+    thread = CoordinatorThread(host.inbox(), lambda run_id: link(host, run_id), history_store, **patience)
     thread.start()
     try:
         yield thread
@@ -136,7 +136,7 @@ def test_a_state_directory_that_cannot_be_written_is_said_once_and_stops_nobody(
     (state / "runs").write_text("where a folder should be")
 
     async def story() -> None:
-        with coordinated(endpoint, RunMemory(state)):
+        with coordinated(endpoint, RunHistoryStore(state)):
             async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
                 first = await a.running("a")
                 a.fail()
@@ -150,7 +150,7 @@ def test_a_state_directory_that_cannot_be_written_is_said_once_and_stops_nobody(
     run(story())
 
 
-class HangingMemory(RunMemory):
+class HangingRunHistoryStore(RunHistoryStore):
     """A state directory on a file server that does not answer until told to."""
 
     def __init__(self, state_dir: Path) -> None:
@@ -167,10 +167,10 @@ class HangingMemory(RunMemory):
 def test_a_state_directory_that_hangs_delays_no_generation_and_gets_the_newest_later(
     endpoint: Endpoint, tmp_path: Path, notes: Notes
 ) -> None:
-    disk = HangingMemory(tmp_path / "state")
+    disk = HangingRunHistoryStore(tmp_path / "state")
 
     async def story() -> None:
-        with coordinated(endpoint, BoundedMemory(disk)):
+        with coordinated(endpoint, BoundedRunHistoryStore(disk)):
             async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
                 first = await a.running("a")
                 a.fail()
@@ -192,14 +192,14 @@ def test_a_state_directory_that_hangs_delays_no_generation_and_gets_the_newest_l
 
 def test_every_generation_is_on_disk_before_a_node_hears_of_it(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
-        memory = RunMemory(tmp_path / "state")
-        with coordinated(endpoint, memory):
+        history_store = RunHistoryStore(tmp_path / "state")
+        with coordinated(endpoint, history_store):
             async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
                 remembered: list[tuple[int, int]] = []
 
                 def listen(event: events.SessionEvent, tell: Callable[..., None] = a._event) -> None:
                     if isinstance(event, events.PlanSeen):
-                        known = memory.load("run")
+                        known = history_store.load("run")
                         remembered.append(
                             (event.plan.generation, known.generation if known is not None else 0)
                         )
@@ -232,7 +232,7 @@ def test_trouble_with_one_run_does_not_touch_another(
                 raise OSError("too many open files")
             return host.coordinator_link(run_id)
 
-        with coordinated(endpoint, RunMemory(tmp_path / "state"), open_link) as thread:
+        with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), open_link) as thread:
             rules = policy(1, 1)
             async with (
                 Participant("t", endpoint, rules, tmp_path / "t", "troubled") as troubled,
@@ -284,7 +284,7 @@ def test_names_that_are_no_runs_cost_no_connections_and_hold_up_no_run(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     async def story() -> None:
-        with coordinated(endpoint, RunMemory(tmp_path / "state")):
+        with coordinated(endpoint, RunHistoryStore(tmp_path / "state")):
             rules = policy(1, 1)
             async with Participant("a", endpoint, rules, tmp_path / "a") as a:
                 generation = (await a.running("a")).generation
@@ -312,7 +312,7 @@ def test_more_runs_than_a_store_coordinates_wait_and_the_log_says_so(
     monkeypatch.setattr(coordinator_thread, "MAX_RUNS", 1)
 
     async def story() -> None:
-        with coordinated(endpoint, RunMemory(tmp_path / "state"), keep_over_s=0.1, idle_s=0.2):
+        with coordinated(endpoint, RunHistoryStore(tmp_path / "state"), keep_over_s=0.1, idle_s=0.2):
             rules = policy(1, 1, join_s=1.0)
             async with (
                 Participant("a", endpoint, rules, tmp_path / "a", "first") as a,
@@ -402,28 +402,28 @@ def history(generation: int, **changes: object) -> History:
 
 
 def test_memory_never_goes_back(tmp_path: Path) -> None:
-    memory = RunMemory(tmp_path)
-    assert memory.load("run") is None
-    for said in (history(3), history(7, verdict=Phase.FAILED), history(5), history(7)):
-        memory.save("run", said)
-    assert memory.load("run") == history(7, verdict=Phase.FAILED)
-    memory.save("run", history(8))
-    assert memory.load("run") == history(8)
-    assert memory.load("another") is None
+    history_store = RunHistoryStore(tmp_path)
+    assert history_store.load("run") is None
+    for said in (history(3), history(7, outcome=Phase.FAILED), history(5), history(7)):
+        history_store.save("run", said)
+    assert history_store.load("run") == history(7, outcome=Phase.FAILED)
+    history_store.save("run", history(8))
+    assert history_store.load("run") == history(8)
+    assert history_store.load("another") is None
 
 
 def test_memory_written_by_several_agents_at_once_keeps_the_highest(tmp_path: Path) -> None:
     def write(numbers: range) -> None:
-        memory = RunMemory(tmp_path)
+        history_store = RunHistoryStore(tmp_path)
         for number in numbers:
-            memory.save("run", history(number))
+            history_store.save("run", history(number))
 
     threads = [threading.Thread(target=write, args=(range(start, 200, 4),)) for start in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    known = RunMemory(tmp_path).load("run")
+    known = RunHistoryStore(tmp_path).load("run")
     assert known is not None
     assert known.generation == 199
     files = [path.name for path in (tmp_path / "runs" / "run.run").iterdir()]
@@ -432,32 +432,34 @@ def test_memory_written_by_several_agents_at_once_keeps_the_highest(tmp_path: Pa
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"generation": -1}', json.dumps([1]).encode()])
 def test_memory_that_cannot_be_read_counts_as_none(tmp_path: Path, content: bytes) -> None:
-    memory = RunMemory(tmp_path)
-    memory.save("run", history(7))
+    history_store = RunHistoryStore(tmp_path)
+    history_store.save("run", history(7))
     for path in (tmp_path / "runs" / "run.run").iterdir():
         path.write_bytes(content)
-    assert memory.load("run") is None
-    memory.save("run", history(8))
-    assert memory.load("run") == history(8)
+    assert history_store.load("run") is None
+    history_store.save("run", history(8))
+    assert history_store.load("run") == history(8)
 
 
 def test_runs_with_odd_names_are_remembered_apart(tmp_path: Path) -> None:
-    memory = RunMemory(tmp_path / "state")
+    history_store = RunHistoryStore(tmp_path / "state")
     names = [".", "..", "a", "a.run", "a@b:1+2-3", "x" * 128]
     for number, name in enumerate(names, 1):
-        memory.save(name, history(number))
-    assert [memory.load(name) for name in names] == [history(number) for number in range(1, len(names) + 1)]
+        history_store.save(name, history(number))
+    assert [history_store.load(name) for name in names] == [
+        history(number) for number in range(1, len(names) + 1)
+    ]
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["runs"]
 
 
 def test_only_a_verdict_is_settled(tmp_path: Path) -> None:
-    memory = RunMemory(tmp_path)
-    memory.settle("run")
-    assert memory.load("run") is None
-    memory.save("run", history(4))
-    memory.settle("run")
-    assert memory.load("run") == history(4), "a run that is not over is to be continued"
-    memory.save("run", history(5, verdict=Phase.FINISHED))
-    memory.settle("run")
-    assert memory.load("run") == history(5, verdict=Phase.FINISHED, settled=True)
+    history_store = RunHistoryStore(tmp_path)
+    history_store.settle("run")
+    assert history_store.load("run") is None
+    history_store.save("run", history(4))
+    history_store.settle("run")
+    assert history_store.load("run") == history(4), "a run that is not over is to be continued"
+    history_store.save("run", history(5, outcome=Phase.FINISHED))
+    history_store.settle("run")
+    assert history_store.load("run") == history(5, outcome=Phase.FINISHED, settled=True)

@@ -22,7 +22,7 @@ from elastic_agent.rendezvous.backends.etcd.election import (
 from elastic_agent.rendezvous.coordinator_effects import LoadHistory, ReadPlan
 from elastic_agent.rendezvous.effects import Effect, Sleep, run
 from elastic_agent.transport.base import StoreLostError
-from elastic_agent.transport.etcd import DeposedError
+from elastic_agent.transport.etcd import NotLeaderError
 
 TTL_S = 4.0
 
@@ -99,17 +99,19 @@ def test_the_time_of_a_renewal_counts_from_when_it_was_sent(key: LeaderKey) -> N
     assert key.now_s <= 1001.0 + 1.5 * TTL_S
 
 
-@pytest.mark.parametrize("answer", [False, DeposedError("b leads")])
-def test_leadership_is_lost_at_once_when_etcd_says_so(key: LeaderKey, answer: bool | DeposedError) -> None:
+@pytest.mark.parametrize("answer", [False, NotLeaderError("b leads")])
+def test_leadership_is_lost_at_once_when_etcd_says_so(key: LeaderKey, answer: bool | NotLeaderError) -> None:
     def perform(effect: Effect[Any]) -> Any:
         if isinstance(effect, KeepAlive):
-            if isinstance(answer, DeposedError):
+            if isinstance(answer, NotLeaderError):
                 raise answer
             return answer
         return key.perform(effect)
 
     lost = run(keep_leading(lambda: key.now_s, TTL_S, 1000.0), perform)
-    assert lost == ("b leads" if isinstance(answer, DeposedError) else "the coordinator's etcd lease expired")
+    assert lost == (
+        "b leads" if isinstance(answer, NotLeaderError) else "the coordinator's etcd lease expired"
+    )
     assert key.now_s == 1001.0
 
 

@@ -13,8 +13,8 @@ import pytest
 from elastic_agent.protocol.records import RECORD_VERSION, History, Lease, Member, Phase, Policy, State
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import ElectionThread
-from elastic_agent.rendezvous.run_history import RunMemory
-from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, run_life
+from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.transport.etcd import EtcdLink, KeptLeases, Leadership, RunKeys, run_life
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster, set_up_long_ago
 from tests.protocol.support import world
@@ -42,9 +42,9 @@ def members(tmp_path: Path) -> Iterator[Members]:
 
 
 @contextmanager
-def election(members: Members, memory: RunMemory) -> Iterator[ElectionThread]:
+def election(members: Members, history_store: RunHistoryStore) -> Iterator[ElectionThread]:
     keys = RunKeys(ACCESS.prefix, RUN)
-    one = ElectionThread(RUN, keys, lambda: members.dial()[0], memory, LEASE_S, lambda: None)
+    one = ElectionThread(RUN, keys, lambda: members.dial()[0], history_store, LEASE_S, lambda: None)
     one.start()
     try:
         yield one
@@ -66,10 +66,10 @@ def node(members: Members, name: str, **fields: object) -> EtcdLink:
 
 def test_the_memory_of_a_finished_run_ends_no_new_one_of_that_name(members: Members, tmp_path: Path) -> None:
     """An agent of the old run that is about to end may be elected once more, when the next run has begun."""
-    memory = RunMemory(tmp_path / "state")
-    memory.save(RUN, History(generation=3, verdict=Phase.FINISHED))
-    term_of_the_run(members).remove_run(History(generation=3, verdict=Phase.FINISHED, settled=True))
-    with election(members, memory):
+    history_store = RunHistoryStore(tmp_path / "state")
+    history_store.save(RUN, History(generation=3, outcome=Phase.FINISHED))
+    term_of_the_run(members).remove_run(History(generation=3, outcome=Phase.FINISHED, settled=True))
+    with election(members, history_store):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.FORMING, 4), plan.reason
@@ -79,9 +79,9 @@ def test_a_finished_run_does_not_begin_again_because_etcd_lost_the_verdict(
     members: Members, tmp_path: Path
 ) -> None:
     """Not everybody has heard it yet."""
-    memory = RunMemory(tmp_path / "state")
-    memory.save(RUN, History(generation=3, verdict=Phase.FINISHED))
-    with election(members, memory):
+    history_store = RunHistoryStore(tmp_path / "state")
+    history_store.save(RUN, History(generation=3, outcome=Phase.FINISHED))
+    with election(members, history_store):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.FINISHED, 3), plan.reason
@@ -93,7 +93,7 @@ def test_in_a_new_etcd_nothing_is_formed_until_nodes_that_an_earlier_one_knew_ar
     """A node that knows nothing of them is elected first; they are slow to dial again."""
     registered_s = time.monotonic()
     c = node(new_etcd, "c")
-    with election(new_etcd, RunMemory(tmp_path / "state")):
+    with election(new_etcd, RunHistoryStore(tmp_path / "state")):
         assert c.next_plan(0, 0.5 * LEASE_S) is None
         assert "the store is empty" in c.read_status()
         plan = c.next_plan(0, PATIENCE_S)
@@ -106,7 +106,7 @@ def test_a_world_that_etcd_has_lost_runs_on_although_a_node_that_does_not_know_i
     new_etcd: Members, tmp_path: Path
 ) -> None:
     node(new_etcd, "c")
-    with election(new_etcd, RunMemory(tmp_path / "state")):
+    with election(new_etcd, RunHistoryStore(tmp_path / "state")):
         known = History(3, world(3, "a-1"), order=("a",))
         a = node(new_etcd, "a", state=State.RUNNING, generation=3, history=known)
         plan = a.next_plan(0, 0.5 * LEASE_S)
@@ -117,17 +117,17 @@ def test_a_world_that_etcd_has_lost_runs_on_although_a_node_that_does_not_know_i
 def test_a_run_in_an_etcd_that_has_been_in_use_for_long_does_not_wait(
     members: Members, tmp_path: Path
 ) -> None:
-    with election(members, RunMemory(tmp_path / "state")):
+    with election(members, RunHistoryStore(tmp_path / "state")):
         plan = node(members, "a").next_plan(0, 0.5 * LEASE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.FORMING, 1), plan.reason
 
 
 def test_etcd_tells_how_long_ago_it_was_first_used(new_etcd: Members) -> None:
-    term = term_of_the_run(new_etcd)
+    leadership = term_of_the_run(new_etcd)
     first_s = time.monotonic()
-    assert term.store_age_s() == 0.0
-    while (age_s := term.store_age_s()) < 1.0:
+    assert leadership.store_age_s() == 0.0
+    while (age_s := leadership.store_age_s()) < 1.0:
         time.sleep(0.1)
     assert age_s <= time.monotonic() - first_s + 1.0
 
@@ -135,9 +135,9 @@ def test_etcd_tells_how_long_ago_it_was_first_used(new_etcd: Members) -> None:
 def test_an_unfinished_run_that_etcd_lost_goes_on_above_what_the_machine_remembers(
     members: Members, tmp_path: Path
 ) -> None:
-    memory = RunMemory(tmp_path / "state")
-    memory.save(RUN, History(generation=7, charged=2))
-    with election(members, memory):
+    history_store = RunHistoryStore(tmp_path / "state")
+    history_store.save(RUN, History(generation=7, charged=2))
+    with election(members, history_store):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2), plan.reason
@@ -147,11 +147,11 @@ def test_a_machine_that_slept_through_the_end_of_its_run_begins_above_it(
     members: Members, tmp_path: Path
 ) -> None:
     """It remembers an earlier generation of a run that still went on; etcd knows how that run ended."""
-    memory = RunMemory(tmp_path / "state")
-    memory.save(RUN, History(generation=3, charged=1))
-    ended = History(generation=4, charged=1, verdict=Phase.FINISHED, settled=True)
+    history_store = RunHistoryStore(tmp_path / "state")
+    history_store.save(RUN, History(generation=3, charged=1))
+    ended = History(generation=4, charged=1, outcome=Phase.FINISHED, settled=True)
     term_of_the_run(members).remove_run(ended)
-    with election(members, memory):
+    with election(members, history_store):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 5, 0), plan.reason
@@ -161,18 +161,18 @@ def test_a_machine_that_slept_through_the_end_of_its_run_begins_above_it(
 def test_a_stopped_run_is_taken_up_above_its_end_by_a_machine_that_does_not_remember_it(
     members: Members, tmp_path: Path
 ) -> None:
-    ended = History(generation=4, charged=1, order=("b", "a"), verdict=Phase.STOPPED, settled=True)
+    ended = History(generation=4, charged=1, order=("b", "a"), outcome=Phase.STOPPED, settled=True)
     term_of_the_run(members).remove_run(ended)
-    with election(members, RunMemory(tmp_path / "state")):
+    with election(members, RunHistoryStore(tmp_path / "state")):
         plan = node(members, "a").next_plan(0, PATIENCE_S)
     assert plan is not None
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 5, 1), plan.reason
     assert plan.order == ("b", "a")
 
 
-def term_of_the_run(members: Members) -> Term:
+def term_of_the_run(members: Members) -> Leadership:
     client, keys = members.dial()[0], RunKeys(ACCESS.prefix, RUN)
     run_life(client, keys)
-    term = campaign(client, keys, "a test", LEASE_S, 0.1)
-    assert term is not None
-    return term
+    leadership = campaign(client, keys, "a test", LEASE_S, 0.1)
+    assert leadership is not None
+    return leadership

@@ -16,7 +16,7 @@ from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.records import Address, FailureKind, History, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.clock import boottime_s
-from elastic_agent.rendezvous.connector import BootstrapOffer, Connector
+from elastic_agent.rendezvous.dialer import BootstrapOffer, StoreDialer
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError
 from elastic_agent.values import Endpoint
@@ -228,15 +228,15 @@ def test_an_error_in_what_a_lost_lease_brings_about_ends_the_session(
 class WithoutDescriptors:
     """A connector of a process that has no file descriptor left when it is to dial a bootstrap store."""
 
-    def __init__(self, connector: Connector) -> None:
-        self._connector = connector
+    def __init__(self, dialer: StoreDialer) -> None:
+        self._dialer = dialer
 
     def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
         with no_descriptors_left():
-            self._connector.dial_bootstrap(address, timeout_s)
+            self._dialer.dial_bootstrap(address, timeout_s)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._connector, name)
+        return getattr(self._dialer, name)
 
 
 def test_a_node_that_cannot_open_a_socket_to_the_bootstrap_store_says_so(
@@ -257,18 +257,18 @@ def test_a_node_that_cannot_open_a_socket_to_the_bootstrap_store_says_so(
 class ShortOfPorts:
     """A connector that finds no port for the first bootstrap stores that it is to offer."""
 
-    def __init__(self, connector: Connector, failures: int) -> None:
-        self._connector = connector
+    def __init__(self, dialer: StoreDialer, failures: int) -> None:
+        self._dialer = dialer
         self._failures = failures
 
     def offer_bootstrap(self, local_address: str) -> BootstrapOffer:
         self._failures -= 1
         if self._failures >= 0:
             raise TransportError("no port of 29500:29500 is free for a bootstrap store")
-        return self._connector.offer_bootstrap(local_address)
+        return self._dialer.offer_bootstrap(local_address)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._connector, name)
+        return getattr(self._dialer, name)
 
 
 def test_a_bootstrap_store_that_could_not_be_offered_is_offered_with_a_later_renewal(
@@ -366,13 +366,13 @@ def test_a_connection_that_silently_goes_dead_does_not_cost_the_lease(
 class LateRegistration:
     """A connector whose first registration is lost after the plan was read, as by an answer that comes too late."""
 
-    def __init__(self, connector: Connector) -> None:
-        self._connector = connector
+    def __init__(self, dialer: StoreDialer) -> None:
+        self._dialer = dialer
         self._plan_read = threading.Event()
         self._lost = False
 
     def connect(self) -> NodeLink:
-        link = self._connector.connect()
+        link = self._dialer.connect()
         register, next_plan = link.register, link.next_plan
 
         def read(after: int, timeout_s: float) -> Plan | None:
@@ -392,7 +392,7 @@ class LateRegistration:
         return link
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._connector, name)
+        return getattr(self._dialer, name)
 
 
 def test_a_store_that_knows_less_is_told_the_history_whenever_the_node_gets_to_register(

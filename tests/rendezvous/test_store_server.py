@@ -24,7 +24,7 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread
-from elastic_agent.rendezvous.run_history import KEPT_SETTLED, KEPT_UNNAMED, RunMemory
+from elastic_agent.rendezvous.run_history import KEPT_SETTLED, KEPT_UNNAMED, RunHistoryStore
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.values import Endpoint
@@ -48,7 +48,7 @@ class Served:
         self.coordinator = CoordinatorThread(
             host.inbox(),
             host.coordinator_link,
-            RunMemory(state_dir),
+            RunHistoryStore(state_dir),
             on_plan=self._on_plan,
             keep_over_s=keep_over_s,
         )
@@ -212,9 +212,9 @@ def test_a_run_stays_as_long_as_somebody_of_it_lives(tmp_path: Path) -> None:
         assert "run" in store.looked_after
         again = c10d.dial(store.endpoint, "run", 5.0)
         assert again.store_id == node.link.store_id
-        verdict = again.read_plan()
-        assert verdict is not None
-        assert verdict.phase is Phase.FINISHED
+        outcome = again.read_plan()
+        assert outcome is not None
+        assert outcome.phase is Phase.FINISHED
         node.say(State.LEFT, 1)
         removed(store, "run")
 
@@ -269,14 +269,14 @@ def test_a_job_that_was_agreed_anew_keeps_its_name(tmp_path: Path) -> None:
 
 
 def test_the_disk_keeps_the_newest_of_the_settled_runs_and_every_other_run(tmp_path: Path) -> None:
-    memory = RunMemory(tmp_path)
+    history_store = RunHistoryStore(tmp_path)
     for number in range(5):
-        memory.save(f"open-{number}", History(3))
-        memory.save(f"unheard-{number}", History(3, verdict=Phase.FINISHED))
+        history_store.save(f"open-{number}", History(3))
+        history_store.save(f"unheard-{number}", History(3, outcome=Phase.FINISHED))
     for number in range(KEPT_SETTLED + 50):
         run_id = f"settled-{number}"
-        memory.save(run_id, History(3, verdict=Phase.FINISHED))
-        memory.settle(run_id)
+        history_store.save(run_id, History(3, outcome=Phase.FINISHED))
+        history_store.settle(run_id)
         for path in (tmp_path / "runs" / f"{run_id}.run").iterdir():
             os.utime(path, (number, number))  # the clock is coarser than this loop
     left = {path.name.removesuffix(".run") for path in (tmp_path / "runs").iterdir()}
@@ -287,15 +287,15 @@ def test_the_disk_keeps_the_newest_of_the_settled_runs_and_every_other_run(tmp_p
 
 def test_of_unnamed_runs_that_were_killed_the_disk_keeps_the_newest(tmp_path: Path) -> None:
     going_on, elsewhere = "run-ffffffff", "run-eeeeeeee"
-    own = RunMemory(tmp_path)
+    own = RunHistoryStore(tmp_path)
     own.save(going_on, History(3))
     (tmp_path / "nodes" / elsewhere).mkdir(parents=True)
     for number in range(KEPT_UNNAMED + 5):
         run_id = f"run-{number:08x}"
-        RunMemory(tmp_path).save(run_id, History(3))  # by an agent of its own, which was killed then
+        RunHistoryStore(tmp_path).save(run_id, History(3))  # by an agent of its own, which was killed then
         os.utime(*(tmp_path / "runs" / f"{run_id}.run").iterdir(), (number, number))
-    RunMemory(tmp_path).save(elsewhere, History(3))
-    RunMemory(tmp_path).save("named", History(3))
+    RunHistoryStore(tmp_path).save(elsewhere, History(3))
+    RunHistoryStore(tmp_path).save("named", History(3))
     for path in (tmp_path / "runs").glob("*.run/*"):
         if path.parent.stem in (going_on, elsewhere, "named"):
             os.utime(path, (0, 0))  # longer ago than all others
@@ -307,9 +307,9 @@ def test_of_unnamed_runs_that_were_killed_the_disk_keeps_the_newest(tmp_path: Pa
 
 
 def test_a_run_that_begins_again_is_not_forgotten(tmp_path: Path) -> None:
-    memory = RunMemory(tmp_path)
-    memory.save("again", History(3, verdict=Phase.FINISHED, settled=True))
-    memory.save("again", History(4))
+    history_store = RunHistoryStore(tmp_path)
+    history_store.save("again", History(3, outcome=Phase.FINISHED, settled=True))
+    history_store.save("again", History(4))
     for number in range(KEPT_SETTLED + 10):
-        memory.save(f"settled-{number}", History(3, verdict=Phase.FAILED, settled=True))
-    assert memory.load("again") == History(4)
+        history_store.save(f"settled-{number}", History(3, outcome=Phase.FAILED, settled=True))
+    assert history_store.load("again") == History(4)

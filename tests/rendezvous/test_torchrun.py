@@ -19,10 +19,10 @@ import pytest
 from torch.distributed.elastic.agent.server import api
 
 from elastic_agent.protocol.records import RECORD_VERSION, Address, History, Member, Phase, State
-from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory
+from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
 from elastic_agent.torchrun.handler import EXIT_BARRIER
 from elastic_agent.torchrun.messages import Begin, Channel, FromTorchrun
-from elastic_agent.torchrun.sidecar import Companion
+from elastic_agent.torchrun.sidecar import Sidecar
 from tests.etcd import EtcdCluster
 from tests.processes import freeze, thaw
 
@@ -86,7 +86,7 @@ def test_a_run_grows_and_recovers_from_a_failure_and_from_a_frozen_and_a_lost_no
     stores = {(one.env["MASTER_ADDR"], one.env["MASTER_PORT"]) for one in (grown[0], again[0])}
     assert len(stores) == 2, "each world has a store of its own"
 
-    freeze(b.process.pid)  # its companion lives, and is not to speak for it
+    freeze(b.process.pid)  # its sidecar lives, and is not to speak for it
     assert places(stage.workers(2)) == [("a", 0, 0, 0, 2), ("a", 1, 0, 1, 2)]
     thaw(b.process.pid)
     assert places(stage.workers(3)) == both
@@ -131,7 +131,7 @@ def test_a_terminated_node_leaves_at_once_and_one_that_gives_up_too(stage: Stage
 def test_a_killed_companion_costs_a_new_world_and_no_restart(stage: Stage) -> None:
     a, b = stage.start("a", 1, "2"), stage.start("b", 1, "2")
     first = stage.workers(2)
-    os.kill(b.companion, signal.SIGKILL)
+    os.kill(b.sidecar, signal.SIGKILL)
     second = stage.workers(2)
     assert {one.node for one in second} == {"a", "b"}
     assert {one.env["TORCHELASTIC_RESTART_COUNT"] for one in second} == {"0"}
@@ -148,7 +148,7 @@ from elastic_agent.torchrun.plugin import create_handler
 handler = create_handler(RendezvousParameters("elastic", sys.argv[1], "job", 1, 1))
 child = os.fork()
 if child:
-    print(handler._companion._process.pid, child, flush=True)
+    print(handler._sidecar._process.pid, child, flush=True)
 signal.pause()
 """
 
@@ -159,15 +159,15 @@ def test_a_companion_ends_with_its_torchrun_though_a_process_forked_from_that_li
     state = {"XDG_STATE_HOME": str(stage.folder / "state")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **state}) as torchrun:
         assert torchrun.stdout is not None
-        companion, child = map(int, torchrun.stdout.readline().split())
-        handle = os.pidfd_open(companion)
+        sidecar, child = map(int, torchrun.stdout.readline().split())
+        handle = os.pidfd_open(sidecar)
         try:
             torchrun.kill()
             torchrun.wait()
             assert select.select([handle], [], [], PATIENCE_S)[0], "it takes part without a torchrun"
         finally:
             os.close(handle)
-            for process in (child, companion):
+            for process in (child, sidecar):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
 
@@ -182,26 +182,26 @@ def test_the_same_command_again_is_a_new_run_with_odd_names_too(stage: Stage) ->
         assert a.said() == ""
 
 
-def memory_of_a_companion(port: int, state_dir: Path) -> BoundedMemory:
+def history_store_of_a_sidecar(port: int, state_dir: Path) -> BoundedRunHistoryStore:
     member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(1, 1))
     begin = Begin((Address("127.0.0.1", port),), None, "none", member, str(state_dir), None, "warning")
 
-    async def memory() -> BoundedMemory:
-        torchruns, companions = socket.socketpair()
-        with torchruns, companions:
-            channel: Channel[FromTorchrun] = Channel(companions, FromTorchrun)
-            return Companion(begin, channel, os.getppid())._meeting.memory
+    async def memory() -> BoundedRunHistoryStore:
+        torchruns, sidecars = socket.socketpair()
+        with torchruns, sidecars:
+            channel: Channel[FromTorchrun] = Channel(sidecars, FromTorchrun)
+            return Sidecar(begin, channel, os.getppid())._backend.history_store
 
     return asyncio.run(memory())
 
 
 def test_runs_of_one_name_at_two_endpoints_remember_nothing_of_each_other(tmp_path: Path) -> None:
     """torchrun calls a run "none" by default; of two at once, one would take the other's verdict for its own."""
-    over = History(7, verdict=Phase.FINISHED)
-    memory_of_a_companion(29500, tmp_path).save("none", over)
-    assert memory_of_a_companion(29501, tmp_path).load("none") is None
-    assert RunMemory(tmp_path).load("none") is None, "nor does an agent's run"
-    known = memory_of_a_companion(29500, tmp_path).load("none")
+    over = History(7, outcome=Phase.FINISHED)
+    history_store_of_a_sidecar(29500, tmp_path).save("none", over)
+    assert history_store_of_a_sidecar(29501, tmp_path).load("none") is None
+    assert RunHistoryStore(tmp_path).load("none") is None, "nor does an agent's run"
+    known = history_store_of_a_sidecar(29500, tmp_path).load("none")
     assert known is not None
     assert known.generation == 7
 

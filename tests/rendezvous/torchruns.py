@@ -90,13 +90,13 @@ class Torchrun:
         return self.log.read_text(errors="replace")
 
     def kill_node(self) -> None:
-        """SIGKILL to torchrun, its companion and its workers."""
+        """SIGKILL to torchrun, its sidecar and its workers."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     @property
-    def companion(self) -> int:
+    def sidecar(self) -> int:
         """The pid of the process that takes part in the rendezvous."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():

@@ -21,7 +21,7 @@ from elastic_agent.protocol.node import (
     Outcome,
     Prepare,
     Rejoin,
-    Request,
+    RequestStop,
     StartWorkers,
     StopWorkers,
 )
@@ -43,7 +43,7 @@ from elastic_agent.rendezvous.store_requests import Call, Connect, DialBootstrap
 from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError, UnreachableError
 
 from .asking import Asking
-from .election import Candidate
+from .election import SimulatedElection
 from .etcd import EtcdConnection
 from .guard import Group, Guard
 from .kernel import Inbox, Process, Routine
@@ -60,7 +60,7 @@ POINTS: dict[type, str] = {
     StartWorkers: "start",
     StopWorkers: "stop",
     Rejoin: "rejoin",
-    Request: "request",
+    RequestStop: "request",
     Notify: "notice",
 }
 """Where a trap may wait (see :mod:`.faults`)."""
@@ -180,7 +180,7 @@ class Agent:
         self._performer = SessionPerformer(self)
         cluster.embodied(self)
         in_etcd = cluster.scenario.hosting == "etcd"
-        self.candidate = Candidate(cluster, self) if in_etcd else None
+        self.election = SimulatedElection(cluster, self) if in_etcd else None
         self._life = self._performer.spawn(self.session.live())
         self.process.spawn(self._main())
 
@@ -232,8 +232,8 @@ class Agent:
         self._life.cancel()
         while self.cluster.serves(self):
             yield self.cluster.kernel.random.choice((0.001, 0.01, 0.3))
-        if self.candidate is not None:
-            yield from self.candidate.stop()
+        if self.election is not None:
+            yield from self.election.stop()
         self.cluster.departed(self)
         self.process.kill()
 
@@ -255,8 +255,8 @@ class Agent:
         self.participant.take_in(event)
 
     def _renewed(self) -> None:
-        if self.candidate is not None:
-            self.candidate.mark()
+        if self.election is not None:
+            self.election.mark()
         self.cluster.at("renewed", self)
 
     def _set_deadline(self, deadline_s: float | None) -> None:
@@ -329,7 +329,7 @@ class Agent:
     def group_left(self, group: Group) -> None:
         """Workers saved and left after a notice."""
         self.cluster.at("yield", self)
-        self.process.do(self.post, lambda: self.node.yielded(group.generation))
+        self.process.do(self.post, lambda: self.node.saved(group.generation))
 
     def _stop(self, action: StopWorkers) -> None:
         if self._stopping is not None:

@@ -41,8 +41,8 @@ class Asking:
 
     def drain_other(self, node_id: str, left_s: float) -> None:
         """Another node is to leave."""
-        ask = self._requests.remove(node_id, left_s, f"{node_id} is told to leave")
-        self.cluster.checker.notices.drains_other(self.agent, ask)
+        stop_request = self._requests.remove(node_id, left_s, f"{node_id} is told to leave")
+        self.cluster.checker.notices.drains_other(self.agent, stop_request)
 
     def stop(self, cause: Cause, left_s: float) -> None:
         """The whole run is to end, everybody having saved."""
@@ -50,13 +50,13 @@ class Asking:
         agent.asked_to_leave = agent.asked_for_the_end = True
         if cause is Cause.OPERATOR:  # a command, which waits until no worker of the run is left
             agent.node.linger()
-        ask = self._requests.end_run(cause, left_s, f"{cause.value} at {agent.holder.node_id}")
-        self.cluster.checker.notices.asks_for_the_end(agent, ask)
-        self.cluster.checker.notices.stops(agent, ask)
+        stop_request = self._requests.end_run(cause, left_s, f"{cause.value} at {agent.holder.node_id}")
+        self.cluster.checker.notices.asks_for_the_end(agent, stop_request)
+        self.cluster.checker.notices.stops(agent, stop_request)
 
     def _workers_look(self) -> bool:
         group = self.agent.guard.group
-        return group is not None and group.alive and group.looks
+        return group is not None and group.alive and group.handles_notices
 
     def _call_later(self, after_s: float, act: Callable[[], None]) -> None:
         agent = self.agent

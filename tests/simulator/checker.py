@@ -74,7 +74,7 @@ class Checker:
         self._renewed_s: dict[str, float] = {}
         """When a lease was last written by its holder."""
         self._seen_running: dict[str, int] = {}
-        """Whom the coordinator that condemns it takes to be running, and which generation."""
+        """Whom the coordinator that revokes it takes to be running, and which generation."""
         self._intents: dict[bytes, Seen] = {}
         self._intended_charge: dict[int, int] = {}
 
@@ -206,8 +206,8 @@ class Checker:
         """A lease was written in a store by its holder."""
         self._renewed_s[incarnation] = self.cluster.kernel.now
 
-    def condemns(self, member: Member) -> None:
-        """A coordinator is about to condemn this node, knowing that."""
+    def revokes(self, member: Member) -> None:
+        """A coordinator is about to revoke this node, knowing that."""
         running = member.state is State.RUNNING
         self._seen_running[member.incarnation] = member.generation if running else -1
 
@@ -216,8 +216,8 @@ class Checker:
         """Whether a deposed coordinator's writes are kept out; by hosting "cluster" only those of plans are."""
         return self.cluster.scenario.hosting != "cluster"
 
-    def condemned(self, store: Store, lease: Lease) -> None:
-        """A lease was condemned in the store: not of a running node that renewed it within its time."""
+    def revoked(self, store: Store, lease: Lease) -> None:
+        """A lease was revoked in the store: not of a running node that renewed it within its time."""
         self.cluster.story("store", "lease of {} condemned", lease.incarnation)
         members = [readable(Member, one) for one in store.members.values()]
         replaced = any(isinstance(one, Member) and lease.incarnation in one.replaces for one in members)
@@ -321,7 +321,7 @@ class Checker:
             self.require(plan.charged == before.charged, "safety 5 (budget)", "charged without sealing")
         if before.phase is Phase.RUNNING and plan.phase is Phase.FORMING:
             self._has_a_cause(store, before, plan)
-            left = any(member.state is State.YIELDED for member, _ in seen.values())
+            left = any(member.state is State.SAVED for member, _ in seen.values())
             if plan.free and not left and (before.notice is None or plan.failure is not None):
                 self._really_free(plan, seen)
 
@@ -333,7 +333,7 @@ class Checker:
             key
             for key, (one, _) in seen.items()
             if (one.state, one.generation) == (State.READY, before.generation + 1)
-            and not self.cluster.agents[key].node.met
+            and not self.cluster.agents[key].node.has_participated
         ]
         self.require(bool(came), "the verdict stands", "nobody came to go on with the stopped run")
         self.require(plan.generation == before.generation + 1, "the next life", "its generation")
@@ -350,7 +350,7 @@ class Checker:
             return  # whether it ended in its time is a rule of notices
         for seat in before.world.seats:
             record, lease = store.members.get(seat.incarnation), store.leases.get(seat.incarnation)
-            if record is None or lease is None or decode(Lease, lease).condemned:
+            if record is None or lease is None or decode(Lease, lease).revoked:
                 return
             member = decode(Member, record)
             running = member.state in (State.READY, State.RUNNING, State.SUCCEEDED)
@@ -361,13 +361,13 @@ class Checker:
     def _really_free(self, plan: Plan, seen: Seen) -> None:
         dropped = any(
             seat.incarnation in seen and seen[seat.incarnation][0].generation >= plan.generation
-            for seat in plan.awaiting
+            for seat in plan.uncleared
         )
         higher = any(
             member.history is not None and member.history.generation >= plan.generation - 1
             for member, _ in seen.values()
         )
-        truly = dropped or higher or any(departed(seat.incarnation, seen) for seat in plan.awaiting)
+        truly = dropped or higher or any(departed(seat.incarnation, seen) for seat in plan.uncleared)
         self.require(truly, "safety 5 (budget)", "a failure is not charged though nobody departed")
 
     def _first_of_store(self, plan: Plan) -> None:
@@ -450,7 +450,7 @@ class Checker:
         failure = before.failure
         if failure is None or before.free:
             return 0
-        if any(departed(seat.incarnation, seen) for seat in before.awaiting):
+        if any(departed(seat.incarnation, seen) for seat in before.uncleared):
             return 0
         if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
             return 1
@@ -582,6 +582,6 @@ def departed(incarnation: str, seen: Seen) -> bool:
     if incarnation not in seen:
         return True
     member, lease = seen[incarnation]
-    if lease.condemned or member.state in (State.LEAVING, State.LEFT):
+    if lease.revoked or member.state in (State.LEAVING, State.LEFT):
         return True
     return any(incarnation in other.replaces for other, _ in seen.values())

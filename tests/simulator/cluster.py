@@ -108,8 +108,8 @@ class Endpoint:
         if self.cluster.over and isinstance(self.store, Etcd):
             return None  # nothing is there any more that belongs to the run
         connection = self.store.connect(agent.machine)
-        if isinstance(connection, EtcdConnection) and agent.candidate is not None:
-            connection.saw = partial(agent.candidate.saw, self.store.store_id)
+        if isinstance(connection, EtcdConnection) and agent.election is not None:
+            connection.saw = partial(agent.election.saw, self.store.store_id)
         return connection
 
     def _may_host(self, agent: Agent) -> bool:
@@ -279,7 +279,7 @@ class Cluster:
 
     def serves(self, agent: Agent) -> bool:
         """Whether this agent's process must go on hosting the store."""
-        winding_up = agent.candidate is not None and agent.candidate.winding_up
+        winding_up = agent.election is not None and agent.election.winding_up
         return (winding_up or self.endpoint.host is agent.process) and not self.over
 
     def departed(self, agent: Agent) -> None:

@@ -173,15 +173,15 @@ class Coordination:
 
     def _revoke(self, lease: Lease, reason: str) -> Routine:
         name = lease.incarnation
-        self.cluster.checker.condemns(self.seen[name][0])
-        done = yield from self._write("condemn", name, encode(lease), encode(lease.condemn(reason)))
+        self.cluster.checker.revokes(self.seen[name][0])
+        done = yield from self._write("revoke", name, encode(lease), encode(lease.revoke(reason)))
         if done:
             self._seen_revoked(name)
         return done
 
     def _seen_revoked(self, name: str) -> None:
         member, lease = self.seen[name]
-        self.seen[name] = (member, lease.condemn())
+        self.seen[name] = (member, lease.revoke())
 
 
 class HostedCoordinator(Coordination):

@@ -22,7 +22,7 @@ from elastic_agent.rendezvous.backends.etcd.election import (
 )
 from elastic_agent.rendezvous.coordinator_effects import RemoveRun
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep
-from elastic_agent.transport.etcd import DeposedError
+from elastic_agent.transport.etcd import NotLeaderError
 from elastic_agent.transport.record_reader import GONE
 
 from .coordination import Coordination, StoryLog
@@ -42,7 +42,7 @@ LIFE = b"life"
 """Of the run's records: what follows when they were removed is not looked at."""
 
 
-class Candidate(Performer):
+class SimulatedElection(Performer):
     """Runs the election as long as its agent lives."""
 
     def __init__(self, cluster: Cluster, agent: Agent) -> None:
@@ -113,7 +113,9 @@ class Candidate(Performer):
         connection = self._connection
         assert connection is not None  # connected first
         sent_s, call_s = self.agent.machine.clock(), self.cluster.call_s()
-        since = yield from connection.call("stand", self.agent.name, self.agent.machine, timeout_s=call_s)
+        since = yield from connection.call(
+            "campaign_for", self.agent.name, self.agent.machine, timeout_s=call_s
+        )
         if since is not None:
             self.leadership = Leadership(self, connection, since, sent_s)
         return since is not None
@@ -131,7 +133,7 @@ class Leadership(Coordination):
     store: Etcd
 
     def __init__(
-        self, candidate: Candidate, connection: EtcdConnection, since: int, elected_s: float
+        self, candidate: SimulatedElection, connection: EtcdConnection, since: int, elected_s: float
     ) -> None:
         agent = candidate.agent
         super().__init__(candidate.cluster, agent.machine, agent.process, connection.store)
@@ -180,13 +182,13 @@ class Leadership(Coordination):
 
     def _ask(self, method: str, *args: Any) -> Routine:
         if self.deposed:
-            raise DeposedError("leadership is lost")
+            raise NotLeaderError("leadership is lost")
         return (yield from self._link.call(method, *args, timeout_s=self.cluster.call_s()))
 
     def _write(self, method: str, *args: Any) -> Routine:
         answer = yield from self._ask("decree", self._since, method, args)
         if answer == DEPOSED:
-            raise DeposedError("another agent leads")
+            raise NotLeaderError("another agent leads")
         return answer
 
     def _find(self, incarnations: Collection[str] | None) -> Routine:
@@ -208,7 +210,7 @@ class Leadership(Coordination):
 
     def _keep(self, elected_s: float) -> Routine:
         lost = yield from drive(
-            keep_leading(self.machine.clock, self.store.office_s, elected_s), self._perform_keeping
+            keep_leading(self.machine.clock, self.store.leader_key_s, elected_s), self._perform_keeping
         )
         if lost:
             self.end(lost)
@@ -224,9 +226,9 @@ class Leadership(Coordination):
                 return (yield from self._call_to_keep("keep_office", self._since))
             case WriteMark():
                 if (yield from self._call_to_keep("decree", self._since, "mark", ())) == DEPOSED:
-                    raise DeposedError("another agent leads")
+                    raise NotLeaderError("another agent leads")
 
     def _call_to_keep(self, method: str, *args: Any) -> Routine:
         if self._keeping is None or self._keeping.closed:
             self._keeping = self.store.connect(self.machine)
-        return (yield from self._keeping.call(method, *args, timeout_s=self.store.office_s / 4))
+        return (yield from self._keeping.call(method, *args, timeout_s=self.store.leader_key_s / 4))

@@ -17,7 +17,7 @@ from .network import Connection
 from .store import Answer, Store
 
 if TYPE_CHECKING:
-    from .election import Candidate
+    from .election import SimulatedElection
     from .machine import Machine
 
 LEADER_LEASES = 0.6
@@ -29,7 +29,7 @@ DEPOSED = "deposed"
 
 
 @dataclass
-class Office:
+class LeaderKey:
     """The leader key."""
 
     holder: str
@@ -48,8 +48,8 @@ class Etcd(Store):
         self.now_s = 0.0
         self._forgotten = self.cluster.etcd_forgets
         """Its coordinators have to make do with what their disks and the nodes say of the run."""
-        self.office: Office | None = None
-        self.office_s = LEADER_LEASES * self.cluster.policy.lease_ttl_s
+        self.leader_key: LeaderKey | None = None
+        self.leader_key_s = LEADER_LEASES * self.cluster.policy.lease_ttl_s
         self.kept_s = max(LEAST_KEPT_S, KEPT_LEASES * self.cluster.policy.lease_ttl_s)
         self.down = False
         """What is asked now is lost."""
@@ -58,7 +58,7 @@ class Etcd(Store):
         self._terms = 0
         self.revision = 1
         """Of the newest write."""
-        self._leader_watchers: list[Candidate] = []
+        self._leader_watchers: list[SimulatedElection] = []
         self._candidates: list[Answer] = []
         self._listeners: list[tuple[Inbox, Machine]] = []
         self.process.spawn(self._tick())
@@ -87,7 +87,7 @@ class Etcd(Store):
         self.connections.clear()
 
     def _tick(self) -> Routine:
-        tick_s = self.office_s / TICKS_PER_OFFICE
+        tick_s = self.leader_key_s / TICKS_PER_OFFICE
         while True:
             yield tick_s
             if not self.down:
@@ -95,7 +95,7 @@ class Etcd(Store):
                 self._let_go()
 
     def _let_go(self) -> None:
-        if self.office is not None and self.now_s >= self.office.ends_s:
+        if self.leader_key is not None and self.now_s >= self.leader_key.ends_s:
             self.vacate("ran out")
         for incarnation in [one for one, ends_s in self._kept.items() if self.now_s >= ends_s]:
             self.cluster.story("etcd", "the records of {} go by themselves", incarnation)
@@ -136,9 +136,9 @@ class Etcd(Store):
             self._number(incarnation)
         return done
 
-    def condemn(self, incarnation: str, expected: bytes, condemned: bytes) -> bool:
+    def revoke(self, incarnation: str, expected: bytes, revoked: bytes) -> bool:
         before = self.leases.get(incarnation)
-        done = super().condemn(incarnation, expected, condemned)
+        done = super().revoke(incarnation, expected, revoked)
         if self.leases.get(incarnation) != before:
             self._number(incarnation)
         return done
@@ -183,7 +183,7 @@ class Etcd(Store):
 
     def _await_vacancy(self, patience_s: float, answer: Answer) -> None:
         """Answer when there is no leader key, or that there still is one after a while."""
-        if self.office is None:
+        if self.leader_key is None:
             answer((self.revision, True))
             return
         self._candidates.append(answer)
@@ -197,13 +197,13 @@ class Etcd(Store):
 
     # -- the office -----------------------------------------------------------------------------
 
-    def stand(self, holder: str, machine: Machine) -> int | None:
+    def campaign_for(self, holder: str, machine: Machine) -> int | None:
         """Create the leader key unless there is one; what marks the term."""
-        if self.office is not None:
+        if self.leader_key is not None:
             return None
         self._terms += 1
         self.revision += 1
-        self.office = Office(holder, self._terms, self.now_s + self.office_s)
+        self.leader_key = LeaderKey(holder, self._terms, self.now_s + self.leader_key_s)
         self.cluster.story("etcd", "{} is elected (term {})", holder, self._terms)
         if self.plan is None and self.checker.newest_history is not None and not self._forgotten:
             machine.remember(self.checker.newest_history)  # an assumption, see the package's docstring
@@ -213,7 +213,7 @@ class Etcd(Store):
         """How long ago its data were lost; the first one of a run was set up long before."""
         return self.now_s if self.cluster.endpoint.lives > 1 else float("inf")
 
-    def watch_leader(self, candidate: Candidate) -> None:
+    def watch_leader(self, candidate: SimulatedElection) -> None:
         """Tell it of every mark in the leader key, if the network lets it."""
         if candidate not in self._leader_watchers:
             self._leader_watchers.append(candidate)
@@ -233,23 +233,23 @@ class Etcd(Store):
 
     def keep_office(self, since: int) -> bool:
         """Keep the leader key alive; False if it is gone."""
-        if self.office is None or self.office.since != since:
+        if self.leader_key is None or self.leader_key.since != since:
             return False
-        self.office.ends_s = self.now_s + self.office_s
+        self.leader_key.ends_s = self.now_s + self.leader_key_s
         return True
 
     def resign(self, since: int) -> bool:
         """Give the leader key back."""
-        if self.office is not None and self.office.since == since:
+        if self.leader_key is not None and self.leader_key.since == since:
             self.vacate("was given back")
         return True
 
     def vacate(self, why: str) -> None:
         """The leader key goes."""
-        if self.office is None:
+        if self.leader_key is None:
             return
-        self.cluster.story("etcd", "the office of {} {}", self.office.holder, why)
-        self.office = None
+        self.cluster.story("etcd", "the office of {} {}", self.leader_key.holder, why)
+        self.leader_key = None
         candidates, self._candidates = self._candidates, []
         for answer in candidates:
             if self.process.kernel.random.random() >= self.hint_loss:
@@ -257,12 +257,12 @@ class Etcd(Store):
 
     def decree(self, since: int, method: str, args: tuple[Any, ...]) -> Any:
         """A write of the coordinator, if it is in office still."""
-        in_office = self.office is not None and self.office.since == since
-        if not in_office and "deposed writes" not in self.quirks:
+        is_leader = self.leader_key is not None and self.leader_key.since == since
+        if not is_leader and "deposed writes" not in self.quirks:
             return DEPOSED
         before = (self.plan, dict(self.leases), dict(self.members))
         done = getattr(self, method)(*args)
-        if not in_office:
+        if not is_leader:
             self.checker.require(
                 before == (self.plan, self.leases, self.members),
                 "a deposed coordinator writes nothing",

@@ -519,7 +519,7 @@ class Faults:
         cluster.serve()
         machine = cluster.machine_for(index)
         if self.random.random() < 0.3:
-            machine.disk = History(900, verdict=Phase.FINISHED, settled=True)
+            machine.disk = History(900, outcome=Phase.FINISHED, settled=True)
         cluster.start(cluster.add_node(machine, f"n{index}"))
 
     def _etcd(self) -> Etcd | None:
@@ -530,22 +530,22 @@ class Faults:
         """The leader key vanishes under its holder."""
         self._depose()
 
-    def _in_office(self) -> Agent | None:
+    def _is_leader(self) -> Agent | None:
         for holder in self.cluster.holders:
             agent = holder.agent
-            if agent is not None and agent.candidate is not None and agent.candidate.leadership is not None:
+            if agent is not None and agent.election is not None and agent.election.leadership is not None:
                 return agent
         return None
 
     def _coordinator_freeze(self) -> None:
         """The agent in office stands still, with whatever it had under way."""
-        agent = self._in_office()
+        agent = self._is_leader()
         if agent is not None:
             self.cluster.story(agent.name, "freezes in office")
             self.freeze(agent.process)
 
     def _coordinator_crash(self) -> None:
-        agent = self._in_office()
+        agent = self._is_leader()
         if agent is not None:
             self.cluster.crash_agent(agent.holder, self._restart_s())
 

@@ -32,7 +32,7 @@ class Group:
     exited: str | None = None
     dying: bool = False
     started: bool = False
-    looks: bool = False
+    handles_notices: bool = False
     """The workers look at notices by now."""
     notice: Notice | None = None
     """What was written where they look."""

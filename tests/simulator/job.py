@@ -87,7 +87,7 @@ class Job:
         self.generations: dict[int, Generation] = {}
         self.checkpoint = 0
         """The step that was saved last; outside of all machines."""
-        self.heeds = cluster.scenario.heeds
+        self.handles_notices = cluster.scenario.handles_notices
         self.broken = ""
         """The signature of the error with which every worker fails soon after its start, if any."""
 
@@ -119,7 +119,7 @@ class Job:
         self._maybe_finish(self.of(group.generation))
         if self.broken:
             self.kernel.after(self.kernel.random.uniform(0.0, 0.5), agent.guard.process.do, self._trip, group)
-        if self.heeds:
+        if self.handles_notices:
             self.kernel.after(self.cluster.looks_after_s(), agent.guard.process.do, self._look, group)
 
     def born(self, group: Group) -> None:
@@ -207,16 +207,16 @@ class Job:
     def told(self, group: Group, notice: Notice) -> None:
         """A notice was written where these workers look, if they do."""
         group.notice, group.told_s = notice, self.kernel.now
-        if group.looks:
+        if group.handles_notices:
             self._agree(group)
 
     def _look(self, group: Group) -> None:
         """The workers begin to look at notices."""
         if not group.alive or group.dying:
             return
-        group.looks = True
+        group.handles_notices = True
         agent = group.agent
-        agent.process.do(agent.post, lambda: agent.node.heeds(group.generation))
+        agent.process.do(agent.post, lambda: agent.node.handles_notices(group.generation))
         if group.notice is not None:
             self._agree(group)
 
@@ -232,7 +232,7 @@ class Job:
         working = [one for one in generation.groups.values() if one.exited != "success"]
         if generation.spoilt or not any(one.alive for one in working):
             return
-        if not generation.everybody or not all(one.looks and self._moves(one) for one in working):
+        if not generation.everybody or not all(one.handles_notices and self._moves(one) for one in working):
             self.kernel.after(LOOK_AGAIN_S, self._save, generation)
             return
         generation.saving = True

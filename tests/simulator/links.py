@@ -35,7 +35,7 @@ class Link:
         self.connection.close()
 
     def register(self, member: Member, lease: Lease) -> Routine:
-        """The lease first, never over one that was condemned, then the member record."""
+        """The lease first, never over one that was revoked, then the member record."""
         claimed = yield from self._claim(member, lease)
         if claimed is None:
             return None
@@ -46,7 +46,7 @@ class Link:
         while True:
             stored = yield from self._ask("look_up", lease.incarnation)
             earlier = lease_in(stored, lease.incarnation)
-            if stored == GONE or (earlier is not None and earlier.condemned):
+            if stored == GONE or (earlier is not None and earlier.revoked):
                 return None
             if earlier is not None:
                 lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
@@ -104,7 +104,7 @@ class EtcdLink(Link):
     """Over etcd: a registration is one transaction."""
 
     def register(self, member: Member, lease: Lease) -> Routine:
-        """Both records at once, unless the lease was condemned."""
+        """Both records at once, unless the lease was revoked."""
         claimed = yield from self._claim(member, lease)
         if claimed is not None:
             self._written[member.incarnation] = encode(member)

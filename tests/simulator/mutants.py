@@ -87,14 +87,14 @@ def _without_margin(right: Any) -> Any:
 
 
 def _charges_membership(right: Any) -> Any:
-    def charge(now: cluster_view.Situation) -> bool:
+    def charge(now: cluster_view.ClusterView) -> bool:
         return now.plan.failure is not None
 
     return charge
 
 
 def _one_more_restart(right: Any) -> Any:
-    def decide(now: cluster_view.Situation) -> cluster_view.Decision:
+    def decide(now: cluster_view.ClusterView) -> cluster_view.Decision:
         policy = now.plan.policy
         lax = msgspec.structs.replace(policy, max_restarts=policy.max_restarts + 1)
         decision: cluster_view.Decision = right(
@@ -108,7 +108,7 @@ def _one_more_restart(right: Any) -> Any:
 
 
 def _everybody_ready(right: Any) -> Any:
-    def ready(self: cluster_view.Situation) -> list[leases.Sighting]:
+    def ready(self: cluster_view.ClusterView) -> list[leases.Sighting]:
         return [
             one
             for one in self.ledger.sightings.values()
@@ -119,7 +119,7 @@ def _everybody_ready(right: Any) -> Any:
 
 
 def _chooses_all(right: Any) -> Any:
-    def choose(now: cluster_view.Situation, ready: list[leases.Sighting]) -> list[leases.Sighting]:
+    def choose(now: cluster_view.ClusterView, ready: list[leases.Sighting]) -> list[leases.Sighting]:
         return ready[: now.policy.max_nodes]
 
     return choose
@@ -155,7 +155,7 @@ def _launches_always(right: Any) -> Any:
 
 
 def _any_success_finishes(right: Any) -> Any:
-    def succeeded(now: cluster_view.Situation, seat: records.Seat) -> bool:
+    def succeeded(now: cluster_view.ClusterView, seat: records.Seat) -> bool:
         world = now.plan.world
         return world is not None and any(right(now, one) for one in world.seats)
 
@@ -165,16 +165,16 @@ def _any_success_finishes(right: Any) -> Any:
 def _forgets_older_awaited(right: Any) -> Any:
     def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
         made: Plan = right(plan, reason, **changes)
-        return msgspec.structs.replace(made, awaiting=made.awaiting[:-1])
+        return msgspec.structs.replace(made, uncleared=made.uncleared[:-1])
 
     return forming_plan
 
 
-def _overlooks_condemnation(right: Any) -> Any:
+def _overlooks_revocation(right: Any) -> Any:
     def observe(
         self: leases.LeaseLedger, member: records.Member, lease: records.Lease, *times_s: float | None
     ) -> None:
-        right(self, member, msgspec.structs.replace(lease, condemned=False), *times_s)
+        right(self, member, msgspec.structs.replace(lease, revoked=False), *times_s)
 
     return observe
 
@@ -184,8 +184,8 @@ def _clears_at_once(right: Any) -> Any:
         known = self.sightings.get(incarnation)
         if known is None:
             return self.born_s
-        heard = known.alive or known.renewals_s
-        at_s: float | None = right(self, incarnation, policy) if heard else known.first_seen_s
+        acknowledged = known.alive or known.renewals_s
+        at_s: float | None = right(self, incarnation, policy) if acknowledged else known.first_seen_s
         return at_s
 
     return fenced_s
@@ -424,7 +424,7 @@ _OF_THE_BUDGET = (
 
 
 def _seats_leavers(right: Any) -> Any:
-    def ready(self: cluster_view.Situation) -> list[leases.Sighting]:
+    def ready(self: cluster_view.ClusterView) -> list[leases.Sighting]:
         forgetful = replace(self, plan=msgspec.structs.replace(self.plan, leaving=()))
         return right(forgetful)  # type: ignore[no-any-return]
 
@@ -433,9 +433,12 @@ def _seats_leavers(right: Any) -> Any:
 
 def _impatient(right: Any) -> Any:
     def under_notice(
-        now: cluster_view.Situation, world: records.World, busy: list[records.Seat], joining: tuple[str, ...]
+        now: cluster_view.ClusterView,
+        world: records.World,
+        busy: list[records.Seat],
+        joining: tuple[str, ...],
     ) -> cluster_view.Decision:
-        some_left = any(notices.has_yielded(now, seat) for seat in world.seats)
+        some_left = any(notices.has_saved(now, seat) for seat in world.seats)
         return right(now, world, [] if some_left else busy, joining)  # type: ignore[no-any-return]
 
     return under_notice
@@ -454,7 +457,7 @@ def _a_notice_is_a_failure(right: Any) -> Any:
 
 def _forgets_what_it_heard(right: Any) -> Any:
     def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
-        return msgspec.structs.replace(right(plan, reason, **changes), heard={})
+        return msgspec.structs.replace(right(plan, reason, **changes), acknowledged={})
 
     return forming_plan
 
@@ -473,7 +476,7 @@ def _half_the_time(right: Any) -> Any:
 
 
 def _leaving_is_left(right: Any) -> Any:
-    def departed(now: cluster_view.Situation) -> tuple[str, ...]:
+    def departed(now: cluster_view.ClusterView) -> tuple[str, ...]:
         known = {key: now.ledger.sightings.get(key) for key in now.plan.leaving}
         early = (key for key, one in known.items() if one is not None and one.member.state is State.READY)
         return tuple(dict.fromkeys((*right(now), *early)))
@@ -485,16 +488,16 @@ def _none_still_stop(right: Any) -> Any:
     return staticmethod(lambda now: {})
 
 
-def _any_delegate(right: Any) -> Any:
-    def stopped(now: cluster_view.Situation, plan: Plan, notice: records.Notice) -> Plan:
-        return msgspec.structs.replace(right(now, plan, notice), delegate=min(now.ledger.sightings))
+def _any_requeuer(right: Any) -> Any:
+    def stopped(now: cluster_view.ClusterView, plan: Plan, notice: records.Notice) -> Plan:
+        return msgspec.structs.replace(right(now, plan, notice), requeuer=min(now.ledger.sightings))
 
     return stopped
 
 
 def _does_not_stop(right: Any) -> Any:
-    def follow(now: cluster_view.Situation, plan: Plan, ask: records.Ask) -> Plan:
-        return plan if ask.leaver is None else right(now, plan, ask)
+    def follow(now: cluster_view.ClusterView, plan: Plan, stop_request: records.StopRequest) -> Plan:
+        return plan if stop_request.leaver is None else right(now, plan, stop_request)
 
     return follow
 
@@ -509,7 +512,7 @@ def _leaves_the_end_to_the_asker(right: Any) -> Any:
 
 
 def _takes_any_for_newcomers(right: Any) -> Any:
-    def newcomers(now: cluster_view.Situation) -> list[leases.Sighting]:
+    def newcomers(now: cluster_view.ClusterView) -> list[leases.Sighting]:
         if now.plan.phase is not records.Phase.STOPPED:
             return []
         next_generation = now.plan.generation + 1
@@ -546,7 +549,7 @@ _OF_NOTICES = (
     Mutant(
         "seats-a-leaver",
         "a node that was asked to leave gets a seat",
-        ((cluster_view.Situation, "ready", _seats_leavers),),
+        ((cluster_view.ClusterView, "ready", _seats_leavers),),
         focus=("drain other", "worker fails", "join", "start hangs"),
     ),
     Mutant(
@@ -604,7 +607,7 @@ _OF_NOTICES = (
     Mutant(
         "any-delegate",
         "a node that is gone may have to speak for a stopped run",
-        ((notices, "stopped", _any_delegate), (forming, "stopped", _any_delegate)),
+        ((notices, "stopped", _any_requeuer), (forming, "stopped", _any_requeuer)),
         focus=("stop", "agent crash"),
     ),
     Mutant(
@@ -636,7 +639,7 @@ _OF_NOTICES = (
     Mutant(
         "taken-up-by-the-asker",
         "a node that had the run stopped before it read a plan takes it up again",
-        ((node.Node, "_asks_for_the_end", lambda right: property(lambda self: False)),),
+        ((node.Node, "_requests_end", lambda right: property(lambda self: False)),),
         focus=("stop", "join"),
     ),
     Mutant(
@@ -709,7 +712,7 @@ _ALL = (
     Mutant(
         "seals-uncleared",
         "the coordinator seals a generation without waiting for the previous one to be cleared",
-        ((forming, "uncleared", _always({})),),
+        ((forming, "clearance_deadlines", _always({})),),
     ),
     Mutant(
         "offers-once",
@@ -748,7 +751,7 @@ _ALL = (
     Mutant(
         "two-seats",
         "every incarnation of a node may get a seat",
-        ((cluster_view.Situation, "ready", _everybody_ready), (forming, "_choose", _chooses_all)),
+        ((cluster_view.ClusterView, "ready", _everybody_ready), (forming, "_choose", _chooses_all)),
     ),
     Mutant(
         "gapped-ranks",

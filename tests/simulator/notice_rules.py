@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.protocol.node import Depart, Outcome
 from elastic_agent.protocol.notices import PROMPT
-from elastic_agent.protocol.records import Ask, Cause, Lease, Member, Notice, Phase, Plan, State, World
+from elastic_agent.protocol.records import (
+    Cause,
+    Lease,
+    Member,
+    Notice,
+    Phase,
+    Plan,
+    State,
+    StopRequest,
+    World,
+)
 
 from .guard import Group
 
@@ -87,9 +97,11 @@ class NoticeRules:
 
     def _freshly_heard(self, store: Store, before: Plan, plan: Plan) -> set[str]:
         """Whose ask is heard with this plan: each once only."""
-        fresh = {key for key, serial in plan.heard.items() if before.heard.get(key, 0) != serial}
+        fresh = {
+            key for key, serial in plan.acknowledged.items() if before.acknowledged.get(key, 0) != serial
+        }
         for incarnation in fresh:
-            key, serial = (store.store_id, incarnation), plan.heard[incarnation]
+            key, serial = (store.store_id, incarnation), plan.acknowledged[incarnation]
             known = self._heard.get(key, 0)
             self._require(serial > known, "an ask is heard once", f"{incarnation}'s {serial} after {known}")
             life = self._ends_asked.get((self.cluster.agents[incarnation], serial), self._life)
@@ -118,7 +130,7 @@ class NoticeRules:
     def _leavers_are_kept_in_mind(self, before: Plan, plan: Plan, seen: Seen) -> None:
         for incarnation in set(before.leaving) - set(plan.leaving):
             member, lease = seen.get(incarnation, (None, None))
-            gone = member is None or lease is None or lease.condemned
+            gone = member is None or lease is None or lease.revoked
             left = member is not None and member.state is State.LEFT
             replaced = any(incarnation in one.replaces for one, _ in seen.values())
             self._require(gone or left or replaced, "who was asked to leave is not forgotten", incarnation)
@@ -126,8 +138,8 @@ class NoticeRules:
     def _have_exited(self, before: Plan, plan: Plan) -> None:
         """Commands return by what a plan says of workers that have exited: then none of them runs."""
         gone = set(before.leaving) - set(plan.leaving) if before.phase is not Phase.STOPPED else set()
-        if plan.phase is Phase.STOPPED and not plan.awaiting:
-            gone |= {seat.incarnation for seat in before.awaiting}
+        if plan.phase is Phase.STOPPED and not plan.uncleared:
+            gone |= {seat.incarnation for seat in before.uncleared}
         for generation in self.cluster.job.generations.values():
             for incarnation in gone & generation.groups.keys():
                 group = generation.groups[incarnation]
@@ -148,11 +160,11 @@ class NoticeRules:
             return
         states = [seen[seat.incarnation][0] for seat in world.seats if seat.incarnation in seen]
         own = [one for one in states if one.generation == before.generation]
-        left = [one for one in own if one.state in (State.YIELDED, State.SUCCEEDED)]
+        left = [one for one in own if one.state in (State.SAVED, State.SUCCEEDED)]
         done = {one.incarnation for one in left} | set(before.succeeded)
         if all(seat.incarnation in done for seat in world.seats):
             self._truly_left(before, world)
-        elif notice.cause not in PROMPT or any(one.heeds for one in states):
+        elif notice.cause not in PROMPT or any(one.handles_notices for one in states):
             had_s = self.cluster.kernel.now - self._since_s[store.store_id, notice.serial]
             least_s = notice.left_s * (1.0 - 2.0 * self.cluster.scenario.max_skew) - EPSILON_S
             why = f"generation {before.generation} had {had_s:.3f} s of {notice.left_s:g} s"
@@ -171,8 +183,8 @@ class NoticeRules:
             if seat.incarnation not in seen:
                 return True
             member, lease = seen[seat.incarnation]
-            left = member.state in (State.YIELDED, State.SUCCEEDED) and member.generation == before.generation
-            if lease.condemned and not (left and ends):
+            left = member.state in (State.SAVED, State.SUCCEEDED) and member.generation == before.generation
+            if lease.revoked and not (left and ends):
                 return True
             if member.state in (State.LEAVING, State.LEFT) or member.generation > before.generation:
                 return True
@@ -260,15 +272,15 @@ class NoticeRules:
     def _stopped(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
         self._require(self._stop_asked, "the run is not stopped unasked", plan.reason)
         if before is not None and before.phase is Phase.STOPPED:
-            same = before.delegate == plan.delegate
-            self._require(same, "one delegate", f"{before.delegate}, then {plan.delegate}")
+            same = before.requeuer == plan.requeuer
+            self._require(same, "one delegate", f"{before.requeuer}, then {plan.requeuer}")
         else:
-            self._delegate(plan, seen)
+            self._requeuer(plan, seen)
         self.stopped = plan
 
-    def _delegate(self, plan: Plan, seen: Seen) -> None:
+    def _requeuer(self, plan: Plan, seen: Seen) -> None:
         """One node that is there speaks for the run outside of it; none only if nobody is there."""
-        if plan.delegate is None:
+        if plan.requeuer is None:
             there = [
                 key
                 for key, one in seen.items()
@@ -276,11 +288,11 @@ class NoticeRules:
             ]
             self._require(not there, "a delegate", f"nobody speaks for the run, though {there} are there")
             return
-        known = seen.get(plan.delegate)
-        self._require(known is not None and counts(*known), "a delegate", f"{plan.delegate} is gone")
+        known = seen.get(plan.requeuer)
+        self._require(known is not None and counts(*known), "a delegate", f"{plan.requeuer} is gone")
         if self.cluster.well_for_s() > UNWELL_S + 2 * self.cluster.policy.lease_ttl_s:
-            agent = self.cluster.agents[plan.delegate]
-            self._require(agent.process.alive, "a delegate", f"{plan.delegate} is dead")
+            agent = self.cluster.agents[plan.requeuer]
+            self._require(agent.process.alive, "a delegate", f"{plan.requeuer} is dead")
 
     def _known(self) -> set[str]:
         """Incarnations whose records were not removed."""
@@ -296,7 +308,7 @@ class NoticeRules:
             plan.notice is not None
             and plan.notice.ends
             and not late
-            and (agent.node.met or not plan.is_terminal)
+            and (agent.node.has_participated or not plan.is_terminal)
         ):
             self._told_the_end.add(agent)  # not who comes after the stop, to go on with the run
 
@@ -331,9 +343,9 @@ class NoticeRules:
 
         kernel.after(within_s, look)
 
-    def drains_other(self, asker: Agent, ask: Ask) -> None:
+    def drains_other(self, asker: Agent, stop_request: StopRequest) -> None:
         """Another node was asked to leave: it does in time, while all is well."""
-        cluster, leaver = self.cluster, ask.leaver
+        cluster, leaver = self.cluster, stop_request.leaver
         agents = [one.agent for one in cluster.holders if one.node_id == leaver and one.agent is not None]
         here = [one for one in agents if one.process.alive and one.outcome is None and one.registered]
 
@@ -343,9 +355,9 @@ class NoticeRules:
                 gone = not agent.process.alive or agent.outcome is not None
                 self._require(gone or over, "who is asked to leave leaves", agent.name)
 
-        self._later(asker, ask, look)
+        self._later(asker, stop_request, look)
 
-    def stops(self, asker: Agent, ask: Ask) -> None:
+    def stops(self, asker: Agent, stop_request: StopRequest) -> None:
         """The run was asked to stop: it is over in time, while all is well."""
         self._stop_asked = True
         cluster = self.cluster
@@ -353,23 +365,23 @@ class NoticeRules:
         def look() -> None:
             over = cluster.over or self.checker.final is not None
             again = self.stopped is not None and self.stopped is not stopped_then
-            self._require(over or again, "a run that is asked to stop stops", ask.words)
+            self._require(over or again, "a run that is asked to stop stops", stop_request.words)
 
         stopped_then = self.stopped
-        self._later(asker, ask, look)
+        self._later(asker, stop_request, look)
 
-    def asks_for_the_end(self, agent: Agent, ask: Ask) -> None:
+    def asks_for_the_end(self, agent: Agent, stop_request: StopRequest) -> None:
         """This agent says it now; the life of the run that it means is the one that it knows of."""
         if agent.node.plan is not None:
-            self._ends_asked[agent, ask.serial] = self._life
+            self._ends_asked[agent, stop_request.serial] = self._life
 
-    def _later(self, asker: Agent, ask: Ask, look: Callable[[], None]) -> None:
+    def _later(self, asker: Agent, stop_request: StopRequest, look: Callable[[], None]) -> None:
         """Look when this ask must have come true, if all is well until then and was when it was uttered.
 
         Where the coordinator is elected, a new one gives the workers their whole time again.
         """
         cluster = self.cluster
-        left_s = ask.left_s * (2.0 if cluster.scenario.store_survives else 1.0)
+        left_s = stop_request.left_s * (2.0 if cluster.scenario.store_survives else 1.0)
         within_s = left_s * (1.0 + 2 * cluster.scenario.max_skew) + cluster.scenario.bound_s
         if not asker.registered or asker.session.plan is None or self.checker.final is not None:
             return
@@ -383,4 +395,4 @@ class NoticeRules:
 
 def counts(member: Member, lease: Lease) -> bool:
     """Whether this incarnation takes part, by its records."""
-    return not lease.condemned and member.state is not State.LEFT
+    return not lease.revoked and member.state is not State.LEFT

@@ -130,7 +130,7 @@ class Scenario:
     """What never stops being wrong with one node, as long as enough others are well."""
     again: bool
     """Whether everything is started once more under the same name after the run is over."""
-    heeds: bool
+    handles_notices: bool
     """Whether the workers look at notices."""
     looks_after_s: float
     """How long workers run at most until they begin to look."""
@@ -242,7 +242,7 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         quiet_s=ttl_s * random.choice((8, 15, 30)) + 2.0,
         gremlin=random.choice(GREMLINS) if random.random() < 0.25 else None,
         again=random.random() < 0.1,
-        heeds=random.random() < 0.6,
+        handles_notices=random.random() < 0.6,
         looks_after_s=random.choice((0.0, 0.1, 3.0)),
         save_s=random.choice((0.1, 0.5, 3.0)),
         requeued=random.random() < 0.5,

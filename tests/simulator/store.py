@@ -172,11 +172,11 @@ class Store:
             else:
                 self._waits.append((after, answer))
 
-    def condemn(self, incarnation: str, expected: bytes, condemned: bytes) -> bool:
+    def revoke(self, incarnation: str, expected: bytes, revoked: bytes) -> bool:
         if self.leases.get(incarnation) == expected:
-            self.leases[incarnation] = condemned
-            self.checker.condemned(self, decode(Lease, condemned))
-        return self.leases.get(incarnation) == condemned
+            self.leases[incarnation] = revoked
+            self.checker.revoked(self, decode(Lease, revoked))
+        return self.leases.get(incarnation) == revoked
 
     def forget(self, incarnation: str) -> bool:
         self._graves.add(incarnation)

@@ -34,8 +34,8 @@ def plan_of(cluster: Cluster) -> Plan | None:
 
 
 def coordinates(holder: Seatholder) -> bool:
-    candidate = holder.agent.candidate if holder.agent is not None else None
-    return candidate is not None and candidate.leadership is not None
+    election = holder.agent.election if holder.agent is not None else None
+    return election is not None and election.leadership is not None
 
 
 def recovery_leases(seed: int, *, of_coordinator: bool) -> float | None:

@@ -11,8 +11,15 @@ from typing import Any
 from elastic_agent.protocol.records import Plan, encode
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
-from elastic_agent.transport.base import UnreachableError
-from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, Term, await_vacancy, run_life, stand
+from elastic_agent.transport.etcd import (
+    EtcdLink,
+    KeptLeases,
+    Leadership,
+    RunKeys,
+    await_vacancy,
+    campaign_for,
+    run_life,
+)
 from elastic_agent.transport.etcd.client import EtcdClient, delete, put
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
@@ -24,14 +31,14 @@ LEASE_TTL_S = 5.0
 
 def campaign(
     client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, patience_s: float
-) -> Term | None:
+) -> Leadership | None:
     """Become the run's coordinator as soon as there is none; None if there still was one after a while."""
     life = await_vacancy(client, keys, patience_s)
     sent_s = time.monotonic()
-    term = stand(client, keys, who, lease_ttl_s, life) if life is not None else None
-    if term is not None:
-        LeaderKeyThread(term, sent_s).start()
-    return term
+    leadership = campaign_for(client, keys, who, lease_ttl_s, life) if life is not None else None
+    if leadership is not None:
+        LeaderKeyThread(leadership, sent_s).start()
+    return leadership
 
 
 class EtcdScene(Scene):
@@ -42,7 +49,7 @@ class EtcdScene(Scene):
         self.access = access or EtcdAccess(f"/tests/{secrets.token_hex(4)}")
         self.complaints: list[str] = []
         self.kept = KeptLeases(LEASE_TTL_S)
-        self._terms: dict[str, Term] = {}
+        self._terms: dict[str, Leadership] = {}
         self._open = ExitStack()
 
     def close(self) -> None:
@@ -72,18 +79,20 @@ class EtcdScene(Scene):
         client, store = self.dial()
         return EtcdLink(client, self.keys(run_id), store, self.kept, self.complaints.append)
 
-    def term(self, run_id: str = "run", lease_ttl_s: float = LEASE_TTL_S, patience_s: float = 0.01) -> Term:
+    def leadership(
+        self, run_id: str = "run", lease_ttl_s: float = LEASE_TTL_S, patience_s: float = 0.01
+    ) -> Leadership:
         """The office of a new coordinator; nobody else is in it."""
         run_life(self.client(), self.keys(run_id))  # a node has come
-        term = campaign(self.client(), self.keys(run_id), "a test", lease_ttl_s, patience_s)
-        assert term is not None, "somebody else coordinates"
-        self._open.callback(term.resign)
-        return term
+        leadership = campaign(self.client(), self.keys(run_id), "a test", lease_ttl_s, patience_s)
+        assert leadership is not None, "somebody else coordinates"
+        self._open.callback(leadership.resign)
+        return leadership
 
-    def coordinator(self, run_id: str = "run") -> Term:
+    def coordinator(self, run_id: str = "run") -> Leadership:
         """The first one's office, over another connection each time."""
         if run_id not in self._terms:
-            self._terms[run_id] = self.term(run_id)
+            self._terms[run_id] = self.leadership(run_id)
         return sharing_office(self._terms[run_id], self.client())
 
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
@@ -116,10 +125,10 @@ class EtcdStranger:
         self._client.transact([], [delete(key.encode())])
 
 
-def sharing_office(term: Term, client: EtcdClient) -> Term:
+def sharing_office(leadership: Leadership, client: EtcdClient) -> Leadership:
     """The same office over another connection."""
-    own: Any = term
-    return Term(client, own._keys, own._lease_id, own.ttl_s, own._since, own._who)
+    own: Any = leadership
+    return Leadership(client, own._keys, own._lease_id, own.ttl_s, own._since, own._who)
 
 
 def endpoint_of(cluster: EtcdCluster) -> Endpoint:

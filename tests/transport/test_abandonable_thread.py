@@ -7,30 +7,30 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 
 PATIENCE_S = 20.0
 
 
 def test_calls_are_made_one_after_the_other() -> None:
-    lane = Lane("lane")
+    abandonable = AbandonableThread("lane")
     done: list[int] = []
-    futures = [lane.submit(lambda i=i: done.append(i)) for i in range(100)]
+    futures = [abandonable.submit(lambda i=i: done.append(i)) for i in range(100)]
     futures[-1].result(PATIENCE_S)
     assert done == list(range(100))
-    lane.abandon()
+    abandonable.abandon()
 
 
 def test_an_exception_is_the_callers() -> None:
-    lane = Lane("lane")
+    abandonable = AbandonableThread("lane")
     with pytest.raises(ZeroDivisionError):
-        lane.submit(lambda: 1 // 0).result(PATIENCE_S)
-    assert lane.submit(lambda: 1).result(PATIENCE_S) == 1
-    lane.abandon()
+        abandonable.submit(lambda: 1 // 0).result(PATIENCE_S)
+    assert abandonable.submit(lambda: 1).result(PATIENCE_S) == 1
+    abandonable.abandon()
 
 
 def test_an_abandoned_lane_starts_nothing_more_and_its_thread_ends_with_its_call() -> None:
-    lane = Lane("left-behind")
+    abandonable = AbandonableThread("left-behind")
     begun, go_on = threading.Event(), threading.Event()
     started: list[str] = []
 
@@ -39,12 +39,12 @@ def test_an_abandoned_lane_starts_nothing_more_and_its_thread_ends_with_its_call
         go_on.wait(PATIENCE_S)
         return "late"
 
-    first = lane.submit(stuck)
-    queued = lane.submit(lambda: started.append("queued"))
+    first = abandonable.submit(stuck)
+    queued = abandonable.submit(lambda: started.append("queued"))
     assert begun.wait(PATIENCE_S)
     thread = next(one for one in threading.enumerate() if one.name == "left-behind")
-    lane.abandon()
-    after = lane.submit(lambda: started.append("after"))
+    abandonable.abandon()
+    after = abandonable.submit(lambda: started.append("after"))
     assert not first.done()
     with pytest.raises(CancelledError):
         after.result(PATIENCE_S)

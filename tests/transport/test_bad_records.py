@@ -12,7 +12,7 @@ import pytest
 
 from elastic_agent.protocol.records import MAX_AHEAD, MAX_RECORD_BYTES, Phase, encode
 from elastic_agent.transport import c10d
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.c10d import plans
 
 from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, world
@@ -70,8 +70,8 @@ def test_a_bad_lease_is_no_lease(scene: Scene, data: bytes) -> None:
 def test_a_lease_spelled_otherwise_can_be_condemned(scene: Scene) -> None:
     node, coordinator = scene.joined("a"), scene.coordinator()
     scene.stranger().set(f"{scene.root()}/l/a", b'{ "ttl_s": 5, "incarnation": "a" }')
-    assert coordinator.condemn(coordinator.read_leases()["a"])
-    assert node.read_lease("a") == lease("a").condemn()
+    assert coordinator.revoke(coordinator.read_leases()["a"])
+    assert node.read_lease("a") == lease("a").revoke()
 
 
 def test_records_deleted_by_hand_do_not_stall_anybody(scene: Scene) -> None:
@@ -202,8 +202,8 @@ def test_the_coordinator_goes_above_versions_that_somebody_else_wrote(scene: Sce
     for version in (1, 2, 3):
         coordinator.publish(plan(version))
     assert waiting.read_plan() == plan(3)
-    lane = Lane("waiting")
-    hears = lane.submit(lambda: waiting.next_plan(3, 10 * PATIENCE_S))
+    thread = AbandonableThread("waiting")
+    hears = thread.submit(lambda: waiting.next_plan(3, 10 * PATIENCE_S))
     forged = plan(500_000, "forged"), plan(500_001, "forged")
     scene.forge(*forged)
     assert misled.read_plan() == forged[1]
@@ -212,9 +212,9 @@ def test_the_coordinator_goes_above_versions_that_somebody_else_wrote(scene: Sce
     assert coordinator.publish(plan(500_002))
     assert misled.next_plan(500_001, PATIENCE_S) == plan(500_002)
     while (heard := hears.result(PATIENCE_S)) == forged[1]:
-        hears = lane.submit(lambda: waiting.next_plan(500_001, 10 * PATIENCE_S))
+        hears = thread.submit(lambda: waiting.next_plan(500_001, 10 * PATIENCE_S))
     assert heard == plan(500_002)
-    lane.abandon()
+    thread.abandon()
 
 
 def test_a_run_is_removed_whatever_versions_its_plans_had(c10d_scene: C10dScene) -> None:
@@ -254,8 +254,8 @@ def test_a_spoilt_status_prints_nothing_harmful(scene: Scene) -> None:
 
 def test_garbage_sent_to_the_port_leaves_the_run_alone(c10d_scene: C10dScene) -> None:
     node, coordinator, inbox = c10d_scene.joined("a"), c10d_scene.coordinator(), c10d_scene.host.inbox()
-    lane = Lane("waiting")
-    waiting = lane.submit(lambda: node.next_plan(0, 10 * PATIENCE_S))
+    thread = AbandonableThread("waiting")
+    waiting = thread.submit(lambda: node.next_plan(0, 10 * PATIENCE_S))
     noise = random.Random(7)
     messages = [noise.randbytes(noise.randrange(1, 5000)) for _ in range(40)]
     messages += [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00", b"", b"\x00" * 10_000]
@@ -273,7 +273,7 @@ def test_garbage_sent_to_the_port_leaves_the_run_alone(c10d_scene: C10dScene) ->
     assert newcomer.store_id.startswith(c10d_scene.host.store_id)
     assert list(coordinator.read(None).members) == ["a", "b"]
     held.close()
-    lane.abandon()
+    thread.abandon()
 
 
 def test_a_message_beyond_the_servers_limit_ends_only_its_sender(c10d_scene: C10dScene) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from elastic_agent.protocol.records import History, Phase, State
 from elastic_agent.rendezvous.backends.etcd.backend import FRESH_S, Members
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
-from elastic_agent.transport.etcd import DeposedError, EtcdLink, KeptLeases, Term
+from elastic_agent.transport.etcd import EtcdLink, KeptLeases, Leadership, NotLeaderError
 from elastic_agent.transport.etcd import links as etcd
 from elastic_agent.transport.etcd.client import EtcdClient, prefix_end
 from elastic_agent.transport.etcd.plans import UnknownPlanError
@@ -32,16 +32,16 @@ def everything(scene: EtcdScene) -> dict[bytes, tuple[bytes, int]]:
     return {one.key: (one.value, one.mod_revision) for one in found.kvs}
 
 
-ENDED = History(generation=4, charged=1, verdict=Phase.FINISHED, settled=True)
+ENDED = History(generation=4, charged=1, outcome=Phase.FINISHED, settled=True)
 
 # -- the term of office ---------------------------------------------------------------------------
 
-WRITES: dict[str, Callable[[Term], object]] = {
-    "publish": lambda term: term.publish(plan(2, "from the past")),
-    "condemn": lambda term: term.condemn(lease("a")),
-    "forget": lambda term: term.forget("a"),
-    "write_status": lambda term: term.write_status("from the past"),
-    "remove_run": lambda term: term.remove_run(ENDED),
+WRITES: dict[str, Callable[[Leadership], object]] = {
+    "publish": lambda leadership: leadership.publish(plan(2, "from the past")),
+    "condemn": lambda leadership: leadership.revoke(lease("a")),
+    "forget": lambda leadership: leadership.forget("a"),
+    "write_status": lambda leadership: leadership.write_status("from the past"),
+    "remove_run": lambda leadership: leadership.remove_run(ENDED),
 }
 
 
@@ -49,36 +49,36 @@ WRITES: dict[str, Callable[[Term], object]] = {
 @pytest.mark.parametrize("write", WRITES)
 def test_a_deposed_coordinator_writes_nothing(etcd_scene: EtcdScene, write: str, succeeded: bool) -> None:
     etcd_scene.joined("a")
-    deposed = etcd_scene.term()
+    deposed = etcd_scene.leadership()
     deposed.publish(plan(1))
     office: Any = deposed
     etcd_scene.client().revoke(office._lease_id)  # as when it ran out
     if succeeded:
-        etcd_scene.term()
+        etcd_scene.leadership()
     before = everything(etcd_scene)
     with pytest.raises(
-        DeposedError, match="a test is now the coordinator" if succeeded else "leader key no longer"
+        NotLeaderError, match="a test is now the coordinator" if succeeded else "leader key no longer"
     ):
         WRITES[write](deposed)
     assert everything(etcd_scene) == before
 
 
 def test_one_candidate_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
-    first, keys = etcd_scene.term(), etcd_scene.keys()
+    first, keys = etcd_scene.leadership(), etcd_scene.keys()
     clients = [etcd_scene.client() for _ in range(4)]
-    lanes = [Lane(f"candidate {i}") for i in range(4)]
+    threads = [AbandonableThread(f"candidate {i}") for i in range(4)]
     standing = [
-        lane.submit(lambda client=client: campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
-        for lane, client in zip(lanes, clients, strict=True)
+        thread.submit(lambda client=client: campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
+        for thread, client in zip(threads, clients, strict=True)
     ]
     assert campaign(etcd_scene.client(), keys, "hasty", 5.0, 0.05) is None
     first.resign()
-    terms = [one.result(PATIENCE_S) for one in standing]
-    (elected,) = [term for term in terms if term is not None]
+    leaderships = [one.result(PATIENCE_S) for one in standing]
+    (elected,) = [leadership for leadership in leaderships if leadership is not None]
     assert elected.publish(plan(1))
     elected.resign()
-    for lane in lanes:
-        lane.abandon()
+    for thread in threads:
+        thread.abandon()
 
 
 def test_an_office_ends_when_its_holder_is_cut_off_and_another_takes_over_within_a_lease(
@@ -92,7 +92,7 @@ def test_an_office_ends_when_its_holder_is_cut_off_and_another_takes_over_within
         assert cut_off is not None
         relay.hold()
         began_s = time.monotonic()
-        successor = etcd_scene.term(lease_ttl_s=lease_ttl_s, patience_s=PATIENCE_S)
+        successor = etcd_scene.leadership(lease_ttl_s=lease_ttl_s, patience_s=PATIENCE_S)
         assert time.monotonic() - began_s < lease_ttl_s
         assert successor.publish(plan(1))
         began_s = time.monotonic()
@@ -103,17 +103,17 @@ def test_an_office_ends_when_its_holder_is_cut_off_and_another_takes_over_within
 
 
 def test_whoever_waits_in_office_learns_at_once_that_the_lease_is_gone(etcd_scene: EtcdScene) -> None:
-    term = etcd_scene.term(lease_ttl_s=1.0)
-    office: Any = term
+    leadership = etcd_scene.leadership(lease_ttl_s=1.0)
+    office: Any = leadership
     etcd_scene.client().revoke(office._lease_id)
-    with pytest.raises(DeposedError, match="expired"):
-        term.wait(10 * PATIENCE_S)
+    with pytest.raises(NotLeaderError, match="expired"):
+        leadership.wait(10 * PATIENCE_S)
 
 
 def test_an_office_lasts_longer_than_its_lease(etcd_scene: EtcdScene) -> None:
-    term = etcd_scene.term(lease_ttl_s=1.0)  # two seconds, the least
-    assert term.wait(2.6) == []
-    assert term.publish(plan(1))
+    leadership = etcd_scene.leadership(lease_ttl_s=1.0)  # two seconds, the least
+    assert leadership.wait(2.6) == []
+    assert leadership.publish(plan(1))
 
 
 # -- by when a lease was written -------------------------------------------------------------------
@@ -123,9 +123,9 @@ def test_a_successor_knows_from_the_coordinators_marks_by_when_leases_were_renew
     etcd_scene: EtcdScene,
 ) -> None:
     """The lease of the coordinator's own node is read first by whoever takes over, some time after its last renewal."""
-    first, keys, client = etcd_scene.term(), etcd_scene.keys(), etcd_scene.client()
-    lane = Lane("candidate")
-    standing = lane.submit(lambda: campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
+    first, keys, client = etcd_scene.leadership(), etcd_scene.keys(), etcd_scene.client()
+    thread = AbandonableThread("candidate")
+    standing = thread.submit(lambda: campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
     client.range(b"/")  # an answer before the lease is written tells nothing of it
     node = etcd_scene.joined("a")
     before_s = time.monotonic()
@@ -144,19 +144,19 @@ def test_a_successor_knows_from_the_coordinators_marks_by_when_leases_were_renew
     node.renew(lease("a").renewed(), lease("a").renewed().renewed())
     assert successor.read(None).written_s["a"] >= read_s, "the renewal is newer than all that was told"
     successor.resign()
-    lane.abandon()
+    thread.abandon()
 
 
 def test_a_mark_leaves_the_coordinator_in_office(etcd_scene: EtcdScene) -> None:
-    term, keys, client = etcd_scene.term(), etcd_scene.keys(), etcd_scene.client()
+    leadership, keys, client = etcd_scene.leadership(), etcd_scene.keys(), etcd_scene.client()
     created = client.get(keys.leader)
     assert created is not None
-    term.write_mark()
+    leadership.write_mark()
     wait_until(lambda: client.get(keys.leader).mod_revision > created.mod_revision)
     marked = client.get(keys.leader)
     assert (marked.value, marked.lease) == (created.value, created.lease)
-    assert term.publish(plan(1))
-    term.resign()
+    assert leadership.publish(plan(1))
+    leadership.resign()
     assert client.get(keys.leader) is None, "it still goes with the coordinator's etcd lease"
 
 
@@ -219,7 +219,7 @@ class Behind:
         return self._follow(*args)
 
 
-def client_of(link: EtcdLink | Term) -> Any:
+def client_of(link: EtcdLink | Leadership) -> Any:
     link_: Any = link
     return link_._client
 
@@ -266,7 +266,7 @@ def test_a_coordinator_that_was_behind_a_compaction_hears_of_everybody_once(etcd
 def test_a_candidate_that_was_behind_a_compaction_looks_whether_the_office_is_free(
     etcd_scene: EtcdScene,
 ) -> None:
-    first, client = etcd_scene.term(), etcd_scene.client()
+    first, client = etcd_scene.leadership(), etcd_scene.client()
 
     def pass_by() -> None:
         for _ in range(3):
@@ -275,10 +275,10 @@ def test_a_candidate_that_was_behind_a_compaction_looks_whether_the_office_is_fr
         compact(etcd_scene)
 
     Behind(client, pass_by)
-    term = campaign(client, etcd_scene.keys(), "behind", 5.0, PATIENCE_S)
-    assert term is not None
-    assert term.publish(plan(1))
-    term.resign()
+    leadership = campaign(client, etcd_scene.keys(), "behind", 5.0, PATIENCE_S)
+    assert leadership is not None
+    assert leadership.publish(plan(1))
+    leadership.resign()
 
 
 # -- restarts -------------------------------------------------------------------------------------
@@ -289,8 +289,8 @@ def test_after_a_restart_of_etcd_everything_is_there_and_goes_on(own_etcd_scene:
     node = scene.joined("a")
     coordinator = scene.coordinator()
     coordinator.publish(plan(1))
-    lane = Lane("waiting")
-    waiting = lane.submit(lambda: node.next_plan(1, 10 * PATIENCE_S))
+    thread = AbandonableThread("waiting")
+    waiting = thread.submit(lambda: node.next_plan(1, 10 * PATIENCE_S))
     assert coordinator.wait(0.01) == []
     (server,) = scene.cluster.members
     server.kill()
@@ -308,17 +308,17 @@ def test_after_a_restart_of_etcd_everything_is_there_and_goes_on(own_etcd_scene:
     assert again.renew(lease("a"), lease("a").renewed())
     assert scene.coordinator().publish(plan(2)), "the office is still its own"
     assert again.next_plan(1, PATIENCE_S) == plan(2)
-    lane.abandon()
+    thread.abandon()
 
 
 def test_whoever_waits_learns_that_etcd_was_stopped(own_etcd_scene: EtcdScene) -> None:
     """SIGTERM, as a service manager stops it: it ends what is under way in good order."""
     scene = own_etcd_scene
-    node, term = scene.joined("a"), scene.term()
-    lanes = [Lane("plan"), Lane("inbox")]
+    node, leadership = scene.joined("a"), scene.leadership()
+    threads = [AbandonableThread("plan"), AbandonableThread("inbox")]
     waiting = [
-        lanes[0].submit(lambda: node.next_plan(0, 10 * PATIENCE_S)),
-        lanes[1].submit(lambda: term.wait(10 * PATIENCE_S)),
+        threads[0].submit(lambda: node.next_plan(0, 10 * PATIENCE_S)),
+        threads[1].submit(lambda: leadership.wait(10 * PATIENCE_S)),
     ]
     assert scene.client().get(b"/") is None
     (server,) = scene.cluster.members
@@ -330,8 +330,8 @@ def test_whoever_waits_learns_that_etcd_was_stopped(own_etcd_scene: EtcdScene) -
         assert str(caught.value).isprintable()
     with pytest.raises(StoreLostError):
         node.renew(lease("a"), lease("a").renewed())
-    for lane in lanes:
-        lane.abandon()
+    for thread in threads:
+        thread.abandon()
 
 
 def test_an_etcd_that_lost_its_data_has_another_name(own_etcd_scene: EtcdScene) -> None:
@@ -377,13 +377,13 @@ def test_the_next_coordinator_goes_on_from_the_plan_that_was_overwritten_with_so
     etcd_scene: EtcdScene,
 ) -> None:
     """Nodes know of that plan, and would ignore all that begin at version 1 again."""
-    first, node = etcd_scene.term(), etcd_scene.node()
+    first, node = etcd_scene.leadership(), etcd_scene.node()
     for version in (1, 2, 3, 4):
         assert first.publish(plan(version))
     first.resign()
     for garbage in (b"oops", b"", b"{}"):
         etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", garbage)
-    successor = etcd_scene.term()
+    successor = etcd_scene.leadership()
     assert successor.read_plan() == plan(4)
     assert not successor.publish(plan(1))
     assert successor.publish(plan(5))
@@ -393,13 +393,13 @@ def test_the_next_coordinator_goes_on_from_the_plan_that_was_overwritten_with_so
 def test_a_plan_that_nothing_tells_any_more_is_named_and_no_other_begins_in_its_place(
     etcd_scene: EtcdScene,
 ) -> None:
-    first = etcd_scene.term()
+    first = etcd_scene.leadership()
     assert first.publish(plan(1))
     etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", b"oops")
     first.resign()
     compact(etcd_scene)
     with pytest.raises(UnknownPlanError, match=f"{etcd_scene.root()}/plan in etcd is not a plan") as caught:
-        etcd_scene.term().read_plan()
+        etcd_scene.leadership().read_plan()
     assert "\n" not in str(caught.value)
     node = etcd_scene.joined("a")
     assert node.read_plan() is None
@@ -408,9 +408,9 @@ def test_a_plan_that_nothing_tells_any_more_is_named_and_no_other_begins_in_its_
 
 def test_garbage_where_never_was_a_plan_does_not_keep_a_run_from_beginning(etcd_scene: EtcdScene) -> None:
     etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", b"oops")
-    term = etcd_scene.term()
-    assert term.read_plan() is None
-    assert term.publish(plan(1))
+    leadership = etcd_scene.leadership()
+    assert leadership.read_plan() is None
+    assert leadership.publish(plan(1))
     assert etcd_scene.node().read_plan() == plan(1)
 
 
@@ -464,14 +464,14 @@ def test_nothing_of_a_finished_run_is_left_and_other_runs_stay(etcd_scene: EtcdS
     scene = etcd_scene
     node = scene.joined("a", "b", "c")
     other = scene.joined("a", run_id="run2")
-    term = scene.term()
-    term.publish(plan(1))
-    term.write_status("nothing to wait for")
-    term.condemn(lease("b"))
-    term.forget("b")
+    leadership = scene.leadership()
+    leadership.publish(plan(1))
+    leadership.write_status("nothing to wait for")
+    leadership.revoke(lease("b"))
+    leadership.forget("b")
     before = {key for key in everything(scene) if key.startswith(scene.keys("run2").root)}
-    term.remove_run(ENDED)
-    term.resign()
+    leadership.remove_run(ENDED)
+    leadership.resign()
     node.write(member("a", state=State.LEFT))
     assert not node.renew(lease("a"), lease("a").renewed())
     left = {f"{scene.access.prefix}/1/id".encode(), scene.keys().ended}
@@ -484,9 +484,9 @@ def test_an_agent_that_slept_through_the_end_of_its_run_finds_another_life_of_it
 ) -> None:
     """As in a new store: plan versions start anew."""
     sleeper = etcd_scene.joined("a")
-    term = etcd_scene.term()
-    term.publish(plan(1))
-    term.remove_run(ENDED)
+    leadership = etcd_scene.leadership()
+    leadership.publish(plan(1))
+    leadership.remove_run(ENDED)
     assert not sleeper.renew(lease("a"), lease("a").renewed())
     with pytest.raises(StoreLostError, match="removed the records of the earlier run"):
         sleeper.register(member("a"), lease("a2"))
@@ -505,27 +505,27 @@ def test_an_agent_that_slept_through_the_end_of_its_run_finds_another_life_of_it
 def test_a_run_whose_records_were_removed_has_no_coordinator_until_a_node_comes(
     etcd_scene: EtcdScene,
 ) -> None:
-    first, keys = etcd_scene.term(), etcd_scene.keys()
+    first, keys = etcd_scene.leadership(), etcd_scene.keys()
     first.remove_run(ENDED)
     first.resign()
     assert campaign(etcd_scene.client(), keys, "sleeper", 5.0, 0.05) is None
-    lane = Lane("standing")
+    thread = AbandonableThread("standing")
     client = etcd_scene.client()
-    standing = lane.submit(lambda: campaign(client, keys, "sleeper", 5.0, 10 * PATIENCE_S))
+    standing = thread.submit(lambda: campaign(client, keys, "sleeper", 5.0, 10 * PATIENCE_S))
     etcd_scene.node()
     assert standing.result(PATIENCE_S) is None, "it stands anew, for this life of the run"
-    term = etcd_scene.term()
-    assert term.read_plan() is None
-    assert term.read_ended() == ENDED
-    lane.abandon()
+    leadership = etcd_scene.leadership()
+    assert leadership.read_plan() is None
+    assert leadership.read_ended() == ENDED
+    thread.abandon()
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff"])
 def test_what_is_no_ending_counts_as_none(etcd_scene: EtcdScene, data: bytes) -> None:
-    term = etcd_scene.term()
-    assert term.read_ended() is None
+    leadership = etcd_scene.leadership()
+    assert leadership.read_ended() is None
     etcd_scene.stranger().set(f"{etcd_scene.root()}/ended", data)
-    assert term.read_ended() is None
+    assert leadership.read_ended() is None
 
 
 def test_what_an_abandoned_connection_wrote_arrives_late_and_undoes_nothing(etcd_scene: EtcdScene) -> None:

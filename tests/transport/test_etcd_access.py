@@ -14,7 +14,7 @@ import pytest
 
 from elastic_agent.protocol.records import History, Phase
 from elastic_agent.rendezvous.backends.etcd.backend import Members
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NotAStoreError, TransportError
 from elastic_agent.transport.etcd.client import EtcdClient
 from elastic_agent.values import EtcdAccess
@@ -48,25 +48,25 @@ def guarded_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdClust
 
 def use_everything(scene: EtcdScene, run_id: str = "run") -> None:
     """All that nodes and the coordinator of a run ever ask of etcd."""
-    term, node = scene.term(run_id), scene.joined("a", "b", run_id=run_id)
-    assert term.wait(PATIENCE_S)
-    assert set(term.read(None).members) == set(term.read(["a", "b"]).members) == {"a", "b"}
-    assert set(term.read_leases()) == {"a", "b"}
-    assert term.publish(plan(1))
+    leadership, node = scene.leadership(run_id), scene.joined("a", "b", run_id=run_id)
+    assert leadership.wait(PATIENCE_S)
+    assert set(leadership.read(None).members) == set(leadership.read(["a", "b"]).members) == {"a", "b"}
+    assert set(leadership.read_leases()) == {"a", "b"}
+    assert leadership.publish(plan(1))
     assert node.next_plan(0, PATIENCE_S) == plan(1)
     assert node.next_plan(1, 0.02) is None
-    term.write_status("waiting")
+    leadership.write_status("waiting")
     assert node.read_status() == "waiting"
     node.write(member("a", slots=3))
     assert node.renew(lease("a"), lease("a").renewed())
-    assert term.condemn(lease("b"))
-    term.forget("b")
+    assert leadership.revoke(lease("b"))
+    leadership.forget("b")
     client: Any = node
     client._client.keep_alive(scene.kept.of(client._client, "a"))
-    ended = History(generation=1, verdict=Phase.FINISHED, settled=True)
-    term.remove_run(ended)
-    term.resign()
-    next_term = scene.term(run_id)
+    ended = History(generation=1, outcome=Phase.FINISHED, settled=True)
+    leadership.remove_run(ended)
+    leadership.resign()
+    next_term = scene.leadership(run_id)
     assert next_term.read_plan() is None
     assert next_term.read_ended() == ended
 
@@ -147,14 +147,14 @@ def test_a_password_and_a_token_are_in_no_repr(guarded_etcd: EtcdCluster) -> Non
 def test_changes_of_other_users_and_roles_disturb_nobody(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd, ("readwrite", "/"))
     with etcd_scene(guarded_etcd, access) as scene:
-        term, node = scene.term(), scene.joined("a")
-        assert term.wait(PATIENCE_S) == ["a"]
+        leadership, node = scene.leadership(), scene.joined("a")
+        assert leadership.wait(PATIENCE_S) == ["a"]
         add_user(guarded_etcd, ("readwrite", "/x"))
         node.write(member("a", slots=3))
         add_user(guarded_etcd, ("readwrite", "/y"))
-        assert term.wait(PATIENCE_S) == ["a"]
+        assert leadership.wait(PATIENCE_S) == ["a"]
         add_user(guarded_etcd)
-        assert term.publish(plan(1))
+        assert leadership.publish(plan(1))
         add_user(guarded_etcd)
         assert node.next_plan(0, PATIENCE_S) == plan(1)
 
@@ -175,8 +175,8 @@ def test_a_token_that_etcd_forgot_is_renewed_without_notice(tmp_path: Path) -> N
         access = add_user(cluster, ("readwrite", "/"))
         cluster.enable_auth()
         with etcd_scene(cluster, access) as scene:
-            term, node = scene.term(), scene.joined("a")
-            waiter = sharing_office(term, scene.client())
+            leadership, node = scene.leadership(), scene.joined("a")
+            waiter = sharing_office(leadership, scene.client())
             (server,) = cluster.members
             server.kill()
             server.start()
@@ -184,7 +184,7 @@ def test_a_token_that_etcd_forgot_is_renewed_without_notice(tmp_path: Path) -> N
             reconnect(waiter, node)
             assert waiter.wait(PATIENCE_S) == ["a"], "a watch is the first that is asked"
             assert node.renew(lease("a"), lease("a").renewed())
-            assert term.publish(plan(1))
+            assert leadership.publish(plan(1))
 
 
 def reconnect(*links: Any) -> None:
@@ -217,20 +217,20 @@ def test_a_token_that_expires_is_renewed_without_notice(tmp_path: Path) -> None:
         access = add_user(cluster, ("readwrite", "/"))
         cluster.enable_auth()
         with etcd_scene(cluster, access) as scene:
-            term, node = scene.term(), scene.joined("a")
-            assert term.wait(PATIENCE_S) == ["a"]
-            lane = Lane("waiting")
-            waiting = lane.submit(lambda: node.next_plan(0, PATIENCE_S))
+            leadership, node = scene.leadership(), scene.joined("a")
+            assert leadership.wait(PATIENCE_S) == ["a"]
+            thread = AbandonableThread("waiting")
+            waiting = thread.submit(lambda: node.next_plan(0, PATIENCE_S))
             other = scene.joined("b")
-            assert term.wait(PATIENCE_S) == ["b"]
-            assert term.wait(2.1) == [], "tokens are counted in whole seconds"
+            assert leadership.wait(PATIENCE_S) == ["b"]
+            assert leadership.wait(2.1) == [], "tokens are counted in whole seconds"
             other.write(member("b", slots=3))
-            assert term.wait(PATIENCE_S) == ["b"]
-            assert term.publish(plan(1))
+            assert leadership.wait(PATIENCE_S) == ["b"]
+            assert leadership.publish(plan(1))
             assert waiting.result(PATIENCE_S) == plan(1), "a watch that began in time goes on"
             add_user(cluster)
-            assert term.publish(plan(2)), "a token counts for the users and roles as they were"
+            assert leadership.publish(plan(2)), "a token counts for the users and roles as they were"
             add_user(cluster)
-            assert term.wait(0.02) == []
+            assert leadership.wait(0.02) == []
             assert other.renew(lease("b"), lease("b").renewed())
-            lane.abandon()
+            thread.abandon()

@@ -184,13 +184,13 @@ def test_a_full_etcd_says_so_and_can_be_read(tmp_path: Path) -> None:
         EtcdCluster(tmp_path, options=["--quota-backend-bytes", "100000"]) as cluster,
         etcd_scene(cluster) as scene,
     ):
-        node, term = scene.joined("a"), scene.coordinator()
-        assert term.publish(plan(1))
+        node, leadership = scene.joined("a"), scene.coordinator()
+        assert leadership.publish(plan(1))
         fill(scene)
         for write in (
             lambda: node.renew(lease("a"), lease("a").renewed()),
             lambda: node.write(member("a", slots=3)),
-            lambda: term.publish(plan(2)),
+            lambda: leadership.publish(plan(2)),
         ):
             with pytest.raises(
                 StoreLostError, match=r"is full .NOSPACE alarm.: compact and defragment"

@@ -194,7 +194,7 @@ def test_a_login_over_tls_by_password_or_by_the_name_in_our_certificate(papers: 
         for access in (by_name, replace(by_name, user="by-password", password="password")):
             with etcd_scene(cluster, access) as scene:
                 scene.joined("a")
-                assert scene.term().wait(0.01) == []
+                assert scene.leadership().wait(0.01) == []
         kind, text = answer(endpoint_of(cluster), replace(by_name, user="client", password="wrong"))
         assert kind is NotAStoreError
         assert "rejects user 'client'" in text

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 from elastic_agent.transport import c10d
 from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.c10d.wire import _MAGIC, _VALIDATE, greet
+from elastic_agent.transport.c10d.wire import _MAGIC, _VALIDATE, probe_store
 from elastic_agent.values import Endpoint
 
 from .support import PATIENCE_S, free_endpoint, lease, member, peers
@@ -108,4 +108,4 @@ def say(endpoint: Endpoint, data: bytes) -> socket.socket:
 
 def answers(endpoint: Endpoint, after: bytes) -> None:
     with connect(endpoint.host, endpoint.port, PATIENCE_S) as sock:
-        greet(sock, PATIENCE_S, f"the store, after {after[:80]!r},")
+        probe_store(sock, PATIENCE_S, f"the store, after {after[:80]!r},")

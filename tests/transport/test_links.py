@@ -14,7 +14,7 @@ import pytest
 
 from elastic_agent.protocol.records import State
 from elastic_agent.transport import c10d
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import StoreLostError
 
 from .relay import Relay
@@ -68,15 +68,15 @@ def test_what_an_abandoned_connection_wrote_arrives_late_and_undoes_nothing(c10d
         abandoned = c10d.dial(relay.endpoint, "run", PATIENCE_S)
         assert abandoned.register(member("a"), lease("a")) is not None
         relay.hold()
-        lane = Lane("abandoned")
-        late = lane.submit(lambda: abandoned.write(member("a", state=State.RUNNING)))
+        thread = AbandonableThread("abandoned")
+        late = thread.submit(lambda: abandoned.write(member("a", state=State.RUNNING)))
         assert relay.held.wait(PATIENCE_S)
         abandoned.close()
         c10d_scene.node().write(member("a", state=State.FAILED))
         relay.release()
         with suppress(StoreLostError):
             late.result(PATIENCE_S)
-        lane.abandon()
+        thread.abandon()
     assert c10d_scene.coordinator().read(["a"]).members["a"].state is State.FAILED
 
 
@@ -123,17 +123,17 @@ def test_renewal_and_condemnation_race_and_exactly_one_wins(scene: Scene) -> Non
     for turn in range(300):
         # One side's way to the store is shorter than the other's; which one wins at what head start, machines decide.
         lead_s = (turn % 30 - 15) * 50e-6
-        renewed, condemned = at_once(
+        renewed, revoked = at_once(
             lambda held=current: node.renew(held, held.renewed()),
-            lambda held=current: coordinator.condemn(held),
+            lambda held=current: coordinator.revoke(held),
             head_starts_s=(max(lead_s, 0.0), max(-lead_s, 0.0)),
         )
-        assert renewed is not condemned
+        assert renewed is not revoked
         outcomes.add(renewed)
-        expected = current.renewed() if renewed else current.condemn()
+        expected = current.renewed() if renewed else current.revoke()
         assert node.read_lease(current.incarnation) == expected
         current = expected
-        if condemned:
+        if revoked:
             current = lease(next(names))
             node.register(member(current.incarnation), current)
     assert outcomes == {True, False}, "not a race: one side always won"
@@ -141,7 +141,7 @@ def test_renewal_and_condemnation_race_and_exactly_one_wins(scene: Scene) -> Non
 
 def test_the_condemned_cannot_come_back(scene: Scene) -> None:
     node, coordinator = scene.joined("a"), scene.coordinator()
-    assert coordinator.condemn(lease("a"))
+    assert coordinator.revoke(lease("a"))
     assert node.register(member("a", slots=5), lease("a")) is None
     assert coordinator.read(None).members["a"].slots == 2, "nothing of it is written"
 
@@ -180,8 +180,8 @@ def test_a_plan_arrives_as_it_was_published(scene: Scene) -> None:
     said = [
         plan(1, "first"),
         plan(2, world=big, order=order),
-        plan(3, world=big, order=order, awaiting=big.seats),
-        plan(4, world=big, order=(*order, "late"), awaiting=(*big.seats[5:], world(1, 9).seats[0])),
+        plan(3, world=big, order=order, uncleared=big.seats),
+        plan(4, world=big, order=(*order, "late"), uncleared=(*big.seats[5:], world(1, 9).seats[0])),
         plan(5, world=world(2), order=("n0",)),
     ]
     for one in said:
@@ -208,12 +208,12 @@ def test_of_several_coordinators_one_publishes_a_version(scene: Scene) -> None:
 
 def test_a_waiting_node_is_woken_by_the_plan(scene: Scene) -> None:
     node, coordinator = scene.node(), scene.coordinator()
-    lane = Lane("waiting")
+    thread = AbandonableThread("waiting")
     for version in range(1, 20):
-        waiting = lane.submit(lambda after=version - 1: node.next_plan(after, 10 * PATIENCE_S))
+        waiting = thread.submit(lambda after=version - 1: node.next_plan(after, 10 * PATIENCE_S))
         coordinator.publish(plan(version))
         assert waiting.result(PATIENCE_S) == plan(version)
-    lane.abandon()
+    thread.abandon()
 
 
 def test_no_plan_within_the_time_leaves_the_link_usable(scene: Scene) -> None:
@@ -227,15 +227,17 @@ def test_no_plan_within_the_time_leaves_the_link_usable(scene: Scene) -> None:
 def test_looking_for_a_plan_wakes_nobody_who_waits_for_it(c10d_scene: C10dScene) -> None:
     """torch's server wakes a key's waiters at any compare-and-set: two nodes could keep each other awake for ever."""
     node, another = c10d_scene.stranger(), c10d_scene.node()
-    lane = Lane("waiting")
-    waiting = lane.submit(lambda: node.wait(["elastic-agent/1/r/run/plan/1"], timedelta(seconds=PATIENCE_S)))
+    thread = AbandonableThread("waiting")
+    waiting = thread.submit(
+        lambda: node.wait(["elastic-agent/1/r/run/plan/1"], timedelta(seconds=PATIENCE_S))
+    )
     for _ in range(5):
         assert another.next_plan(0, 0.05) is None
         assert another.read_plan() is None
     assert not waiting.done()
     c10d_scene.coordinator().publish(plan(1))
     waiting.result(PATIENCE_S)
-    lane.abandon()
+    thread.abandon()
 
 
 def test_a_follower_far_behind_gets_the_newest_at_once(scene: Scene) -> None:
@@ -257,7 +259,7 @@ def test_who_waits_for_a_version_that_was_cleared_away_is_not_stuck(c10d_scene: 
     store.set(
         "elastic-agent/1/r/run/latest", "2"
     )  # as a node sees it that reads just before 38 versions pass
-    waiting = Lane("waiting")
+    waiting = AbandonableThread("waiting")
     assert waiting.submit(lambda: node.next_plan(2, 10 * PATIENCE_S)).result(PATIENCE_S) == plan(40)
     waiting.abandon()
 
@@ -339,13 +341,13 @@ def test_jobs_without_a_run_id_agree_on_one(c10d_scene: C10dScene) -> None:
 def test_the_inbox_wakes_when_told_to_and_gives_up_in_time(c10d_scene: C10dScene) -> None:
     inbox = c10d_scene.host.inbox()
     assert inbox.wait(0.02) == []
-    lane = Lane("waiting")
-    waiting = lane.submit(lambda: inbox.wait(10 * PATIENCE_S))
+    thread = AbandonableThread("waiting")
+    waiting = thread.submit(lambda: inbox.wait(10 * PATIENCE_S))
     inbox.wake()
     assert waiting.result(PATIENCE_S) == []
     c10d_scene.joined("a")
     assert inbox.wait(PATIENCE_S) == [("run", "a")], "a time-out before swallows nothing"
-    lane.abandon()
+    thread.abandon()
 
 
 def test_many_hints_are_taken_together(c10d_scene: C10dScene) -> None:
@@ -370,10 +372,10 @@ def test_no_hint_within_the_time_swallows_nothing(scene: Scene) -> None:
 def test_whoever_waits_learns_that_the_store_is_gone(scene_to_lose: Scene) -> None:
     scene = scene_to_lose
     node, wait = scene.node(), scene.hints()
-    lanes = [Lane("plan"), Lane("inbox")]
+    threads = [AbandonableThread("plan"), AbandonableThread("inbox")]
     waiting = [
-        lanes[0].submit(lambda: node.next_plan(0, 10 * PATIENCE_S)),
-        lanes[1].submit(lambda: wait(10 * PATIENCE_S)),
+        threads[0].submit(lambda: node.next_plan(0, 10 * PATIENCE_S)),
+        threads[1].submit(lambda: wait(10 * PATIENCE_S)),
     ]
     scene.lose_store()
     for one in waiting:

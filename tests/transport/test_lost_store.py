@@ -56,7 +56,7 @@ def _asked(node: Any, coordinator: Any, inbox: Any) -> list[tuple[Callable[[], A
         (coordinator, lambda link: link.read_leases()),
         (coordinator, lambda link: link.read_plan()),
         (coordinator, lambda link: link.publish(plan(1))),
-        (coordinator, lambda link: link.condemn(held)),
+        (coordinator, lambda link: link.revoke(held)),
         (inbox, lambda box: box.wait(5.0)),
         (inbox, lambda box: box.runs()),
     ]

@@ -12,7 +12,7 @@ from torch.distributed import TCPStore
 
 from elastic_agent.transport.addresses import connect
 from elastic_agent.transport.base import UnreachableError
-from elastic_agent.transport.c10d.wire import greet
+from elastic_agent.transport.c10d.wire import probe_store
 
 from .support import PATIENCE_S
 
@@ -21,7 +21,7 @@ def test_torchs_server_understands_our_greeting() -> None:
     server = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
     for _ in range(3):
         with connect("127.0.0.1", server.port, 5.0) as sock:
-            greet(sock, 5.0, "the store")
+            probe_store(sock, 5.0, "the store")
 
 
 def test_our_greeting_is_what_torchs_client_says_first() -> None:
@@ -61,4 +61,4 @@ def _overhear(server: socket.socket) -> bytes:
 
 def _refused(sock: socket.socket) -> None:
     with pytest.raises(UnreachableError):
-        greet(sock, PATIENCE_S, "the store")
+        probe_store(sock, PATIENCE_S, "the store")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.cleanup.generation import Cleared, Clearing
+from elastic_agent.workers.cleanup.generation import Cleanup, Cleared
 from elastic_agent.workers.cleanup.gpu_memory import GpuMemory
 
 PATIENCE_S = 20.0
@@ -23,14 +23,14 @@ HOLD = "import sys; held = open(sys.argv[1], 'x'); print(flush=True); sys.stdin.
 
 
 @pytest.fixture
-def clearing(tmp_path: Path) -> Clearing:
+def cleanup(tmp_path: Path) -> Cleanup:
     """This process plays the guard, on a machine without GPUs."""
-    return Clearing(os.getpid(), GpuMemory(driver=str(tmp_path / "none")))
+    return Cleanup(os.getpid(), GpuMemory(driver=str(tmp_path / "none")))
 
 
 @pytest.fixture
-def shared(clearing: Clearing) -> Iterator[Path]:
-    """A name for a file of the generation; comes after ``clearing``, which has seen what was there before."""
+def shared(cleanup: Cleanup) -> Iterator[Path]:
+    """A name for a file of the generation; comes after ``cleanup``, which has seen what was there before."""
     path = Path("/dev/shm") / f"psm_{secrets.token_hex(4)}"
     yield path
     path.unlink(missing_ok=True)
@@ -48,7 +48,7 @@ def child(shared: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def clear(clearing: Clearing, unkillable: Collection[int] = ()) -> Cleared:
+def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> Cleared:
     done = threading.Event()
     found = []
 
@@ -56,25 +56,25 @@ def clear(clearing: Clearing, unkillable: Collection[int] = ()) -> Cleared:
         found.append(cleared)
         done.set()
 
-    clearing.clear(take, unkillable)
+    cleanup.clear(take, unkillable)
     assert done.wait(PATIENCE_S)
     return found[0]
 
 
 def test_a_look_before_the_stop_tells_whose_files_they_are(
-    clearing: Clearing, shared: Path, child: subprocess.Popen[bytes]
+    cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes]
 ) -> None:
-    clearing.started([child.pid])
-    clearing.look()
+    cleanup.started([child.pid])
+    cleanup.look()
     looked = threading.Event()
-    clearing._put(looked.set)
+    cleanup._put(looked.set)
     assert looked.wait(PATIENCE_S)
     child.kill()
     child.wait()
-    assert not clearing.nothing_to_do
-    assert clear(clearing).shared_memory.removed == (shared.name,)
+    assert not cleanup.nothing_to_do
+    assert clear(cleanup).shared_memory.removed == (shared.name,)
     assert not shared.exists()
-    assert clearing.nothing_to_do
+    assert cleanup.nothing_to_do
 
 
 @pytest.fixture
@@ -83,49 +83,49 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic_agent.workers.cleanup.generation.FIRST_LOOK_S", 1000.0)
 
 
-def until_seen(clearing: Clearing, file: Path) -> None:
+def until_seen(cleanup: Cleanup, file: Path) -> None:
     ends_s = time.monotonic() + PATIENCE_S
-    while not any(name == file.name for name, _ in clearing._sweep._judged):
+    while not any(name == file.name for name, _ in cleanup._sweep._judged):
         assert time.monotonic() < ends_s, f"{file} was not seen"
         time.sleep(0.005)  # nothing tells
 
 
 @pytest.mark.usefixtures("untimed")
-def test_what_a_worker_makes_is_seen_when_it_is_made(clearing: Clearing, shared: Path) -> None:
+def test_what_a_worker_makes_is_seen_when_it_is_made(cleanup: Cleanup, shared: Path) -> None:
     """The worker may be killed at any time."""
-    clearing.started([os.getpid()])
+    cleanup.started([os.getpid()])
     worker = subprocess.Popen(
         [sys.executable, "-S", "-c", HOLD, str(shared)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
-    until_seen(clearing, shared)
+    until_seen(cleanup, shared)
     worker.kill()
     worker.communicate()
-    assert clear(clearing).shared_memory.removed == (shared.name,)
+    assert clear(cleanup).shared_memory.removed == (shared.name,)
 
 
 @pytest.mark.usefixtures("untimed")
-def test_what_another_program_made_and_a_worker_attached_stays(clearing: Clearing, shared: Path) -> None:
+def test_what_another_program_made_and_a_worker_attached_stays(cleanup: Cleanup, shared: Path) -> None:
     """It was made after the workers had been started, and only the worker has held it since."""
-    clearing.started([os.getpid()])
+    cleanup.started([os.getpid()])
     subprocess.run(["touch", str(shared)], check=True)
-    until_seen(clearing, shared)
+    until_seen(cleanup, shared)
     attach = HOLD.replace("'x'", "'r'")
     worker = subprocess.Popen(
         [sys.executable, "-S", "-c", attach, str(shared)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert worker.stdout is not None
     worker.stdout.readline()
-    clearing.look()
+    cleanup.look()
     looked = threading.Event()
-    clearing._put(looked.set)
+    cleanup._put(looked.set)
     assert looked.wait(PATIENCE_S)
     worker.kill()
     worker.communicate()
-    assert clear(clearing).shared_memory.removed == ()
+    assert clear(cleanup).shared_memory.removed == ()
     assert shared.exists()
 
 
-def test_many_open_files_are_no_hindrance(clearing: Clearing) -> None:
+def test_many_open_files_are_no_hindrance(cleanup: Cleanup) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 1200:
         pytest.skip(f"this process may open {hard} files only; 1,200 are needed")
@@ -134,20 +134,20 @@ def test_many_open_files_are_no_hindrance(clearing: Clearing) -> None:
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         for _ in range(1030):
             stack.callback(os.close, os.dup(0))
-        clearing.started([os.getpid()])
-        assert clear(clearing).shared_memory.removed == ()
+        cleanup.started([os.getpid()])
+        assert clear(cleanup).shared_memory.removed == ()
 
 
 @pytest.mark.parametrize("is_stuck", [True, False], ids=["an unkillable worker", "a standby"])
 def test_who_holds_on_is_named_unless_it_is_no_worker(
-    clearing: Clearing, shared: Path, child: subprocess.Popen[bytes], is_stuck: bool
+    cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes], is_stuck: bool
 ) -> None:
-    clearing.started([child.pid])
-    clearing.look()
-    held = clear(clearing, {child.pid} if is_stuck else ()).shared_memory.held
+    cleanup.started([child.pid])
+    cleanup.look()
+    held = clear(cleanup, {child.pid} if is_stuck else ()).shared_memory.held
     assert [(one.file, one.pid) for one in held] == ([(shared.name, child.pid)] if is_stuck else [])
     assert shared.exists()
 
 
-def test_a_generation_that_never_started_leaves_nothing(clearing: Clearing) -> None:
-    assert clearing.nothing_to_do
+def test_a_generation_that_never_started_leaves_nothing(cleanup: Cleanup) -> None:
+    assert cleanup.nothing_to_do

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_agent import processes
-from elastic_agent.workers.find_workers import living_workers
+from elastic_agent.workers.find_workers import find_workers
 from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, freeze, process_with_a_cut_name
 
 MARKS = {
@@ -46,7 +46,7 @@ def test_its_handlers_are_known(pid: int) -> None:
 
 
 def test_it_is_found_as_a_worker(pid: int) -> None:
-    (worker,) = living_workers(os.geteuid(), MARKS["ELASTIC_AGENT_RUN_ID"])
+    (worker,) = find_workers(os.geteuid(), MARKS["ELASTIC_AGENT_RUN_ID"])
     assert (worker.pid, worker.worker_id) == (pid, "n1/0")
 
 

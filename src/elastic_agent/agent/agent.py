@@ -19,9 +19,9 @@ from torch.distributed.elastic.agent.server.api import (
 
 from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
-from elastic_agent.agent.reporting.console import Narrator
-from elastic_agent.agent.reporting.event_log import Journal
-from elastic_agent.agent.reporting.systemd import Service, Standing
+from elastic_agent.agent.reporting.console import ConsoleReporter
+from elastic_agent.agent.reporting.event_log import EventLog
+from elastic_agent.agent.reporting.systemd import Standing, SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Policy, Stop, decide, requeue, rescue
 from elastic_agent.agent.worker_group.command import job_fingerprint
@@ -47,13 +47,13 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
-from elastic_agent.rendezvous.asyncio_runner import aside
-from elastic_agent.rendezvous.backends.base import MeetingPlace
-from elastic_agent.rendezvous.disk_thread import DiskLane
+from elastic_agent.rendezvous.asyncio_runner import run_abandonable
+from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.sd_notify import ServiceManager
+from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.transport.base import NotAStoreError, TransportError
 from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard.client import Guard, kill_orphans
@@ -61,9 +61,9 @@ from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 from .agreeing import agree_on_run
 from .early_notice import EarlyNotice
-from .identity import NodeSeat, sweep_seats, take_seat
+from .identity import NodeIdLock, acquire_node_id, prune_node_ids
 from .interfaces import interface_of
-from .run_claim import Place, RunClaim, RunElsewhereError
+from .run_claim import ClaimedEndpoint, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
 from .supervisor import Ending, Graces, Parts, Supervisor
 
@@ -96,32 +96,32 @@ class Agent(ElasticAgent):
         settings: Settings,
         slots: int,
         guard: Guard,
-        meeting: MeetingPlace,
-        manager: ServiceManager,
+        backend: RendezvousBackend,
+        manager: SystemdNotifier,
         early: EarlyNotice,
     ) -> None:
         """``guard`` was started already, so that it is up by the time the world is agreed."""
         self._settings = settings
         self._slots = slots
         self._guard = guard
-        self._meeting = meeting
-        self._journal = Journal(settings.event_journal)
+        self._backend = backend
+        self._event_log = EventLog(settings.event_journal)
         self._log = get_logger()
         self._logs = logs_specs(settings, slots)
         self._closer = BackgroundCloser()
-        self._disk = DiskLane("node-record")
-        self._narrator: Narrator | None = None
-        self._service = Service(manager, self._standing)
+        self._disk = DiskThread("node-record")
+        self._console: ConsoleReporter | None = None
+        self._systemd = SystemdReporter(manager, self._standing)
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
-        self._seat: NodeSeat | None = None
+        self._node_id_lock: NodeIdLock | None = None
         self._claim: RunClaim | None = None
         self._job = SlurmJob.from_environment(os.environ)
         self._signals = SignalDesk(
             Meanings(settings.signals_to_handle, settings.notice_signal, settings.notice_time),
             self._job,
             early,
-            on_leaving=self._service.stopping,
+            on_leaving=self._systemd.stopping,
             end_at_once=self._end_at_once,
         )
         self._main_task: asyncio.Task[Ending] | None = None
@@ -140,7 +140,7 @@ class Agent(ElasticAgent):
         """
         try:
             self.ending = asyncio.run(self._main())
-            self._service.ended(
+            self._systemd.ended(
                 f"{self.ending.outcome.value}: {self.ending.reason}",
                 in_order=self.ending.outcome in (Outcome.FINISHED, Outcome.DRAINED, Outcome.STOPPED),
             )
@@ -157,7 +157,7 @@ class Agent(ElasticAgent):
         spec = WorkerSpec(
             role=settings.role,
             local_world_size=self._slots,
-            rdzv_handler=AgentRendezvous(self._meeting.run_id or ""),
+            rdzv_handler=AgentRendezvous(self._backend.run_id or ""),
             entrypoint=settings.script,
             args=settings.script_args,
             max_restarts=settings.max_restarts,
@@ -172,43 +172,43 @@ class Agent(ElasticAgent):
     async def _main(self) -> Ending:
         self._main_task = asyncio.current_task()
         self._signals.open()
-        narrator = Narrator(self._meeting.shown, self._status, self._meeting.dial_causes)
-        self._narrator = narrator
-        self._service.start()
+        console = ConsoleReporter(self._backend.shown, self._status, self._backend.dial_causes)
+        self._console = console
+        self._systemd.start()
         try:
-            agreed = await self._agree_on_run(narrator)
+            agreed = await self._agree_on_run(console)
             if isinstance(agreed, Ending):
                 return agreed
             bind_context(run=agreed)
-            self._journal.bind(run=agreed)
+            self._event_log.bind(run=agreed)
             if await self._has_finished_before(agreed):
                 self._log.info(f"the run finished: {FINISHED_BEFORE}")
                 return Ending(Outcome.FINISHED, FINISHED_BEFORE)
-            ending = await self._until_over(agreed, narrator)
+            ending = await self._until_over(agreed, console)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
-                    await aside(self._meeting.release, RELEASE_S)
-            await self._host_on(narrator)
-            self._meeting.run_ended()
+                    await run_abandonable(self._backend.release, RELEASE_S)
+            await self._host_on(console)
+            self._backend.run_ended()
             await self._requeue(ending)
             return ending
         finally:
-            narrator.close()
-            self._meeting.close()
+            console.close()
+            self._backend.close()
 
-    async def _agree_on_run(self, narrator: Narrator) -> str | Ending:
+    async def _agree_on_run(self, console: ConsoleReporter) -> str | Ending:
         """The run's id: given, or agreed with whoever else meets at the endpoint."""
         settings = self._settings
         if settings.rdzv_id is not None:
-            self._meeting.set_run_id(settings.rdzv_id)
+            self._backend.set_run_id(settings.rdzv_id)
             return settings.rdzv_id
-        agreeing = agree_on_run(self._meeting, job_fingerprint(settings), narrator)
+        agreeing = agree_on_run(self._backend, job_fingerprint(settings), console)
         try:
             return await asyncio.wait_for(agreeing, settings.join_timeout)
         except TimeoutError:
             reason = (
-                f"no store answered at {self._meeting.shown} within {settings.join_timeout:g} s: "
-                f"{narrator.last_problem or 'connecting did not complete'}"
+                f"no store answered at {self._backend.shown} within {settings.join_timeout:g} s: "
+                f"{console.last_problem or 'connecting did not complete'}"
             )
             return Ending(Outcome.UNREACHABLE, reason)
         except NotAStoreError as error:
@@ -222,9 +222,9 @@ class Agent(ElasticAgent):
         The agent that would host the store reads the same memory, and may have ended before this one dials.
         """
         history = await self._recall(run_id) if self._settings.finish_once else None
-        return history is not None and history.settled and history.verdict is Phase.FINISHED
+        return history is not None and history.settled and history.outcome is Phase.FINISHED
 
-    async def _until_over(self, run_id: str, narrator: Narrator) -> Ending:
+    async def _until_over(self, run_id: str, console: ConsoleReporter) -> Ending:
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
         folder = self._settings.state_dir / "nodes" / run_id
         refused: frozenset[str] = frozenset()
@@ -232,21 +232,21 @@ class Agent(ElasticAgent):
             self._claim = await self._claim_run(folder, run_id)
         sweep_heartbeat_files()
         while True:
-            seat = self._seat = self._take_seat(folder, refused)
-            bind_context(node=seat.node_id)
-            self._journal.bind(node=seat.node_id)
-            ending = await self._take_part(run_id, seat, narrator)
+            lock = self._node_id_lock = self._acquire_node_id(folder, refused)
+            bind_context(node=lock.node_id)
+            self._event_log.bind(node=lock.node_id)
+            ending = await self._take_part(run_id, lock, console)
             taken = ending.outcome is Outcome.REFUSED and NODE_ID_HELD in ending.reason
-            if seat.explicit or not taken:
+            if lock.explicit or not taken:
                 return ending
             self._log.info(f"{ending.reason}; trying the next free node id")
-            refused |= {seat.node_id}
-            self._seat = None
-            seat.release()
+            refused |= {lock.node_id}
+            self._node_id_lock = None
+            lock.release()
 
     async def _claim_run(self, folder: Path, run_id: str) -> RunClaim:
         settings = self._settings
-        place = partial(Place.of, settings.rdzv_endpoint, settings.rdzv_backend)
+        place = partial(ClaimedEndpoint.of, settings.rdzv_endpoint, settings.rdzv_backend)
         try:
             return await asyncio.to_thread(lambda: RunClaim.take(folder, place()))
         except RunElsewhereError as error:
@@ -258,43 +258,43 @@ class Agent(ElasticAgent):
         except OSError as error:
             raise _unwritable(settings.state_dir, error) from None
 
-    def _take_seat(self, folder: Path, refused: frozenset[str]) -> NodeSeat:
+    def _acquire_node_id(self, folder: Path, refused: frozenset[str]) -> NodeIdLock:
         try:
-            return take_seat(folder, self._settings.node_id, refused)
+            return acquire_node_id(folder, self._settings.node_id, refused)
         except OSError as error:
             raise _unwritable(self._settings.state_dir, error) from None
 
     async def _recall(self, run_id: str) -> History | None:
         try:
-            return await asyncio.to_thread(self._meeting.memory.load, run_id)
+            return await asyncio.to_thread(self._backend.history_store.load, run_id)
         except OSError as error:
             raise _unwritable(self._settings.state_dir, error) from None
 
-    async def _take_part(self, run_id: str, seat: NodeSeat, narrator: Narrator) -> Ending:
+    async def _take_part(self, run_id: str, lock: NodeIdLock, console: ConsoleReporter) -> Ending:
         settings = self._settings
         incarnation = new_incarnation()
         session = self._session = Session(
-            self._meeting, self._member(seat, incarnation), settings.lease_ttl, settings.local_addr
+            self._backend, self._member(lock, incarnation), settings.lease_ttl, settings.local_addr
         )
         session.history = await self._recall(run_id)
         parts = Parts(
             guard=self._guard,
             session=session,
-            journal=self._journal,
-            narrator=narrator,
+            event_log=self._event_log,
+            console=console,
             graces=Graces(settings.restart_grace, settings.shutdown_timeout),
             start_workers=self._start_workers,
             new_guard=self._new_guard,
-            remember=self._meeting.remember,
-            write_down=partial(self._write_down, seat),
+            remember=self._backend.remember,
+            write_down=partial(self._write_down, lock),
             stop_signals=self._signals.stop_signals,
             join_timeout_s=settings.join_timeout,
         )
-        self._supervisor = Supervisor(parts, seat.node_id, incarnation, settings.hang_timeout)
-        self._journal.write("agent_started", incarnation=incarnation, pid=os.getpid(), slots=self._slots)
-        self._signals.attend(self._supervisor, seat.node_id)
+        self._supervisor = Supervisor(parts, lock.node_id, incarnation, settings.hang_timeout)
+        self._event_log.write("agent_started", incarnation=incarnation, pid=os.getpid(), slots=self._slots)
+        self._signals.attend(self._supervisor, lock.node_id)
         commands = Commands(
-            self._supervisor, run_id, seat.node_id, settings.shutdown_timeout, settings.notice_time
+            self._supervisor, run_id, lock.node_id, settings.shutdown_timeout, settings.notice_time
         )
         control = await self._listen(commands)
         try:
@@ -302,7 +302,7 @@ class Agent(ElasticAgent):
         finally:
             if control is not None:
                 await control.close(LAST_ANSWERS_S)
-        self._journal.write("agent_ended", outcome=ending.outcome.value, reason=ending.reason)
+        self._event_log.write("agent_ended", outcome=ending.outcome.value, reason=ending.reason)
         return ending
 
     async def _listen(self, commands: Commands) -> ControlSocket | None:
@@ -315,12 +315,12 @@ class Agent(ElasticAgent):
             )
             return None
 
-    async def _host_on(self, narrator: Narrator) -> None:
+    async def _host_on(self, console: ConsoleReporter) -> None:
         """A host keeps serving until nobody needs its store any more."""
         self._signals.hosting_on = True
-        while self._meeting.busy_with:
-            narrator.hosting_on(self._meeting.busy_with)
-            await self._meeting.changed()
+        while self._backend.busy_with:
+            console.hosting_on(self._backend.busy_with)
+            await self._backend.changed()
 
     async def _requeue(self, ending: Ending) -> None:
         """Put the job back into the queue, if that is what to do and nobody else does."""
@@ -337,7 +337,7 @@ class Agent(ElasticAgent):
         if decision.act:
             done = await requeue(policy, self._job)
         if done is not None:
-            self._journal.write("requeued", failed=done.level == "error", words=done.text)
+            self._event_log.write("requeued", failed=done.level == "error", words=done.text)
             (self._log.error if done.level == "error" else self._log.info)(done.text)
 
     async def _status(self) -> str:
@@ -345,10 +345,10 @@ class Agent(ElasticAgent):
 
     def _standing(self) -> Standing:
         """How it stands, for systemd."""
-        narrator, supervisor, session = self._narrator, self._supervisor, self._session
-        assert narrator is not None  # it asks while the loop runs
+        console, supervisor, session = self._console, self._supervisor, self._session
+        assert console is not None  # it asks while the loop runs
         return Standing(
-            headline=narrator.headline(supervisor.step if supervisor is not None else None),
+            headline=console.headline(supervisor.step if supervisor is not None else None),
             registered=session is not None and session.deadline_s is not None,
             runs=supervisor is not None and supervisor.node.activity is Activity.RUNNING,
             hosting_on=self._signals.hosting_on,
@@ -356,28 +356,28 @@ class Agent(ElasticAgent):
 
     # -- what the node says of itself -----------------------------------------------------------
 
-    def _member(self, seat: NodeSeat, incarnation: str) -> Member:
+    def _member(self, lock: NodeIdLock, incarnation: str) -> Member:
         settings = self._settings
         return Member(
             version=RECORD_VERSION,
-            node_id=seat.node_id,
+            node_id=lock.node_id,
             incarnation=incarnation,
             address=settings.local_addr or "127.0.0.1",  # the session puts the right one in when connected
             slots=self._slots,
             state=State.READY,
             generation=0,
             policy=policy_of(settings),
-            explicit_id=seat.explicit,
+            explicit_id=lock.explicit,
             stop_s=max(settings.restart_grace, settings.shutdown_timeout),
-            replaces=(seat.predecessor,) if seat.predecessor else (),
+            replaces=(lock.predecessor,) if lock.predecessor else (),
             preferred_rank=settings.node_rank,
             role=settings.role,
             fingerprint=fingerprint(settings),
         )
 
-    async def _write_down(self, seat: NodeSeat, incarnation: str) -> None:
-        record = partial(seat.record, incarnation, self._processes())
-        await self._disk.call_aside("seat", record, RECORD_TIMEOUT_S)
+    async def _write_down(self, lock: NodeIdLock, incarnation: str) -> None:
+        record = partial(lock.record, incarnation, self._processes())
+        await self._disk.call_async("seat", record, RECORD_TIMEOUT_S)
 
     def _processes(self) -> list[tuple[int, int]]:
         """What a successor must find gone: the guard, which takes everything of ours with it."""
@@ -415,7 +415,7 @@ class Agent(ElasticAgent):
         self, world: World, seat: Seat, heartbeat_file: str, restarts: int
     ) -> dict[int, dict[str, str]]:
         facts = RunFacts(
-            run_id=self._meeting.run_id or "",
+            run_id=self._backend.run_id or "",
             role=self._settings.role,
             restarts=restarts,
             max_restarts=self._settings.max_restarts,
@@ -444,10 +444,10 @@ class Agent(ElasticAgent):
         sweep_heartbeat_files()
         if self._claim is not None:
             self._claim.release()
-        if self._seat is not None:
-            self._seat.release()
-            sweep_seats(self._settings.state_dir / "nodes")
-        self._journal.close()
+        if self._node_id_lock is not None:
+            self._node_id_lock.release()
+            prune_node_ids(self._settings.state_dir / "nodes")
+        self._event_log.close()
 
 
 def _unwritable(state_dir: Path, error: OSError) -> UsageError:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from elastic_agent.agent.reporting.console import Narrator
-from elastic_agent.rendezvous.asyncio_runner import aside
-from elastic_agent.rendezvous.backends.base import MeetingPlace
+from elastic_agent.agent.reporting.console import ConsoleReporter
+from elastic_agent.rendezvous.asyncio_runner import run_abandonable
+from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.transport.base import StoreLostError, UnreachableError
 
 REDIAL_S = 0.5
 
 
-async def agree_on_run(meeting: MeetingPlace, fingerprint: str, narrator: Narrator) -> str:
+async def agree_on_run(backend: RendezvousBackend, fingerprint: str, console: ConsoleReporter) -> str:
     """The id of this job's run at the endpoint; dials until somebody answers.
 
     Raises:
@@ -21,10 +21,10 @@ async def agree_on_run(meeting: MeetingPlace, fingerprint: str, narrator: Narrat
     """
     while True:
         try:
-            run_id = await aside(lambda: meeting.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
+            run_id = await run_abandonable(lambda: backend.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
         except (UnreachableError, StoreLostError) as error:
-            narrator.disconnected(str(error))
+            console.disconnected(str(error))
             await asyncio.sleep(REDIAL_S)
         else:
-            narrator.connected(False)
+            console.connected(False)
             return run_id

@@ -10,19 +10,19 @@ from elastic_agent.config.etcd_password import read_password_file
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.environment import ETCD_PASSWORD
 from elastic_agent.config.value_types import ETCD
-from elastic_agent.rendezvous.backends import open_place
-from elastic_agent.rendezvous.backends.base import MeetingPlace
+from elastic_agent.rendezvous.backends import open_backend
+from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.values import Endpoint, EtcdAccess
 
 
-def meeting_place(settings: Settings, password: str) -> MeetingPlace:
+def configured_backend(settings: Settings, password: str) -> RendezvousBackend:
     """The place for the backend that the settings name; ``password``: for etcd, from the environment.
 
     Raises:
         UsageError: the password cannot be read.
     """
     endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
-    return open_place(
+    return open_backend(
         reachable_endpoint(endpoint, os.environ),
         _access(settings, password) if settings.rdzv_backend == ETCD else None,
         settings.state_dir,

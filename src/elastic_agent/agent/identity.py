@@ -62,7 +62,7 @@ def pid_namespace() -> str:
 
 
 @dataclass
-class NodeSeat:
+class NodeIdLock:
     """A held node id. Keep the object alive as long as the agent lives."""
 
     node_id: str
@@ -101,9 +101,9 @@ class NodeSeat:
             os.close(self._handle)
 
 
-def take_seat(
+def acquire_node_id(
     folder: Path, wanted: str | None, skip: frozenset[str] = frozenset(), wait_s: float = 2.0
-) -> NodeSeat:
+) -> NodeIdLock:
     """Take a node id on this machine.
 
     Args:
@@ -123,7 +123,7 @@ def take_seat(
                 f"node id {wanted} is in use by another agent on this machine; choose another --node-id, "
                 "or omit it to get a free one"
             )
-        return NodeSeat(wanted, True, _proven_gone(handle, wait_s), handle)
+        return NodeIdLock(wanted, True, _proven_gone(handle, wait_s), handle)
     base = host_name()
     for number in range(1, MAX_AGENTS_PER_MACHINE + 1):
         node_id = base if number == 1 else f"{base}-{number}"
@@ -131,7 +131,7 @@ def take_seat(
             continue
         handle = _lock(folder / f"{node_id}.lock")
         if handle is not None:
-            return NodeSeat(node_id, False, _proven_gone(handle, wait_s), handle)
+            return NodeIdLock(node_id, False, _proven_gone(handle, wait_s), handle)
     raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are in use in {folder}")
 
 
@@ -163,7 +163,7 @@ def is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def sweep_seats(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> None:
+def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> None:
     """Forget the seats of runs that no agent of this machine takes part in, but for the newest runs.
 
     What is lost with them is who held a seat last, and that lease ran out long ago. Several agents may sweep at

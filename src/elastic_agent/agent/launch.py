@@ -16,7 +16,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
 from elastic_agent.protocol.node import Outcome
 from elastic_agent.protocol.records import FailureKind
-from elastic_agent.sd_notify import ServiceManager
+from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.workers.guard.client import Guard
 
 from .early_notice import EarlyNotice
@@ -24,7 +24,7 @@ from .identity import IdentityError
 
 
 def launch(
-    resolved: Resolved, guard: Guard, manager: ServiceManager, early: EarlyNotice, password: str
+    resolved: Resolved, guard: Guard, manager: SystemdNotifier, early: EarlyNotice, password: str
 ) -> int:
     """Run this node's agent, with the guard that was started for it, until its part is over. Returns the exit code.
 
@@ -75,13 +75,15 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def _run(settings: Settings, guard: Guard, manager: ServiceManager, early: EarlyNotice, password: str) -> int:
+def _run(
+    settings: Settings, guard: Guard, manager: SystemdNotifier, early: EarlyNotice, password: str
+) -> int:
     with _without_collections():
         import_torch_quietly()
         from elastic_agent.transport.name_lookups import shorten_lookups
 
         from .agent import Agent, EndedAtOnceError
-        from .backend import meeting_place
+        from .backend import configured_backend
         from .devices import check_numa_binding, count_slots
 
     shorten_lookups()
@@ -94,7 +96,7 @@ def _run(settings: Settings, guard: Guard, manager: ServiceManager, early: Early
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")
     try:
-        agent = Agent(settings, slots, guard, meeting_place(settings, password), manager, early)
+        agent = Agent(settings, slots, guard, configured_backend(settings, password), manager, early)
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
         raise UsageError(str(error)) from None
     try:

@@ -37,7 +37,7 @@ class RunElsewhereError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class ClaimedEndpoint:
     """An endpoint, and what tells it from others whatever it is called on which machine."""
 
     shown: str
@@ -49,7 +49,7 @@ class Place:
     """Host and port that other machines can try; empty if there are none."""
 
     @classmethod
-    def of(cls, endpoint: Endpoint | None, backend: str) -> Place:
+    def of(cls, endpoint: Endpoint | None, backend: str) -> ClaimedEndpoint:
         """The place that these settings name; None: a store of this agent's own."""
         boot = boot_id()
         if endpoint is None or not endpoint.port:
@@ -59,7 +59,7 @@ class Place:
         dial: list[str | int] = [] if local or backend != "c10d" else [endpoint.host, endpoint.port]
         return cls(str(endpoint), backend, boot, sorted(keys), dial)
 
-    def is_same(self, other: Place) -> bool:
+    def is_same(self, other: ClaimedEndpoint) -> bool:
         """Whether both mean the same store."""
         return not {*self.keys}.isdisjoint(other.keys)
 
@@ -96,7 +96,7 @@ class RunClaim:
         self._handle = handle
 
     @classmethod
-    def take(cls, folder: Path, place: Place, patience_s: float = PATIENCE_S) -> RunClaim:
+    def take(cls, folder: Path, claimed: ClaimedEndpoint, patience_s: float = PATIENCE_S) -> RunClaim:
         """Take part in the run whose locks lie in ``folder``, at this place. Blocks.
 
         Raises:
@@ -108,11 +108,11 @@ class RunClaim:
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            found = _share(handle, place)
-            if found is not None and place.is_same(found) and is_at(handle, path):
+            found = _share(handle, claimed)
+            if found is not None and claimed.is_same(found) and is_at(handle, path):
                 return cls(handle)
             os.close(handle)
-            elsewhere = found is not None and not place.is_same(found)
+            elsewhere = found is not None and not claimed.is_same(found)
             if found is not None and elsewhere and not found.may_be_in_use():
                 path.unlink(missing_ok=True)
             elif time.monotonic() >= give_up_s:
@@ -124,14 +124,14 @@ class RunClaim:
         os.close(self._handle)
 
 
-def _share(handle: int, place: Place) -> Place | None:
+def _share(handle: int, claimed: ClaimedEndpoint) -> ClaimedEndpoint | None:
     """Share the lock, and read which place the file names; None while another agent writes it.
 
     A file that no agent has locked is made to name this place.
     """
     if _locked(handle, fcntl.LOCK_EX):
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(asdict(place)).encode(), 0)
+        os.pwrite(handle, json.dumps(asdict(claimed)).encode(), 0)
     return _read(handle) if _locked(handle, fcntl.LOCK_SH) else None
 
 
@@ -145,8 +145,8 @@ def _locked(handle: int, how: int) -> bool:
     return True
 
 
-def _read(handle: int) -> Place | None:
+def _read(handle: int) -> ClaimedEndpoint | None:
     try:
-        return Place(**json.loads(os.pread(handle, 65536, 0)))
+        return ClaimedEndpoint(**json.loads(os.pread(handle, 65536, 0)))
     except (ValueError, TypeError):
         return None

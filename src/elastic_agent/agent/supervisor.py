@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_agent.agent.reporting.console import Narrator
-from elastic_agent.agent.reporting.event_log import Journal
+from elastic_agent.agent.reporting.console import ConsoleReporter
+from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner, RunnerCallbacks
 from elastic_agent.logs import get_logger
@@ -62,8 +62,8 @@ class Parts:
 
     guard: Guard
     session: Session
-    journal: Journal
-    narrator: Narrator
+    event_log: EventLog
+    console: ConsoleReporter
     graces: Graces
     start_workers: Callable[[World, Runner], None]
     """Makes the worker context of this world and starts it; raises OSError, ValueError or RuntimeError if not."""
@@ -103,15 +103,15 @@ class Supervisor:
         self._requests = StopRequests(
             self._participant,
             node_id,
-            lambda: self._runner.heeded,
+            lambda: self._runner.handles_notices,
             asyncio.get_running_loop().call_later,
         )
         self._callbacks = RunnerCallbacks(
             started=self._workers_started,
             failed=self._workers_failed,
             succeeded=self._workers_succeeded,
-            yielded=lambda generation: self._perform(self.node.yielded(generation)),
-            heeds=lambda generation: self._perform(self.node.heeds(generation)),
+            saved=lambda generation: self._perform(self.node.saved(generation)),
+            handles_notices=lambda generation: self._perform(self.node.handles_notices(generation)),
             interrupted=lambda generation, how: self._perform(self.node.interrupted(generation, how)),
             stopped=self._workers_stopped,
             fenced=parts.session.fenced,
@@ -119,7 +119,7 @@ class Supervisor:
         self._hang_timeout_s = hang_timeout_s
         self._log = get_logger()
         self._give_up: asyncio.TimerHandle | None = None
-        self._met = False
+        self._was_connected = False
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
         """Who waits for a plan, and for what kind of plan."""
         self._lingerers = 0
@@ -184,32 +184,34 @@ class Supervisor:
         """The session tells something."""
         match event:
             case events.Connected(store_id=store_id, replaced=replaced):
-                self._journal("connected", store_id=store_id, replaced=replaced)
-                self._met = True
+                self._event_log("connected", store_id=store_id, replaced=replaced)
+                self._was_connected = True
                 self._stop_giving_up()
-                self._parts.narrator.connected(replaced)
+                self._parts.console.connected(replaced)
             case events.Disconnected(reason=reason):
-                self._parts.narrator.disconnected(reason)
+                self._parts.console.disconnected(reason)
                 self._start_giving_up(reason)
             case events.Registered(incarnation=incarnation):
-                self._journal("registered", incarnation=incarnation)
+                self._event_log("registered", incarnation=incarnation)
             case events.LeaseLost(reason=reason):
-                self._journal("lease_lost", reason=reason)
+                self._event_log("lease_lost", reason=reason)
                 self._log.warning("this node lost its lease; stopping its workers immediately", reason=reason)
             case events.PlanSeen(plan=plan):
                 self._plan_seen(plan)
             case events.PrepareFailed(failure=failure):
                 self._log.warning("the generation cannot start on this node", reason=failure.summary)
             case events.Unusable(reason=reason):
-                self._parts.narrator.disconnected(reason)
-                if self._met:  # perhaps only for now: the store's machine restarts other things first
+                self._parts.console.disconnected(reason)
+                if (
+                    self._was_connected
+                ):  # perhaps only for now: the store's machine restarts other things first
                     self._start_giving_up(reason)
                 else:
                     self._end(Ending(Outcome.UNREACHABLE, reason))
         self._participant.take_in(event)
 
     def _plan_seen(self, plan: Plan) -> None:
-        self._journal(
+        self._event_log(
             "plan",
             version=plan.version,
             phase=plan.phase.value,
@@ -226,7 +228,7 @@ class Supervisor:
                 waiting.set_result(plan)
         if plan.failure is not None:
             self._last_failure = plan.failure
-        self._parts.narrator.plan(plan, self.node.incarnation)
+        self._parts.console.plan(plan, self.node.incarnation)
 
     def _start_giving_up(self, reason: str) -> None:
         """Dial for the join time-out at most."""
@@ -248,17 +250,17 @@ class Supervisor:
 
     def drain(self, reason: str, left_s: float | None = None) -> None:
         """This node is to leave, its workers and all others having saved, for which they get so much time."""
-        self._journal("drain", reason=reason)
+        self._event_log("drain", reason=reason)
         self._requests.leave(reason, self._parts.graces.drain_s if left_s is None else left_s)
 
     def drain_other(self, node_id: str, left_s: float, words: str) -> None:
         """Another node is to leave."""
-        self._journal("drain", node=node_id, reason=words)
+        self._event_log("drain", node=node_id, reason=words)
         self._requests.remove(node_id, left_s, words)
 
     def stop(self, cause: Cause, left_s: float, words: str) -> None:
         """The whole run is to end, everybody having saved."""
-        self._journal("stop", cause=cause.value, left_s=left_s, reason=words)
+        self._event_log("stop", cause=cause.value, left_s=left_s, reason=words)
         self._requests.end_run(cause, left_s, words)
 
     async def node_left(self, node_id: str) -> Ending | None:
@@ -268,7 +270,7 @@ class Supervisor:
             How this agent's own part ended, if that came first; None if it goes on.
         """
         if node_id != self._node_id:
-            serial = self.node.next_ask - 1
+            serial = self.node.next_stop_request - 1
             plan = self.node.plan
             seats = plan.world.seats if plan is not None and plan.world is not None else ()
             leavers = {seat.incarnation for seat in seats if seat.node_id == node_id}
@@ -277,12 +279,12 @@ class Supervisor:
 
             def has_left(plan: Plan) -> bool:
                 nonlocal was_leaving
-                acknowledged = plan.heard.get(self.node.incarnation, 0) >= serial
+                acknowledged = plan.acknowledged.get(self.node.incarnation, 0) >= serial
                 if not acknowledged or not leavers.isdisjoint(plan.leaving):
                     was_leaving = was_leaving or acknowledged
                     return False
                 seats = (
-                    plan.awaiting if plan.is_terminal else plan.world.seats if plan.world is not None else ()
+                    plan.uncleared if plan.is_terminal else plan.world.seats if plan.world is not None else ()
                 )
                 return was_leaving or leavers.isdisjoint(seat.incarnation for seat in seats)
 
@@ -327,7 +329,7 @@ class Supervisor:
         asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
         parts = self._parts
         return Runner(
-            guard, self._node_id, self._callbacks, parts.journal, self._hang_timeout_s, parts.stop_signals
+            guard, self._node_id, self._callbacks, parts.event_log, self._hang_timeout_s, parts.stop_signals
         )
 
     def _guard_readable(self) -> None:
@@ -342,7 +344,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._parts.guard.fileno())
         self._log.error("the guard process died; starting a new one", returncode=event.returncode)
-        self._journal("guard_lost", returncode=event.returncode)
+        self._event_log("guard_lost", returncode=event.returncode)
         self._parts.guard.close()
         runner = self._runner
         self._runner = self._attach_guard(self._parts.new_guard())
@@ -381,11 +383,11 @@ class Supervisor:
 
     def _workers_failed(self, generation: int, failure: Failure) -> None:
         self._last_failure = failure
-        self._parts.narrator.failed(failure)
+        self._parts.console.failed(failure)
         self._perform(self.node.failed(generation, failure))
 
     def _workers_succeeded(self, generation: int) -> None:
-        self._parts.narrator.succeeded(generation)
+        self._parts.console.succeeded(generation)
         self._perform(self.node.succeeded(generation))
 
     def _workers_stopped(self, unkillable: tuple[int, ...]) -> None:
@@ -397,15 +399,15 @@ class Supervisor:
         self._perform(action for action in actions if not isinstance(action, machine.StopWorkers))
 
     def _announced(self, said: machine.Announce) -> None:
-        heeds = {"heeds": True} if said.heeds else {}
-        self._journal("state", state=said.state.value, generation=said.generation, **heeds)
+        handles_notices = {"heeds": True} if said.handles_notices else {}
+        self._event_log("state", state=said.state.value, generation=said.generation, **handles_notices)
 
     def _notify(self, notice: Notice) -> None:
-        self._parts.narrator.notice(notice)
+        self._parts.console.notice(notice)
         self._runner.notify(notice)
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
-        self._journal(
+        self._event_log(
             "stopping",
             generation=self.node.generation,
             reason=action.reason,
@@ -431,13 +433,13 @@ class Supervisor:
 
     def _rejoins(self, incarnation: str, reason: str) -> None:
         self._log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
-        self._journal("rejoin", incarnation=incarnation)
+        self._event_log("rejoin", incarnation=incarnation)
         self._start_task(
             self._write_down(incarnation)
         )  # nothing depends on it but how soon a successor is there
 
     def _departs(self, ending: machine.Depart) -> None:
-        self._journal("depart", outcome=ending.outcome.value, reason=ending.reason)
+        self._event_log("depart", outcome=ending.outcome.value, reason=ending.reason)
         self._end(Ending(ending.outcome, ending.reason, self._last_failure, self.node.plan))
 
     async def _write_down(self, incarnation: str) -> bool:
@@ -465,5 +467,5 @@ class Supervisor:
         if not task.cancelled() and (error := task.exception()) is not None and not self._ending.done():
             self._ending.set_exception(error)
 
-    def _journal(self, event: str, **details: object) -> None:
-        self._parts.journal.write(event, **details)
+    def _event_log(self, event: str, **details: object) -> None:
+        self._parts.event_log.write(event, **details)

@@ -34,14 +34,14 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     from elastic_agent.agent.limits import check_limits
     from elastic_agent.agent.worker_group.warm_start import likely_slots, start_guard
     from elastic_agent.config.etcd_password import take_password
-    from elastic_agent.sd_notify import ServiceManager
+    from elastic_agent.sd_notify import SystemdNotifier
     from elastic_agent.workers.guard.client import become_subreaper
 
     early = EarlyNotice(resolved.settings.notice_signal)
     check_limits(likely_slots(resolved.settings.nproc_per_node) or 1)
     make_state_dir(resolved.settings.state_dir, os.environ)
     # Before anything is started that would inherit them:
-    manager = ServiceManager.taken_from(os.environ)
+    manager = SystemdNotifier.taken_from(os.environ)
     password = take_password(os.environ)
     become_subreaper()
     try:

@@ -10,7 +10,7 @@ from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 from elastic_agent.processes import catches
-from elastic_agent.workers.find_workers import LivingWorker, living_workers
+from elastic_agent.workers.find_workers import RunningWorker, find_workers
 
 PAGE = """\
 Usage: elastic-agent stacks [RUN] [--user USER]
@@ -33,7 +33,7 @@ def stacks(argv: Sequence[str]) -> int:
         print(PAGE, end="", flush=True)
         return ExitCode.FINISHED
     run_id, uid = _parse(argv)
-    workers = living_workers(uid, run_id)
+    workers = find_workers(uid, run_id)
     if not workers:
         whose = f"of run {run_id} " if run_id else ""
         raise UsageError(
@@ -60,7 +60,7 @@ def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
     return (words[0] if words else None), uid
 
 
-def _ask(worker: LivingWorker) -> str:
+def _ask(worker: RunningWorker) -> str:
     if not catches(worker.pid, worker.stacks_signal):
         return "not possible: started cold, and its script has not imported elastic_agent.client"
     try:

@@ -101,7 +101,7 @@ class HeartbeatFile:
             self._words[first + DEADLINE_NS] = deadline_ns
             self._words[first + NOTICE] = serial
 
-    def looks(self, slot: int) -> bool:
+    def handles_notices(self, slot: int) -> bool:
         """Whether the worker has asked for notices."""
         return self._words[slot * CELL_WORDS + LOOKS] != 0
 

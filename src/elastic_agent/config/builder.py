@@ -19,7 +19,7 @@ class Note:
 
 
 @dataclass(slots=True)
-class Draft:
+class SettingsBuilder:
     """Values so far, with their sources and the texts they were given as (none for defaults)."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Draft:
         """Whether somebody set it (the site included), and not to nothing."""
         return self.sources[name].layer is not Layer.DEFAULT and self.values[name] is not None
 
-    def is_sites(self, name: str) -> bool:
+    def is_site_default(self, name: str) -> bool:
         """Whether only the machine's manager says so: what a person says goes before, in other words too."""
         return self.sources[name].layer is Layer.SITE
 

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from elastic_agent.config.builder import Draft
+from elastic_agent.config.builder import SettingsBuilder
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.sources.base import Layer, Source
@@ -19,70 +19,72 @@ from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.values import largest_world
 
 
-def check_paths(draft: Draft) -> None:
+def check_paths(builder: SettingsBuilder) -> None:
     """The files and folders that were named can be written; raises ``UsageError``."""
     for name in ("state_dir", "log_dir"):
-        problem = problem_with_folder(draft.values[name]) if draft.is_given(name) else ""
+        problem = problem_with_folder(builder.values[name]) if builder.is_given(name) else ""
         if problem:
-            raise draft.wrong(name, problem, "a writable directory")
-    if draft.is_given("event_journal"):
-        problem = problem_with_file(draft.values["event_journal"])
+            raise builder.wrong(name, problem, "a writable directory")
+    if builder.is_given("event_journal"):
+        problem = problem_with_file(builder.values["event_journal"])
         if problem:
-            raise draft.wrong("event_journal", problem, "a writable file")
+            raise builder.wrong("event_journal", problem, "a writable file")
 
 
-def leave_ignored_signals(draft: Draft) -> None:
+def leave_ignored_signals(builder: SettingsBuilder) -> None:
     """Drop from the default set the signals that were ignored when this program was started.
 
     ``nohup`` ignores SIGHUP and a shell without job control SIGINT and SIGQUIT of its background jobs, so that these
     go on when a terminal closes or Ctrl-C is meant for others. A signal that is named is handled all the same.
     """
-    wanted = draft.values["signals_to_handle"]
+    wanted = builder.values["signals_to_handle"]
     ignored = [name for name in wanted if signal.getsignal(signal.Signals[name]) == signal.SIG_IGN]
-    if not ignored or draft.is_given("signals_to_handle"):
+    if not ignored or builder.is_given("signals_to_handle"):
         return
     names = ", ".join(ignored)
     source = Source(Layer.DEFAULT, f"default, without {names}: ignored when the agent was started")
-    draft.put("signals_to_handle", tuple(name for name in wanted if name not in ignored), source)
-    draft.note(
+    builder.put("signals_to_handle", tuple(name for name in wanted if name not in ignored), source)
+    builder.note(
         f"ignoring {names}, which were ignored when this agent was started (nohup, or a script's "
         f"background job); set --signals-to-handle {','.join(wanted)} to handle them"
     )
 
 
-def check_notices(draft: Draft) -> None:
+def check_notices(builder: SettingsBuilder) -> None:
     """Each signal has one meaning, and some number of nodes is allowed; raises ``UsageError``."""
-    taken = draft.values["notice_signal"] in draft.values["signals_to_handle"]
-    if taken and not draft.is_given("notice_signal"):
-        draft.put("notice_signal", NO_SIGNAL, draft.sources["signals_to_handle"])
+    taken = builder.values["notice_signal"] in builder.values["signals_to_handle"]
+    if taken and not builder.is_given("notice_signal"):
+        builder.put("notice_signal", NO_SIGNAL, builder.sources["signals_to_handle"])
     elif taken:
-        raise draft.wrong(
+        raise builder.wrong(
             "notice_signal",
             "which already makes this node leave (--signals-to-handle)",
             "another signal, or none",
         )
-    counts, nodes = draft.values["node_unit"], draft.values["nnodes"]
+    counts, nodes = builder.values["node_unit"], builder.values["nnodes"]
     if not largest_world(nodes.most, nodes.least, nodes.most, counts):
-        raise draft.wrong(
+        raise builder.wrong(
             "node_unit",
             f"which allows no number of nodes from {nodes.least} to {nodes.most}",
             "a value that fits --nnodes, or another --nnodes",
         )
 
 
-def check_requeue(draft: Draft) -> None:
+def check_requeue(builder: SettingsBuilder) -> None:
     """A command that will never be run deserves a word."""
-    if draft.values["requeue"] == "never" and draft.is_given("requeue_command"):
-        draft.warn(f"{draft.sources['requeue_command']} has no effect: {draft.sources['requeue']} is never")
+    if builder.values["requeue"] == "never" and builder.is_given("requeue_command"):
+        builder.warn(
+            f"{builder.sources['requeue_command']} has no effect: {builder.sources['requeue']} is never"
+        )
 
 
-def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
+def check_script(builder: SettingsBuilder, script: str, environ: Mapping[str, str]) -> None:
     """The script can be started as the settings say; raises ``UsageError``."""
     check_working_directory()
-    values = draft.values
+    values = builder.values
     if values["module"] and values["no_python"] and not values["run_path"]:
         raise UsageError(
-            f"{draft.sources['module']} and {draft.sources['no_python']} are mutually exclusive; "
+            f"{builder.sources['module']} and {builder.sources['no_python']} are mutually exclusive; "
             "expected one of them"
         )
     search_path = environ.get("PATH", os.defpath)
@@ -94,10 +96,10 @@ def check_script(draft: Draft, script: str, environ: Mapping[str, str]) -> None:
         return
     if values["run_path"] or not values["module"]:
         _check_python_script(script)
-    if draft.is_given("python_exec") and (
+    if builder.is_given("python_exec") and (
         problem := _problem_with_program(values["python_exec"], search_path)
     ):
-        raise draft.wrong("python_exec", f"which {problem}")
+        raise builder.wrong("python_exec", f"which {problem}")
 
 
 def _check_python_script(script: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from elastic_agent.config.allocation import check_allocation
-from elastic_agent.config.builder import Draft, Note, complaint, default_of
+from elastic_agent.config.builder import Note, SettingsBuilder, complaint, default_of
 from elastic_agent.config.checks import (
     check_notices,
     check_paths,
@@ -15,14 +15,14 @@ from elastic_agent.config.checks import (
     check_script,
     leave_ignored_signals,
 )
-from elastic_agent.config.derive import derive_directories, derive_meeting
+from elastic_agent.config.derive import derive_directories, derive_rendezvous
 from elastic_agent.config.errors import BadValueError, UsageError
 from elastic_agent.config.settings import Settings, spec_by_name, specs
 from elastic_agent.config.sources.base import Given, Layer, Source
 from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
 from elastic_agent.config.sources.environment import doubtful_variables, read_environment
 from elastic_agent.config.sources.rdzv_conf import expand
-from elastic_agent.config.sources.site_defaults import SITE_SOURCES, SiteSource
+from elastic_agent.config.sources.site_defaults import SITE_DEFAULTS, SiteDefaults
 from elastic_agent.config.sources.toml_file import SettingsFile, read_settings_file
 
 _DEFAULT = Source(Layer.DEFAULT, "default")
@@ -47,7 +47,7 @@ def load_settings(
     argv: Sequence[str],
     environ: Mapping[str, str],
     *,
-    site_sources: Sequence[SiteSource] = SITE_SOURCES,
+    site_sources: Sequence[SiteDefaults] = SITE_DEFAULTS,
 ) -> Resolved:
     """Read a command line and everything else that sets something: flags, environment, file, site, default.
 
@@ -67,7 +67,7 @@ def resolve(
     line: CommandLine,
     environ: Mapping[str, str],
     *,
-    site_sources: Sequence[SiteSource] = SITE_SOURCES,
+    site_sources: Sequence[SiteDefaults] = SITE_DEFAULTS,
     script_needed: bool = True,
     only: Collection[str] | None = None,
 ) -> Resolved:
@@ -81,7 +81,7 @@ def resolve(
         only: the settings that the command has, by name; of others, and of the script, environment, file and site
             may say what they like. None: all.
     """
-    draft = Draft()
+    builder = SettingsBuilder()
     variables = read_environment(environ)
     file = _read_file(line.given.get("config") or variables.get("config"))
     site: dict[str, Given] = {}
@@ -91,27 +91,27 @@ def resolve(
     if only is not None:
         layers = [{name: given for name, given in layer.items() if name in only} for layer in layers]
         file = SettingsFile()
-    _choose(draft, layers)
+    _choose(builder, layers)
     for warning in doubtful_variables(environ):
-        draft.warn(warning)
-    _note_options_without_effect(draft)
-    check_allocation(draft, environ)
-    derive_meeting(draft)
-    derive_directories(draft, environ)
-    check_paths(draft)
+        builder.warn(warning)
+    _note_options_without_effect(builder)
+    check_allocation(builder, environ)
+    derive_rendezvous(builder)
+    derive_directories(builder, environ)
+    check_paths(builder)
     if only is None or "signals_to_handle" in only:
-        leave_ignored_signals(draft)
-    check_notices(draft)
-    check_requeue(draft)
-    script, script_args = _script(draft, line, file)
+        leave_ignored_signals(builder)
+    check_notices(builder)
+    check_requeue(builder)
+    script, script_args = _script(builder, line, file)
     if script:
-        check_script(draft, script, environ)
+        check_script(builder, script, environ)
     elif script_needed:
         raise UsageError(
             "no script to run; expected: elastic-agent [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]"
         )
-    settings = Settings(script=script, script_args=script_args, **draft.values)
-    return Resolved(settings, MappingProxyType(draft.sources), tuple(draft.notes))
+    settings = Settings(script=script, script_args=script_args, **builder.values)
+    return Resolved(settings, MappingProxyType(builder.sources), tuple(builder.notes))
 
 
 def _read_file(named: Given | None) -> SettingsFile:
@@ -125,7 +125,7 @@ def _read_file(named: Given | None) -> SettingsFile:
     return read_settings_file(path, named.source)
 
 
-def _choose(draft: Draft, layers: Sequence[Mapping[str, Given]]) -> None:
+def _choose(builder: SettingsBuilder, layers: Sequence[Mapping[str, Given]]) -> None:
     """The first layer that gives a setting wins; ``rdzv_conf`` counts in its layer, after direct settings."""
     expanded: list[Mapping[str, Given]] = []
     conf_taken = False
@@ -133,36 +133,36 @@ def _choose(draft: Draft, layers: Sequence[Mapping[str, Given]]) -> None:
         expanded.append(layer)
         if "rdzv_conf" in layer and not conf_taken:
             conf_taken = True
-            expanded.append(_expanded_conf(draft, layer["rdzv_conf"]))
+            expanded.append(_expanded_conf(builder, layer["rdzv_conf"]))
     for spec in specs():
         given = next((layer[spec.name] for layer in expanded if spec.name in layer), None)
         if given is None:
-            draft.put(spec.name, default_of(spec.name), _DEFAULT)
+            builder.put(spec.name, default_of(spec.name), _DEFAULT)
         else:
-            draft.take(spec, given)
+            builder.take(spec, given)
 
 
-def _expanded_conf(draft: Draft, conf: Given) -> Mapping[str, Given]:
-    draft.take(spec_by_name()["rdzv_conf"], conf)
+def _expanded_conf(builder: SettingsBuilder, conf: Given) -> Mapping[str, Given]:
+    builder.take(spec_by_name()["rdzv_conf"], conf)
     if not conf.text:
         return {}
     settings, notes = expand(conf)
     for note in notes:
-        draft.note(note)
+        builder.note(note)
     return settings
 
 
-def _note_options_without_effect(draft: Draft) -> None:
+def _note_options_without_effect(builder: SettingsBuilder) -> None:
     for spec in specs():
-        if spec.no_effect and draft.is_given(spec.name):
-            draft.note(f"{draft.sources[spec.name]} has no effect: {spec.no_effect}")
+        if spec.no_effect and builder.is_given(spec.name):
+            builder.note(f"{builder.sources[spec.name]} has no effect: {spec.no_effect}")
 
 
-def _script(draft: Draft, line: CommandLine, file: SettingsFile) -> tuple[str, tuple[str, ...]]:
+def _script(builder: SettingsBuilder, line: CommandLine, file: SettingsFile) -> tuple[str, tuple[str, ...]]:
     """The script and its arguments go together: both from the command line, or both from the file."""
     if line.script is not None or not file.script:
         source, script, words = Source(Layer.FLAG, "command line"), line.script or "", line.script_args
     else:
         source, script, words = Source(Layer.FILE, "settings file"), file.script, file.script_args
-    draft.sources["script"] = draft.sources["script_args"] = source
+    builder.sources["script"] = builder.sources["script_args"] = source
     return script, words

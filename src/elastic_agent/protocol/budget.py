@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .cluster_view import FAR_S, PROGRESS_S, Situation
+from .cluster_view import FAR_S, PROGRESS_S, ClusterView
 from .records import MAX_COUNT, Budget, Failure, FailureKind, Phase, Plan, Policy
 
 FIRST_PAUSE_S = 1.0
@@ -73,7 +73,7 @@ def _forgiven(plan: Plan) -> Budget:
 # -- progress ---------------------------------------------------------------------------------------
 
 
-def with_progress(now: Situation, plan: Plan) -> Plan:
+def with_progress(now: ClusterView, plan: Plan) -> Plan:
     """``plan``, which is to follow a running one, with the progress that the world has made until now."""
     failure = plan.failure
     if _made_progress(now, failure):
@@ -89,7 +89,7 @@ def with_progress(now: Situation, plan: Plan) -> Plan:
     return plan
 
 
-def write_at_s(now: Situation) -> float:
+def write_at_s(now: ClusterView) -> float:
     """When the progress of the running world is to be written into the plan next, if nothing happens before."""
     budget, began_s = now.plan.budget, now.clock.world_runs_since_s
     if began_s is None:
@@ -113,13 +113,13 @@ def _most_s(plan: Plan) -> float:
     return (plan.charged - plan.budget.forgiven) * plan.policy.restart_window_s
 
 
-def _made_progress(now: Situation, failure: Failure | None) -> bool:
+def _made_progress(now: ClusterView, failure: Failure | None) -> bool:
     began_s = now.clock.world_runs_since_s
     lasted = began_s is not None and now.now_s >= began_s + _least_s(now.policy)
     return lasted or (failure is not None and failure.progressed)
 
 
-def _progress_s(now: Situation, plan: Plan) -> float:
+def _progress_s(now: ClusterView, plan: Plan) -> float:
     """What the plan knows, and what was counted since the world runs."""
     began_s, known_s = now.clock.world_runs_since_s, plan.budget.progress_s
     if began_s is None:

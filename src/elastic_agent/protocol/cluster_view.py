@@ -20,15 +20,15 @@ PROGRESS_S = 60.0
 class Decision:
     """What the coordinator wants done, and why.
 
-    ``plan`` follows the current plan's version by one, or is None when nothing changes. ``condemn``
-    are incarnations whose leases are to be condemned, with the reason (each may fail: a renewal won the race).
+    ``plan`` follows the current plan's version by one, or is None when nothing changes. ``revoke``
+    are incarnations whose leases are to be revoked, with the reason (each may fail: a renewal won the race).
     ``forget`` are incarnations whose records can be removed. ``wake_s`` is the time, by the
     coordinator's clock, at which to decide again if nothing is heard before.
     """
 
     reason: str
     plan: Plan | None = None
-    condemn: Mapping[str, str] = field(default_factory=dict)
+    revoke: Mapping[str, str] = field(default_factory=dict)
     forget: tuple[str, ...] = ()
     wake_s: float = FAR_S
     done: bool = False
@@ -80,7 +80,7 @@ class PhaseClock:
 
 
 @dataclass(frozen=True)
-class Situation:
+class ClusterView:
     """One look at the run."""
 
     plan: Plan
@@ -93,9 +93,9 @@ class Situation:
     """How often in a row each node was lost without progress, participants being cleared included."""
 
     @classmethod
-    def of(cls, plan: Plan, ledger: LeaseLedger, clock: PhaseClock, now_s: float) -> Situation:
+    def of(cls, plan: Plan, ledger: LeaseLedger, clock: PhaseClock, now_s: float) -> ClusterView:
         """Sort out who speaks for each node."""
-        speaking = spokesmen(plan, ledger.sightings.values())
+        speaking = current_incarnations(plan, ledger.sightings.values())
         return cls(plan, ledger, clock, now_s, speaking, count_losses(plan, ledger))
 
     @property
@@ -142,14 +142,14 @@ def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
     Often that is noticed only while the next one forms: the others' collectives fail long before a lease ends.
     """
     losses = dict(plan.losses)
-    for seat in plan.awaiting:
+    for seat in plan.uncleared:
         known = ledger.sightings.get(seat.incarnation)
         if known is not None and not known.alive and known.member.state not in (State.LEAVING, State.LEFT):
             losses[seat.node_id] = losses.get(seat.node_id, 0) + 1
     return losses
 
 
-def spokesmen(plan: Plan, sightings: Iterable[Sighting]) -> dict[str, Sighting]:
+def current_incarnations(plan: Plan, sightings: Iterable[Sighting]) -> dict[str, Sighting]:
     """For each node the incarnation to listen to."""
     chosen: dict[str, Sighting] = {}
     for one in sightings:
@@ -186,45 +186,45 @@ def stopped_before(member: Member, generation: int) -> bool:
     return member.state is State.LEFT
 
 
-def departed(situation: Situation) -> tuple[str, ...]:
+def departed(view: ClusterView) -> tuple[str, ...]:
     """Incarnations that were asked to leave and whose workers have exited: they said so, or they are fenced."""
-    ledger = situation.ledger
+    ledger = view.ledger
     replaced = {old for one in ledger.sightings.values() for old in one.member.replaces}
 
     def is_gone(incarnation: str) -> bool:
         known = ledger.sightings.get(incarnation)
         if incarnation in replaced or (known is not None and known.member.state is State.LEFT):
             return True
-        fenced_s = ledger.fenced_s(incarnation, situation.policy)
-        return fenced_s is not None and fenced_s <= situation.now_s
+        fenced_s = ledger.fenced_s(incarnation, view.policy)
+        return fenced_s is not None and fenced_s <= view.now_s
 
-    return tuple(one for one in situation.plan.leaving if is_gone(one))
+    return tuple(one for one in view.plan.leaving if is_gone(one))
 
 
-def uncleared(situation: Situation) -> dict[str, float]:
+def clearance_deadlines(view: ClusterView) -> dict[str, float]:
     """Seats of earlier generations whose workers may still run, with the time by which they cannot.
 
     The time is infinite for a node that is alive and has not said that it stopped.
     """
     gone: set[str] = set()
-    for one in situation.ledger.sightings.values():
+    for one in view.ledger.sightings.values():
         gone.update(one.member.replaces)
     waits: dict[str, float] = {}
-    for seat in situation.plan.awaiting:
-        known = situation.sighting(seat)
+    for seat in view.plan.uncleared:
+        known = view.sighting(seat)
         if seat.incarnation in gone or (
-            known is not None and stopped_before(known.member, situation.plan.generation)
+            known is not None and stopped_before(known.member, view.plan.generation)
         ):
             continue
-        fenced_s = situation.ledger.fenced_s(seat.incarnation, situation.policy)
+        fenced_s = view.ledger.fenced_s(seat.incarnation, view.policy)
         if fenced_s is None:
             waits[seat.incarnation] = FAR_S
-        elif fenced_s > situation.now_s:
+        elif fenced_s > view.now_s:
             waits[seat.incarnation] = fenced_s
     return waits
 
 
-def carried(now: Situation) -> Notice | None:
+def carried(now: ClusterView) -> Notice | None:
     """What the workers of the next generation have to be told: only that the run ends."""
     notice = now.plan.notice
     if notice is None or not notice.ends:
@@ -234,12 +234,12 @@ def carried(now: Situation) -> Notice | None:
 
 def unproven(plan: Plan) -> tuple[Seat, ...]:
     """Every seat whose workers may run: those of the plan's world, and those awaited before."""
-    seats = {seat.incarnation: seat for seat in plan.awaiting}
+    seats = {seat.incarnation: seat for seat in plan.uncleared}
     seats.update({seat.incarnation: seat for seat in plan.world.seats} if plan.world is not None else {})
     return tuple(seats.values())
 
 
-def stopped(now: Situation, plan: Plan, notice: Notice) -> Plan:
+def stopped(now: ClusterView, plan: Plan, notice: Notice) -> Plan:
     """The run's end by request, as the plan after the present one."""
     alive = {one.member.incarnation for one in now.by_node.values()}
     seated = (
@@ -251,9 +251,9 @@ def stopped(now: Situation, plan: Plan, notice: Notice) -> Plan:
         phase=Phase.STOPPED,
         reason=notice.words[:512],
         notice=notice,
-        awaiting=unproven(plan),
+        uncleared=unproven(plan),
         failure=None,
-        delegate=next(iter([*seated, *sorted(alive)]), None),
+        requeuer=next(iter([*seated, *sorted(alive)]), None),
     )
 
 

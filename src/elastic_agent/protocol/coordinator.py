@@ -2,8 +2,8 @@
 
 Theory of operation. The driver (an agent's coordinator thread, or the simulator) reads member and lease
 records, hands them to :meth:`Coordinator.observe`, and calls :meth:`Coordinator.decide`. The decision may
-hold a plan to publish (a compare-and-set against the version before it), leases to condemn (likewise) and
-records to remove. The driver reports what of it came about (:meth:`published`, :meth:`condemned`,
+hold a plan to publish (a compare-and-set against the version before it), leases to revoke (likewise) and
+records to remove. The driver reports what of it came about (:meth:`published`, :meth:`revoked`,
 :meth:`forgotten`) and asks again until nothing is left to do. After an unknown outcome it re-reads the plan and
 calls :meth:`adopt_plan`. Time is an argument everywhere: seconds of the coordinator's own clock.
 """
@@ -17,20 +17,20 @@ import msgspec
 from . import budget
 from .cluster_view import (
     FAR_S,
+    ClusterView,
     Decision,
     PhaseClock,
-    Situation,
     carried,
+    clearance_deadlines,
     departed,
     leased_too_long,
     names,
     stopped_before,
-    uncleared,
     unproven,
 )
 from .forming import await_clearing, decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
-from .notices import hear
+from .notices import acknowledge
 from .records import (
     NODE_ID_HELD,
     RECORD_VERSION,
@@ -94,9 +94,9 @@ class Coordinator:
         if member.incarnation == lease.incarnation:
             self.ledger.observe(member, lease, now_s, written_s)
 
-    def condemned(self, incarnation: str) -> None:
-        """The condemnation won; the lease can never be renewed again."""
-        self.ledger.condemned(incarnation)
+    def revoked(self, incarnation: str) -> None:
+        """The revocation won; the lease can never be renewed again."""
+        self.ledger.revoked(incarnation)
 
     def forgotten(self, incarnation: str) -> None:
         """The incarnation's records were removed."""
@@ -130,7 +130,7 @@ class Coordinator:
 
         To be told after everything was read again. No lease ends right now, and no phase's time ran meanwhile.
         """
-        self.ledger.pardon(now_s)
+        self.ledger.compensate_pause(now_s)
         self.clock.skip(lasted_s)
 
     @property
@@ -149,7 +149,7 @@ class Coordinator:
         if self.plan is None:
             return self._alone(self._first_plan(now_s), now_s)
         overdue = self._overdue(now_s)
-        now = Situation.of(self.plan, self.ledger, self.clock, now_s)
+        now = ClusterView.of(self.plan, self.ledger, self.clock, now_s)
         higher = self._higher_history()
         news = self._above(now, higher) if higher is not None else self._unknown_worlds(now)
         refused = self._refusals(now) if news is None else None  # by the rules that follow from it
@@ -159,15 +159,15 @@ class Coordinator:
             decision = news
         elif self.plan.is_terminal:
             decision = self._wind_up(now)
-        elif (heard := hear(now)) is not None:
-            decision = heard
+        elif (acknowledged := acknowledge(now)) is not None:
+            decision = acknowledged
         elif self.plan.phase is Phase.FORMING:
             decision = decide_forming(now)
         else:
             decision = decide_running(now)
         return self._with_housekeeping(self._with_departures(now, self._with_progress(now, decision)), now_s)
 
-    def _with_progress(self, now: Situation, decision: Decision) -> Decision:
+    def _with_progress(self, now: ClusterView, decision: Decision) -> Decision:
         """Count the progress of the running world, and have it written into the plan now and then."""
         if now.plan.phase is not Phase.RUNNING:
             return decision
@@ -221,10 +221,10 @@ class Coordinator:
         fresh = Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", policy)
         if history is None:
             return Decision(fresh.reason, fresh)
-        if history.settled and history.verdict is Phase.STOPPED:  # the same run, taken up again
+        if history.settled and history.outcome is Phase.STOPPED:  # the same run, taken up again
             again = _next_life(fresh, history)
             return Decision(again.reason, again)
-        once = policy.finishes_once and history.verdict is Phase.FINISHED
+        once = policy.finishes_once and history.outcome is Phase.FINISHED
         if history.settled and not once:  # another run under the same name
             generation = history.generation + 1
             again = msgspec.structs.replace(
@@ -243,10 +243,10 @@ class Coordinator:
         if once:
             reason = FINISHED_BEFORE
             return Decision(reason, msgspec.structs.replace(known, phase=Phase.FINISHED, reason=reason))
-        verdict = self._remembered.verdict if self._remembered is not None else None
-        if verdict not in (None, Phase.STOPPED) and history is self._remembered:
-            reason = f"the run {verdict} before the store was lost"
-            return Decision(reason, msgspec.structs.replace(known, phase=verdict, reason=reason))
+        outcome = self._remembered.outcome if self._remembered is not None else None
+        if outcome not in (None, Phase.STOPPED) and history is self._remembered:
+            reason = f"the run {outcome} before the store was lost"
+            return Decision(reason, msgspec.structs.replace(known, phase=outcome, reason=reason))
         if history.world is None:
             return Decision(fresh.reason, msgspec.structs.replace(known, generation=history.generation + 1))
         return self._adopt_or_reform(known, history.world, now_s)
@@ -343,7 +343,7 @@ class Coordinator:
                 told.append(history)
         return told
 
-    def _unknown_worlds(self, now: Situation) -> Decision | None:
+    def _unknown_worlds(self, now: ClusterView) -> Decision | None:
         """Live nodes tell of worlds in which they may still run, and which this plan does not wait for.
 
         Nothing of the run's own past is like that: a node that was not cleared then has lost its lease since. But two
@@ -374,28 +374,28 @@ class Coordinator:
             version=plan.version + 1,
             reason=reason[:512],
             policy=policy,
-            awaiting=(*plan.awaiting, *new),
+            uncleared=(*plan.uncleared, *new),
             free=True,
         )
         return Decision(reason, more)
 
     @staticmethod
-    def _above(now: Situation, history: History) -> Decision:
+    def _above(now: ClusterView, history: History) -> Decision:
         """Go above a later generation that was heard of only now; its world is to be cleared as well.
 
         Of a run that ended in order, as in the first plan of a store: no worker of it is left, and unless it was
         stopped, this is another run under its name, which has all its restarts.
         """
         plan = now.plan
-        awaiting = plan.awaiting + (plan.world.seats if plan.world is not None else ())
-        another = history.settled and history.verdict is not Phase.STOPPED
+        uncleared = plan.uncleared + (plan.world.seats if plan.world is not None else ())
+        another = history.settled and history.outcome is not Phase.STOPPED
         spent = history if history.charged >= plan.charged and not another else plan
         later = msgspec.structs.replace(
             plan,
             policy=plan.policy.covering(history),
             generation=history.generation,
             world=plan.world if history.settled else history.world,
-            awaiting=awaiting,
+            uncleared=uncleared,
             charged=spent.charged,
             budget=spent.budget,
         )
@@ -415,7 +415,7 @@ class Coordinator:
                 overdue[key] = f"did not renew its lease within {one.lease.ttl_s:g} s"
         return overdue
 
-    def _refusals(self, now: Situation) -> Plan | None:
+    def _refusals(self, now: ClusterView) -> Plan | None:
         """Who may not take part: a second agent with a living node's id, a lease longer than the run's."""
         refused = {key: why for key, why in now.plan.refused.items() if key in now.ledger.sightings}
         for one in now.ledger.sightings.values():
@@ -432,7 +432,7 @@ class Coordinator:
         )
 
     @staticmethod
-    def _why_refused(now: Situation, one: Sighting) -> str | None:
+    def _why_refused(now: ClusterView, one: Sighting) -> str | None:
         member = one.member
         if leased_too_long(one, now.policy):
             return (
@@ -447,7 +447,7 @@ class Coordinator:
         return f"node id {member.node_id} {NODE_ID_HELD} at {holder.member.address}"
 
     @staticmethod
-    def _with_departures(now: Situation, decision: Decision) -> Decision:
+    def _with_departures(now: ClusterView, decision: Decision) -> Decision:
         """Publish, if nothing else is to be published, that nodes which were asked to leave have left.
 
         Commands such as ``drain`` return by this: only then has the last worker of the node exited.
@@ -459,7 +459,7 @@ class Coordinator:
         plan = msgspec.structs.replace(now.plan, version=now.plan.version + 1, leaving=leaving)
         return replace(decision, plan=plan)
 
-    def _wind_up(self, now: Situation) -> Decision:
+    def _wind_up(self, now: ClusterView) -> Decision:
         """Keep the outcome readable until every live member has acknowledged it.
 
         After a stop, first wait until no worker of the run is left, and publish that: ``stop`` returns by it.
@@ -467,8 +467,8 @@ class Coordinator:
         waits = self._still_stopping(now)
         if waits:
             return await_clearing(now, waits)
-        if now.plan.phase is Phase.STOPPED and now.plan.awaiting:
-            cleared = msgspec.structs.replace(now.plan, version=now.plan.version + 1, awaiting=())
+        if now.plan.phase is Phase.STOPPED and now.plan.uncleared:
+            cleared = msgspec.structs.replace(now.plan, version=now.plan.version + 1, uncleared=())
             return Decision("the workers of every node have exited", cleared)
         if now.clock.cleared_s is None:
             now.clock.cleared_s = now.now_s
@@ -482,13 +482,13 @@ class Coordinator:
             plan = now.plan
             policy = newcomers[0].member.policy.covering(plan.history())  # nodes of the run may yet come back
             fresh = Plan(RECORD_VERSION, plan.version + 1, Phase.FORMING, 1, "", policy)
-            fresh = msgspec.structs.replace(fresh, heard=plan.heard)
+            fresh = msgspec.structs.replace(fresh, acknowledged=plan.acknowledged)
             again = _next_life(fresh, plan)
             return Decision(again.reason, again)
         return Decision("the run is over", done=True)
 
     @staticmethod
-    def _still_stopping(now: Situation) -> dict[str, float]:
+    def _still_stopping(now: ClusterView) -> dict[str, float]:
         """Whose workers may still run although the run is over: until then no other life of it may begin.
 
         Only a stop finds workers running, and these may take longer to end than the verdict is kept.
@@ -496,10 +496,10 @@ class Coordinator:
         if now.plan.phase is not Phase.STOPPED:
             return {}
         after = msgspec.structs.replace(now.plan, generation=now.plan.generation + 1)
-        return uncleared(replace(now, plan=after))
+        return clearance_deadlines(replace(now, plan=after))
 
     @staticmethod
-    def _newcomers_after_stop(now: Situation) -> list[Sighting]:
+    def _newcomers_after_stop(now: ClusterView) -> list[Sighting]:
         """Nodes that want to go on with the stopped run: they have read that it was stopped, and say so.
 
         A node that has not read it yet may have been in the run, whatever its record says and however late it is seen.
@@ -512,7 +512,7 @@ class Coordinator:
     def _with_housekeeping(self, decision: Decision, now_s: float) -> Decision:
         """Add what is due in any phase: the next lease to end, records nobody needs any more."""
         assert self.plan is not None  # the caller looked
-        needed = {seat.incarnation for seat in self.plan.awaiting}
+        needed = {seat.incarnation for seat in self.plan.uncleared}
         needed |= (
             {seat.incarnation for seat in self.plan.world.seats} if self.plan.world is not None else set()
         )
@@ -529,7 +529,7 @@ class Coordinator:
         return Decision(
             decision.reason,
             decision.plan,
-            decision.condemn,
+            decision.revoke,
             tuple(forget[:FORGET_AT_ONCE]),
             now_s if len(forget) > FORGET_AT_ONCE else min(decision.wake_s, max(next_end_s, now_s)),
             decision.done,

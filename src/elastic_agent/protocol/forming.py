@@ -10,7 +10,17 @@ from __future__ import annotations
 import msgspec
 
 from . import budget
-from .cluster_view import FAR_S, Decision, Situation, carried, count, names, stopped, uncleared, unproven
+from .cluster_view import (
+    FAR_S,
+    ClusterView,
+    Decision,
+    carried,
+    clearance_deadlines,
+    count,
+    names,
+    stopped,
+    unproven,
+)
 from .leases import Sighting
 from .ranks import remember, seat_members, seating_order
 from .records import Failure, FailureKind, Member, Phase, Plan, State, World
@@ -19,15 +29,15 @@ LONGEST_REASON = 512
 """Characters of a plan's reason."""
 
 STOP_SLACK_S = 5.0
-"""How much longer than announced a node may take to stop its workers before it is condemned."""
+"""How much longer than announced a node may take to stop its workers before it is revoked."""
 
 
-def decide_forming(now: Situation) -> Decision:
+def decide_forming(now: ClusterView) -> Decision:
     """Seal the generation, fail the run, or say what is awaited."""
-    waits = uncleared(now)
+    waits = clearance_deadlines(now)
     if waits:
         return await_clearing(now, waits)
-    charge = bool(now.plan.awaiting) and _charge(now)
+    charge = bool(now.plan.uncleared) and _charge(now)
     if charge and budget.remaining(now.plan) <= 0:
         return _budget_spent(now)
     if charge and budget.repeats(now.plan):
@@ -58,15 +68,15 @@ def decide_forming(now: Situation) -> Decision:
     return _seal(now, _with_a_host(now, chosen[:fitting], ready), charge=charge)
 
 
-def await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
+def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
     """Nothing is sealed while workers of an older generation may run.
 
     Args:
         now: the situation.
-        waits: who is waited for, as :func:`~.cluster_view.uncleared` says.
+        waits: who is waited for, as :func:`~.cluster_view.clearance_deadlines` says.
     """
-    nodes = {seat.incarnation: seat.node_id for seat in now.plan.awaiting}
-    condemn: dict[str, str] = {}
+    nodes = {seat.incarnation: seat.node_id for seat in now.plan.uncleared}
+    revoke: dict[str, str] = {}
     wake_s = FAR_S
     for incarnation, clear_s in waits.items():
         if clear_s != FAR_S:
@@ -75,13 +85,13 @@ def await_clearing(now: Situation, waits: dict[str, float]) -> Decision:
         limit_s = now.ledger.sightings[incarnation].member.stop_s + STOP_SLACK_S
         stop_by_s = now.clock.since_s + limit_s
         if now.now_s >= stop_by_s:
-            condemn[incarnation] = f"did not stop its workers within {limit_s:g} s"
+            revoke[incarnation] = f"did not stop its workers within {limit_s:g} s"
         wake_s = min(wake_s, stop_by_s)
     who = names(nodes[one] for one in waits)
-    return Decision(f"waiting for the workers of {who} to stop", condemn=condemn, wake_s=wake_s)
+    return Decision(f"waiting for the workers of {who} to stop", revoke=revoke, wake_s=wake_s)
 
 
-def _charge(now: Situation) -> bool:
+def _charge(now: ClusterView) -> bool:
     """Whether the failure that ended the previous generation counts against the budget.
 
     Not when a participant was lost, came back anew or left: then the others' collectives fail because a
@@ -90,7 +100,7 @@ def _charge(now: Situation) -> bool:
     failure = now.plan.failure
     if failure is None or now.plan.free:
         return False
-    if any(_departed(now, seat.incarnation) for seat in now.plan.awaiting):
+    if any(_departed(now, seat.incarnation) for seat in now.plan.uncleared):
         return False
     if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
         return True
@@ -98,12 +108,12 @@ def _charge(now: Situation) -> bool:
     return stuck and not now.policy.fit(len([one for one in now.ready() if not now.held_back(one)]))
 
 
-def _departed(now: Situation, incarnation: str) -> bool:
+def _departed(now: ClusterView, incarnation: str) -> bool:
     known = now.ledger.sightings.get(incarnation)
     return known is None or not known.alive or known.member.state in (State.LEAVING, State.LEFT)
 
 
-def _budget_spent(now: Situation) -> Decision:
+def _budget_spent(now: ClusterView) -> Decision:
     failure = now.plan.failure
     assert failure is not None  # only a failure is charged
     most = now.policy.max_restarts
@@ -113,7 +123,7 @@ def _budget_spent(now: Situation) -> Decision:
     return _fail(now, _sentence("", failure.summary, f"; {used}"), failure)
 
 
-def _repeated(now: Situation) -> Decision:
+def _repeated(now: ClusterView) -> Decision:
     failure = now.plan.failure
     assert failure is not None  # only a failure repeats
     reason = _sentence(
@@ -130,19 +140,19 @@ def _sentence(before: str, summary: str, after: str) -> str:
     return before + (summary if len(summary) <= room else summary[: room - 1] + "…") + after
 
 
-def _fail(now: Situation, reason: str, failure: Failure | None) -> Decision:
+def _fail(now: ClusterView, reason: str, failure: Failure | None) -> Decision:
     plan = msgspec.structs.replace(
         now.plan,
         version=now.plan.version + 1,
         phase=Phase.FAILED,
         reason=reason[:512],
         failure=failure,
-        awaiting=(),
+        uncleared=(),
     )
     return Decision(reason, plan)
 
 
-def _choose(now: Situation, ready: list[Sighting]) -> list[Sighting]:
+def _choose(now: ClusterView, ready: list[Sighting]) -> list[Sighting]:
     """Who takes part, at most max nodes: those of the previous world first, then by seating order.
 
     Nodes that keep getting lost or cannot start are left out while enough others remain.
@@ -161,7 +171,7 @@ def _choose(now: Situation, ready: list[Sighting]) -> list[Sighting]:
     return chosen + spare[:missing]
 
 
-def _with_a_host(now: Situation, chosen: list[Sighting], ready: list[Sighting]) -> list[Sighting]:
+def _with_a_host(now: ClusterView, chosen: list[Sighting], ready: list[Sighting]) -> list[Sighting]:
     """These nodes; where none of them offers a bootstrap store, one makes room for a node that does."""
     if any(one.member.bootstrap is not None for one in chosen):
         return chosen
@@ -169,7 +179,7 @@ def _with_a_host(now: Situation, chosen: list[Sighting], ready: list[Sighting]) 
     return hosts[:1] + chosen[:-1] if hosts else chosen
 
 
-def _await_more(now: Situation, chosen: list[Sighting]) -> Decision:
+def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     """Below min: wait, with a limit."""
     now.clock.enough_since_s = None
     came = names(f"{one.member.node_id} ({count(one.member.slots, 'worker')})" for one in chosen) or "nobody"
@@ -188,7 +198,7 @@ def _await_more(now: Situation, chosen: list[Sighting]) -> Decision:
     )
 
 
-def _await_others_until(now: Situation, chosen: list[Sighting]) -> float:
+def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> float:
     """Until when to wait for nodes beyond those chosen; in the past if there is nobody to wait for."""
     here = {one.member.node_id for one in chosen}
     coming = [
@@ -209,7 +219,7 @@ def _await_others_until(now: Situation, chosen: list[Sighting]) -> float:
     return min(cap_s, max(arrivals) + now.policy.settle_s)
 
 
-def _seal(now: Situation, chosen: list[Sighting], *, charge: bool) -> Decision:
+def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision:
     plan = budget.charged(now.plan) if charge else budget.not_charged(now.plan)
     ordered = seating_order((one.member for one in chosen), plan.order)
     seats = seat_members(ordered)
@@ -231,7 +241,7 @@ def _seal(now: Situation, chosen: list[Sighting], *, charge: bool) -> Decision:
             phase=Phase.RUNNING,
             reason=reason[:512],
             world=world,
-            awaiting=(),
+            uncleared=(),
             failure=None,
             failed_node=None,
             free=False,
@@ -244,7 +254,7 @@ def _seal(now: Situation, chosen: list[Sighting], *, charge: bool) -> Decision:
     )
 
 
-def _await_offer(now: Situation, members: list[Member]) -> Decision:
+def _await_offer(now: ClusterView, members: list[Member]) -> Decision:
     """No node of them can hold out a bootstrap store: wait, with a limit; each tries again with its renewals."""
     why = "; ".join(one.failure.summary for one in members if one.failure is not None) or "no reason given"
     limit_s = now.policy.join_timeout_s
@@ -263,7 +273,7 @@ def _cost(plan: Plan) -> str:
     return f"{cost}, {count(forgiven, 'earlier one')} forgiven" if forgiven else cost
 
 
-def _losses(now: Situation, nodes: int) -> dict[str, int]:
+def _losses(now: ClusterView, nodes: int) -> dict[str, int]:
     """A node for which a running world was ended, and which then left its place empty, counts as lost."""
     losses = dict(now.losses)
     came = {one.member.node_id for one in now.ready()}
@@ -273,7 +283,7 @@ def _losses(now: Situation, nodes: int) -> dict[str, int]:
     return losses
 
 
-def _range(now: Situation) -> str:
+def _range(now: ClusterView) -> str:
     low, high = now.policy.min_nodes, now.policy.max_nodes
     return str(low) if low == high else f"{low} to {high}"
 
@@ -286,7 +296,7 @@ def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
         phase=Phase.FORMING,
         generation=plan.generation + 1,
         reason=reason[:512],
-        awaiting=unproven(plan),
+        uncleared=unproven(plan),
         succeeded=(),
         **{"notice": None, **changes},
     )

@@ -22,11 +22,11 @@ LEAST_PAUSE = 1 / 10
 RENEWALS_THAT_PROVE_LIFE = 3
 """A dead agent's last renewal may be noticed late, and one more may have been under way when it died."""
 
-PARDON_LEASES = 1 / 3
+PAUSE_COMPENSATION_LEASES = 1 / 3
 """How much of its time a lease has left at least, after the coordinator itself stood still."""
 
-MAX_PARDONS = 3
-"""So often since its last renewal. A coordinator that is always late must condemn the dead nevertheless."""
+MAX_PAUSE_COMPENSATIONS = 3
+"""So often since its last renewal. A coordinator that is always late must revoke the dead nevertheless."""
 
 
 def next_renewal_s(ttl_s: float, sent_s: float, now_s: float) -> float:
@@ -87,7 +87,7 @@ class Sighting:
     renewed_s: float
     renewals_s: tuple[float, ...] = ()
     """When its last few renewals were noticed."""
-    pardons: int = 0
+    pause_compensations: int = 0
     """How often its end was put off since its last renewal."""
 
     def seen_alive_since(self, moment_s: float) -> bool:
@@ -96,8 +96,8 @@ class Sighting:
 
     @property
     def alive(self) -> bool:
-        """Whether its lease still counts (it may be overdue; only a condemnation ends it)."""
-        return not self.lease.condemned
+        """Whether its lease still counts (it may be overdue; only a revocation ends it)."""
+        return not self.lease.revoked
 
     @property
     def ends_s(self) -> float:
@@ -128,28 +128,32 @@ class LeaseLedger:
             return
         if lease.beat > known.lease.beat:
             renewals_s = (*known.renewals_s, now_s)[-RENEWALS_THAT_PROVE_LIFE:]
-            known = replace(known, renewed_s=now_s, renewals_s=renewals_s, pardons=0)
-        condemned = lease.condemned or known.lease.condemned
-        lease = lease if lease.condemned == condemned else lease.condemn()
+            known = replace(known, renewed_s=now_s, renewals_s=renewals_s, pause_compensations=0)
+        revoked = lease.revoked or known.lease.revoked
+        lease = lease if lease.revoked == revoked else lease.revoke()
         self.sightings[member.incarnation] = replace(known, member=member, lease=lease)
 
-    def condemned(self, incarnation: str) -> None:
-        """Take in that this lease was condemned in the store."""
+    def revoked(self, incarnation: str) -> None:
+        """Take in that this lease was revoked in the store."""
         known = self.sightings.get(incarnation)
         if known is not None and known.alive:
-            self.sightings[incarnation] = replace(known, lease=known.lease.condemn())
+            self.sightings[incarnation] = replace(known, lease=known.lease.revoke())
 
-    def pardon(self, now_s: float) -> None:
+    def compensate_pause(self, now_s: float) -> None:
         """Put off the end of every lease that lives: the coordinator itself stood still until now.
 
-        What was sent to it meanwhile may still be on its way. To put off a condemnation is always safe.
+        What was sent to it meanwhile may still be on its way. To put off a revocation is always safe.
         """
         for key, one in self.sightings.items():
-            if not one.alive or one.pardons >= MAX_PARDONS:
+            if not one.alive or one.pause_compensations >= MAX_PAUSE_COMPENSATIONS:
                 continue
-            renewed_s = now_s + (PARDON_LEASES - 1.0) * one.lease.ttl_s  # as if renewed that long ago
+            renewed_s = (
+                now_s + (PAUSE_COMPENSATION_LEASES - 1.0) * one.lease.ttl_s
+            )  # as if renewed that long ago
             if renewed_s > one.renewed_s:
-                self.sightings[key] = replace(one, renewed_s=renewed_s, pardons=one.pardons + 1)
+                self.sightings[key] = replace(
+                    one, renewed_s=renewed_s, pause_compensations=one.pause_compensations + 1
+                )
 
     def forget(self, incarnation: str) -> None:
         """Drop an incarnation whose records were removed."""

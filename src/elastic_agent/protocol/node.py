@@ -1,7 +1,7 @@
 """One node's side of the protocol, without I/O: events in, actions out.
 
 All that moves a node lives here; ``rendezvous/participant.py`` carries out the actions for whatever runs the workers
-(the agent, the companion of a stock torchrun, the simulator), which reports what came of them.
+(the agent, the sidecar of a stock torchrun, the simulator), which reports what came of them.
 
     idle ──ready(g)──▶ waiting ──sealed with a seat──▶ preparing ──▶ starting ──▶ running
       ▲                                                    │            │           │
@@ -11,7 +11,7 @@ Rules kept here: a node says ``ready(g)`` only when no worker of it runs; it sta
 ``ready(g)``, with a seat of its own incarnation, after a fresh renewal and a fresh look at the plan
 (``Prepare``); whatever overtakes a start stops it; a lost lease stops everything without grace.
 
-To be stopped in good order a node does not stop its workers: it asks (``Request``), the coordinator gives every
+To be stopped in good order a node does not stop its workers: it asks (``RequestStop``), the coordinator gives every
 worker of the world a notice (``Notify``), and what follows comes as the next plan.
 """
 
@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from .records import Ask, Failure, FailureKind, History, Member, Notice, Phase, Plan, State, World
+from .records import Failure, FailureKind, History, Member, Notice, Phase, Plan, State, StopRequest, World
 
 
 class Outcome(enum.StrEnum):
@@ -56,14 +56,14 @@ class Announce:
     state: State
     generation: int
     failure: Failure | None = None
-    heeds: bool = False
+    handles_notices: bool = False
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestStop:
     """Write this into the node's member record, for the coordinator to hear; None: it need not stand there any more."""
 
-    ask: Ask | None
+    stop_request: StopRequest | None
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Depart:
     reason: str
 
 
-Action: TypeAlias = Announce | Request | Notify | Prepare | StartWorkers | StopWorkers | Rejoin | Depart
+Action: TypeAlias = Announce | RequestStop | Notify | Prepare | StartWorkers | StopWorkers | Rejoin | Depart
 
 
 class Activity(enum.StrEnum):
@@ -156,20 +156,20 @@ class Node:
         self.announced = Announce(State.READY, 0)
         self.plan: Plan | None = None
         self._draining: str | None = None
-        self._asked: tuple[Ask, int] | None = None
+        self._stop_request: tuple[StopRequest, int] | None = None
         """What stands in the member record, and the generation then."""
         self._life: int | None = None
         """Which life of the run this node knows of."""
-        self._asks = 0
+        self._stop_requests = 0
         """Serial of the newest ask."""
         self._end_known: Notice | None = None
         """By which this node has learnt that the run is to end."""
         self._told = 0
         """Serial of the newest notice that the present workers were given."""
-        self._heeds = False
+        self._handles_notices = False
         self._interrupted: Failure | None = None
         """How a signal ended workers that run, or ran, now."""
-        self._met = False
+        self._has_participated = False
         """This node has seen the run going on."""
         self._lease_lost: str | None = None
         self._ending: Depart | None = None
@@ -177,14 +177,14 @@ class Node:
         """After a stop this node stays until no worker of any node is left: a command waits for that."""
 
     @property
-    def met(self) -> bool:
+    def has_participated(self) -> bool:
         """Whether this node has seen the run going on, under whatever incarnation."""
-        return self._met
+        return self._has_participated
 
     @property
-    def next_ask(self) -> int:
+    def next_stop_request(self) -> int:
         """Serial for what is asked next."""
-        return self._asks + 1
+        return self._stop_requests + 1
 
     # -- the plan -------------------------------------------------------------------------------
 
@@ -212,10 +212,10 @@ class Node:
             return self._over(plan)
         if self.announced.state is State.STOPPED:  # it stayed only to read how the stop went
             return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.NONE)
-        self._met = True
+        self._has_participated = True
         if plan.phase is Phase.FORMING:
-            return self._heard(plan) + self._forming(plan)
-        return self._heard(plan) + self._sealed(plan)
+            return self._acknowledged(plan) + self._forming(plan)
+        return self._acknowledged(plan) + self._sealed(plan)
 
     def _over(self, plan: Plan) -> list[Action]:
         """The run has come to its end, whatever that is."""
@@ -227,7 +227,7 @@ class Node:
             # To a coordinator, a node that has not read the stop yet looks the same: only the node itself knows.
             self._life = plan.generation + 1
             return self._announce(State.READY, plan.generation + 1)
-        if self._lingers and plan.awaiting and self._ending is None:
+        if self._lingers and plan.uncleared and self._ending is None:
             if self.activity in (Activity.STARTING, Activity.RUNNING):
                 return self._stop(Grace.DRAIN, plan.reason)
             return self._await_others()
@@ -244,7 +244,7 @@ class Node:
     @property
     def _wants_next_life(self) -> bool:
         """Whether the run was stopped before this node came, and not because this node asked for it."""
-        return not self._met and not self._asks_for_the_end
+        return not self._has_participated and not self._requests_end
 
     @property
     def is_lingering(self) -> bool:
@@ -264,29 +264,29 @@ class Node:
             return []
         return self._end(Depart(Outcome.STOPPED, self.plan.reason), Grace.DRAIN)
 
-    def _heard(self, plan: Plan) -> list[Action]:
+    def _acknowledged(self, plan: Plan) -> list[Action]:
         """What was asked for need not be said any longer than it takes to come true.
 
         That the run is to end is said to the end: should the store be lost meanwhile, the next one has to know. But
         not in another life of the run, which began while this node was cut off.
         """
-        if self._asked is None:
+        if self._stop_request is None:
             return []
-        ask, generation = self._asked
-        if not ask.life:  # asked for before the first plan
-            return self.ask(ask)
-        if ask.life < plan.life:
-            self._asked = None
-            return [Request(None)]
-        heard = plan.heard.get(self.incarnation, 0) >= ask.serial
-        if ask.leaver is None or not heard or plan.generation <= generation:
+        stop_request, generation = self._stop_request
+        if not stop_request.life:  # asked for before the first plan
+            return self.request_stop(stop_request)
+        if stop_request.life < plan.life:
+            self._stop_request = None
+            return [RequestStop(None)]
+        acknowledged = plan.acknowledged.get(self.incarnation, 0) >= stop_request.serial
+        if stop_request.leaver is None or not acknowledged or plan.generation <= generation:
             return []
-        self._asked = None
-        return [Request(None)]
+        self._stop_request = None
+        return [RequestStop(None)]
 
     @property
-    def _asks_for_the_end(self) -> bool:
-        return self._asked is not None and self._asked[0].leaver is None
+    def _requests_end(self) -> bool:
+        return self._stop_request is not None and self._stop_request[0].leaver is None
 
     def store_replaced(self) -> list[Action]:
         """The store was lost and a new one found: its plan versions start anew; say again where we stand.
@@ -297,10 +297,10 @@ class Node:
         if self.activity is Activity.GONE:
             return []
         known = self._end_known
-        if known is None or self._ending is not None or self._asks_for_the_end:
+        if known is None or self._ending is not None or self._requests_end:
             return [self.announced]
-        again = Ask(self.next_ask, known.cause, known.left_s, known.words)
-        return [self.announced, *self.ask(again)]
+        again = StopRequest(self.next_stop_request, known.cause, known.left_s, known.words)
+        return [self.announced, *self.request_stop(again)]
 
     def _forming(self, plan: Plan) -> list[Action]:
         if self._ending is not None:
@@ -351,7 +351,7 @@ class Node:
         if self.plan is None or self.plan.generation != generation or self.plan.phase is not Phase.RUNNING:
             return []
         self.activity = Activity.STARTING
-        self._told, self._heeds, self._interrupted = 0, False, None
+        self._told, self._handles_notices, self._interrupted = 0, False, None
         return [StartWorkers(world), *self._notify()]
 
     def prepare_failed(self, generation: int, failure: Failure) -> list[Action]:
@@ -389,18 +389,18 @@ class Node:
         self._interrupted = how
         return self._announce(State.RUNNING, generation) if self.activity is Activity.RUNNING else []
 
-    def yielded(self, generation: int) -> list[Action]:
+    def saved(self, generation: int) -> list[Action]:
         """Every worker has saved and left, or was interrupted, and nothing of theirs is left."""
         if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
             return []
         self.activity = Activity.IDLE
-        return self._announce(State.YIELDED, generation)
+        return self._announce(State.SAVED, generation)
 
-    def heeds(self, generation: int) -> list[Action]:
+    def handles_notices(self, generation: int) -> list[Action]:
         """Workers of this generation were seen to look at notices."""
         if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
             return []
-        self._heeds = True
+        self._handles_notices = True
         return self._announce(State.RUNNING, generation) if self.activity is Activity.RUNNING else []
 
     def stopped(self, unkillable: tuple[int, ...] = ()) -> list[Action]:
@@ -426,7 +426,7 @@ class Node:
     # -- the lease and the operator -------------------------------------------------------------
 
     def lease_lost(self, reason: str) -> list[Action]:
-        """The lease ran out or was condemned: no worker may run, and this incarnation is over."""
+        """The lease ran out or was revoked: no worker may run, and this incarnation is over."""
         if self.activity is Activity.GONE or self._lease_lost is not None:
             return []
         self._lease_lost = reason
@@ -443,20 +443,20 @@ class Node:
         self._lease_lost = None
         return []
 
-    def ask(self, ask: Ask) -> list[Action]:
+    def request_stop(self, stop_request: StopRequest) -> list[Action]:
         """Somebody at this node wants a node to leave, or the whole run to end."""
         if self.activity is Activity.GONE or self._ending is not None:
             return []
-        if self._asks_for_the_end and ask.leaver is not None:
+        if self._requests_end and stop_request.leaver is not None:
             return []  # the run ends, and every node leaves with it
         if self._life is not None:
-            ask = msgspec.structs.replace(ask, life=self._life)
-        self._asked, self._asks = (ask, self.generation), ask.serial
-        if self._asks_for_the_end and self.plan is not None and self.plan.phase is Phase.STOPPED:
+            stop_request = msgspec.structs.replace(stop_request, life=self._life)
+        self._stop_request, self._stop_requests = (stop_request, self.generation), stop_request.serial
+        if self._requests_end and self.plan is not None and self.plan.phase is Phase.STOPPED:
             return self._over(self.plan)  # what is asked for has happened
-        return [Request(ask)] if self._life is not None else []  # else with the first plan
+        return [RequestStop(stop_request)] if self._life is not None else []  # else with the first plan
 
-    def drain(self, reason: str, ask: Ask | None = None) -> list[Action]:
+    def drain(self, reason: str, stop_request: StopRequest | None = None) -> list[Action]:
         """This node is to leave; the others go on without it.
 
         Args:
@@ -470,11 +470,11 @@ class Node:
         self._draining = reason
         working = self.activity in (Activity.STARTING, Activity.RUNNING)
         if (
-            ask is not None
+            stop_request is not None
             and self._lease_lost is None
-            and (working or self.announced.state is State.YIELDED)
+            and (working or self.announced.state is State.SAVED)
         ):
-            return self.ask(ask)
+            return self.request_stop(stop_request)
         return self.leave_now()
 
     def leave_now(self) -> list[Action]:
@@ -498,9 +498,12 @@ class Node:
         return self._announce(State.READY, self.plan.generation)
 
     def _announce(self, state: State, generation: int, failure: Failure | None = None) -> list[Action]:
-        works = state in (State.RUNNING, State.YIELDED)
+        works = state in (State.RUNNING, State.SAVED)
         said = Announce(
-            state, generation, self._interrupted if works else failure, heeds=self._heeds and works
+            state,
+            generation,
+            self._interrupted if works else failure,
+            handles_notices=self._handles_notices and works,
         )
         if said == self.announced:
             return []

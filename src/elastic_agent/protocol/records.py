@@ -58,7 +58,7 @@ class State(enum.StrEnum):
     RUNNING = "running"
     FAILED = "failed"
     SUCCEEDED = "succeeded"
-    YIELDED = "yielded"
+    SAVED = "yielded"
     """After a notice my workers saved and left; none of this generation runs any more."""
     LEAVING = "leaving"
     """My workers are being stopped and I shall not come back."""
@@ -148,7 +148,7 @@ class Address(Struct, frozen=True, array_like=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Ask(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class StopRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a node asks of the coordinator: that a node leaves, or that the whole run ends."""
 
     serial: Annotated[int, Meta(ge=1, le=2**31)]
@@ -282,7 +282,9 @@ class Budget(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """Of the last one, if it came before any progress and ended the generation before the newest one."""
 
 
-class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class History(
+    Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={"outcome": "verdict"}
+):
     """What a machine remembers of the run, for a store that knows nothing (see :meth:`Plan.history`)."""
 
     generation: Generation
@@ -291,7 +293,7 @@ class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     """The newest world sealed; of an earlier generation if the highest was only forming."""
     charged: Count = 0
     order: tuple[Name, ...] = ()
-    verdict: Phase | None = None
+    outcome: Phase | None = None
     """How the run ended, if it has."""
     settled: bool = False
     """Everybody alive knew the verdict; whoever comes now begins anew, above this generation."""
@@ -307,7 +309,7 @@ class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     def rank(self) -> tuple[int, int, bool, bool]:
         """Of two histories of one run, the one that ranks higher is the newer."""
         sealed = self.world.generation if self.world is not None else -1
-        return self.generation, sealed, self.verdict is not None, self.settled
+        return self.generation, sealed, self.outcome is not None, self.settled
 
     @property
     def newness(self) -> tuple[object, ...]:
@@ -315,7 +317,13 @@ class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
         return *self.rank, self.charged, self.budget.progress_s, -self.budget.in_a_row
 
 
-class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Member(
+    Struct,
+    frozen=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    rename={"handles_notices": "heeds", "stop_request": "ask"},
+):
     """A node's record about itself; only that node writes it."""
 
     version: int
@@ -339,36 +347,44 @@ class Member(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     role: Text = "default"
     fingerprint: Fingerprint = Fingerprint()
     history: History | None = None
-    heeds: bool = False
+    handles_notices: bool = False
     """Workers of this node look at notices."""
-    ask: Ask | None = None
+    stop_request: StopRequest | None = None
     """Until the coordinator has heard it."""
 
 
-class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A node's right to be counted. Renewal and condemnation both compare-and-set this record."""
+class Lease(
+    Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={"revoked": "condemned"}
+):
+    """A node's right to be counted. Renewal and revocation both compare-and-set this record."""
 
     incarnation: Name
     ttl_s: Annotated[float, Meta(ge=0.2, le=3600)]
     beat: Count = 0
-    condemned: bool = False
+    revoked: bool = False
     why: Text = ""
-    """For what it was condemned, for people."""
+    """For what it was revoked, for people."""
 
     def renewed(self) -> Lease:
         """The record a renewal writes over this one."""
         return msgspec.structs.replace(self, beat=self.beat + 1)
 
-    def condemn(self, why: str = "") -> Lease:
-        """The record a condemnation writes over this one; it can never be renewed again."""
-        return msgspec.structs.replace(self, condemned=True, why=why[:512])
+    def revoke(self, why: str = "") -> Lease:
+        """The record a revocation writes over this one; it can never be renewed again."""
+        return msgspec.structs.replace(self, revoked=True, why=why[:512])
 
 
 NODE_ID_HELD = "is held by a living agent"
 """What every refusal for a taken node id says."""
 
 
-class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Plan(
+    Struct,
+    frozen=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    rename={"uncleared": "awaiting", "acknowledged": "heard", "requeuer": "delegate"},
+):
     """The coordinator's newest word. Each version follows exactly the one before."""
 
     format: int
@@ -379,7 +395,7 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     policy: Policy
     world: World | None = None
     """Running, finished: this generation's. Forming: the previous one's. None before the first."""
-    awaiting: tuple[Seat, ...] = ()
+    uncleared: tuple[Seat, ...] = ()
     """Forming, stopped: seats of earlier generations whose workers may still run until they are cleared."""
     charged: Count = 0
     """Restarts charged to the budget so far, those included that are forgiven; only grows."""
@@ -409,9 +425,9 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the workers of the running world were told; while the next one forms, what they are going to be told."""
     leaving: tuple[Name, ...] = ()
     """Incarnations that were asked to leave and whose workers may still run."""
-    heard: dict[Name, Count] = {}
+    acknowledged: dict[Name, Count] = {}
     """The newest ask of each incarnation that was heard."""
-    delegate: Name | None = None
+    requeuer: Name | None = None
     """Stopped: the incarnation that speaks for the run outside of it (has the job queued again, say)."""
     life: Generation = 1
     """The first generation since the run began, or was taken up again after a stop; earlier asks are void."""
@@ -423,13 +439,13 @@ class Plan(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
 
     def history(self, *, settled: bool = False) -> History:
         """What has to be kept on disk of this plan, by the coordinator before anybody can read it."""
-        verdict = self.phase if self.is_terminal else None
+        outcome = self.phase if self.is_terminal else None
         return History(
             self.generation,
             self.world,
             self.charged,
             self.order,
-            verdict,
+            outcome,
             settled,
             self.policy.lease_ttl_s,
             self.policy.fence_margin_s,

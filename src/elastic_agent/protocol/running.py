@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-from .cluster_view import FAR_S, PROGRESS_S, Decision, Situation, carried, count, names
+from .cluster_view import FAR_S, PROGRESS_S, ClusterView, Decision, carried, count, names
 from .forming import forming_plan
 from .leases import Sighting
-from .notices import announce_growth, anybody_heeds, decide_under_notice, has_yielded
+from .notices import announce_growth, any_handles_notices, decide_under_notice, has_saved
 from .records import Failure, FailureKind, Growth, Phase, Seat, State, World
 
 EXPLAIN_S = 15.0
 """How long an agent may take to ask for what a signal means that ended its workers: it may have to ask a scheduler."""
 
 
-def decide_running(now: Situation) -> Decision:
+def decide_running(now: ClusterView) -> Decision:
     """Form the next generation, finish the run, or leave the world alone."""
     world = now.plan.world
     assert world is not None  # a running plan always has one
     waiting = [seat for seat in world.seats if not _succeeded(now, seat)]
     if not waiting:
         return _finish(now, world)
-    busy = [seat for seat in waiting if not has_yielded(now, seat)]
+    busy = [seat for seat in waiting if not has_saved(now, seat)]
     ending = now.plan.notice is not None and now.plan.notice.ends
     # Who has left for the run's end has done its part: to lose it now is no loss.
     lost = [seat for seat in (busy if ending else waiting) if _is_lost(now, seat)]
@@ -34,7 +34,7 @@ def decide_running(now: Situation) -> Decision:
     if slow:
         who = names(seat.node_id for seat in slow)
         limit = f"did not start its workers within {now.policy.start_timeout_s:g} s (--start-timeout)"
-        return Decision(f"{who} did not start in time", condemn={seat.incarnation: limit for seat in slow})
+        return Decision(f"{who} did not start in time", revoke={seat.incarnation: limit for seat in slow})
     kept = _keep_successes(now, world)
     if kept is not None:
         return kept
@@ -53,52 +53,52 @@ def decide_running(now: Situation) -> Decision:
     return _admit(now, world)
 
 
-def whole_world_runs(now: Situation) -> bool:
+def whole_world_runs(now: ClusterView) -> bool:
     """Whether the workers of all nodes were started, and none is known to have failed."""
-    started = (State.RUNNING, State.SUCCEEDED, State.YIELDED)
+    started = (State.RUNNING, State.SUCCEEDED, State.SAVED)
     seats = now.plan.world.seats if now.plan.world is not None else ()
     return all(_succeeded(now, seat) or _says_now(now, seat, *started) for seat in seats)
 
 
-def _says_now(now: Situation, seat: Seat, *states: State) -> bool:
+def _says_now(now: ClusterView, seat: Seat, *states: State) -> bool:
     known = now.sighting(seat)
     return known is not None and known.member.state in states and _speaks_of(now, known)
 
 
-def _succeeded(now: Situation, seat: Seat) -> bool:
+def _succeeded(now: ClusterView, seat: Seat) -> bool:
     return _says_now(now, seat, State.SUCCEEDED) or seat.incarnation in now.plan.succeeded
 
 
-def _speaks_of(now: Situation, known: Sighting) -> bool:
+def _speaks_of(now: ClusterView, known: Sighting) -> bool:
     return known.member.generation == now.plan.generation
 
 
-def _is_lost(now: Situation, seat: Seat) -> bool:
-    """Its lease was condemned; or it was never heard since this store was born, and its lease is over."""
+def _is_lost(now: ClusterView, seat: Seat) -> bool:
+    """Its lease was revoked; or it was never heard since this store was born, and its lease is over."""
     known = now.sighting(seat)
     if known is None:
         return now.now_s >= now.ledger.born_s + now.policy.lease_ttl_s
     return not known.alive
 
 
-def _says(now: Situation, seat: Seat, *states: State) -> bool:
+def _says(now: ClusterView, seat: Seat, *states: State) -> bool:
     known = now.sighting(seat)
     return known is not None and known.member.state in states
 
 
-def _dropped_out(now: Situation, seat: Seat) -> bool:
+def _dropped_out(now: ClusterView, seat: Seat) -> bool:
     """It speaks of a later generation than this one: it does not run this one any more."""
     known = now.sighting(seat)
     return known is not None and known.member.generation > now.plan.generation
 
 
-def _is_slow(now: Situation, seat: Seat) -> bool:
+def _is_slow(now: ClusterView, seat: Seat) -> bool:
     known = now.sighting(seat)
     late = now.now_s >= now.clock.since_s + now.policy.start_timeout_s
     return late and known is not None and known.member.state is State.READY
 
 
-def _first_failure(now: Situation, seats: list[Seat]) -> tuple[Seat, Failure] | None:
+def _first_failure(now: ClusterView, seats: list[Seat]) -> tuple[Seat, Failure] | None:
     for seat in seats:
         known = now.sighting(seat)
         if known is None or known.member.state is not State.FAILED or not _speaks_of(now, known):
@@ -110,19 +110,19 @@ def _first_failure(now: Situation, seats: list[Seat]) -> tuple[Seat, Failure] | 
     return None
 
 
-def _interrupted(now: Situation, seat: Seat) -> bool:
+def _interrupted(now: ClusterView, seat: Seat) -> bool:
     """Whether a signal that asks its agent to stop has ended workers of this seat."""
     known = now.sighting(seat)
     failure = known.member.failure if known is not None and _speaks_of(now, known) else None
     return failure is not None and failure.kind is FailureKind.INTERRUPTED
 
 
-def _anybody_interrupted(now: Situation) -> bool:
+def _anybody_interrupted(now: ClusterView) -> bool:
     """Then what fails elsewhere fails because these workers are gone."""
     return now.plan.world is not None and any(_interrupted(now, seat) for seat in now.plan.world.seats)
 
 
-def _await_explanation(now: Situation, interrupted: list[Seat]) -> Decision:
+def _await_explanation(now: ClusterView, interrupted: list[Seat]) -> Decision:
     """What the signal asks for follows: until then others may still save."""
     who = names(seat.node_id for seat in interrupted)
     if now.clock.interrupted_since_s is None:
@@ -137,7 +137,7 @@ def _await_explanation(now: Situation, interrupted: list[Seat]) -> Decision:
 
 
 def _reform(
-    now: Situation,
+    now: ClusterView,
     lost: list[Seat],
     failed: tuple[Seat, Failure] | None,
     leaving: list[Seat],
@@ -169,7 +169,7 @@ def _reform(
     )
 
 
-def _start_failures(now: Situation) -> dict[str, int]:
+def _start_failures(now: ClusterView) -> dict[str, int]:
     """Count a node's failures before user code ran; a node that got as far as running starts anew."""
     counts = dict(now.plan.start_failures)
     for seat in now.plan.world.seats if now.plan.world else ():
@@ -180,12 +180,12 @@ def _start_failures(now: Situation) -> dict[str, int]:
         before_user_code = failure is not None and failure.kind in (FailureKind.START, FailureKind.BOOTSTRAP)
         if known.member.state is State.FAILED and before_user_code:
             counts[seat.node_id] = counts.get(seat.node_id, 0) + 1
-        elif known.member.state in (State.RUNNING, State.SUCCEEDED, State.YIELDED, State.FAILED):
+        elif known.member.state in (State.RUNNING, State.SUCCEEDED, State.SAVED, State.FAILED):
             counts.pop(seat.node_id, None)
     return counts
 
 
-def _avoid_bootstrap(now: Situation) -> tuple[str, ...]:
+def _avoid_bootstrap(now: ClusterView) -> tuple[str, ...]:
     """Nodes blamed for an unreachable bootstrap store; forgotten once a generation got running."""
     blamed = list(now.plan.avoid_bootstrap)
     for seat in now.plan.world.seats if now.plan.world else ():
@@ -197,7 +197,7 @@ def _avoid_bootstrap(now: Situation) -> tuple[str, ...]:
     return tuple(blamed) if len(blamed) < everybody else ()
 
 
-def _finish(now: Situation, world: World) -> Decision:
+def _finish(now: ClusterView, world: World) -> Decision:
     reason = f"generation {world.generation} succeeded on {count(len(world.seats), 'node')}"
     return Decision(
         reason,
@@ -205,7 +205,7 @@ def _finish(now: Situation, world: World) -> Decision:
     )
 
 
-def _keep_successes(now: Situation, world: World) -> Decision | None:
+def _keep_successes(now: ClusterView, world: World) -> Decision | None:
     """Write down the success of nodes that are gone, before their records are."""
     gone = [
         seat.incarnation
@@ -222,7 +222,7 @@ def _keep_successes(now: Situation, world: World) -> Decision | None:
     return Decision(reason, plan)
 
 
-def _admit(now: Situation, world: World) -> Decision:
+def _admit(now: ClusterView, world: World) -> Decision:
     """Let waiting nodes in, in batches: when the newest has waited for long enough."""
     start_by_s = now.clock.since_s + now.policy.start_timeout_s
     starting = [seat for seat in world.seats if _says(now, seat, State.READY)]
@@ -232,13 +232,13 @@ def _admit(now: Situation, world: World) -> Decision:
     )
     if starting or any(_succeeded(now, seat) for seat in world.seats):
         return steady  # not yet running everywhere, or already ending
-    heeds = anybody_heeds(now, world)
-    candidates = _candidates(now, world, heeds)
+    handles_notices = any_handles_notices(now, world)
+    candidates = _candidates(now, world, handles_notices)
     if not candidates:
         return steady
-    open_s = [_open_s(now, one, heeds) for one in candidates]
+    open_s = [_open_s(now, one, handles_notices) for one in candidates]
     allowed = [one for one, at_s in zip(candidates, open_s, strict=True) if at_s <= now.now_s]
-    batch_s = _batch_s(now, heeds)
+    batch_s = _batch_s(now, handles_notices)
     if not allowed or any(now.now_s < at_s <= now.now_s + batch_s for at_s in open_s):
         later = min((at_s for at_s in open_s if at_s > now.now_s), default=FAR_S)
         return Decision(
@@ -246,32 +246,36 @@ def _admit(now: Situation, world: World) -> Decision:
         )
     if now.policy.fit(len(world.seats) + len(allowed)) <= len(world.seats):
         return steady  # one more would be left over
-    return announce_growth(now, [one.member.node_id for one in allowed]) if heeds else _let_in(now, allowed)
+    return (
+        announce_growth(now, [one.member.node_id for one in allowed])
+        if handles_notices
+        else _let_in(now, allowed)
+    )
 
 
-def _candidates(now: Situation, world: World, heeds: bool) -> list[Sighting]:
+def _candidates(now: ClusterView, world: World, handles_notices: bool) -> list[Sighting]:
     """Who may come in now: by the policy of growth, unless it only comes back to a seat that it had."""
     grow = now.policy.grow
-    grows = grow is Growth.AFTER or (grow is Growth.AT_NOTICE and heeds)
+    grows = grow is Growth.AFTER or (grow is Growth.AT_NOTICE and handles_notices)
     return [one for one in _waiting_to_join(now, world) if grows or _comes_back(now, one)]
 
 
-def _comes_back(now: Situation, one: Sighting) -> bool:
+def _comes_back(now: ClusterView, one: Sighting) -> bool:
     return one.member.node_id in now.plan.order
 
 
-def _open_s(now: Situation, one: Sighting, heeds: bool) -> float:
+def _open_s(now: ClusterView, one: Sighting, handles_notices: bool) -> float:
     """When a waiting node may be let in."""
-    delay_s = now.policy.settle_s if _comes_back(now, one) else _batch_s(now, heeds)
+    delay_s = now.policy.settle_s if _comes_back(now, one) else _batch_s(now, handles_notices)
     return max(one.first_seen_s + delay_s, now.penalty_until_s(one))
 
 
-def _batch_s(now: Situation, heeds: bool) -> float:
+def _batch_s(now: ClusterView, handles_notices: bool) -> float:
     """How long after the last arrival the world grows: training that heeds notices loses nothing by it."""
-    return now.policy.settle_s if heeds else max(now.policy.settle_s, now.policy.grow_delay_s)
+    return now.policy.settle_s if handles_notices else max(now.policy.settle_s, now.policy.grow_delay_s)
 
 
-def _let_in(now: Situation, allowed: list[Sighting]) -> Decision:
+def _let_in(now: ClusterView, allowed: list[Sighting]) -> Decision:
     who = names(one.member.node_id for one in allowed)
     reason = f"{who} joined" if len(allowed) == 1 else f"{who} join"
     return Decision(
@@ -286,7 +290,7 @@ def _let_in(now: Situation, allowed: list[Sighting]) -> Decision:
     )
 
 
-def _waiting_to_join(now: Situation, world: World) -> list[Sighting]:
+def _waiting_to_join(now: ClusterView, world: World) -> list[Sighting]:
     """Nodes that wait outside the world, while it has room for them."""
     if len(world.seats) >= now.policy.max_nodes:
         return []

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import StoreLostError
 
 from .effects import Effect, Steps, T
@@ -37,7 +37,7 @@ async def run_async(steps: Steps[T], perform: Callable[[Effect[Any]], Awaitable[
         steps.close()
 
 
-async def call(lane: Lane, work: Callable[[], T], timeout_s: float) -> T:
+async def call(thread: AbandonableThread, work: Callable[[], T], timeout_s: float) -> T:
     """Run ``work`` in the lane's thread; if it does not come back in time, leave the thread behind.
 
     Raises:
@@ -51,13 +51,13 @@ async def call(lane: Lane, work: Callable[[], T], timeout_s: float) -> T:
             loop.call_soon_threadsafe(_hand_over, done, answer)
 
     def give_up() -> None:
-        lane.abandon()
+        thread.abandon()
         if not answer.done():
             answer.set_exception(StoreLostError(f"no answer within {timeout_s:g} s"))
 
     timer = loop.call_later(timeout_s, give_up)
     try:
-        lane.submit(work).add_done_callback(came_back)
+        thread.submit(work).add_done_callback(came_back)
         return await answer
     finally:
         timer.cancel()
@@ -75,13 +75,13 @@ def _hand_over(done: Future[T], answer: asyncio.Future[T]) -> None:
         answer.set_result(done.result())
 
 
-async def aside(work: Callable[[], T], timeout_s: float) -> T:
+async def run_abandonable(work: Callable[[], T], timeout_s: float) -> T:
     """Run something that may take long (name look-ups, dialling) in a thread of its own."""
-    lane = Lane("store-aside")
+    thread = AbandonableThread("store-call")
     try:
-        return await call(lane, work, timeout_s)
+        return await call(thread, work, timeout_s)
     finally:
-        lane.abandon()
+        thread.abandon()
 
 
 async def until_one_ends(*work: Awaitable[None]) -> None:

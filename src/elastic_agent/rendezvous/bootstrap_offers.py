@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_agent.protocol.records import Address, World
 from elastic_agent.transport.base import TransportError
 
-from .connector import BootstrapOffer
+from .dialer import BootstrapOffer
 from .effects import Steps
 from .store_requests import OfferBootstrap
 

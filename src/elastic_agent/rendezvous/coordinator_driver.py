@@ -268,7 +268,7 @@ class RunDriver:
                 yield from self._read_all()  # a node that has just come may run what no other node knows of
                 decision = self._coordinator.decide(self._clock())
             yield from self._report(decision)
-            progress = yield from self._revoke(decision.condemn)
+            progress = yield from self._revoke(decision.revoke)
             if decision.plan is not None and (yield from self._publish(decision.plan)):
                 progress = True
             for incarnation in decision.forget:
@@ -303,7 +303,7 @@ class RunDriver:
             if not revoked:
                 revoked = incarnation not in (yield from self._read([incarnation])).leases
             if revoked:
-                self._coordinator.condemned(incarnation)
+                self._coordinator.revoked(incarnation)
                 progress = True
         return progress
 

@@ -10,7 +10,7 @@ from elastic_agent.protocol.records import History, Lease, Plan
 from elastic_agent.transport.base import CoordinatorLink, Snapshot
 
 from .effects import Effect, T_co
-from .run_history import RunMemory
+from .run_history import RunHistoryStore
 
 
 class StoreEffect(Effect[T_co]):
@@ -28,7 +28,7 @@ class DiskEffect(Effect[T_co]):
 
     __slots__ = ()
 
-    def perform(self, run_id: str, memory: RunMemory) -> T_co:
+    def perform(self, run_id: str, history_store: RunHistoryStore) -> T_co:
         """Perform it, in this thread."""
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class Revoke(StoreEffect[bool]):
     reason: str
 
     def perform(self, link: CoordinatorLink) -> bool:
-        return link.condemn(self.lease, self.reason)
+        return link.revoke(self.lease, self.reason)
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class WriteStatus(StoreEffect[None]):
 class LoadHistory(DiskEffect[History | None]):
     """Read what this machine knows of the run's past."""
 
-    def perform(self, run_id: str, memory: RunMemory) -> History | None:
-        return memory.load(run_id)
+    def perform(self, run_id: str, history_store: RunHistoryStore) -> History | None:
+        return history_store.load(run_id)
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ class SaveHistory(DiskEffect[None]):
 
     history: History
 
-    def perform(self, run_id: str, memory: RunMemory) -> None:
-        memory.save(run_id, self.history)
+    def perform(self, run_id: str, history_store: RunHistoryStore) -> None:
+        history_store.save(run_id, self.history)
 
 
 # -- what each runner performs in its own way -------------------------------------------------------
@@ -142,14 +142,16 @@ class RemoveRun(Effect[bool]):
     """What the next run of this name has to know of this one; None if it never began."""
 
 
-def performer(run_id: str, link: CoordinatorLink, memory: RunMemory) -> Callable[[Effect[Any]], Any]:
+def performer(
+    run_id: str, link: CoordinatorLink, history_store: RunHistoryStore
+) -> Callable[[Effect[Any]], Any]:
     """What performs the effects on the store and the disk in the calling thread."""
 
     def perform(effect: Effect[Any]) -> Any:
         if isinstance(effect, StoreEffect):
             return effect.perform(link)
         if isinstance(effect, DiskEffect):
-            return effect.perform(run_id, memory)
+            return effect.perform(run_id, history_store)
         raise TypeError(f"no effect on the store or the disk: {effect}")
 
     return perform

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 
 T = TypeVar("T")
 
 
-class DiskLane:
+class DiskThread:
     """Carries out one call after the other, in a thread of its own that starts with the first one.
 
     Of the calls of one kind that still wait for the disk only the newest is carried out. May be used by several
@@ -25,7 +25,7 @@ class DiskLane:
         """``name``: of the thread."""
         self._name = name
         self._lock = threading.Lock()
-        self._lane: Lane | None = None
+        self._thread: AbandonableThread | None = None
         self._waiting: dict[str, tuple[Callable[[], Any], Future[Any]]] = {}
         self._hangs = False
         """A call timed out and has not come back yet."""
@@ -43,10 +43,10 @@ class DiskLane:
                 outcome = Future()
                 outcome.set_running_or_notify_cancel()
             self._waiting[kind] = work, outcome
-            if self._lane is None:
-                self._lane = Lane(self._name)
+            if self._thread is None:
+                self._thread = AbandonableThread(self._name)
             if not replaces:
-                self._lane.submit(self._do_next)
+                self._thread.submit(self._do_next)
         return outcome
 
     def call(self, kind: str, work: Callable[[], T], timeout_s: float) -> T:
@@ -66,7 +66,7 @@ class DiskLane:
                 raise timed_out(timeout_s) from None
             return outcome.result()  # it was just late, or the time-out is the work's own
 
-    async def call_aside(self, kind: str, work: Callable[[], T], timeout_s: float) -> T:
+    async def call_async(self, kind: str, work: Callable[[], T], timeout_s: float) -> T:
         """The same for a caller in an asyncio loop, which goes on turning."""
         outcome = asyncio.wrap_future(self.submit(kind, work))
         done, _ = await asyncio.wait([outcome], timeout=timeout_s)

@@ -40,7 +40,7 @@ class Renewed:
 
 @dataclass(frozen=True)
 class LeaseLost:
-    """The lease was condemned or ran out; no worker may run."""
+    """The lease was revoked or ran out; no worker may run."""
 
     reason: str
 

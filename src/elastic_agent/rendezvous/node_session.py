@@ -32,7 +32,6 @@ from elastic_agent.protocol.leases import (
 )
 from elastic_agent.protocol.node import Announce, misquoted
 from elastic_agent.protocol.records import (
-    Ask,
     Failure,
     FailureKind,
     History,
@@ -41,13 +40,14 @@ from elastic_agent.protocol.records import (
     Phase,
     Plan,
     State,
+    StopRequest,
     World,
 )
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
 
 from . import events
 from .bootstrap_offers import BootstrapOffers
-from .connector import BootstrapOffer
+from .dialer import BootstrapOffer
 from .effects import BackOff, Signal, Sleep, Steps, T, UntilOneEnds, Wait
 from .store_requests import (
     Call,
@@ -147,14 +147,14 @@ class NodeSession:
             state=said.state,
             generation=said.generation,
             failure=said.failure,
-            heeds=said.heeds,
+            handles_notices=said.handles_notices,
             bootstrap=None,
         )
         self._work.set()
 
-    def ask(self, ask: Ask | None) -> None:
+    def request_stop(self, stop_request: StopRequest | None) -> None:
         """Have this stand in the member record, for the coordinator to hear."""
-        self.member = msgspec.structs.replace(self.member, ask=ask)
+        self.member = msgspec.structs.replace(self.member, stop_request=stop_request)
         self._work.set()
 
     def prepare(self, world: World) -> None:
@@ -427,7 +427,7 @@ class NodeSession:
         """This incarnation may not register (again)."""
         stored = yield from self._ask(store, ReadLease(incarnation))
         if self.member.incarnation == incarnation:
-            self._lose(_condemnation(stored))
+            self._lose(_revocation(stored))
 
     def _same_word(self, member: Member) -> bool:
         mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap, failure=member.failure)
@@ -478,8 +478,8 @@ class NodeSession:
         stored = yield from self._ask(store, ReadLease(held.record.incarnation))
         if self._lease is not held:
             return  # lost or replaced meanwhile
-        if stored is None or stored.condemned:
-            self._lose(_condemnation(stored))
+        if stored is None or stored.revoked:
+            self._lose(_revocation(stored))
         else:  # an earlier renewal had an unknown outcome: it did happen
             self._lease = HeldLease(stored, held.deadline_s)
             self._renew_due = True
@@ -540,7 +540,7 @@ def _lacks_offer(member: Member) -> bool:
     return member.state is State.READY and member.generation > 0 and member.bootstrap is None
 
 
-def _condemnation(stored: Lease | None) -> str:
+def _revocation(stored: Lease | None) -> str:
     """Why a lease that is not what it should be was lost, in words."""
     if stored is None:
         return "its record is no longer in the store (revoked, and removed since)"

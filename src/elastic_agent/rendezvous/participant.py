@@ -19,7 +19,7 @@ from elastic_agent.protocol.node import (
     Notify,
     Prepare,
     Rejoin,
-    Request,
+    RequestStop,
     StartWorkers,
     StopWorkers,
 )
@@ -92,8 +92,8 @@ class Participant:
             case Announce():
                 self._session.announce(action)
                 self._reporter.announced(action)
-            case Request(ask=ask):
-                self._session.ask(ask)
+            case RequestStop(stop_request=stop_request):
+                self._session.request_stop(stop_request)
             case Notify(notice=notice):
                 self._workers.notify(notice)
             case Prepare(world=world):

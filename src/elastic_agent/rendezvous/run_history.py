@@ -16,7 +16,7 @@ import msgspec
 
 from elastic_agent.protocol.records import History, RecordError, decode, encode
 
-from .disk_thread import DiskLane
+from .disk_thread import DiskThread
 
 KEPT_SETTLED = 200
 """So many runs that ended in order are remembered, the newest."""
@@ -44,7 +44,7 @@ def c10d_store(port: int) -> str:
     return f"c10d {platform.node()}:{port}"
 
 
-class RunMemory:
+class RunHistoryStore:
     """A folder per run in the agent's state directory; shared by the agents of a machine.
 
     Each state of a run has a file of its own, whose name sorts as the states rank: whoever writes late, with an
@@ -97,7 +97,7 @@ class RunMemory:
     def settle(self, run_id: str) -> None:
         """If a verdict is remembered: whoever comes from now on begins a new run under that name."""
         known = self.load(run_id)
-        if known is not None and known.verdict is not None and not known.settled:
+        if known is not None and known.outcome is not None and not known.settled:
             with contextlib.suppress(
                 OSError
             ):  # then the run is over for whoever comes, which is an answer too
@@ -136,13 +136,13 @@ class RunMemory:
         return self._runs / f"{run_id}{self._suffix}.run"  # run ids are file-safe and without "="
 
 
-class BoundedMemory(RunMemory):
+class BoundedRunHistoryStore(RunHistoryStore):
     """The same on a disk that may hang, with time limits. May be used by several threads."""
 
-    def __init__(self, memory: RunMemory) -> None:
-        """``memory``: what is used in a thread of its own."""
-        self._memory = memory
-        self._disk = DiskLane("state-directory")
+    def __init__(self, history_store: RunHistoryStore) -> None:
+        """``history_store``: what is used in a thread of its own."""
+        self._history_store = history_store
+        self._disk = DiskThread("state-directory")
 
     def load(self, run_id: str) -> History | None:
         """What is remembered of the run, or None.
@@ -150,7 +150,7 @@ class BoundedMemory(RunMemory):
         Raises:
             TimeoutError: the disk does not answer; this tells nothing of what is remembered.
         """
-        return self._disk.call(f"load {run_id}", lambda: self._memory.load(run_id), LOAD_TIMEOUT_S)
+        return self._disk.call(f"load {run_id}", lambda: self._history_store.load(run_id), LOAD_TIMEOUT_S)
 
     def save(self, run_id: str, history: History) -> None:
         """Remember this, unless something newer is remembered already.
@@ -159,19 +159,19 @@ class BoundedMemory(RunMemory):
             TimeoutError: the disk does not answer; this, or what is to be saved later, is written when it does.
             OSError: the state directory cannot be written.
         """
-        self._disk.call(f"save {run_id}", lambda: self._memory.save(run_id, history), SAVE_TIMEOUT_S)
+        self._disk.call(f"save {run_id}", lambda: self._history_store.save(run_id, history), SAVE_TIMEOUT_S)
 
     def save_soon(self, run_id: str, history: History) -> Future[None]:
         """The same without waiting: in order, and only the newest of what the disk has not taken yet."""
-        return self._disk.submit(f"save {run_id}", lambda: self._memory.save(run_id, history))
+        return self._disk.submit(f"save {run_id}", lambda: self._history_store.save(run_id, history))
 
     def settle(self, run_id: str) -> None:
         """If a verdict is remembered: whoever comes from now on begins a new run under that name."""
         with contextlib.suppress(TimeoutError):  # it is done later, if this process lives to see it
-            self._disk.call(f"settle {run_id}", lambda: self._memory.settle(run_id), SAVE_TIMEOUT_S)
+            self._disk.call(f"settle {run_id}", lambda: self._history_store.settle(run_id), SAVE_TIMEOUT_S)
 
 
-class PassingMemory(RunMemory):
+class VolatileRunHistoryStore(RunHistoryStore):
     """Of a run that nobody could take up again: it ends with this process, and so does its memory."""
 
     def __init__(self) -> None:

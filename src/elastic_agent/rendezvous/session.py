@@ -1,9 +1,9 @@
 """A node's session in its owner's asyncio loop: what :class:`~.node_session.NodeSession` decides is performed here.
 
 Blocking store calls are made in threads that can be abandoned
-(:class:`~elastic_agent.transport.abandonable_thread.Lane`), a thread for each connection. The parts of the session
-are asyncio tasks, so the timer that notices the end of the lease runs while any of these calls hangs; and an agent
-whose loop does not turn does not renew.
+(:class:`~elastic_agent.transport.abandonable_thread.AbandonableThread`), a thread for each connection. The parts of
+the session are asyncio tasks, so the timer that notices the end of the lease runs while any of these calls hangs; and
+an agent whose loop does not turn does not renew.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Member
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NodeLink
 
-from .asyncio_runner import aside, call, run_async, until_one_ends
+from .asyncio_runner import call, run_abandonable, run_async, until_one_ends
 from .clock import boottime_s
-from .connector import Connector
+from .dialer import StoreDialer
 from .effects import BackOff, Effect, Signal, Sleep, UntilOneEnds, Wait
 from .node_session import NodeSession
 from .store_requests import Call, Connect, Connection, DialBootstrap, OfferBootstrap, Request
@@ -34,7 +34,7 @@ class Session(NodeSession):
     """A node's session with its store."""
 
     def __init__(
-        self, connector: Connector, member: Member, lease_ttl_s: float, address: str | None = None
+        self, dialer: StoreDialer, member: Member, lease_ttl_s: float, address: str | None = None
     ) -> None:
         """Prepare; nothing is dialled before :meth:`run`.
 
@@ -45,7 +45,7 @@ class Session(NodeSession):
             address: under which the other nodes reach this one; None: the one it reaches the store from.
         """
         super().__init__(member, lease_ttl_s, boottime_s, address, _log_warning)
-        self._connector = connector
+        self._dialer = dialer
 
     async def run(self) -> None:
         """Stay registered until cancelled. Raises what went wrong in here or in ``listen``'s callback."""
@@ -72,14 +72,16 @@ class Session(NodeSession):
             case UntilOneEnds():
                 await until_one_ends(*(run_async(part, self._perform) for part in effect.parts))
             case Connect():
-                return await _Link.dial(self._connector, effect.purpose)
+                return await _Link.dial(self._dialer, effect.purpose)
             case OfferBootstrap():
                 address = effect.local_address
-                return await aside(lambda: self._connector.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S)
+                return await run_abandonable(
+                    lambda: self._dialer.offer_bootstrap(address), 2 * BOOTSTRAP_TIMEOUT_S
+                )
             case DialBootstrap():
                 store = effect.address
-                await aside(
-                    lambda: self._connector.dial_bootstrap(store, BOOTSTRAP_TIMEOUT_S),
+                await run_abandonable(
+                    lambda: self._dialer.dial_bootstrap(store, BOOTSTRAP_TIMEOUT_S),
                     2 * BOOTSTRAP_TIMEOUT_S,
                 )
             case _:
@@ -90,17 +92,17 @@ class Session(NodeSession):
 class _Link(Connection):
     """A link to the store with the thread that may be blocked in it."""
 
-    def __init__(self, lane: Lane, link: NodeLink) -> None:
-        self._lane = lane
+    def __init__(self, thread: AbandonableThread, link: NodeLink) -> None:
+        self._thread = thread
         self._link = link
 
     @classmethod
-    async def dial(cls, connector: Connector, purpose: str) -> _Link:
-        lane = Lane(f"store-{purpose}")
+    async def dial(cls, dialer: StoreDialer, purpose: str) -> _Link:
+        thread = AbandonableThread(f"store-{purpose}")
         try:
-            return cls(lane, await call(lane, connector.connect, DIAL_TIMEOUT_S))
+            return cls(thread, await call(thread, dialer.connect, DIAL_TIMEOUT_S))
         except BaseException:
-            lane.abandon()
+            thread.abandon()
             raise
 
     @property
@@ -112,10 +114,10 @@ class _Link(Connection):
         return self._link.local_address
 
     async def call(self, request: Request[Any], timeout_s: float) -> Any:
-        return await call(self._lane, lambda: request.perform(self._link), timeout_s)
+        return await call(self._thread, lambda: request.perform(self._link), timeout_s)
 
     def close(self) -> None:
-        self._lane.abandon()
+        self._thread.abandon()
         self._link.close()
 
 

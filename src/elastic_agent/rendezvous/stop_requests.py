@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from elastic_agent.protocol.node import Action
-from elastic_agent.protocol.records import Ask, Cause
+from elastic_agent.protocol.records import Cause, StopRequest
 
 from .participant import Participant
 
@@ -24,7 +24,7 @@ class StopRequests:
         self,
         participant: Participant,
         node_id: str,
-        looks: Callable[[], bool],
+        handles_notices: Callable[[], bool],
         call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         """Prepare for requests.
@@ -38,7 +38,7 @@ class StopRequests:
         self._participant = participant
         self._node = participant.node
         self._node_id = node_id
-        self._looks = looks
+        self._handles_notices = handles_notices
         self._call_later = call_later
 
     def leave(self, reason: str, left_s: float) -> float:
@@ -48,29 +48,30 @@ class StopRequests:
             For how many seconds the coordinator's word is awaited at most.
         """
         self._participant.perform(self._node.stop_lingering())
-        ask = self._new(Cause.DRAIN, left_s, f"{self._node_id} is leaving ({reason})", self._node_id)
-        self._participant.perform(self._node.drain(reason, ask))
-        patience_s = left_s + ANSWER_PATIENCE_S if self._looks() else ANSWER_PATIENCE_S
+        stop_request = self._new(Cause.DRAIN, left_s, f"{self._node_id} is leaving ({reason})", self._node_id)
+        self._participant.perform(self._node.drain(reason, stop_request))
+        patience_s = left_s + ANSWER_PATIENCE_S if self._handles_notices() else ANSWER_PATIENCE_S
         self._in_the_end(patience_s, self._node.leave_now)
         return patience_s
 
-    def remove(self, node_id: str, left_s: float, words: str) -> Ask:
+    def remove(self, node_id: str, left_s: float, words: str) -> StopRequest:
         """Another node is to leave."""
-        ask = self._new(Cause.DRAIN, left_s, words, node_id)
-        self._participant.perform(self._node.ask(ask))
-        return ask
+        stop_request = self._new(Cause.DRAIN, left_s, words, node_id)
+        self._participant.perform(self._node.request_stop(stop_request))
+        return stop_request
 
-    def end_run(self, cause: Cause, left_s: float, words: str) -> Ask:
+    def end_run(self, cause: Cause, left_s: float, words: str) -> StopRequest:
         """The whole run is to end, everybody having saved."""
-        ask = self._new(cause, left_s, words, None)
-        self._participant.perform(self._node.ask(ask))
+        stop_request = self._new(cause, left_s, words, None)
+        self._participant.perform(self._node.request_stop(stop_request))
         self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self._node.drain(words))
-        return ask
+        return stop_request
 
-    def _new(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> Ask:
-        if self._looks():  # it may have begun since the last look; the coordinator has to know it now
-            self._participant.perform(self._node.heeds(self._node.generation))
-        return Ask(self._node.next_ask, cause, left_s, words[:512], leaver)
+    def _new(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> StopRequest:
+        # They may have begun to since the last look; the coordinator has to know it now.
+        if self._handles_notices():
+            self._participant.perform(self._node.handles_notices(self._node.generation))
+        return StopRequest(self._node.next_stop_request, cause, left_s, words[:512], leaver)
 
     def _in_the_end(self, after_s: float, act: Callable[[], Iterable[Action]]) -> None:
         """What has been done by then is not done again."""

@@ -9,7 +9,7 @@ from typing import Generic, Protocol
 from elastic_agent.protocol.records import Address, Lease, Member, Plan
 from elastic_agent.transport.base import NodeLink
 
-from .connector import BootstrapOffer
+from .dialer import BootstrapOffer
 from .effects import Effect, T_co
 
 
@@ -59,7 +59,7 @@ class Call(Effect[T_co]):
 
 @dataclass(frozen=True)
 class Register(Request[Lease | None]):
-    """Write an incarnation's first records; the lease as written, None if an earlier one was condemned."""
+    """Write an incarnation's first records; the lease as written, None if an earlier one was revoked."""
 
     member: Member
     lease: Lease

@@ -1,6 +1,6 @@
 """torch's ``RendezvousHandler`` for stock torchrun: ``torchrun --rdzv-backend elastic …``.
 
-torchrun gets its worlds from a *companion process*, which takes part in the run for it (:mod:`.sidecar`). A
+torchrun gets its worlds from a *sidecar process*, which takes part in the run for it (:mod:`.sidecar`). A
 process of its own, because torch's store client does not go well with torchrun: its blocked threads abort a
 process that exits under them, and it warns of every wait that ends by its time-out, which cannot be turned off
 once torch is imported. Nor can it be forked from torchrun, which would save the memory of another import of torch
@@ -42,9 +42,9 @@ from .messages import (
     Begin,
     Channel,
     Finishing,
-    FromCompanion,
+    FromSidecar,
     FromTorchrun,
-    Goodbye,
+    Leave,
     NextWorld,
     Over,
     Sealed,
@@ -55,8 +55,8 @@ from .messages import (
 STORE_TIMEOUT_S = 300.0
 """How long torchrun's own exchange of ranks may take."""
 
-FAREWELL_S = 20.0
-"""How long the companion gets to say goodbye after a failure (see :data:`.sidecar.GOODBYE_S`)."""
+LEAVE_PATIENCE_S = 20.0
+"""How long the sidecar gets to leave after a failure (see :data:`.sidecar.LEAVE_TIMEOUT_S`)."""
 
 LAST_MOMENT_S = 3.0
 """The same at the interpreter's exit, after a signal."""
@@ -69,12 +69,12 @@ class ElasticRendezvous(RendezvousHandler):
     """The rendezvous for stock torchrun. One worker seat stands for each node; torchrun assigns the ranks."""
 
     def __init__(self, backend: str, run_id: str, begin: Begin, timeout_s: float) -> None:
-        """Start the companion, so that it is up by the time a world is asked for.
+        """Start the sidecar, so that it is up by the time a world is asked for.
 
         Args:
             backend: the name this handler was registered under.
             run_id: the run's id as the user gave it.
-            begin: what the companion is told first.
+            begin: what the sidecar is told first.
             timeout_s: how long ``next_rendezvous`` waits at most, seconds.
         """
         self._backend = backend
@@ -84,7 +84,7 @@ class ElasticRendezvous(RendezvousHandler):
         self._trouble = ""
         self._stale = False
         self._over: Over | None = None
-        self._companion = _Companion(begin)
+        self._sidecar = _Sidecar(begin)
         atexit.register(self._leave_at_exit)
 
     # -- torch's interface ----------------------------------------------------------------------
@@ -95,7 +95,7 @@ class ElasticRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The workers' store is hosted by a companion, fresh in every generation."""
+        """The workers' store is hosted by a sidecar, fresh in every generation."""
         return True
 
     def get_run_id(self) -> str:
@@ -104,10 +104,10 @@ class ElasticRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next world; blocks until it is sealed with this node in it."""
-        if self._companion.is_gone:
-            self._replace_companion()
+        if self._sidecar.is_gone:
+            self._replace_sidecar()
         self._stale = False
-        self._companion.tell(NextWorld())
+        self._sidecar.tell(NextWorld())
         sealed = self._await_world(time.monotonic() + self._timeout_s)
         address = sealed.bootstrap
         try:
@@ -124,7 +124,7 @@ class ElasticRendezvous(RendezvousHandler):
                 f"the bootstrap store at {address} cannot be reached: {reason}"
             ) from None
         return RendezvousInfo(
-            _AgentStore(store, lambda: self._companion.tell(Finishing())),
+            _AgentStore(store, lambda: self._sidecar.tell(Finishing())),
             sealed.rank,
             sealed.size,
             RendezvousStoreInfo(address.host, address.port),
@@ -133,9 +133,9 @@ class ElasticRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """More than 0 as soon as the world of the last rendezvous is over, so that torchrun comes again."""
         with contextlib.suppress(EOFError):
-            for message in self._companion.heard():
+            for message in self._sidecar.received():
                 self._take(message)
-        return 1 if self._stale or self._over is not None or self._companion.is_gone else 0
+        return 1 if self._stale or self._over is not None or self._sidecar.is_gone else 0
 
     def is_closed(self) -> bool:
         """Whether there will be no other world."""
@@ -144,7 +144,7 @@ class ElasticRendezvous(RendezvousHandler):
     def set_closed(self) -> None:
         """torchrun gives up: leave the run to the others."""
         self._over = Over("torchrun closed the rendezvous")
-        self._companion.tell(Goodbye(succeeded=False))
+        self._sidecar.tell(Leave(succeeded=False))
 
     def shutdown(self) -> bool:
         """Leave the run, once the others need nothing of this node any more.
@@ -154,23 +154,23 @@ class ElasticRendezvous(RendezvousHandler):
         """
         atexit.unregister(self._leave_at_exit)
         succeeded = sys.exception() is None
-        self._companion.say_goodbye(Goodbye(succeeded), None if succeeded else FAREWELL_S)
+        self._sidecar.send_leave(Leave(succeeded), None if succeeded else LEAVE_PATIENCE_S)
         return True
 
     def _leave_at_exit(self) -> None:
         """After a signal torchrun does not shut its rendezvous down; its workers are stopped by then."""
-        self._companion.say_goodbye(Goodbye(succeeded=False), LAST_MOMENT_S)
+        self._sidecar.send_leave(Leave(succeeded=False), LAST_MOMENT_S)
 
-    # -- the companion --------------------------------------------------------------------------
+    # -- the sidecar --------------------------------------------------------------------------
 
     def _await_world(self, deadline_s: float) -> Sealed:
         while True:
             try:
-                message = self._companion.listen(deadline_s - time.monotonic())
+                message = self._sidecar.listen(deadline_s - time.monotonic())
             except EOFError:
                 raise RendezvousConnectionError(
                     "the process that takes part in the rendezvous for torchrun exited unexpectedly "
-                    f"({self._companion.exit_code}); see its output above"
+                    f"({self._sidecar.exit_code}); see its output above"
                 ) from None
             if message is None:
                 raise RendezvousTimeoutError(self._too_late())
@@ -182,7 +182,7 @@ class ElasticRendezvous(RendezvousHandler):
                 kind = RendezvousConnectionError if self._over.unreachable else RendezvousClosedError
                 raise kind(self._over.reason)
 
-    def _take(self, message: FromCompanion) -> None:
+    def _take(self, message: FromSidecar) -> None:
         match message:
             case Stale():
                 self._stale = True
@@ -198,14 +198,14 @@ class ElasticRendezvous(RendezvousHandler):
         why = f": {self._trouble}" if self._trouble else ""
         return f"no world was formed within {self._timeout_s:g} s at {where}{why}"
 
-    def _replace_companion(self) -> None:
+    def _replace_sidecar(self) -> None:
         """It died; torchrun has stopped its workers, so the new one can vouch for that."""
         old = self._begin.member
         incarnation = new_incarnation()
         replaces = (*old.replaces, old.incarnation)[-64:]
         member = msgspec.structs.replace(old, incarnation=incarnation, replaces=replaces)
         self._begin = msgspec.structs.replace(self._begin, member=member)
-        self._companion = _Companion(self._begin)
+        self._sidecar = _Sidecar(self._begin)
 
 
 class _AgentStore(PrefixStore):
@@ -243,8 +243,8 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _Companion:
-    """The companion process, as torchrun sees it."""
+class _Sidecar:
+    """The sidecar process, as torchrun sees it."""
 
     def __init__(self, begin: Begin) -> None:
         ours, theirs = socket.socketpair()
@@ -258,32 +258,32 @@ class _Companion:
                 pass_fds=(theirs.fileno(),),
                 env={"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ},  # see the module's head
             )
-        self._channel: Channel[FromCompanion] = Channel(ours, FromCompanion)
-        self._messages: deque[FromCompanion] = deque()
+        self._channel: Channel[FromSidecar] = Channel(ours, FromSidecar)
+        self._messages: deque[FromSidecar] = deque()
         self.is_gone = False
         self.tell(begin)
 
     def tell(self, message: FromTorchrun) -> None:
         self._channel.send(message)
 
-    def heard(self) -> list[FromCompanion]:
+    def received(self) -> list[FromSidecar]:
         """What it has said, without waiting. Raises EOFError when it is gone."""
         try:
             self._messages.extend(self._channel.arrived())
         except EOFError:
             self.is_gone = True
             raise
-        heard = list(self._messages)
+        received = list(self._messages)
         self._messages.clear()
-        return heard
+        return received
 
-    def listen(self, timeout_s: float) -> FromCompanion | None:
+    def listen(self, timeout_s: float) -> FromSidecar | None:
         """The next thing it says; None at the time-out. Raises EOFError when it is gone."""
         deadline_s = time.monotonic() + timeout_s
         while not self._messages:
             if not self._channel.wait(deadline_s - time.monotonic()):
                 return None
-            self._messages.extend(self.heard())
+            self._messages.extend(self.received())
         return self._messages.popleft()
 
     @property
@@ -294,9 +294,9 @@ class _Companion:
         except subprocess.TimeoutExpired:
             return "still running"
 
-    def say_goodbye(self, goodbye: Goodbye, timeout_s: float | None) -> None:
+    def send_leave(self, message: Leave, timeout_s: float | None) -> None:
         """Wait until it has done what the others need of it; not for longer than ``timeout_s``."""
-        self.tell(goodbye)
+        self.tell(message)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

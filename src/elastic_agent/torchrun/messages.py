@@ -1,4 +1,4 @@
-"""What a torchrun and its companion process say to each other: one JSON message a line, over a socket pair."""
+"""What a torchrun and its sidecar process say to each other: one JSON message a line, over a socket pair."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Access(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True, tag=True):
-    """torchrun's first message: what the companion is for."""
+    """torchrun's first message: what the sidecar is for."""
 
     endpoint: tuple[Address, ...]
     """Where to meet; of an etcd, its members."""
@@ -53,7 +53,7 @@ class Finishing(Struct, frozen=True, tag=True):
     """torchrun's workers all succeeded; it waits for the other torchruns at its exit barrier."""
 
 
-class Goodbye(Struct, frozen=True, tag=True):
+class Leave(Struct, frozen=True, tag=True):
     """torchrun is about to end, no worker of its runs. ``succeeded``: they had all exited with 0."""
 
     succeeded: bool
@@ -85,8 +85,8 @@ class Trouble(Struct, frozen=True, tag=True):
     reason: str
 
 
-FromTorchrun: TypeAlias = Begin | NextWorld | Finishing | Goodbye
-FromCompanion: TypeAlias = Sealed | Stale | Over | Trouble
+FromTorchrun: TypeAlias = Begin | NextWorld | Finishing | Leave
+FromSidecar: TypeAlias = Sealed | Stale | Over | Trouble
 
 
 class Channel(Generic[T]):
@@ -103,7 +103,7 @@ class Channel(Generic[T]):
         """For waiting until something arrives."""
         return self._sock.fileno()
 
-    def send(self, message: FromTorchrun | FromCompanion) -> None:
+    def send(self, message: FromTorchrun | FromSidecar) -> None:
         """Say something; nobody hears it when the other end is gone or has not listened for ages."""
         try:
             self._sock.sendall(msgspec.json.encode(message) + b"\n")

@@ -5,7 +5,7 @@
        └──────────────────────────┴────────── NextWorld ◀──────────┘
 
 torchrun exchanges ranks over the bootstrap store without any regard for who may have died meanwhile, so it is
-let go there only after the companions of the whole world have met at that store (*gathering*). Whether they
+let go there only after the sidecars of the whole world have met at that store (*gathering*). Whether they
 have, or whether one of them saw the world end before, is settled by one compare-and-set on that store.
 
 The node's state machine is the same as the agent's. It is told that workers started when torchrun is about to
@@ -30,13 +30,13 @@ from elastic_agent.protocol import node as machine
 from elastic_agent.protocol.node import Activity, Outcome
 from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, State, World
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.asyncio_runner import aside, call
-from elastic_agent.rendezvous.backends import open_place
+from elastic_agent.rendezvous.asyncio_runner import call, run_abandonable
+from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
-from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory, c10d_store
+from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import StoreLostError, TransportError
 from elastic_agent.transport.name_lookups import shorten_lookups
 from elastic_agent.values import Endpoint
@@ -47,7 +47,7 @@ from .messages import (
     Channel,
     Finishing,
     FromTorchrun,
-    Goodbye,
+    Leave,
     NextWorld,
     Over,
     Sealed,
@@ -55,7 +55,7 @@ from .messages import (
     Trouble,
 )
 
-GOODBYE_S = 10.0
+LEAVE_TIMEOUT_S = 10.0
 """How long others are waited for at most when torchrun ends: their acknowledgements, the verdict."""
 
 START_S = 60.0
@@ -71,14 +71,14 @@ class _Presence:
 
     world: World
     rank: int
-    lane: Lane = field(default_factory=lambda: Lane("gathering"))
+    thread: AbandonableThread = field(default_factory=lambda: AbandonableThread("gathering"))
     gathering: Gathering | None = None
     called_off: bool = False
     let_go: bool = False
     """torchrun was sent there."""
 
 
-class Companion:
+class Sidecar:
     """One torchrun's part in the run."""
 
     def __init__(self, begin: Begin, channel: Channel[FromTorchrun], torchrun: int) -> None:
@@ -87,17 +87,19 @@ class Companion:
         self._member = begin.member
         self._channel = channel
         first, *others = (Endpoint(one.host, one.port) for one in begin.endpoint)
-        self._meeting = open_place(
+        self._backend = open_backend(
             Endpoint(first.host, first.port, tuple(others)),
             begin.etcd.value() if begin.etcd is not None else None,
             Path(begin.state_dir),
             lease_ttl_s=policy.lease_ttl_s,
             fence_margin_s=policy.fence_margin_s,
         )
-        self._meeting.memory = BoundedMemory(RunMemory(Path(begin.state_dir), _store(begin)))
-        self._meeting.set_run_id(begin.run_id)
-        self._meeting.memory.settle(begin.run_id)  # a torchrun that is started anew is a new run
-        self._session = Session(self._meeting, begin.member, policy.lease_ttl_s, begin.local_addr)
+        self._backend.history_store = BoundedRunHistoryStore(
+            RunHistoryStore(Path(begin.state_dir), _store(begin))
+        )
+        self._backend.set_run_id(begin.run_id)
+        self._backend.history_store.settle(begin.run_id)  # a torchrun that is started anew is a new run
+        self._session = Session(self._backend, begin.member, policy.lease_ttl_s, begin.local_addr)
         self._participant = Participant(
             self._session,
             Workers(
@@ -118,11 +120,11 @@ class Companion:
         self._asked = False
         """torchrun waits for a world."""
         self._finishing = False
-        self._verdict: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
+        self._outcome: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
         """While finishing: the run's end, or None when the others go on without this node."""
         self._met = False
         self._ended: machine.Depart | None = None
-        self._goodbye: asyncio.Future[Goodbye] = asyncio.get_running_loop().create_future()
+        self._leaving: asyncio.Future[Leave] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = get_logger()
 
@@ -138,12 +140,12 @@ class Companion:
         for message in first:
             self._take(message)
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._channel.fileno(), self._heard)
+        loop.add_reader(self._channel.fileno(), self._received)
         self._watch_torchrun()
         session = asyncio.create_task(self._session.run())
         session.add_done_callback(self._task_ended)
-        goodbye = await self._goodbye
-        if goodbye.succeeded or self._finishing:
+        message = await self._leaving
+        if message.succeeded or self._finishing:
             await self._part_in_peace()
         else:
             self._leave("torchrun exited")
@@ -151,25 +153,25 @@ class Companion:
         session.cancel()
         await asyncio.gather(session, return_exceptions=True)
         hosting = self._host_on()
-        await (hosting if goodbye.succeeded else _at_most(hosting, GOODBYE_S))
-        self._meeting.close()
+        await (hosting if message.succeeded else _at_most(hosting, LEAVE_TIMEOUT_S))
+        self._backend.close()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """Only an error of our own ends a task by an exception."""
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self._goodbye.done():
-            self._goodbye.set_exception(error)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._leaving.done():
+            self._leaving.set_exception(error)
 
     # -- torchrun -------------------------------------------------------------------------------
 
-    def _heard(self) -> None:
+    def _received(self) -> None:
         try:
             for message in self._channel.arrived():
                 self._take(message)
         except EOFError as error:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
-            if not self._goodbye.done():
-                self._goodbye.set_exception(error)
+            if not self._leaving.done():
+                self._leaving.set_exception(error)
 
     def _watch_torchrun(self) -> None:
         """Notice when it is killed: the channel stays open while a process that it forked has inherited its end."""
@@ -184,8 +186,8 @@ class Companion:
     def _torchrun_gone(self, ended: int) -> None:
         asyncio.get_running_loop().remove_reader(ended)
         os.close(ended)
-        if not self._goodbye.done():
-            self._goodbye.set_exception(EOFError())
+        if not self._leaving.done():
+            self._leaving.set_exception(EOFError())
 
     def _torchrun_runs(self) -> bool:
         """Whether torchrun lives and is not stopped (by a signal, a debugger): then it can stop its workers."""
@@ -198,8 +200,8 @@ class Companion:
                 self._want_world()
             case Finishing():
                 self._finish()
-            case Goodbye() if not self._goodbye.done():
-                self._goodbye.set_result(message)
+            case Leave() if not self._leaving.done():
+                self._leaving.set_result(message)
             case _:
                 pass
 
@@ -265,9 +267,9 @@ class Companion:
             self._session.announce(machine.Announce(State.LEFT, plan.generation))
             self._settle(None)
 
-    def _settle(self, verdict: Plan | None) -> None:
-        if not self._verdict.done():
-            self._verdict.set_result(verdict)
+    def _settle(self, outcome: Plan | None) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
 
     def _start_workers(self, world: World) -> None:
         self._perform(self._node.started(world.generation))
@@ -318,9 +320,9 @@ class Companion:
         def enter() -> Gathering:
             return Gathering(world.bootstrap, len(world.seats), STORE_CALL_S)
 
-        presence.gathering = gathering = await call(presence.lane, enter, 2 * STORE_CALL_S)
+        presence.gathering = gathering = await call(presence.thread, enter, 2 * STORE_CALL_S)
         return await call(
-            presence.lane, lambda: gathering.come(presence.rank, limit_s), limit_s + STORE_CALL_S
+            presence.thread, lambda: gathering.come(presence.rank, limit_s), limit_s + STORE_CALL_S
         )
 
     def _not_met(self, world: World, problem: str) -> None:
@@ -335,16 +337,16 @@ class Companion:
 
     def _forget_presence(self) -> None:
         if self._presence is not None:
-            self._presence.lane.abandon()
+            self._presence.thread.abandon()
             self._presence = None
 
     async def _call_off(self, presence: _Presence) -> None:
         """Let those who have come already know that this node does not."""
         address = presence.world.bootstrap
         try:
-            await aside(lambda: Gathering(address, 0, STORE_CALL_S).call_off(), STORE_CALL_S)
+            await run_abandonable(lambda: Gathering(address, 0, STORE_CALL_S).call_off(), STORE_CALL_S)
         except TransportError:
-            presence.lane.abandon()
+            presence.thread.abandon()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -358,30 +360,32 @@ class Companion:
         if self._ended is not None:
             return
         with contextlib.suppress(TimeoutError):
-            verdict = await asyncio.wait_for(self._verdict, GOODBYE_S)
-            if verdict is not None:
-                self._perform(self._node.plan_changed(verdict))
+            outcome = await asyncio.wait_for(self._outcome, LEAVE_TIMEOUT_S)
+            if outcome is not None:
+                self._perform(self._node.plan_changed(outcome))
 
     async def _take_leave(self, presence: _Presence, gathering: Gathering) -> None:
         """torchrun is through its exit barrier here; whoever hosts it waits until all are."""
         offer = self._session.offer
         hosts = offer is not None and offer.address == presence.world.bootstrap
         with contextlib.suppress(StoreLostError):
-            await call(presence.lane, lambda: gathering.go(presence.rank), STORE_CALL_S)
+            await call(presence.thread, lambda: gathering.go(presence.rank), STORE_CALL_S)
             if hosts:
-                await call(presence.lane, lambda: gathering.see_all_gone(GOODBYE_S), GOODBYE_S + 1.0)
+                await call(
+                    presence.thread, lambda: gathering.see_all_gone(LEAVE_TIMEOUT_S), LEAVE_TIMEOUT_S + 1.0
+                )
 
     async def _host_on(self) -> None:
         """A host keeps serving until nobody needs its store any more."""
         notice = asyncio.get_running_loop().call_later(NOTICE_S, self._say_why_not_ended)
-        while self._meeting.busy_with:
-            await self._meeting.changed()
+        while self._backend.busy_with:
+            await self._backend.changed()
         notice.cancel()
 
     def _say_why_not_ended(self) -> None:
-        runs = ", ".join(self._meeting.busy_with)
+        runs = ", ".join(self._backend.busy_with)
         self._log.warning(
-            f"torchrun is done; keeping the rendezvous store at {self._meeting.shown} up for {runs}"
+            f"torchrun is done; keeping the rendezvous store at {self._backend.shown} up for {runs}"
         )
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
@@ -412,7 +416,7 @@ async def _live(channel: Channel[FromTorchrun], torchrun: int) -> None:
     assert isinstance(begin, Begin)  # it always comes first
     configure_logging("console", begin.log_level, sys.stderr)
     bind_context(run=begin.run_id, node=begin.member.node_id)
-    await Companion(begin, channel, torchrun).run(more)
+    await Sidecar(begin, channel, torchrun).run(more)
 
 
 def main() -> int:

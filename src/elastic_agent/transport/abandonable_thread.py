@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Lane:
+class AbandonableThread:
     """Runs what it is given one after the other, in a daemon thread of its own.
 
     A store call can block past its own time-out (under a silent network drop by 25 s and more); whoever waits

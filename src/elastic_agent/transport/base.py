@@ -45,14 +45,14 @@ class NodeLink(Protocol):
         """Make an incarnation known, with its first records (or write them again).
 
         Returns the lease as it was written, which differs from ``lease`` in its beat if an earlier one of this
-        incarnation was there; None, and nothing is written, if that one was condemned.
+        incarnation was there; None, and nothing is written, if that one was revoked.
         """
 
     def write(self, member: Member) -> None:
         """Replace the member record and hint to the coordinator that it changed."""
 
     def renew(self, expected: Lease, renewed: Lease) -> bool:
-        """Compare-and-set the lease; False if it is not as expected any more (condemned, or gone)."""
+        """Compare-and-set the lease; False if it is not as expected any more (revoked, or gone)."""
 
     def read_lease(self, incarnation: str) -> Lease | None:
         """The lease as it stands in the store (to settle an unknown outcome), or None."""
@@ -102,8 +102,8 @@ class CoordinatorLink(Protocol):
     def write_status(self, text: str) -> None:
         """Say in words what is awaited; overwrites what was said before."""
 
-    def condemn(self, lease: Lease, why: str = "") -> bool:
-        """Compare-and-set the lease to its condemned form; False if it was renewed meanwhile."""
+    def revoke(self, lease: Lease, why: str = "") -> bool:
+        """Compare-and-set the lease to its revoked form; False if it was renewed meanwhile."""
 
     def forget(self, incarnation: str) -> None:
         """Remove an incarnation's records."""

@@ -14,7 +14,7 @@ _PREFIX = "ELASTIC_AGENT_"
 
 
 @dataclass(frozen=True)
-class LivingWorker:
+class RunningWorker:
     """A process that some agent of this machine started as a worker."""
 
     pid: int
@@ -31,7 +31,7 @@ class LivingWorker:
         return ""
 
 
-def living_workers(uid: int, run_id: str | None = None) -> list[LivingWorker]:
+def find_workers(uid: int, run_id: str | None = None) -> list[RunningWorker]:
     """A user's workers, of one run if it is named. Their own children are left out.
 
     Root could read the environment of every process, but what stands in that of another user's is not to be trusted.
@@ -41,7 +41,7 @@ def living_workers(uid: int, run_id: str | None = None) -> list[LivingWorker]:
     return sorted(own, key=lambda one: (one.run_id, one.worker_id))
 
 
-def _is_child_of(worker: LivingWorker, others: dict[int, LivingWorker]) -> bool:
+def _is_child_of(worker: RunningWorker, others: dict[int, RunningWorker]) -> bool:
     parent = others.get(_parent(worker.pid))
     return parent is not None and parent.worker_id == worker.worker_id
 
@@ -51,14 +51,14 @@ def _parent(pid: int) -> int:
     return process.parent if process is not None else 0
 
 
-def _marked(uid: int) -> Iterator[LivingWorker]:
+def _marked(uid: int) -> Iterator[RunningWorker]:
     for pid in process_ids():
         try:
             variables = environment(pid) if os.stat(f"/proc/{pid}").st_uid == uid else {}
         except OSError:  # not to be read by this user, or gone
             continue
         with contextlib.suppress(KeyError, ValueError):
-            yield LivingWorker(
+            yield RunningWorker(
                 pid,
                 variables[f"{_PREFIX}RUN_ID"],
                 variables[f"{_PREFIX}WORKER_ID"],

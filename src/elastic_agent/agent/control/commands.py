@@ -83,9 +83,9 @@ class Commands:
     def _end_of_run(self, ending: Ending, whose: str) -> Answer:
         """The last answer where this agent's part is over: whether it is known that the workers have exited."""
         plan = ending.plan
-        if plan is not None and plan.is_terminal and not plan.awaiting:
+        if plan is not None and plan.is_terminal and not plan.uncleared:
             return Answer(f"run {self._run_id} {Outcome(plan.phase.value)}: {plan.reason}")
-        awaited = plan.awaiting if plan is not None and plan.is_terminal else ()
+        awaited = plan.uncleared if plan is not None and plan.is_terminal else ()
         if awaited:
             others = (seat.node_id for seat in awaited if seat.node_id != self._node_id)
             whose = names(others) or self._node_id

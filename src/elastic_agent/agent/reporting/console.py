@@ -17,7 +17,7 @@ PATIENCE_S = 2.0
 """Waits shorter than this are nobody's worry and are not reported."""
 
 
-class Narrator:
+class ConsoleReporter:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
 
     def __init__(
@@ -39,7 +39,7 @@ class Narrator:
         self._asking: asyncio.Task[None] | None = None
         self._awaits_status = False
         self._dialling = False
-        self._met = False
+        self._was_connected = False
         """The store answered at least once."""
         self._text = ""
         self._causes = ""
@@ -60,7 +60,7 @@ class Narrator:
         world = f"{self._world}, step {step}" if self._world and step is not None else self._world
         waits = self._text if self._timer is not None else ""
         return "; ".join(filter(None, (world, self._told, waits))) or (
-            "joining the run" if self._met else f"connecting to {self._endpoint}"
+            "joining the run" if self._was_connected else f"connecting to {self._endpoint}"
         )
 
     # -- the store ------------------------------------------------------------------------------
@@ -72,9 +72,9 @@ class Narrator:
                 "the store was restarted empty; resuming the run from the state saved on the nodes"
             )
         elif self._dialling:
-            again = " again" if self._met else ""
+            again = " again" if self._was_connected else ""
             self._log.info(f"the store at {self._endpoint} answers{again}")
-        self._dialling, self._met = False, True
+        self._dialling, self._was_connected = False, True
         self._rest()
 
     def disconnected(self, reason: str) -> None:
@@ -82,7 +82,7 @@ class Narrator:
         if not self._dialling:
             self._dialling = True
             self._await_soon(False)
-            if self._met:
+            if self._was_connected:
                 self._log.warning(
                     f"lost the connection to the store at {self._endpoint}; workers keep running until "
                     "the lease expires",

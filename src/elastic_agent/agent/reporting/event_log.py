@@ -12,7 +12,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.rendezvous.clock import boottime_s
 
 
-class Journal:
+class EventLog:
     """Appends events to a file with one write each, so that several agents may share it."""
 
     def __init__(self, path: Path | None, **context: Any) -> None:

@@ -11,7 +11,7 @@ import faulthandler
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_agent.sd_notify import ALIVE, READY, STOPPING, ServiceManager, extend, status
+from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, extend, status
 
 LOOK_EVERY_S = 0.5
 LOOK_EVERY_AT_START_S = 0.1
@@ -42,10 +42,10 @@ class Standing:
     """Its part is over, but it still serves the store to others, for who knows how long."""
 
 
-class Service:
+class SystemdReporter:
     """Tells systemd about one agent. Without a systemd that listens it does nothing at all."""
 
-    def __init__(self, manager: ServiceManager, look: Callable[[], Standing]) -> None:
+    def __init__(self, manager: SystemdNotifier, look: Callable[[], Standing]) -> None:
         self._manager = manager
         self._look = look
         self._said = ""

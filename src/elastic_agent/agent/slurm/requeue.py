@@ -70,7 +70,7 @@ class Stop:
         if ending.outcome is not Outcome.STOPPED or plan is None:
             return Stop(saved=False, reason="", chosen=False)
         reason = plan.notice.cause.value if plan.notice is not None else ""
-        return Stop(saved=True, reason=reason, chosen=plan.delegate == incarnation)
+        return Stop(saved=True, reason=reason, chosen=plan.requeuer == incarnation)
 
 
 @dataclass(frozen=True, slots=True)

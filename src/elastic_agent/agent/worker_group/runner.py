@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from elastic_agent.agent.reporting.event_log import Journal
+from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.logs import get_logger
 from elastic_agent.processes import catches, is_frozen
 from elastic_agent.protocol.records import Failure, FailureKind, Notice
-from elastic_agent.workers.cleanup.generation import CLEAR_LIMIT_S, Cleared, Clearing
+from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup, Cleared
 from elastic_agent.workers.cleanup.gpu_memory import GpuMemory
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.failure import signal_name
@@ -38,7 +38,7 @@ HANG_LOOKS_PER_TIMEOUT = 20
 
 LOOK_AT_LEAST_EVERY_S = 5.0
 
-HEED_LOOKS_EVERY_S = (0.05, 1.0)
+NOTICE_POLL_EVERY_S = (0.05, 1.0)
 """The first pause between two looks whether workers look at notices, and the longest; it grows."""
 
 LAST_WORDS_S = 2.0
@@ -55,8 +55,8 @@ class RunnerCallbacks:
     started: Callable[[int], None]
     failed: Callable[[int, Failure], None]
     succeeded: Callable[[int], None]
-    yielded: Callable[[int], None]
-    heeds: Callable[[int], None]
+    saved: Callable[[int], None]
+    handles_notices: Callable[[int], None]
     interrupted: Callable[[int, Failure], None]
     stopped: Callable[[tuple[int, ...]], None]
     fenced: Callable[[str], None]
@@ -67,7 +67,7 @@ class _Running:
     generation: int
     context: WorkerContext
     heartbeats: HeartbeatFile
-    clearing: Clearing
+    cleanup: Cleanup
     interruptions: Interruptions
     pids: Mapping[int, int] = field(default_factory=dict)
     exited: dict[int, guard_events.Exited] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class _Running:
     failed: bool = False
     told: bool = False
     """How a worker failed has been told."""
-    heeds: bool = False
+    handles_notices: bool = False
     """A worker was seen to look at notices."""
 
     @property
@@ -99,7 +99,7 @@ class Runner:
         guard: Guard,
         node_id: str,
         callbacks: RunnerCallbacks,
-        journal: Journal,
+        event_log: EventLog,
         hang_timeout_s: float,
         stop_signals: StopSignals,
         stacks_signal: int = DEFAULT_STACKS_SIGNAL,
@@ -107,7 +107,7 @@ class Runner:
         self._guard = guard
         self._node_id = node_id
         self._tell = callbacks
-        self._journal = journal
+        self._event_log = event_log
         self._hang_timeout_s = hang_timeout_s
         self._stop_signals = stop_signals
         self._stacks_signal = stacks_signal
@@ -115,7 +115,7 @@ class Runner:
         self._running: _Running | None = None
         self._timer: asyncio.TimerHandle | None = None
         """The next look at the workers' progress, or the stop that lets them write their stacks first."""
-        self._heed_timer: asyncio.TimerHandle | None = None
+        self._notice_poll_timer: asyncio.TimerHandle | None = None
         """The next look whether workers look at notices."""
         self._log = get_logger()
 
@@ -135,7 +135,7 @@ class Runner:
 
     def start(self, generation: int, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``started`` or ``failed`` follows."""
-        clearing = Clearing(self._guard.pid, self._gpu)
+        cleanup = Cleanup(self._guard.pid, self._gpu)
         try:
             context.start()
         except BaseException:
@@ -145,7 +145,7 @@ class Runner:
             generation,
             context,
             heartbeats,
-            clearing,
+            cleanup,
             Interruptions(self._stop_signals, context.ignored_signals),
         )
 
@@ -158,7 +158,7 @@ class Runner:
             self._running.stopping = True
             if self._running.gone:
                 return
-            self._running.clearing.look()
+            self._running.cleanup.look()
         if is_frozen(self._guard.pid):
             self._log.error(
                 "the guard process is frozen and cannot stop the workers; killing it together with the "
@@ -179,7 +179,7 @@ class Runner:
             return
         deadline_s = guard_events.boottime_s() + notice.left_s
         running.heartbeats.tell(notice.serial, notice.cause.value, int(deadline_s * 1e9))
-        self._journal.write(
+        self._event_log.write(
             "notice",
             generation=running.generation,
             serial=notice.serial,
@@ -189,20 +189,20 @@ class Runner:
         )
 
     @property
-    def heeded(self) -> bool:
+    def handles_notices(self) -> bool:
         """Whether a worker that runs now looks at notices."""
         running = self._running
-        return running is not None and any(running.heartbeats.looks(slot) for slot in running.pids)
+        return running is not None and any(running.heartbeats.handles_notices(slot) for slot in running.pids)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _cancel_heed_timer(self) -> None:
-        if self._heed_timer is not None:
-            self._heed_timer.cancel()
-            self._heed_timer = None
+    def _cancel_notice_poll(self) -> None:
+        if self._notice_poll_timer is not None:
+            self._notice_poll_timer.cancel()
+            self._notice_poll_timer = None
 
     def _stacks(self) -> bool:
         """Ask the workers that know how for the stacks of all their threads; they go to their stderr."""
@@ -226,12 +226,12 @@ class Runner:
         """The guard is gone, and the workers with it: drop what belonged to them."""
         running, self._running = self._running, None
         self._cancel_timer()
-        self._cancel_heed_timer()
+        self._cancel_notice_poll()
         if running is not None:
             running.context.handle(lost)
             running.context.close_later()
             running.heartbeats.close()
-            running.clearing.clear(lambda _: None)
+            running.cleanup.clear(lambda _: None)
 
     # -- what the guard says --------------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class Runner:
             case guard_events.Stopped(generation=generation, unkillable=unkillable):
                 self._stopped(generation, unkillable)
             case guard_events.Fenced(generation=generation, late_s=late_s):
-                self._journal.write("fenced", generation=generation, late_s=late_s)
+                self._event_log.write("fenced", generation=generation, late_s=late_s)
                 self._tell.fenced("the guard killed the workers when the lease expired")
             case _:
                 self._report_spawner(event)
@@ -259,14 +259,14 @@ class Runner:
     def _report_spawner(self, event: guard_events.GuardEvent) -> None:
         match event:
             case guard_events.Warm(ready_s=ready_s):
-                self._journal.write("spawner_ready", import_s=ready_s)
+                self._event_log.write("spawner_ready", import_s=ready_s)
             case guard_events.Cold(reason=reason, detail=detail):
-                self._journal.write("workers_cold", reason=reason)
+                self._event_log.write("workers_cold", reason=reason)
                 self._log.warning(f"workers start cold, which takes longer: {reason}")
                 if detail:
                     self._log.warning(f"output of the spawner:\n{detail.rstrip()}")
             case guard_events.SpawnerDied(how=how):
-                self._journal.write("spawner_died", how=how)
+                self._event_log.write("spawner_died", how=how)
                 self._log.warning(
                     f"the spawner died ({how}); starting a new one, running workers are not affected"
                 )
@@ -281,12 +281,12 @@ class Runner:
         if running is None or running.generation != generation:
             return
         running.pids = dict(pids)
-        running.clearing.started(pids.values())
-        self._journal.write("workers_started", generation=generation, pids=running.pids)
+        running.cleanup.started(pids.values())
+        self._event_log.write("workers_started", generation=generation, pids=running.pids)
         if not running.stopping:
             self._tell.started(generation)
             self._watch_progress({})
-            self._watch_heed(HEED_LOOKS_EVERY_S[0])
+            self._poll_notice_handling(NOTICE_POLL_EVERY_S[0])
 
     def _spawn_failed(self, generation: int, slot: int, error: str) -> None:
         running = self._running
@@ -300,7 +300,7 @@ class Runner:
         if running is None or running.generation != event.generation:
             return
         running.exited[event.slot] = event
-        self._journal.write(
+        self._event_log.write(
             "worker_exited",
             generation=event.generation,
             slot=event.slot,
@@ -430,13 +430,13 @@ class Runner:
         if running is not None and (running.generation != generation or running.gone):
             return  # one that had stopped already was told to: this is the second answer
         self._cancel_timer()
-        self._journal.write("workers_stopped", generation=generation, unkillable=list(unkillable))
+        self._event_log.write("workers_stopped", generation=generation, unkillable=list(unkillable))
         if running is None:
             self._tell.stopped(unkillable)
             return
         running.gone = True
-        if running.clearing.nothing_to_do:
-            running.clearing.close()
+        if running.cleanup.nothing_to_do:
+            running.cleanup.close()
             self._all_gone(running, unkillable)
         else:
             self._clear(running, unkillable)
@@ -453,8 +453,8 @@ class Runner:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
                 loop.call_soon_threadsafe(cleared, what)
 
-        self._timer = loop.call_later(CLEAR_LIMIT_S, self._all_gone, running, unkillable)
-        running.clearing.clear(from_thread, unkillable)
+        self._timer = loop.call_later(CLEANUP_LIMIT_S, self._all_gone, running, unkillable)
+        running.cleanup.clear(from_thread, unkillable)
 
     def _report(self, cleared: Cleared) -> None:
         """Say what was found; nothing if nothing was."""
@@ -482,7 +482,7 @@ class Runner:
             return  # the guard was lost meanwhile, or this was told before
         self._running = None
         self._cancel_timer()
-        self._cancel_heed_timer()
+        self._cancel_notice_poll()
         if running.succeeding and not running.stopping and not running.interrupted:
             self._look_for_late_signals(running)
         left = running.left
@@ -494,7 +494,7 @@ class Runner:
                     "processes left behind by the workers are stuck in the kernel", pids=unkillable
                 )
             ended_early = left or running.interrupted
-            (self._tell.yielded if ended_early else self._tell.succeeded)(running.generation)
+            (self._tell.saved if ended_early else self._tell.succeeded)(running.generation)
         else:
             self._tell.stopped(unkillable)
 
@@ -520,16 +520,18 @@ class Runner:
         pause_s = min(LOOK_AT_LEAST_EVERY_S, self._hang_timeout_s / HANG_LOOKS_PER_TIMEOUT)
         self._timer = loop.call_later(pause_s, self._watch_progress, seen)
 
-    def _watch_heed(self, pause_s: float) -> None:
+    def _poll_notice_handling(self, pause_s: float) -> None:
         """Look now and then whether a worker has begun to look at notices: then growth need not cost a step."""
         running = self._running
         if running is None or running.gone or running.stopping:
             return
-        if self.heeded:
-            self._tell.heeds(running.generation)
+        if self.handles_notices:
+            self._tell.handles_notices(running.generation)
             return
-        longer_s = min(1.2 * pause_s, HEED_LOOKS_EVERY_S[1])
-        self._heed_timer = asyncio.get_running_loop().call_later(pause_s, self._watch_heed, longer_s)
+        longer_s = min(1.2 * pause_s, NOTICE_POLL_EVERY_S[1])
+        self._notice_poll_timer = asyncio.get_running_loop().call_later(
+            pause_s, self._poll_notice_handling, longer_s
+        )
 
     def _hang(self, slot: int, step: int) -> Failure:
         summary = (

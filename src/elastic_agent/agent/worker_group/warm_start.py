@@ -98,10 +98,10 @@ def _started_plainly() -> bool:
 
 def _forks_well() -> bool:
     """Whether nothing that was imported here minds a fork; otherwise a spawner of its own finds out, and says why."""
-    from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_forks
+    from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
 
     try:
-        check_forks()
+        check_fork_safety()
     except UnsafeError:
         return False
     return True

@@ -1,7 +1,7 @@
 """What the machine's own manager says: used where nobody set anything, before the built-in default.
 
 A site source is a function from the environment to the settings it knows. A new manager is one more function
-in ``SITE_SOURCES``; the first one that gives a setting wins.
+in ``SITE_DEFAULTS``; the first one that gives a setting wins.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from elastic_agent.config.sources.base import Given, Layer, Source
 from elastic_agent.config.sources.slurm import slurm
 
-SiteSource = Callable[[Mapping[str, str]], Mapping[str, Given]]
+SiteDefaults = Callable[[Mapping[str, str]], Mapping[str, Given]]
 
 
 def systemd(environ: Mapping[str, str]) -> dict[str, Given]:
@@ -24,4 +24,4 @@ def systemd(environ: Mapping[str, str]) -> dict[str, Given]:
     return given
 
 
-SITE_SOURCES: tuple[SiteSource, ...] = (slurm, systemd)
+SITE_DEFAULTS: tuple[SiteDefaults, ...] = (slurm, systemd)

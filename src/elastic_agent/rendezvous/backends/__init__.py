@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 if TYPE_CHECKING:
-    from .base import MeetingPlace
+    from .base import RendezvousBackend
 
 
-def open_place(
+def open_backend(
     endpoint: Endpoint,
     access: EtcdAccess | None,
     state_dir: Path,
@@ -19,16 +19,16 @@ def open_place(
     lease_ttl_s: float,
     fence_margin_s: float,
     port_range: PortRange | None = None,
-) -> MeetingPlace:
+) -> RendezvousBackend:
     """A place at the endpoint: in etcd if there is an ``access`` to it, else at a c10d store. Dials nobody yet."""
     port_rest_s = 2 * (lease_ttl_s + fence_margin_s)
     if access is None:
-        from .c10d.backend import Meeting  # torch takes seconds, and who serves handles signals before
+        from .c10d.backend import C10dBackend  # torch takes seconds, and who serves handles signals before
 
-        return Meeting(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
-    from .etcd.backend import EtcdMeeting  # gRPC takes a quarter of a second
+        return C10dBackend(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
+    from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second
 
-    return EtcdMeeting(
+    return EtcdBackend(
         endpoint,
         access,
         state_dir,

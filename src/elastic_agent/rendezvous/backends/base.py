@@ -9,14 +9,14 @@ from pathlib import Path
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Address, Plan
-from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory
+from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
 from elastic_agent.transport.base import NodeLink
 from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.values import Endpoint, PortRange
 
 
-class MeetingPlace(abc.ABC):
-    """One endpoint, one run; a ``Connector``. Its methods may be called from several threads."""
+class RendezvousBackend(abc.ABC):
+    """One endpoint, one run; a ``StoreDialer``. Its methods may be called from several threads."""
 
     dial_causes: str
     """What usually keeps the store from answering, in words."""
@@ -26,7 +26,7 @@ class MeetingPlace(abc.ABC):
     ) -> None:
         """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
         self.run_id: str | None = None
-        self.memory = BoundedMemory(RunMemory(state_dir))
+        self.history_store = BoundedRunHistoryStore(RunHistoryStore(state_dir))
         self._endpoint = endpoint
         self._ports = PortPicker(port_range, port_rest_s)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,13 +68,13 @@ class MeetingPlace(abc.ABC):
         Only the coordinator learns whether everybody heard the verdict; but any machine may coordinate next time.
         """
         if self.run_id is not None:
-            self.memory.settle(self.run_id)
+            self.history_store.settle(self.run_id)
 
     # -- dialling -------------------------------------------------------------------------------
 
     @abc.abstractmethod
     def connect(self) -> NodeLink:
-        """A new connection to the run's store; see ``Connector``."""
+        """A new connection to the run's store; see ``StoreDialer``."""
 
     def offer_bootstrap(self, local_address: str) -> BootstrapStore:
         """A fresh store for the workers of the next generation."""
@@ -110,7 +110,9 @@ class MeetingPlace(abc.ABC):
         Nothing waits for it: what has to be on disk before a node may act on a plan is the coordinator's to write.
         """
         if self.run_id is not None:
-            self.memory.save_soon(self.run_id, plan.history()).add_done_callback(self._say_if_not_saved)
+            self.history_store.save_soon(self.run_id, plan.history()).add_done_callback(
+                self._say_if_not_saved
+            )
 
     def _say_if_not_saved(self, outcome: Future[None]) -> None:
         error = outcome.exception()

@@ -19,7 +19,7 @@ from elastic_agent.transport.base import TransportError, UnreachableError
 from elastic_agent.transport.name_lookups import no_dns_queries
 
 from .store import one_line
-from .wire import greet
+from .wire import probe_store
 
 MAX_TRIES = 64
 
@@ -171,4 +171,4 @@ def dial_bootstrap(address: Address, timeout_s: float) -> None:
     except UnreachableError as error:
         raise TransportError(f"{address}: {error}") from None
     with sock:
-        greet(sock, timeout_s, str(address))
+        probe_store(sock, timeout_s, str(address))

@@ -45,7 +45,7 @@ from elastic_agent.values import NAME_PATTERN, Endpoint
 from .bootstrap import own_address, serve
 from .plans import PlanReader, PlanWriter
 from .store import CALL_TIMEOUT_S, StoreClient, store_errors
-from .wire import greet
+from .wire import probe_store
 
 ROOT = "elastic-agent/1"
 BIRTH_S = 2.0
@@ -84,7 +84,7 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, 
     try:
         local_address = local_address_towards(endpoint.host, probe)
         answering = str(probe.getpeername()[0])
-        greet(probe, timeout_s, str(endpoint))
+        probe_store(probe, timeout_s, str(endpoint))
     finally:
         probe.close()
     client = StoreClient(answering, endpoint.port, timeout_s)
@@ -273,7 +273,7 @@ class C10dLink:
         return granted
 
     def _claim(self, lease: Lease) -> Lease | None:
-        """The lease as written: never over a condemned one, and never equal to an earlier one of this incarnation.
+        """The lease as written: never over a revoked one, and never equal to an earlier one of this incarnation.
 
         The coordinator counts the time from when it saw a lease change; one written again must look changed.
         """
@@ -281,7 +281,7 @@ class C10dLink:
         while True:
             stored = self._client.peek(key)
             earlier = lease_in(stored, lease.incarnation)
-            if stored == GONE or (earlier is not None and earlier.condemned):
+            if stored == GONE or (earlier is not None and earlier.revoked):
                 return None
             if earlier is not None:
                 lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
@@ -464,10 +464,10 @@ class C10dCoordinatorLink:
         """The first writer of a version wins."""
         return self._writer.publish(plan)
 
-    def condemn(self, lease: Lease, why: str = "") -> bool:
-        """Compare-and-set the lease to its condemned form."""
+    def revoke(self, lease: Lease, why: str = "") -> bool:
+        """Compare-and-set the lease to its revoked form."""
         key = f"{self._prefix}/l/{lease.incarnation}"
-        wanted = encode(lease.condemn(why))
+        wanted = encode(lease.revoke(why))
         stored = self._client.exchange(key, encode(lease), wanted)
         if stored != wanted and stored != encode(lease) and lease_in(stored, lease.incarnation) == lease:
             stored = self._client.exchange(key, stored, wanted)  # the same, spelled otherwise

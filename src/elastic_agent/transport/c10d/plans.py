@@ -168,7 +168,7 @@ class PlanReader:
             world = self._part(envelope.world, self._worlds, _decode_world)
             changes["world"] = world
             if envelope.awaits_world:
-                changes["awaiting"] = world.seats
+                changes["uncleared"] = world.seats
         if envelope.order is not None:
             changes["order"] = self._part(envelope.order, self._orders, _decode_order)
         return _whole(msgspec.structs.replace(plan, **changes) if changes else plan)
@@ -295,14 +295,14 @@ def _pack(plan: Plan) -> tuple[_Envelope, dict[str, bytes]]:
     parts: dict[str, bytes] = {}
     slim: dict[str, object] = {}
     world = order = None
-    awaits_world = plan.world is not None and plan.awaiting == plan.world.seats
+    awaits_world = plan.world is not None and plan.uncleared == plan.world.seats
     if plan.world is not None:
         body = encode(plan.world)
         world = _digest(body)
         parts[world] = body
         slim["world"] = None
         if awaits_world:
-            slim["awaiting"] = ()
+            slim["uncleared"] = ()
     if len(plan.order) > INLINE_NAMES:
         body = msgspec.json.encode(plan.order)
         order = _digest(body)

@@ -18,7 +18,7 @@ _MAGIC = 0x3C85F7CE
 PROVOKED_S = 0.5
 
 
-def greet(sock: socket.socket, timeout_s: float, shown: str, *, provoke: bool = True) -> None:
+def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: bool = True) -> None:
     """Ask whoever is connected for a sign of life as a TCPStore; ``provoke``: and try to make others speak.
 
     Raises:
@@ -48,7 +48,7 @@ def greet(sock: socket.socket, timeout_s: float, shown: str, *, provoke: bool = 
 def is_store(sock: socket.socket, timeout_s: float) -> bool:
     """Whether a TCPStore answers at the other end of a new connection."""
     try:
-        greet(sock, timeout_s, "", provoke=False)
+        probe_store(sock, timeout_s, "", provoke=False)
     except (UnreachableError, NotAStoreError):
         return False
     return True

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from .links import (
-    DeposedError,
     EtcdLink,
     KeptLeases,
+    Leadership,
+    NotLeaderError,
     RunKeys,
-    Term,
     await_vacancy,
+    campaign_for,
     run_life,
-    stand,
     store_id,
 )
 
 __all__ = [
-    "DeposedError",
     "EtcdLink",
     "KeptLeases",
+    "Leadership",
+    "NotLeaderError",
     "RunKeys",
-    "Term",
     "await_vacancy",
+    "campaign_for",
     "run_life",
-    "stand",
     "store_id",
 ]

@@ -20,7 +20,7 @@ from elastic_agent.transport.base import NotAStoreError, StoreLostError, Transpo
 from elastic_agent.values import Endpoint, EtcdAccess
 
 from .api import grpc, rpc
-from .probe import greet
+from .probe import probe_server
 
 CALL_TIMEOUT_S = 1.0
 """A member that does not answer within this time is given up for another one."""
@@ -141,7 +141,7 @@ class EtcdClient:
         try:
             local_address = local_address_towards(endpoint.host, probe)
             address = str(probe.getpeername()[0])
-            greet(probe, endpoint, access, timeout_s)
+            probe_server(probe, endpoint, access, timeout_s)
         finally:
             probe.close()
         client = cls(

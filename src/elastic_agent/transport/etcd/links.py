@@ -11,7 +11,7 @@ Keys, all under ``<prefix>/1/``:
     r/<run>/leader           who coordinates
     r/<run>/ended            of the last life: generation, verdict and what else the next one has to know
 
-A lease is renewed and condemned by transactions on its record, as in every store of ours, and judged by the
+A lease is renewed and revoked by transactions on its record, as in every store of ours, and judged by the
 coordinator's clock. The leases of etcd itself serve two ends: records of nodes that have died with everybody
 else go by themselves, and the ``leader`` key goes with the agent that holds it. Every write of the coordinator is a
 transaction that compares that key, so whoever was deposed writes nothing.
@@ -81,7 +81,7 @@ _Pair = tuple[Any | None, Any | None]
 """A member record and a lease, each as etcd stores it (KeyValue)."""
 
 
-class DeposedError(StoreLostError):
+class NotLeaderError(StoreLostError):
     """Another agent coordinates the run now."""
 
 
@@ -227,7 +227,7 @@ class EtcdLink:
         return self._client.local_address
 
     def register(self, member: Member, lease: Lease) -> Lease | None:
-        """Write both records at once, unless the lease was condemned.
+        """Write both records at once, unless the lease was revoked.
 
         Raises:
             StoreLostError: also if an earlier run of this name was removed since this link was dialled; plan
@@ -238,7 +238,7 @@ class EtcdLink:
         while True:
             stored = self._client.get(lease_key)
             earlier = lease_in(stored.value if stored is not None else None, name)
-            if stored is not None and (stored.value == GONE or (earlier is not None and earlier.condemned)):
+            if stored is not None and (stored.value == GONE or (earlier is not None and earlier.revoked)):
                 return None
             if earlier is not None:
                 lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
@@ -338,24 +338,24 @@ class EtcdLink:
 # -- the coordinator's side ----------------------------------------------------------------------
 
 
-class Term:
+class Leadership:
     """One agent's time as coordinator of a run; a ``CoordinatorLink`` that ends when it is deposed.
 
-    Every call raises :class:`DeposedError` when another agent coordinates, and ``StoreLostError``
+    Every call raises :class:`NotLeaderError` when another agent coordinates, and ``StoreLostError``
     when etcd does not answer; either ends the term.
     """
 
     def __init__(
         self, client: EtcdClient, keys: RunKeys, lease_id: int, ttl_s: int, since: int, who: str
     ) -> None:
-        """``since``: the revision in which our leader key was written. See :func:`stand`."""
+        """``since``: the revision in which our leader key was written. See :func:`campaign_for`."""
         self.ttl_s = ttl_s
         """How long the leader key lives without :meth:`keep_alive`, seconds."""
         self._client = client
         self._keys = keys
         self._lease_id = lease_id
         self._who = who
-        self._in_office = was_created_at(keys.leader, since)
+        self._is_leader = was_created_at(keys.leader, since)
         self._since = since
         self._records = RecordReader(keys.shown)
         self._plans = PlanReader(client, keys.plan, _log_complaint)
@@ -379,7 +379,7 @@ class Term:
         So each of them knows by when everything was written that had been written before: the lease of the
         coordinator's own node above all, which may be lost together with it.
         """
-        self._while_in_office([], [put(self._keys.leader, self._who.encode(), self._lease_id)])
+        self._while_leading([], [put(self._keys.leader, self._who.encode(), self._lease_id)])
 
     def lose(self, reason: str) -> None:
         """We are not in office any more: whatever waits for etcd over our connection ends with that (any thread)."""
@@ -403,7 +403,7 @@ class Term:
         """Incarnations whose member records changed since the last time; empty at the time-out.
 
         Raises:
-            DeposedError: our etcd lease ran out, before or while we waited.
+            NotLeaderError: our etcd lease ran out, before or while we waited.
         """
         try:
             if self._watch is None:
@@ -412,7 +412,7 @@ class Term:
             news = self._watch.wait(timeout_s)
         except StoreLostError:
             if self._lost:
-                raise DeposedError(self._lost) from None
+                raise NotLeaderError(self._lost) from None
             raise
         except CompactedError:
             self._watch = None
@@ -511,7 +511,7 @@ class Term:
                 self._plans.read()  # what is known may be old, or nothing
                 has_read = True
                 continue
-            done = self._while_in_office(
+            done = self._while_leading(
                 [was_written_at(self._keys.plan, self._plans.revision)],
                 [put(self._keys.plan, encode(plan))],
             )
@@ -524,23 +524,23 @@ class Term:
     def write_status(self, text: str) -> None:
         """Say in words what is awaited; goes with our office."""
         data = text[:MAX_STATUS_CHARS].encode("utf-8", "replace")
-        self._while_in_office([], [put(self._keys.status, data, self._lease_id)])
+        self._while_leading([], [put(self._keys.status, data, self._lease_id)])
 
-    def condemn(self, lease: Lease, why: str = "") -> bool:
-        """Compare-and-set the lease to its condemned form."""
+    def revoke(self, lease: Lease, why: str = "") -> bool:
+        """Compare-and-set the lease to its revoked form."""
         key = self._keys.lease(lease.incarnation)
         stored = self._client.get(key)
         if stored is None or lease_in(stored.value, lease.incarnation) != lease:
             return False
-        done = self._while_in_office(
-            [was_written_at(key, stored.mod_revision)], [put(key, encode(lease.condemn(why)), stored.lease)]
+        done = self._while_leading(
+            [was_written_at(key, stored.mod_revision)], [put(key, encode(lease.revoke(why)), stored.lease)]
         )
         return bool(done.succeeded)
 
     def forget(self, incarnation: str) -> None:
         """Remove an incarnation's records; for an hour they cannot be written again."""
         grave = self._client.grant(GRAVE_S)
-        self._while_in_office(
+        self._while_leading(
             [],
             [
                 put(self._keys.lease(incarnation), GONE, grave),
@@ -553,20 +553,20 @@ class Term:
         key = self._keys.ended
         kept = self._client.grant(ENDED_S)
         before, after = delete(self._keys.root, key), delete(key + b"\0", prefix_end(self._keys.root))
-        self._while_in_office([], [before, after, put(key, encode(ended), kept)])
+        self._while_leading([], [before, after, put(key, encode(ended), kept)])
 
-    def _while_in_office(self, compare: list[Any], then: list[Any]) -> Any:
+    def _while_leading(self, compare: list[Any], then: list[Any]) -> Any:
         """The transaction's answer.
 
         Raises:
-            DeposedError: another agent coordinates; nothing was written.
+            NotLeaderError: another agent coordinates; nothing was written.
         """
-        done = self._client.transact([self._in_office, *compare], then, [get(self._keys.leader)])
+        done = self._client.transact([self._is_leader, *compare], then, [get(self._keys.leader)])
         if not done.succeeded:
             holder = done.responses[0].response_range.kvs
             if not holder or holder[0].create_revision != self._since:
                 who = holder[0].value.decode("utf-8", "replace") if holder else ""
-                raise DeposedError(
+                raise NotLeaderError(
                     f"{who} is now the coordinator of the run"
                     if holder
                     else "the leader key no longer exists"
@@ -590,7 +590,9 @@ def await_vacancy(client: EtcdClient, keys: RunKeys, patience_s: float) -> bytes
     return bytes(life.kvs[0].value)
 
 
-def stand(client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, life: bytes) -> Term | None:
+def campaign_for(
+    client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, life: bytes
+) -> Leadership | None:
     """Become the run's coordinator, unless there is one; its key has to be kept alive then.
 
     Args:
@@ -607,7 +609,7 @@ def stand(client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, life:
     if not done.succeeded:
         client.revoke(lease_id)
         return None
-    return Term(client, keys, lease_id, ttl_s, int(done.header.revision), who)
+    return Leadership(client, keys, lease_id, ttl_s, int(done.header.revision), who)
 
 
 def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:

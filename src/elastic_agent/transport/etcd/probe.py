@@ -28,7 +28,7 @@ _WRONG_NAME = (62, 64)
 """OpenSSL's numbers of what is wrong with a certificate; all others say that nobody trusted vouches for it."""
 
 
-def greet(sock: socket.socket, endpoint: Endpoint, access: EtcdAccess, timeout_s: float) -> None:
+def probe_server(sock: socket.socket, endpoint: Endpoint, access: EtcdAccess, timeout_s: float) -> None:
     """Return if something that may be etcd is at the other end of the new connection ``sock``, and takes us.
 
     Raises:

@@ -20,7 +20,7 @@ from elastic_agent import linux
 from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.cleanup.shm_cleanup import SharedMemorySweep, SweepReport
 
-__all__ = ["CLEAR_LIMIT_S", "Cleared", "Clearing"]
+__all__ = ["CLEANUP_LIMIT_S", "Cleanup", "Cleared"]
 
 FIRST_LOOK_S, LOOK_EVERY_S = 0.5, 10.0
 """Pauses between looks at the processes, which double from one to the other."""
@@ -28,7 +28,7 @@ FIRST_LOOK_S, LOOK_EVERY_S = 0.5, 10.0
 SHORTEST_PAUSE_S, PAUSE_PER_LOOK = 0.02, 10.0
 """Between looks because files appeared: at least this, and so many times what the look before took."""
 
-CLEAR_LIMIT_S = 2.0
+CLEANUP_LIMIT_S = 2.0
 """The next generation does not wait longer."""
 
 GPU_LIMIT_S = 0.9
@@ -45,7 +45,7 @@ class Cleared:
     gpu: tuple[GpuHolder, ...] = ()
 
 
-class Clearing:
+class Cleanup:
     """One generation's. Made before its processes are started, used up when it is cleared.
 
     Args:
@@ -70,7 +70,7 @@ class Clearing:
         self._put(self._gpu.prepare)
         self._bell, bell = socket.socketpair()
         self._bell.setblocking(False)
-        threading.Thread(target=self._run, args=(bell,), name="clearing", daemon=True).start()
+        threading.Thread(target=self._run, args=(bell,), name="cleanup", daemon=True).start()
 
     def look(self) -> None:
         """They are about to be stopped: see what they hold, while they still do."""
@@ -147,9 +147,9 @@ class Clearing:
         return now_s + max(SHORTEST_PAUSE_S, PAUSE_PER_LOOK * (now_s - began_s))
 
     def _note(self) -> None:
-        living = {process.pid for process in linux.descendants(self._guard_pid)}
-        self._pids |= living
-        self._sweep.note(living)
+        alive = {process.pid for process in linux.descendants(self._guard_pid)}
+        self._pids |= alive
+        self._sweep.note(alive)
 
     def _cleared(self, unkillable: set[int]) -> Cleared:
         shared_memory = self._sweep.sweep(SWEEP_LIMIT_S)

@@ -79,7 +79,7 @@ class LogFolders:
             self._claim(run_directory, directory.name)
         _make_anew(directory)
         self._point_to_generation(run_directory, generation, directory.name)
-        _aside(prune_generations, run_directory, generation, directory.name, self._keep_generations)
+        _in_thread(prune_generations, run_directory, generation, directory.name, self._keep_generations)
         return directory
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class LogFolders:
             self._marker = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.utime(self._marker)  # its place among the newest
             fcntl.flock(self._marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        _aside(prune_runs, self._log_dir, self._keep_runs)
+        _in_thread(prune_runs, self._log_dir, self._keep_runs)
 
     def _point_to_generation(self, run_directory: Path, generation: int, node_name: str) -> None:
         """Point `latest` at the generation, but never back from one that is newer.
@@ -131,9 +131,9 @@ def _make_anew(directory: Path) -> None:
             directory.mkdir()
             return
         except FileExistsError:
-            aside = directory.with_name(f"{directory.name}~{number}")
-            if not aside.exists():
-                directory.rename(aside)
+            check_in_thread = directory.with_name(f"{directory.name}~{number}")
+            if not check_in_thread.exists():
+                directory.rename(check_in_thread)
     raise FileExistsError(f"{directory} exists, and so do the 999 names that it could be moved to")
 
 
@@ -146,7 +146,7 @@ def _link(link: Path, target: str, unique: str) -> None:
         temporary.replace(link)
 
 
-def _aside(prune: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+def _in_thread(prune: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
     """Folders of many files take their time, and the agent's loop, which renews the lease, must not wait for it."""
 
     def work() -> None:

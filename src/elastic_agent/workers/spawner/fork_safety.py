@@ -8,7 +8,7 @@ import time
 
 from elastic_agent.processes import thread_names
 
-__all__ = ["UnsafeError", "check_forks"]
+__all__ = ["UnsafeError", "check_fork_safety"]
 
 _THREADS_END_S = 0.5
 _ACCELERATORS = ("cuda", "xpu", "mtia")
@@ -22,7 +22,7 @@ class UnsafeError(Exception):
     """Processes forked from this one would not be like fresh ones."""
 
 
-def check_forks() -> None:
+def check_fork_safety() -> None:
     """Raise UnsafeError when something has been imported here that does not survive a fork. Forks once."""
     for name in _ACCELERATORS:
         if _asked_of_torch(name, "is_initialized"):

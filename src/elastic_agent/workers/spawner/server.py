@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from elastic_agent import linux
 from elastic_agent.workers.guard.messages import STARTED
-from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_forks
+from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
 from elastic_agent.workers.spawner.process_title import can_be_shown, show_as
 from elastic_agent.workers.spawner.python_program import (
     Imported,
@@ -137,7 +137,7 @@ def _check(folder: str) -> None:
     shadow = _shadowed(folder)
     if shadow:
         raise UnsafeError(shadow)
-    check_forks()
+    check_fork_safety()
 
 
 def _shadowed(folder: str) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from elastic_agent.rendezvous.backends.base import MeetingPlace
-from elastic_agent.rendezvous.run_history import BoundedMemory, PassingMemory, new_run_id
+from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, VolatileRunHistoryStore, new_run_id
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink, UnreachableError
 from elastic_agent.values import Endpoint, PortRange
@@ -21,7 +21,7 @@ from .job_files import JobFiles
 DIAL_TIMEOUT_S = 5.0
 
 
-class Meeting(MeetingPlace):
+class C10dBackend(RendezvousBackend):
     """A c10d store at the endpoint, hosted by one of the agents there."""
 
     dial_causes = (
@@ -52,9 +52,9 @@ class Meeting(MeetingPlace):
     # -- which run ------------------------------------------------------------------------------
 
     def agree(self, fingerprint: str) -> str:
-        """Find the run of this job in the store, or found it; see :class:`MeetingPlace`."""
+        """Find the run of this job in the store, or found it; see :class:`RendezvousBackend`."""
         if self._alone and not self._forgets:
-            self.memory, self._forgets = BoundedMemory(PassingMemory()), True
+            self.history_store, self._forgets = BoundedRunHistoryStore(VolatileRunHistoryStore()), True
         self._ensure_host()
         job = f"{self._endpoint} {fingerprint}"
         proposal = self._jobs.run_of(job) or new_run_id()
@@ -65,12 +65,12 @@ class Meeting(MeetingPlace):
         return run_id
 
     def release(self) -> None:
-        """Take the agreed name off the store; see :class:`MeetingPlace`."""
+        """Take the agreed name off the store; see :class:`RendezvousBackend`."""
         if self._fingerprint is not None and self.run_id is not None:
             c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S)
 
     def run_ended(self) -> None:
-        """The next start of the same job is a new run; see :class:`MeetingPlace`."""
+        """The next start of the same job is a new run; see :class:`RendezvousBackend`."""
         super().run_ended()
         if self._fingerprint is not None:
             self._jobs.remove(f"{self._endpoint} {self._fingerprint}")
@@ -109,7 +109,9 @@ class Meeting(MeetingPlace):
 
     def _start_coordinator(self, host: c10d.C10dHost) -> None:
         self._log.info(f"hosting the store at {self._endpoint}")
-        self._coordinator = CoordinatorThread(host.inbox(), host.coordinator_link, self.memory, self._poke)
+        self._coordinator = CoordinatorThread(
+            host.inbox(), host.coordinator_link, self.history_store, self._poke
+        )
         self._coordinator.start()
 
     # -- the end --------------------------------------------------------------------------------

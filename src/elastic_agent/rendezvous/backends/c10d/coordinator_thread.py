@@ -18,7 +18,7 @@ from elastic_agent.protocol.records import Plan
 from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, RunDriver
 from elastic_agent.rendezvous.coordinator_effects import RemoveRun, WaitForHints, performer
 from elastic_agent.rendezvous.effects import Effect, Steps, run_until
-from elastic_agent.rendezvous.run_history import RunMemory
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport.base import CoordinatorLink, StoreLostError
 
 RUNS_READ_EVERY_S = 2.0
@@ -64,7 +64,7 @@ class CoordinatorThread(threading.Thread):
         self,
         inbox: Inbox,
         open_link: Callable[[str], HostLink],
-        memory: RunMemory,
+        history_store: RunHistoryStore,
         on_change: Callable[[], None] = lambda: None,
         *,
         on_plan: Callable[[str, Plan], None] = lambda run_id, plan: None,
@@ -92,7 +92,7 @@ class CoordinatorThread(threading.Thread):
         self._listed: dict[str, None] = {}
         """Those that are only on the store's list, in order."""
         self._open_link = open_link
-        self._memory = memory
+        self._history_store = history_store
         self._on_change = on_change
         self._on_plan = on_plan
         self._on_turn = on_turn
@@ -223,7 +223,7 @@ class CoordinatorThread(threading.Thread):
         self._resume(run, None)
 
     def _performer(self, run_id: str, link: HostLink) -> Callable[[Effect[Any]], Any]:
-        on_store_and_disk = performer(run_id, link, self._memory)
+        on_store_and_disk = performer(run_id, link, self._history_store)
         return lambda effect: (
             link.remove_run() if isinstance(effect, RemoveRun) else on_store_and_disk(effect)
         )

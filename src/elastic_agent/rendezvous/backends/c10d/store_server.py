@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol.records import Phase, Plan
-from elastic_agent.sd_notify import ALIVE, READY, STOPPING, ServiceManager, status
+from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, status
 from elastic_agent.values import DEFAULT_PORT, Endpoint
 
 if TYPE_CHECKING:
@@ -91,14 +91,14 @@ class Server:
 
     def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path, stop: StopRequests) -> None:
         from elastic_agent.rendezvous.coordinator_driver import IDLE_S
-        from elastic_agent.rendezvous.run_history import BoundedMemory, RunMemory, c10d_store
+        from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
 
         from .coordinator_thread import CoordinatorThread
 
         self._endpoint = endpoint
         self._state_dir = state_dir
         self._stop = stop
-        self._manager = ServiceManager.taken_from(os.environ)
+        self._manager = SystemdNotifier.taken_from(os.environ)
         self._alive_due_s = 0.0
         self._log = get_logger()
         self._open: set[str] = set()
@@ -106,7 +106,7 @@ class Server:
         self._coordinator = CoordinatorThread(
             host.inbox(),
             host.coordinator_link,
-            BoundedMemory(RunMemory(state_dir, c10d_store(host.port))),
+            BoundedRunHistoryStore(RunHistoryStore(state_dir, c10d_store(host.port))),
             stop.report,
             on_plan=self._tell,
             on_turn=self._turned,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_agent.protocol.revisions import RevisionTimes
-from elastic_agent.rendezvous.backends.base import MeetingPlace
+from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.transport.base import NodeLink, NotAStoreError, TransportError, UnreachableError
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, store_id
 from elastic_agent.transport.etcd.client import CALL_TIMEOUT_S, EtcdClient, Revisions
@@ -126,7 +126,7 @@ class Members:
         self._share(None)
 
 
-class EtcdMeeting(MeetingPlace):
+class EtcdBackend(RendezvousBackend):
     """One run in an etcd that others may use as well."""
 
     dial_causes = (
@@ -182,7 +182,7 @@ class EtcdMeeting(MeetingPlace):
                     self.run_id,
                     keys,
                     lambda: self._members.dial()[0],
-                    self.memory,
+                    self.history_store,
                     self._lease_ttl_s,
                     self._poke,
                 )

@@ -19,7 +19,7 @@ from elastic_agent.rendezvous.coordinator_driver import Log, RunDriver
 from elastic_agent.rendezvous.coordinator_effects import ReadPlan, SaveHistory
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, Steps, T_co
 from elastic_agent.transport.base import TransportError
-from elastic_agent.transport.etcd import DeposedError, Term
+from elastic_agent.transport.etcd import Leadership, NotLeaderError
 from elastic_agent.transport.etcd.plans import UnknownPlanError
 
 PATIENCE_S = 10.0
@@ -68,11 +68,11 @@ class WaitForMark(Effect[bool | None]):
 
 
 class LeaderEffect(Effect[T_co]):
-    """What only the leader asks of etcd. Raises DeposedError when another agent leads."""
+    """What only the leader asks of etcd. Raises NotLeaderError when another agent leads."""
 
     __slots__ = ()
 
-    def perform(self, leadership: Term) -> T_co:
+    def perform(self, leadership: Leadership) -> T_co:
         """Perform it in this thread."""
         raise NotImplementedError
 
@@ -81,7 +81,7 @@ class LeaderEffect(Effect[T_co]):
 class ReadEnded(LeaderEffect[History | None]):
     """Read how the last run of this name ended, whose records were removed."""
 
-    def perform(self, leadership: Term) -> History | None:
+    def perform(self, leadership: Leadership) -> History | None:
         return leadership.read_ended()
 
 
@@ -89,7 +89,7 @@ class ReadEnded(LeaderEffect[History | None]):
 class ReadStoreAge(LeaderEffect[float]):
     """Read for how long this etcd has had its data, at least; seconds."""
 
-    def perform(self, leadership: Term) -> float:
+    def perform(self, leadership: Leadership) -> float:
         return leadership.store_age_s()
 
 
@@ -97,7 +97,7 @@ class ReadStoreAge(LeaderEffect[float]):
 class KeepAlive(LeaderEffect[bool]):
     """Keep the leader key alive; False if it is gone."""
 
-    def perform(self, leadership: Term) -> bool:
+    def perform(self, leadership: Leadership) -> bool:
         return leadership.keep_alive()
 
 
@@ -105,7 +105,7 @@ class KeepAlive(LeaderEffect[bool]):
 class WriteMark(LeaderEffect[None]):
     """Write the leader key again, which every agent watches: what was written before is then known to be older."""
 
-    def perform(self, leadership: Term) -> None:
+    def perform(self, leadership: Leadership) -> None:
         leadership.write_mark()
 
 
@@ -185,7 +185,7 @@ class Election:
             failure = error
         yield from Resign()
         self._driver = None
-        if isinstance(failure, DeposedError):
+        if isinstance(failure, NotLeaderError):
             self._log.info("this agent is no longer the coordinator of the run", reason=str(failure))
         elif failure is not None:
             self._report_loss(failure)
@@ -246,7 +246,7 @@ def keep_leading(clock: Callable[[], float], ttl_s: float, elected_s: float) -> 
                 if not (yield from KeepAlive()):
                     return "the coordinator's etcd lease expired"
                 renewed_s = sent_s
-        except DeposedError as error:
+        except NotLeaderError as error:
             return str(error)
         except TransportError as error:
             if clock() - renewed_s > ttl_s:

@@ -13,9 +13,9 @@ from typing import Any
 from elastic_agent.logs import get_logger
 from elastic_agent.rendezvous.coordinator_effects import RemoveRun, WaitForHints, performer
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, run
-from elastic_agent.rendezvous.run_history import RunMemory
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport.base import TransportError
-from elastic_agent.transport.etcd import RunKeys, Term, await_vacancy, stand
+from elastic_agent.transport.etcd import Leadership, RunKeys, await_vacancy, campaign_for
 from elastic_agent.transport.etcd.client import EtcdClient
 
 from .election import (
@@ -38,7 +38,7 @@ class ElectionThread(threading.Thread):
         run_id: str,
         keys: RunKeys,
         dial: Callable[[], EtcdClient],
-        memory: RunMemory,
+        history_store: RunHistoryStore,
         lease_ttl_s: float,
         on_change: Callable[[], None],
     ) -> None:
@@ -56,14 +56,14 @@ class ElectionThread(threading.Thread):
         self._run_id = run_id
         self._keys = keys
         self._dial = dial
-        self._memory = memory
+        self._history_store = history_store
         self._lease_ttl_s = lease_ttl_s
         self._on_change = on_change
         self._who = f"{platform.node()}:{os.getpid()}"
         self._stopping = threading.Event()
         self._election = Election(time.monotonic, get_logger(run=run_id))
         self._client: EtcdClient | None = None
-        self._term: Term | None = None
+        self._leadership: Leadership | None = None
         self._keeper: LeaderKeyThread | None = None
         self.winding_up = False
         """Whether this agent coordinates a run that has its verdict, and whose records it is still to remove."""
@@ -72,9 +72,9 @@ class ElectionThread(threading.Thread):
         """End; another agent takes over at once. Waits for etcd a second at most."""
         self._election.stop()
         self._stopping.set()
-        term, client = self._term, self._client
-        if term is not None:
-            term.resign()
+        leadership, client = self._leadership, self._client
+        if leadership is not None:
+            leadership.resign()
         if client is not None:
             client.close()
 
@@ -128,48 +128,48 @@ class ElectionThread(threading.Thread):
 
     def _campaign(self, life: bytes) -> bool:
         sent_s = time.monotonic()
-        self._term = stand(self._connected(), self._keys, self._who, self._lease_ttl_s, life)
-        if self._term is not None:
-            self._keeper = LeaderKeyThread(self._term, sent_s)
+        self._leadership = campaign_for(self._connected(), self._keys, self._who, self._lease_ttl_s, life)
+        if self._leadership is not None:
+            self._keeper = LeaderKeyThread(self._leadership, sent_s)
             self._keeper.start()
-        return self._term is not None
+        return self._leadership is not None
 
     def _perform_as_leader(self, effect: Effect[Any]) -> Any:
-        term = self._term
-        assert term is not None  # elected
+        leadership = self._leadership
+        assert leadership is not None  # elected
         match effect:
             case WaitForHints(until_s):
-                return self._wait(term, until_s)
+                return self._wait(leadership, until_s)
             case RemoveRun(ended):
                 assert ended is not None  # the run is over
-                term.remove_run(ended)
+                leadership.remove_run(ended)
                 return True
             case Resign():
-                return self._resign(term)
+                return self._resign(leadership)
             case LeaderEffect():
-                return effect.perform(term)
+                return effect.perform(leadership)
             case _:
-                return performer(self._run_id, term, self._memory)(effect)
+                return performer(self._run_id, leadership, self._history_store)(effect)
 
-    def _wait(self, term: Term, until_s: float) -> Collection[str]:
+    def _wait(self, leadership: Leadership, until_s: float) -> Collection[str]:
         if self._stopping.is_set():
             raise TransportError("this agent is resigning as the coordinator of the run")
-        return term.wait(max(0.001, until_s - time.monotonic()))
+        return leadership.wait(max(0.001, until_s - time.monotonic()))
 
-    def _resign(self, term: Term) -> None:
+    def _resign(self, leadership: Leadership) -> None:
         if self._keeper is not None:
             self._keeper.stop()
-        self._term = self._keeper = None
-        term.resign()
+        self._leadership = self._keeper = None
+        leadership.resign()
 
 
 class LeaderKeyThread(threading.Thread):
     """Keeps the leader key alive. When leadership is lost it closes the connection, so that no call waits longer."""
 
-    def __init__(self, term: Term, elected_s: float) -> None:
+    def __init__(self, leadership: Leadership, elected_s: float) -> None:
         """``elected_s``: when the key was asked for (``time.monotonic()``)."""
         super().__init__(name="etcd-leader", daemon=True)
-        self._term = term
+        self._leadership = leadership
         self._elected_s = elected_s
         self._wake = threading.Event()
         self._stopping = False
@@ -186,16 +186,16 @@ class LeaderKeyThread(threading.Thread):
     def run(self) -> None:
         """Until leadership is lost or given up."""
         try:
-            lost = run(keep_leading(time.monotonic, self._term.ttl_s, self._elected_s), self._perform)
+            lost = run(keep_leading(time.monotonic, self._leadership.ttl_s, self._elected_s), self._perform)
         except Exception as error:
             get_logger().exception("internal error while renewing the lease of the leader key")
             lost = f"the lease of the leader key is no longer renewed: {error}"
         if lost:
-            self._term.lose(lost)
+            self._leadership.lose(lost)
 
     def _perform(self, effect: Effect[Any]) -> Any:
         if isinstance(effect, LeaderEffect):
-            return effect.perform(self._term)
+            return effect.perform(self._leadership)
         assert isinstance(effect, WaitForMark)
         is_marking = self._wake.wait(max(0.0, effect.until_s - time.monotonic()))
         self._wake.clear()

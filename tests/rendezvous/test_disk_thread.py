@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_agent.rendezvous.disk_thread import DiskLane
+from elastic_agent.rendezvous.disk_thread import DiskThread
 
 PATIENCE_S = 10.0
 
@@ -36,42 +36,44 @@ def disk() -> Iterator[Disk]:
 
 
 @pytest.fixture
-def lane() -> DiskLane:
-    return DiskLane("disk")
+def thread() -> DiskThread:
+    return DiskThread("disk")
 
 
 def test_a_call_that_hangs_is_waited_for_once_and_done_when_the_disk_is_back(
-    disk: Disk, lane: DiskLane
+    disk: Disk, thread: DiskThread
 ) -> None:
     with pytest.raises(TimeoutError, match=r"the disk did not answer within 0\.1 s"):
-        lane.call("history", lambda: disk.write("1"), 0.1)
+        thread.call("history", lambda: disk.write("1"), 0.1)
     began_s = time.monotonic()
     for number in "234":
         with pytest.raises(TimeoutError):
-            lane.call("history", lambda number=number: disk.write(number), PATIENCE_S)  # type: ignore[misc]
+            thread.call("history", lambda number=number: disk.write(number), PATIENCE_S)  # type: ignore[misc]
     assert time.monotonic() - began_s < PATIENCE_S / 2
     disk.answers.set()
-    lane.submit("other", lambda: None).result(PATIENCE_S)
+    thread.submit("other", lambda: None).result(PATIENCE_S)
     assert disk.written == ["1", "4"], "what was overtaken while it waited is left out"
-    lane.call("history", lambda: disk.write("5"), PATIENCE_S)
+    thread.call("history", lambda: disk.write("5"), PATIENCE_S)
     assert disk.written[-1] == "5", "it is waited for again"
 
 
-def test_calls_of_different_kinds_are_done_in_order(disk: Disk, lane: DiskLane) -> None:
-    outcomes = [lane.submit(kind, lambda kind=kind: disk.write(kind)) for kind in "abc"]  # type: ignore[misc]
+def test_calls_of_different_kinds_are_done_in_order(disk: Disk, thread: DiskThread) -> None:
+    outcomes = [thread.submit(kind, lambda kind=kind: disk.write(kind)) for kind in "abc"]  # type: ignore[misc]
     disk.answers.set()
     for outcome in outcomes:
         outcome.result(PATIENCE_S)
     assert disk.written == ["a", "b", "c"]
 
 
-def test_a_caller_that_was_overtaken_gets_the_outcome_of_the_newer_call(disk: Disk, lane: DiskLane) -> None:
+def test_a_caller_that_was_overtaken_gets_the_outcome_of_the_newer_call(
+    disk: Disk, thread: DiskThread
+) -> None:
     def fail() -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    lane.submit("other", lambda: disk.write("other"))
+    thread.submit("other", lambda: disk.write("other"))
     assert disk.asked.wait(PATIENCE_S)
-    outcomes = [lane.submit("history", lambda: disk.write("1")), lane.submit("history", fail)]
+    outcomes = [thread.submit("history", lambda: disk.write("1")), thread.submit("history", fail)]
     disk.answers.set()
     for outcome in outcomes:
         with pytest.raises(OSError, match="no space left"):
@@ -79,10 +81,10 @@ def test_a_caller_that_was_overtaken_gets_the_outcome_of_the_newer_call(disk: Di
     assert disk.written == ["other"]
 
 
-def test_a_time_out_that_the_disk_reports_is_not_taken_for_a_hang(lane: DiskLane) -> None:
+def test_a_time_out_that_the_disk_reports_is_not_taken_for_a_hang(thread: DiskThread) -> None:
     def fail() -> None:
         raise TimeoutError(errno.ETIMEDOUT, "connection to the server timed out")
 
     for _ in range(2):
         with pytest.raises(TimeoutError, match="connection to the server"):
-            lane.call("history", fail, PATIENCE_S)
+            thread.call("history", fail, PATIENCE_S)

@@ -1,11 +1,11 @@
-"""A coordinator that itself stood still blames nobody for it, and still condemns the dead in the end."""
+"""A coordinator that itself stood still blames nobody for it, and still revokes the dead in the end."""
 
 from __future__ import annotations
 
 import pytest
 
 from elastic_agent.protocol.coordinator import Coordinator
-from elastic_agent.protocol.leases import MAX_PARDONS, LeaseLedger
+from elastic_agent.protocol.leases import MAX_PAUSE_COMPENSATIONS, LeaseLedger
 from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Phase, Policy, State
 
 TTL_S = 6.0
@@ -24,21 +24,21 @@ def ledger_with(name: str, at_s: float) -> LeaseLedger:
 
 def test_a_living_lease_has_a_third_left_after_a_pause() -> None:
     ledger = ledger_with("a", 10.0)
-    ledger.pardon(15.9)
+    ledger.compensate_pause(15.9)
     assert ledger.sightings["a"].ends_s == pytest.approx(15.9 + TTL_S / 3)
 
 
 def test_a_lease_with_more_than_a_third_left_is_not_touched() -> None:
     ledger = ledger_with("a", 10.0)
     before = ledger.sightings["a"]
-    ledger.pardon(13.9)
+    ledger.compensate_pause(13.9)
     assert ledger.sightings["a"] == before
 
 
 def test_a_pardon_only_ever_puts_off_when_the_dead_count_as_fenced() -> None:
     ledger = ledger_with("a", 10.0)
-    ledger.pardon(15.9)
-    ledger.condemned("a")
+    ledger.compensate_pause(15.9)
+    ledger.revoked("a")
     fenced_s = ledger.fenced_s("a", POLICY)
     assert fenced_s is not None
     assert fenced_s > 10.0 + TTL_S + POLICY.fence_margin_s
@@ -46,9 +46,9 @@ def test_a_pardon_only_ever_puts_off_when_the_dead_count_as_fenced() -> None:
 
 def test_the_condemned_are_not_pardoned() -> None:
     ledger = ledger_with("a", 10.0)
-    ledger.condemned("a")
+    ledger.revoked("a")
     before = ledger.sightings["a"]
-    ledger.pardon(15.9)
+    ledger.compensate_pause(15.9)
     assert ledger.sightings["a"] == before
 
 
@@ -57,9 +57,9 @@ def test_a_coordinator_that_is_always_late_condemns_the_dead_nevertheless() -> N
     now_s = 0.0
     while ledger.sightings["dead"].ends_s > now_s:
         now_s += TTL_S * 0.4
-        ledger.pardon(now_s)
+        ledger.compensate_pause(now_s)
         assert now_s < 10 * TTL_S
-    assert now_s <= TTL_S + MAX_PARDONS * TTL_S
+    assert now_s <= TTL_S + MAX_PAUSE_COMPENSATIONS * TTL_S
 
 
 def test_a_renewal_earns_new_pardons() -> None:
@@ -68,11 +68,11 @@ def test_a_renewal_earns_new_pardons() -> None:
     for start_s in (0.0, 100.0, 200.0):
         lease = lease.renewed()
         ledger.observe(member("a"), lease, start_s)
-        for number in range(1, MAX_PARDONS + 1):
-            ledger.pardon(start_s + 5.0 * number)
+        for number in range(1, MAX_PAUSE_COMPENSATIONS + 1):
+            ledger.compensate_pause(start_s + 5.0 * number)
             assert ledger.sightings["a"].ends_s == pytest.approx(start_s + 5.0 * number + TTL_S / 3)
-        ledger.pardon(start_s + 5.0 * (MAX_PARDONS + 1))
-        assert ledger.sightings["a"].ends_s < start_s + 5.0 * (MAX_PARDONS + 1)
+        ledger.compensate_pause(start_s + 5.0 * (MAX_PAUSE_COMPENSATIONS + 1))
+        assert ledger.sightings["a"].ends_s < start_s + 5.0 * (MAX_PAUSE_COMPENSATIONS + 1)
 
 
 def coordinator_waiting_for_a_second_node() -> Coordinator:
@@ -86,12 +86,12 @@ def coordinator_waiting_for_a_second_node() -> Coordinator:
 
 def test_overdue_leases_are_not_condemned_right_after_a_pause() -> None:
     coordinator = coordinator_waiting_for_a_second_node()
-    assert coordinator.decide(5 * TTL_S).condemn == {"a": "did not renew its lease within 6 s"}
+    assert coordinator.decide(5 * TTL_S).revoke == {"a": "did not renew its lease within 6 s"}
     coordinator.stood_still(5 * TTL_S, 4 * TTL_S)
     decision = coordinator.decide(5 * TTL_S)
-    assert not decision.condemn
+    assert not decision.revoke
     assert decision.wake_s <= 5 * TTL_S + TTL_S / 3
-    assert "a" in coordinator.decide(5 * TTL_S + TTL_S / 3).condemn
+    assert "a" in coordinator.decide(5 * TTL_S + TTL_S / 3).revoke
 
 
 def test_time_that_the_coordinator_slept_through_is_no_time_to_join() -> None:

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from elastic_agent.transport import c10d
-from elastic_agent.transport.abandonable_thread import Lane
+from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
 from elastic_agent.values import Endpoint
 
@@ -167,13 +167,13 @@ def test_a_frozen_host_stalls_neither_dialling_nor_those_who_leave_their_thread_
         assert isinstance(error, UnreachableError)
         assert "frozen" in str(error)
         assert c10d.find_or_host(endpoint, 0.3) is None, "its port is taken: nobody else may host"
-        lane, writing = Lane("stuck"), Lane("writing")
-        stuck = lane.submit(link.read_plan)
+        abandonable, writing = AbandonableThread("stuck"), AbandonableThread("writing")
+        stuck = abandonable.submit(link.read_plan)
         written = writing.submit(lambda: writer.write(member("a")))
         with pytest.raises(TimeoutError):
             stuck.result(0.3)
         assert not written.done(), "it is not written before the store says so"
-        lane.abandon()
+        abandonable.abandon()
         link.close()
         host.thaw()
         written.result(PATIENCE_S)

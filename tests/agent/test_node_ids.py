@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent import identity
-from elastic_agent.agent.identity import IdentityError, NodeSeat, host_name, sweep_seats, take_seat
+from elastic_agent.agent.identity import IdentityError, NodeIdLock, acquire_node_id, host_name, prune_node_ids
 
 HOLDER = """
 import sys
 from pathlib import Path
-from elastic_agent.agent.identity import IdentityError, take_seat
+from elastic_agent.agent.identity import IdentityError, acquire_node_id
 try:
-    seat = take_seat(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    seat = acquire_node_id(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
 except IdentityError as error:
     print("refused:", error, flush=True)
 else:
@@ -76,9 +76,9 @@ def test_of_two_agents_with_one_explicit_id_one_is_refused_in_one_line(tmp_path:
         assert held == "n1 None"
         assert refused.startswith("refused: node id n1 is in use by another agent on this machine")
         with pytest.raises(IdentityError):
-            take_seat(tmp_path, "n1")
-        take_seat(tmp_path, "n2").release()
-    take_seat(tmp_path, "n1").release()
+            acquire_node_id(tmp_path, "n1")
+        acquire_node_id(tmp_path, "n2").release()
+    acquire_node_id(tmp_path, "n1").release()
 
 
 def test_runs_do_not_share_their_seats(tmp_path: Path) -> None:
@@ -89,21 +89,21 @@ def test_runs_do_not_share_their_seats(tmp_path: Path) -> None:
 # --- seats of runs that are over ------------------------------------------------------------------
 
 
-def leave_seats(nodes: Path, count: int) -> list[NodeSeat]:
+def leave_seats(nodes: Path, count: int) -> list[NodeIdLock]:
     """Runs of one node each, the first one the oldest; their agents hold the seats."""
     seats = []
     for number in range(count):
-        seats.append(take_seat(nodes / f"run-{number}", "n1"))
+        seats.append(acquire_node_id(nodes / f"run-{number}", "n1"))
         os.utime(nodes / f"run-{number}" / "n1.lock", (1000.0 + number, 1000.0 + number))
     return seats
 
 
 def test_the_seats_of_old_runs_are_forgotten_unless_somebody_holds_them(tmp_path: Path) -> None:
     held, *others = leave_seats(tmp_path, 5)
-    for seat in others:
-        seat.release()
+    for node_id_lock in others:
+        node_id_lock.release()
     (tmp_path / "run-1" / "notes").touch()
-    sweep_seats(tmp_path, keep=2)
+    prune_node_ids(tmp_path, keep=2)
     assert sorted(os.listdir(tmp_path)) == ["run-0", "run-1", "run-3", "run-4"]
     assert os.listdir(tmp_path / "run-1") == ["notes"]
     assert os.listdir(tmp_path / "run-0") == ["n1.lock"]
@@ -111,16 +111,16 @@ def test_the_seats_of_old_runs_are_forgotten_unless_somebody_holds_them(tmp_path
 
 
 def test_one_sweep_does_not_take_long(tmp_path: Path) -> None:
-    for seat in leave_seats(tmp_path, 5):
-        seat.release()
-    sweep_seats(tmp_path, keep=1, at_most=2)
+    for node_id_lock in leave_seats(tmp_path, 5):
+        node_id_lock.release()
+    prune_node_ids(tmp_path, keep=1, at_most=2)
     assert sorted(os.listdir(tmp_path)) == ["run-2", "run-3", "run-4"]
 
 
 def test_a_seat_that_is_swept_while_it_is_taken_is_taken_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_seat(tmp_path / "run", "n1").release()
+    acquire_node_id(tmp_path / "run", "n1").release()
     lock = identity.fcntl.flock
     swept = []
 
@@ -132,11 +132,11 @@ def test_a_seat_that_is_swept_while_it_is_taken_is_taken_all_the_same(
         lock(handle, how)
 
     monkeypatch.setattr(identity.fcntl, "flock", sweep_first)
-    seat = take_seat(tmp_path / "run", "n1")
+    node_id_lock = acquire_node_id(tmp_path / "run", "n1")
     with pytest.raises(IdentityError):
-        take_seat(tmp_path / "run", "n1")
-    seat.release()
+        acquire_node_id(tmp_path / "run", "n1")
+    node_id_lock.release()
 
 
 def test_there_may_be_nothing_to_sweep(tmp_path: Path) -> None:
-    sweep_seats(tmp_path / "none")
+    prune_node_ids(tmp_path / "none")

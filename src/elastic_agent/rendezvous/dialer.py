@@ -22,7 +22,7 @@ class BootstrapOffer(Protocol):
         """Stop serving it."""
 
 
-class Connector(Protocol):
+class StoreDialer(Protocol):
     """Dials the store of one run. All methods block and are called from threads that can be abandoned."""
 
     def connect(self) -> NodeLink:
