@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from elastic_agent.logs import configure_logging
-from elastic_agent.protocol import node as machine
-from elastic_agent.protocol.node import Node
-from elastic_agent.protocol.records import (
+from elastic_agent.protocol import (
     RECORD_VERSION,
     Cause,
     Failure,
     FailureKind,
     Member,
+    Node,
     Policy,
     State,
     StopRequest,
 )
+from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.incarnation import new_incarnation

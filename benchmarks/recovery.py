@@ -8,16 +8,7 @@ seconds).
 
 from __future__ import annotations
 
-from .faults import (
-    NODE_JOINS,
-    ONCE_EACH,
-    SETTLE_S,
-    WORKER_KILLED,
-    Fault,
-    Recovery,
-    measure,
-    measure_kills,
-)
+from .faults import NODE_JOINS, ONCE_EACH, SETTLE_S, WORKER_KILLED, Fault, Recovery, measure, measure_kills
 from .figures import Figure, Figures, Ratio, Result, ratio
 from .launchers import OURS, OURS_COLD, TORCHRUN, TORCHRUN_TUNED, Launcher, ft_launcher
 from .options import Options, progress

@@ -29,7 +29,7 @@ FLOORS = [
 
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
-FRONT_DOORS = {"__main__": "cli"}
+BESIDE = {"__main__": "cli"}
 """Modules beside the rooms, and the room they belong to."""
 
 READ_SETTINGS = {"cli", "agent", "torchrun/plugin.py"}
@@ -37,6 +37,9 @@ READ_SETTINGS = {"cli", "agent", "torchrun/plugin.py"}
 
 TORCH_WHEN_USED = "client/_agreement.py"
 """Agrees over a process group of torch's: it imports torch when it is called, by somebody who has it."""
+
+FRONT_DOORS = {"protocol", "transport", "transport/c10d", "transport/etcd"}
+"""Packages whose names other packages import from the package itself, not from its modules."""
 
 STANDARD_LIBRARY_ONLY = {
     "client",
@@ -150,19 +153,19 @@ def room_of(module: str) -> str | None:
 
 @pytest.mark.parametrize("room", rooms())
 def test_imports_run_downwards(room: str) -> None:
-    floor = FLOOR_OF.get(FRONT_DOORS.get(room, room))
+    floor = FLOOR_OF.get(BESIDE.get(room, room))
     assert floor is not None, f"give {room} its place in FLOORS"
 
     def upwards(file: Path, one: Import) -> bool:
         other = room_of(one.module)
-        same_house = other in (None, FRONT_DOORS.get(room, room))
+        same_house = other in (None, BESIDE.get(room, room))
         return not same_house and FLOOR_OF[str(other)] <= floor
 
     assert complaints(files({room}), upwards) == []
 
 
 def test_every_room_has_a_floor_and_every_floor_exists() -> None:
-    assert {*rooms()} - FRONT_DOORS.keys() == FLOOR_OF.keys()
+    assert {*rooms()} - BESIDE.keys() == FLOOR_OF.keys()
 
 
 def test_settings_are_read_upstairs_only() -> None:
@@ -233,3 +236,16 @@ def test_private_modules_are_used_in_their_own_room_only() -> None:
         return hidden and not known
 
     assert complaints(files(FLOOR_OF.keys()), pries) == []
+
+
+def test_names_of_protocol_and_transport_are_imported_from_the_package() -> None:
+    def deeper(file: Path, one: Import) -> bool:
+        parts = one.module.split(".")[1:]
+        doors = [door for door in FRONT_DOORS if parts[: door.count("/") + 1] == door.split("/")]
+        if room_of(one.module) == place(file).split("/")[0] or not doors:
+            return False
+        package = PACKAGE / max(doors, key=len)
+        rest = parts[max(doors, key=len).count("/") + 1 :]
+        return len(rest) > 1 and (package / f"{rest[0]}.py").is_file()
+
+    assert complaints(files(FLOOR_OF.keys()), deeper) == []

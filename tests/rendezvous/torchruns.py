@@ -102,7 +102,10 @@ class Torchrun:
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     parent = parent_of(int(entry.name))
-                    if parent == self.process.pid and b"elastic_agent.torchrun.sidecar" in (entry / "cmdline").read_bytes():
+                    if (
+                        parent == self.process.pid
+                        and b"elastic_agent.torchrun.sidecar" in (entry / "cmdline").read_bytes()
+                    ):
                         return int(entry.name)
         raise AssertionError(f"{self.name} has no sidecar")
 

@@ -35,13 +35,14 @@ from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.processes import start_ticks
-from elastic_agent.protocol.coordinator import FINISHED_BEFORE
-from elastic_agent.protocol.node import Activity, Outcome
-from elastic_agent.protocol.records import (
+from elastic_agent.protocol import (
+    FINISHED_BEFORE,
     NODE_ID_HELD,
     RECORD_VERSION,
+    Activity,
     History,
     Member,
+    Outcome,
     Phase,
     Seat,
     State,
@@ -54,7 +55,7 @@ from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.sd_notify import SystemdNotifier
-from elastic_agent.transport.base import NotAStoreError, TransportError
+from elastic_agent.transport import NotAStoreError, TransportError
 from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard.client import Guard, kill_orphans
 from elastic_agent.workers.output.generation_logs import GenerationLogs

@@ -8,7 +8,7 @@ from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
-from elastic_agent.transport.base import StoreLostError, UnreachableError
+from elastic_agent.transport import StoreLostError, UnreachableError
 
 REDIAL_S = 0.5
 

@@ -14,8 +14,7 @@ from elastic_agent.config.load import Resolved
 from elastic_agent.config.settings import Settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
-from elastic_agent.protocol.node import Outcome
-from elastic_agent.protocol.records import FailureKind
+from elastic_agent.protocol import FailureKind, Outcome
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.workers.guard.client import Guard
 
@@ -80,7 +79,7 @@ def _run(
 ) -> int:
     with _without_collections():
         import_torch_quietly()
-        from elastic_agent.transport.name_lookups import shorten_lookups
+        from elastic_agent.transport import shorten_lookups
 
         from .agent import Agent, EndedAtOnceError
         from .backend import configured_backend

@@ -17,8 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from elastic_agent.transport.addresses import connect, is_local, is_loopback_name, resolve
-from elastic_agent.transport.base import TransportError
+from elastic_agent.transport import TransportError, connect, is_local, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
 
 from .identity import boot_id, is_at

@@ -18,9 +18,19 @@ from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner, RunnerCallbacks
 from elastic_agent.logs import get_logger
+from elastic_agent.protocol import (
+    Activity,
+    Cause,
+    Failure,
+    FailureKind,
+    Grace,
+    Notice,
+    Outcome,
+    Phase,
+    Plan,
+    World,
+)
 from elastic_agent.protocol import node as machine
-from elastic_agent.protocol.node import Activity, Grace, Outcome
-from elastic_agent.protocol.records import Cause, Failure, FailureKind, Notice, Phase, Plan, World
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
-from elastic_agent.transport.abandonable_thread import AbandonableThread
-from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport import AbandonableThread, StoreLostError
 
 from .effects import Effect, Steps, T
 

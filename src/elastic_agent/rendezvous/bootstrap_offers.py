@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastic_agent.protocol.records import Address, World
-from elastic_agent.transport.base import TransportError
+from elastic_agent.protocol import Address, World
+from elastic_agent.transport import TransportError
 
 from .dialer import BootstrapOffer
 from .effects import Steps

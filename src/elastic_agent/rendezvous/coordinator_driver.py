@@ -11,12 +11,17 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from elastic_agent.protocol.cluster_view import Decision
-from elastic_agent.protocol.coordinator import Coordinator
-from elastic_agent.protocol.differences import differences
-from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
-from elastic_agent.protocol.records import History, Lease, Member, Plan
-from elastic_agent.transport.base import Snapshot
+from elastic_agent.protocol import (
+    RENEWALS_PER_LEASE,
+    Coordinator,
+    Decision,
+    History,
+    Lease,
+    Member,
+    Plan,
+    differences,
+)
+from elastic_agent.transport import Snapshot
 
 from .coordinator_effects import (
     Forget,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_agent.protocol.records import History, Lease, Plan
-from elastic_agent.transport.base import CoordinatorLink, Snapshot
+from elastic_agent.protocol import History, Lease, Plan
+from elastic_agent.transport import CoordinatorLink, Snapshot
 
 from .effects import Effect, T_co
 from .run_history import RunHistoryStore

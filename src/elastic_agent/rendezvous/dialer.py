@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from elastic_agent.protocol.records import Address
-from elastic_agent.transport.base import NodeLink
+from elastic_agent.protocol import Address
+from elastic_agent.transport import NodeLink
 
 
 class BootstrapOffer(Protocol):

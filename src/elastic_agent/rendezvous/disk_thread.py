@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from elastic_agent.transport.abandonable_thread import AbandonableThread
+from elastic_agent.transport import AbandonableThread
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from elastic_agent.protocol.records import Failure, Plan
+from elastic_agent.protocol import Failure, Plan
 
 
 @dataclass(frozen=True)

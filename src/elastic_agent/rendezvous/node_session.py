@@ -23,17 +23,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from elastic_agent.protocol.leases import (
+from elastic_agent.protocol import (
     ANSWERS_PER_LEASE,
     RENEWALS_PER_LEASE,
-    FirstSent,
-    HeldLease,
-    next_renewal_s,
-)
-from elastic_agent.protocol.node import Announce, misquoted
-from elastic_agent.protocol.records import (
+    Announce,
     Failure,
     FailureKind,
+    FirstSent,
+    HeldLease,
     History,
     Lease,
     Member,
@@ -42,8 +39,10 @@ from elastic_agent.protocol.records import (
     State,
     StopRequest,
     World,
+    misquoted,
+    next_renewal_s,
 )
-from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
+from elastic_agent.transport import NotAStoreError, StoreLostError, TransportError, UnreachableError
 
 from . import events
 from .bootstrap_offers import BootstrapOffers

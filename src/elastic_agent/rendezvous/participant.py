@@ -11,19 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from elastic_agent.protocol.node import (
+from elastic_agent.protocol import (
     Action,
     Announce,
     Depart,
     Node,
+    Notice,
     Notify,
     Prepare,
     Rejoin,
     RequestStop,
     StartWorkers,
     StopWorkers,
+    World,
 )
-from elastic_agent.protocol.records import Notice, World
 
 from . import events
 from .node_session import NodeSession

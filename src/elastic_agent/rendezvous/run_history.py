@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from elastic_agent.protocol.records import History, RecordError, decode, encode
+from elastic_agent.protocol import History, RecordError, decode, encode
 
 from .disk_thread import DiskThread
 

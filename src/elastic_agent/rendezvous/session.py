@@ -13,9 +13,8 @@ import random
 from typing import Any
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Member
-from elastic_agent.transport.abandonable_thread import AbandonableThread
-from elastic_agent.transport.base import NodeLink
+from elastic_agent.protocol import Member
+from elastic_agent.transport import AbandonableThread, NodeLink
 
 from .asyncio_runner import call, run_abandonable, run_async, until_one_ends
 from .clock import boottime_s

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from elastic_agent.protocol.node import Action
-from elastic_agent.protocol.records import Cause, StopRequest
+from elastic_agent.protocol import Action, Cause, StopRequest
 
 from .participant import Participant
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
-from elastic_agent.protocol.records import Address, Lease, Member, Plan
-from elastic_agent.transport.base import NodeLink
+from elastic_agent.protocol import Address, Lease, Member, Plan
+from elastic_agent.transport import NodeLink
 
 from .dialer import BootstrapOffer
 from .effects import Effect, T_co

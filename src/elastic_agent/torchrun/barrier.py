@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from elastic_agent.protocol.records import Address
-from elastic_agent.transport.c10d.bootstrap import dial_bootstrap
-from elastic_agent.transport.c10d.store import StoreClient
+from elastic_agent.protocol import Address
+from elastic_agent.transport.c10d import StoreClient, dial_bootstrap
 
 _ROOT = "elastic-agent/gathering"
 _CAME, _DECISION, _GONE, _ALL_GONE = (f"{_ROOT}/{name}" for name in ("came", "decision", "gone", "all-gone"))

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 from msgspec import Struct
 
-from elastic_agent.protocol.records import Address, Host, Member
+from elastic_agent.protocol import Address, Host, Member
 from elastic_agent.values import EtcdAccess
 
 T = TypeVar("T")

@@ -26,9 +26,8 @@ from pathlib import Path
 
 from elastic_agent.logs import bind_context, configure_logging, get_logger
 from elastic_agent.processes import read_process
+from elastic_agent.protocol import Activity, Failure, FailureKind, Outcome, Phase, Plan, State, World
 from elastic_agent.protocol import node as machine
-from elastic_agent.protocol.node import Activity, Outcome
-from elastic_agent.protocol.records import Failure, FailureKind, Phase, Plan, State, World
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.asyncio_runner import call, run_abandonable
 from elastic_agent.rendezvous.backends import open_backend
@@ -36,9 +35,7 @@ from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.transport.abandonable_thread import AbandonableThread
-from elastic_agent.transport.base import StoreLostError, TransportError
-from elastic_agent.transport.name_lookups import shorten_lookups
+from elastic_agent.transport import AbandonableThread, StoreLostError, TransportError, shorten_lookups
 from elastic_agent.values import Endpoint
 
 from .barrier import Gathering

@@ -1,1 +1,36 @@
-"""The only code that talks to a store. One small interface (:mod:`.base`), one module per store."""
+"""Access to a store: the interfaces that every store implements, and what they share.
+
+The only code that talks to a store. Each store is a package of its own (:mod:`.c10d`, :mod:`.etcd`), which is not
+imported from here: each loads a large library.
+"""
+
+from __future__ import annotations
+
+from .abandonable_thread import AbandonableThread
+from .addresses import connect, is_local, is_loopback_name, resolve
+from .base import (
+    CoordinatorLink,
+    NodeLink,
+    NotAStoreError,
+    Snapshot,
+    StoreLostError,
+    TransportError,
+    UnreachableError,
+)
+from .name_lookups import shorten_lookups
+
+__all__ = [
+    "AbandonableThread",
+    "CoordinatorLink",
+    "NodeLink",
+    "NotAStoreError",
+    "Snapshot",
+    "StoreLostError",
+    "TransportError",
+    "UnreachableError",
+    "connect",
+    "is_local",
+    "is_loopback_name",
+    "resolve",
+    "shorten_lookups",
+]

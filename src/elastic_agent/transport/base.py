@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from elastic_agent.protocol.records import Lease, Member, Plan
+from elastic_agent.protocol import Lease, Member, Plan
 
 
 class TransportError(Exception):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from elastic_agent.protocol.records import MAX_TOLD_GENERATION, Lease, Member, RecordError, decode
+from elastic_agent.protocol import MAX_TOLD_GENERATION, Lease, Member, RecordError, decode
 
 GONE = b"-"
 """Stands where a forgotten incarnation's records were: they can be written no more."""

@@ -15,12 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from torch.distributed.elastic.multiprocessing import (
-    LogsSpecs,
-    PContext,
-    ProcessFailure,
-    RunProcsResult,
-)
+from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
 
 from elastic_agent.workers import failure, torch_adapter
 from elastic_agent.workers.guard.client import (

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from elastic_agent.agent.supervisor import Ending, Supervisor
-from elastic_agent.protocol.cluster_view import names
-from elastic_agent.protocol.node import Outcome
-from elastic_agent.protocol.records import Cause
+from elastic_agent.protocol import Cause, Outcome, names
 
 from .socket import Answer, Command
 

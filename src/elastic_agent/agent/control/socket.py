@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from elastic_agent.protocol.records import Name, Seconds
+from elastic_agent.protocol import Name, Seconds
 
 LONGEST_LINE = 16 * 1024
 

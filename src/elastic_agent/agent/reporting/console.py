@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from elastic_agent.logs import bind_context, get_logger, waiting_reporter
-from elastic_agent.protocol.cluster_view import count
-from elastic_agent.protocol.records import Failure, Notice, Phase, Plan, World
+from elastic_agent.protocol import Failure, Notice, Phase, Plan, World, count
 
 JOIN_CAUSES = (
     "common causes: an agent that has not started yet, a different --rdzv-endpoint or --rdzv-id on some "

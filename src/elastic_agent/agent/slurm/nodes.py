@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from elastic_agent.config.sources.slurm import is_step, step_hosts
 from elastic_agent.logs import get_logger
-from elastic_agent.transport.addresses import resolve
-from elastic_agent.transport.base import UnreachableError
+from elastic_agent.transport import UnreachableError, resolve
 from elastic_agent.values import Endpoint
 
 from .scontrol import SlurmError, scontrol

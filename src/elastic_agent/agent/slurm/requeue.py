@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import tenacity
 
 from elastic_agent.config.settings import Settings
-from elastic_agent.protocol.node import Outcome
+from elastic_agent.protocol import Outcome
 
 from .job import REQUEUE_TIMEOUT_S, SlurmJob, run_requeue_command
 from .scontrol import SlurmError

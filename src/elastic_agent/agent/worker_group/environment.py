@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastic_agent.protocol.records import Seat, World
+from elastic_agent.protocol import Seat, World
 
 from .libraries import libraries_environment
 

@@ -17,7 +17,7 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.slurm import is_step
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.config.values import StreamChoice
-from elastic_agent.protocol.records import Growth, Policy, World
+from elastic_agent.protocol import Growth, Policy, World
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.generation_logs import GenerationLogs

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from elastic_agent import __version__
 from elastic_agent.config.settings import Settings
-from elastic_agent.protocol.records import Fingerprint
+from elastic_agent.protocol import Fingerprint
 
 from .command import job_fingerprint
 

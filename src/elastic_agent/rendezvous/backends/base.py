@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Address, Plan
+from elastic_agent.protocol import Address, Plan
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
-from elastic_agent.transport.base import NodeLink
-from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.transport import NodeLink
+from elastic_agent.transport.c10d import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.values import Endpoint, PortRange
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from .links import (
     C10dCoordinatorLink,
     C10dHost,
@@ -13,16 +14,20 @@ from .links import (
     open_store,
     release_run_id,
 )
-from .store import CALL_TIMEOUT_S
+from .store import CALL_TIMEOUT_S, StoreClient
 
 __all__ = [
     "CALL_TIMEOUT_S",
+    "BootstrapStore",
     "C10dCoordinatorLink",
     "C10dHost",
     "C10dInbox",
     "C10dLink",
+    "PortPicker",
+    "StoreClient",
     "agree_run_id",
     "dial",
+    "dial_bootstrap",
     "find_or_host",
     "open_store",
     "release_run_id",

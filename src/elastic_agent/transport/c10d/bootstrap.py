@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from elastic_agent.protocol.records import Address
+from elastic_agent.protocol import Address
 from elastic_agent.transport.addresses import connect, listen
 from elastic_agent.transport.base import TransportError, UnreachableError
 from elastic_agent.transport.name_lookups import no_dns_queries

@@ -30,7 +30,7 @@ import msgspec
 from torch._C._distributed_c10d import TCPStore
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Lease, Member, Plan, encode
+from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.addresses import connect, is_local, listen, local_address_towards, resolve
 from elastic_agent.transport.base import (
     NotAStoreError,

@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from elastic_agent.protocol.records import (
+from elastic_agent.protocol import (
     MAX_PLAN_BYTES,
     Name,
     Plan,

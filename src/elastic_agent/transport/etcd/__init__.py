@@ -1,7 +1,8 @@
-"""etcd: the nodes' and the coordinator's links to one run."""
+"""etcd: the links of the nodes and of the coordinator to one run."""
 
 from __future__ import annotations
 
+from .client import CALL_TIMEOUT_S, EtcdClient, Revisions
 from .links import (
     EtcdLink,
     KeptLeases,
@@ -13,13 +14,18 @@ from .links import (
     run_life,
     store_id,
 )
+from .plans import UnknownPlanError
 
 __all__ = [
+    "CALL_TIMEOUT_S",
+    "EtcdClient",
     "EtcdLink",
     "KeptLeases",
     "Leadership",
     "NotLeaderError",
+    "Revisions",
     "RunKeys",
+    "UnknownPlanError",
     "await_vacancy",
     "campaign_for",
     "run_life",

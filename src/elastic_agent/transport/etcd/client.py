@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic_agent.protocol.revisions import RevisionTimes
+from elastic_agent.protocol import RevisionTimes
 from elastic_agent.transport.addresses import connect, local_address_towards
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, TransportError, UnreachableError
 from elastic_agent.values import Endpoint, EtcdAccess

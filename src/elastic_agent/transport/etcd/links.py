@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import History, Lease, Member, Plan, RecordError, decode, encode
+from elastic_agent.protocol import History, Lease, Member, Plan, RecordError, decode, encode
 from elastic_agent.transport.base import NotAStoreError, Snapshot, StoreLostError
 from elastic_agent.transport.record_reader import GONE, RecordReader, lease_in
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-from elastic_agent.protocol.records import Plan, RecordError, check_follows, check_whole, decode
+from elastic_agent.protocol import Plan, RecordError, check_follows, check_whole, decode
 from elastic_agent.transport.base import StoreLostError
 
 from .client import CompactedError, EtcdClient, News

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, VolatileRunHistoryStore, new_run_id
-from elastic_agent.transport import c10d
-from elastic_agent.transport.base import NodeLink, UnreachableError
+from elastic_agent.transport import NodeLink, UnreachableError, c10d
 from elastic_agent.values import Endpoint, PortRange
 
 from .coordinator_thread import CoordinatorThread

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Plan
+from elastic_agent.protocol import Plan
 from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, RunDriver
 from elastic_agent.rendezvous.coordinator_effects import RemoveRun, WaitForHints, performer
 from elastic_agent.rendezvous.effects import Effect, Steps, run_until
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport.base import CoordinatorLink, StoreLostError
+from elastic_agent.transport import CoordinatorLink, StoreLostError
 
 RUNS_READ_EVERY_S = 2.0
 """How often it is looked whether runs have come of which no hint told."""

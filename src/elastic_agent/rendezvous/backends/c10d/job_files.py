@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from elastic_agent.protocol.records import Name
+from elastic_agent.protocol import Name
 from elastic_agent.rendezvous.run_history import oldest, write_atomically
 
 KEPT_JOBS = 200

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol.records import Phase, Plan
+from elastic_agent.protocol import Phase, Plan
 from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, status
 from elastic_agent.values import DEFAULT_PORT, Endpoint
 
@@ -169,10 +169,7 @@ class Server:
 @contextlib.contextmanager
 def _hosted(endpoint: Endpoint, shown: Endpoint) -> Iterator[C10dHost]:
     """The store, in this process alone."""
-    from elastic_agent.transport import c10d
-    from elastic_agent.transport.addresses import is_local, resolve
-    from elastic_agent.transport.base import TransportError
-    from elastic_agent.transport.name_lookups import shorten_lookups
+    from elastic_agent.transport import TransportError, c10d, is_local, resolve, shorten_lookups
 
     shorten_lookups()
     try:
@@ -198,8 +195,7 @@ def _hosted(endpoint: Endpoint, shown: Endpoint) -> Iterator[C10dHost]:
 
 def _who_answers(endpoint: Endpoint) -> str:
     """Who has the endpoint, in words."""
-    from elastic_agent.transport import c10d
-    from elastic_agent.transport.base import TransportError
+    from elastic_agent.transport import TransportError, c10d
 
     try:
         client, _, _ = c10d.open_store(endpoint, DIAL_TIMEOUT_S)

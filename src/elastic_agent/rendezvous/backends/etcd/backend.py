@@ -7,11 +7,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_agent.protocol.revisions import RevisionTimes
+from elastic_agent.protocol import RevisionTimes
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
-from elastic_agent.transport.base import NodeLink, NotAStoreError, TransportError, UnreachableError
-from elastic_agent.transport.etcd import EtcdLink, KeptLeases, RunKeys, store_id
-from elastic_agent.transport.etcd.client import CALL_TIMEOUT_S, EtcdClient, Revisions
+from elastic_agent.transport import NodeLink, NotAStoreError, TransportError, UnreachableError
+from elastic_agent.transport.etcd import (
+    CALL_TIMEOUT_S,
+    EtcdClient,
+    EtcdLink,
+    KeptLeases,
+    Revisions,
+    RunKeys,
+    store_id,
+)
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 from .election_thread import ElectionThread

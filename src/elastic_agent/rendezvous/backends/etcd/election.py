@@ -14,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic_agent.protocol.records import History
+from elastic_agent.protocol import History
 from elastic_agent.rendezvous.coordinator_driver import Log, RunDriver
 from elastic_agent.rendezvous.coordinator_effects import ReadPlan, SaveHistory
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, Steps, T_co
-from elastic_agent.transport.base import TransportError
-from elastic_agent.transport.etcd import Leadership, NotLeaderError
-from elastic_agent.transport.etcd.plans import UnknownPlanError
+from elastic_agent.transport import TransportError
+from elastic_agent.transport.etcd import Leadership, NotLeaderError, UnknownPlanError
 
 PATIENCE_S = 10.0
 """How often it is read again whether there is a leader, beside waiting for its key to go."""

@@ -14,9 +14,8 @@ from elastic_agent.logs import get_logger
 from elastic_agent.rendezvous.coordinator_effects import RemoveRun, WaitForHints, performer
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, run
 from elastic_agent.rendezvous.run_history import RunHistoryStore
-from elastic_agent.transport.base import TransportError
-from elastic_agent.transport.etcd import Leadership, RunKeys, await_vacancy, campaign_for
-from elastic_agent.transport.etcd.client import EtcdClient
+from elastic_agent.transport import TransportError
+from elastic_agent.transport.etcd import EtcdClient, Leadership, RunKeys, await_vacancy, campaign_for
 
 from .election import (
     AwaitVacancy,
