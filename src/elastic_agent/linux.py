@@ -1,6 +1,7 @@
-"""The Linux calls that Python's standard library lacks, and the process tree.
+"""Linux: the calls that Python's standard library lacks, and processes as /proc shows them.
 
-Used by the guard, so it imports little: no `typing`, no `dataclasses`.
+What comes out of /proc is read as bytes: the kernel cuts a process's name at 15 of them, be it in the middle of a
+character. Used by the guard, so this imports little: no `typing`, no `dataclasses`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ import ctypes
 import os
 import signal
 import time
-
-from elastic_agent.processes import Process, all_processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -183,6 +182,135 @@ class FolderWatch:
         os.close(self._fd)
 
 
+def close_all_but(kept: set[int]) -> None:
+    """Close every descriptor above 2 but these. Only for a process that forgets all that it had."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd > 2 and fd not in kept:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.close(fd)
+
+
+def flush_c_streams() -> None:
+    """Write what C code of this process has printed and not written yet."""
+    _libc.fflush(None)
+
+
+def open_missing_standard_streams() -> None:
+    """Have descriptors 0 to 2 open, on /dev/null if on nothing else, so that nothing else takes their numbers."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+
+
+# -- processes as /proc shows them -----------------------------------------------------------------
+
+
+class Process:
+    """A process as one look at /proc showed it.
+
+    `key` tells it from a later process with the same number: beside the number it has `start_ticks`, when it
+    started, in clock ticks since boot.
+    """
+
+    __slots__ = ("dead", "frozen", "group", "key", "parent", "pid", "start_ticks", "state")
+
+    def __init__(self, pid: int, state: str, parent: int, group: int, threads: int, start_ticks: int) -> None:
+        self.pid = pid
+        self.state = state
+        self.parent = parent
+        self.group = group
+        self.start_ticks = start_ticks
+        self.key = (pid, start_ticks)
+        # The first thread may have ended before others: then the process looks like a zombie, but runs.
+        self.dead = state in "ZX" and threads <= 1
+        # By a signal or a debugger.
+        self.frozen = state in "Tt"
+
+
+def read_process(pid: int) -> Process | None:
+    """None when there is no such process."""
+    try:
+        fields = stat_fields(pid)
+    except OSError:
+        return None
+    parent, group, threads, start_ticks = (int(fields[i]) for i in (1, 2, 17, 19))
+    return Process(pid, fields[0].decode(), parent, group, threads, start_ticks)
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """/proc/PID/stat from the state on (proc(5) counts it as field 3). Raises OSError."""
+    # The name before it stands in brackets and may itself hold brackets and blanks.
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
+def process_ids() -> list[int]:
+    """All processes that can be seen here."""
+    with os.scandir("/proc") as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdigit()]
+
+
+def all_processes() -> Iterator[Process]:
+    """Those that are still there when their turn comes."""
+    for pid in process_ids():
+        process = read_process(pid)
+        if process is not None:
+            yield process
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, or None if there is no such process (a zombie counts as gone)."""
+    process = read_process(pid)
+    return None if process is None or process.dead else process.start_ticks
+
+
+def is_frozen(pid: int) -> bool:
+    """Whether the process was stopped by a signal or a debugger."""
+    process = read_process(pid)
+    return process is not None and process.frozen
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for this signal (one without would die of it)."""
+    return _in_mask(pid, b"SigCgt:", signum) is True
+
+
+def ignores(pid: int, signum: int) -> bool | None:
+    """Whether the process ignores this signal; None if it is gone."""
+    return _in_mask(pid, b"SigIgn:", signum)
+
+
+def _in_mask(pid: int, mask: bytes, signum: int) -> bool | None:
+    with contextlib.suppress(OSError):
+        for line in _read(f"/proc/{pid}/status").splitlines():
+            if line.startswith(mask):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return None
+
+
+def process_name(pid: int) -> str:
+    """What `ps` calls it, or nothing when it is gone."""
+    return _name(f"/proc/{pid}/comm")
+
+
+def thread_names() -> list[str]:
+    """The names of this process's threads, the first one first."""
+    first = str(
+        os.getpid()
+    )  # others may have lower numbers: the system begins again when it has used them all
+    numbers = sorted(os.listdir("/proc/self/task"), key=lambda number: (number != first, int(number)))
+    return [name for number in numbers if (name := _name(f"/proc/self/task/{number}/comm"))]
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The variables that the process was started with. Raises OSError: it is gone, or another user's."""
+    pairs = [
+        one.decode(errors="replace").partition("=") for one in _read(f"/proc/{pid}/environ").split(b"\0")
+    ]
+    return {name: value for name, equals, value in pairs if equals}
+
+
 def send_signal(pid: int, signum: int) -> None:
     """Send it, if the process is there and may be signalled (it may have become another user)."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -215,41 +343,74 @@ def dead_children(of_pid: int) -> list[int]:
     return [process.pid for process in all_processes() if process.dead and process.parent == of_pid]
 
 
-def close_all_but(kept: set[int]) -> None:
-    """Close every descriptor above 2 but these. Only for a process that forgets all that it had."""
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd > 2 and fd not in kept:
-            with contextlib.suppress(OSError):  # the one that listed them
-                os.close(fd)
-
-
-def flush_c_streams() -> None:
-    """Write what C code of this process has printed and not written yet."""
-    _libc.fflush(None)
-
-
-def open_missing_standard_streams() -> None:
-    """Have descriptors 0 to 2 open, on /dev/null if on nothing else, so that nothing else takes their numbers."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-
-
 def children(of_pid: int) -> list[int]:
     """The direct children of a process, the dead that wait to be reaped included.
 
     Exact for one's own single-threaded process: no child leaves the kernel's list before it is reaped.
     """
     try:
-        fd = os.open(f"/proc/{of_pid}/task/{of_pid}/children", os.O_RDONLY)
+        listed = _read(f"/proc/{of_pid}/task/{of_pid}/children")
     except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return [process.pid for process in all_processes() if process.parent == of_pid]
+    return [int(word) for word in listed.split()]
+
+
+def open_files(pid: int | str = "self") -> list[str]:
+    """What the descriptors of a process lead to. Raises OSError: it is gone, or another user's."""
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as the one that listed them
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
+def open_file(pid: int, fd: int) -> str:
+    """What this descriptor of a process leads to, or nothing where that cannot be read."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/fd/{fd}")
+    return ""
+
+
+def mapped_files(pid: int) -> list[str]:
+    """The last parts of the paths of the files that a process has mapped. Raises OSError."""
+    lines = _read(f"/proc/{pid}/maps").split(b"\n")
+    return [line.rpartition(b"/")[2].decode(errors="replace") for line in lines]
+
+
+def processes_of(uid: int) -> Iterator[int]:
+    """All processes of a user that can be seen here."""
+    for pid in process_ids():
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == uid:
+                yield pid
+
+
+def boot_id() -> str:
+    """Changes with every boot of the machine."""
+    with contextlib.suppress(OSError):
+        return _read("/proc/sys/kernel/random/boot_id").decode().strip()
+    return ""
+
+
+def pid_namespace() -> str:
+    """Tells in which container of the machine a pid means something; no two that exist have the same."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def _name(path: str) -> str:
+    with contextlib.suppress(OSError):
+        return _read(path).decode(errors="replace").strip()
+    return ""
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         chunks = []
-        while chunk := os.read(fd, 1 << 20):
+        while chunk := os.read(fd, 1 << 16):
             chunks.append(chunk)
+        return b"".join(chunks)
     finally:
         os.close(fd)
-    return [int(word) for word in b"".join(chunks).split()]

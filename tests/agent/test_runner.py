@@ -18,7 +18,7 @@ from elastic_agent.agent.worker_group import runner
 from elastic_agent.agent.worker_group.interruptions import Interruptions, StopSignals
 from elastic_agent.agent.worker_group.runner import Runner, RunnerCallbacks
 from elastic_agent.client._cells import HeartbeatFile
-from elastic_agent.processes import catches
+from elastic_agent.linux import catches
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext

@@ -17,9 +17,9 @@ from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.supervisor import Graces, Parts, Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
+from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import RECORD_VERSION, History, Member, State, World
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
-from elastic_agent.rendezvous.clock import boottime_s
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
 from elastic_agent.rendezvous.session import Session

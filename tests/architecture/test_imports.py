@@ -22,8 +22,8 @@ FLOORS = [
     {"workers", "rendezvous"},
     {"transport"},
     {"protocol", "client", "config", "logs"},
-    {"exit_codes", "linux", "sd_notify", "values"},
-    {"printable", "processes"},
+    {"exit_codes", "sd_notify", "values"},
+    {"linux", "printable"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
 
@@ -48,12 +48,10 @@ STANDARD_LIBRARY_ONLY = {
     "exit_codes",
     "printable",
     "linux",
-    "processes",
     "sd_notify",
 }
 
 GUARD = {
-    "processes.py",
     "workers/guard/__main__.py",
     *(f"workers/guard/{part}.py" for part in ("generation", "loop", "messages", "relay", "spawn", "warm")),
     "linux.py",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic_agent import processes
+from elastic_agent import linux
 from elastic_agent.workers.find_workers import find_workers
 from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, freeze, process_with_a_cut_name
 
@@ -30,19 +30,19 @@ def pid() -> Iterator[int]:
 
 
 def test_its_name_state_and_place_are_known(pid: int) -> None:
-    process = processes.read_process(pid)
+    process = linux.read_process(pid)
     assert process is not None
     assert (process.parent, process.dead, process.frozen) == (os.getpid(), False, False)
-    assert process.key == (pid, processes.start_ticks(pid))
-    assert processes.process_name(pid) == CUT_NAME
-    assert pid in {one.pid for one in processes.all_processes()}
+    assert process.key == (pid, linux.start_ticks(pid))
+    assert linux.process_name(pid) == CUT_NAME
+    assert pid in {one.pid for one in linux.all_processes()}
     freeze(pid)
-    assert processes.is_frozen(pid)
+    assert linux.is_frozen(pid)
 
 
 def test_its_handlers_are_known(pid: int) -> None:
-    assert processes.catches(pid, signal.SIGUSR1)
-    assert not processes.catches(pid, signal.SIGUSR2)
+    assert linux.catches(pid, signal.SIGUSR1)
+    assert not linux.catches(pid, signal.SIGUSR2)
 
 
 def test_it_is_found_as_a_worker(pid: int) -> None:
@@ -60,14 +60,14 @@ def test_its_stacks_can_be_asked_for(pid: int) -> None:
 def test_the_dead_are_gone() -> None:
     zombie = subprocess.Popen([sys.executable, "-S", "-c", TAKE_A_CUT_NAME])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    assert processes.start_ticks(zombie.pid) is None
+    assert linux.start_ticks(zombie.pid) is None
     zombie.wait()
-    assert processes.read_process(zombie.pid) is None
-    assert processes.process_name(zombie.pid) == ""
-    assert not processes.is_frozen(zombie.pid)
-    assert not processes.catches(zombie.pid, signal.SIGUSR1)
+    assert linux.read_process(zombie.pid) is None
+    assert linux.process_name(zombie.pid) == ""
+    assert not linux.is_frozen(zombie.pid)
+    assert not linux.catches(zombie.pid, signal.SIGUSR1)
     with pytest.raises(OSError, match="No such"):
-        processes.environment(zombie.pid)
+        linux.environment(zombie.pid)
 
 
 def test_the_threads_of_this_process_are_named() -> None:
@@ -75,10 +75,10 @@ def test_the_threads_of_this_process_are_named() -> None:
 
     def note() -> None:
         exec(TAKE_A_CUT_NAME)
-        names.extend(processes.thread_names())
+        names.extend(linux.thread_names())
 
     thread = threading.Thread(target=note)
     thread.start()
     thread.join()
-    assert names[0] == processes.process_name(os.getpid())
+    assert names[0] == linux.process_name(os.getpid())
     assert CUT_NAME in names

@@ -33,8 +33,8 @@ from elastic_agent.agent.worker_group.runner import DEFAULT_STACKS_SIGNAL, Runne
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
+from elastic_agent.linux import start_ticks
 from elastic_agent.logs import bind_context, get_logger
-from elastic_agent.processes import start_ticks
 from elastic_agent.protocol import (
     FINISHED_BEFORE,
     NODE_ID_HELD,

@@ -21,7 +21,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastic_agent.processes import start_ticks
+from elastic_agent.linux import boot_id, pid_namespace, start_ticks
 
 MAX_AGENTS_PER_MACHINE = 256
 
@@ -43,22 +43,6 @@ def host_name() -> str:
     """This machine's short name, in the characters that ids may have."""
     short = socket.gethostname().split(".")[0]
     return re.sub(r"[^A-Za-z0-9._:@+-]", "-", short)[:96] or "node"
-
-
-def boot_id() -> str:
-    """Changes with every boot of the machine."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def pid_namespace() -> str:
-    """Tells in which container of the machine a pid means something; no two that exist have the same."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 @dataclass

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.linux import catches
 from elastic_agent.printable import escaped
-from elastic_agent.processes import catches
 from elastic_agent.workers.find_workers import RunningWorker, find_workers
 
 PAGE = """\

@@ -12,12 +12,12 @@ import asyncio
 import random
 from typing import Any
 
+from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Member
 from elastic_agent.transport import AbandonableThread, NodeLink
 
 from .asyncio_runner import call, run_abandonable, run_async, until_one_ends
-from .clock import boottime_s
 from .dialer import StoreDialer
 from .effects import BackOff, Effect, Signal, Sleep, UntilOneEnds, Wait
 from .node_session import NodeSession

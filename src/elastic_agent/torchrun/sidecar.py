@@ -24,8 +24,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastic_agent.linux import read_process
 from elastic_agent.logs import bind_context, configure_logging, get_logger
-from elastic_agent.processes import read_process
 from elastic_agent.protocol import Activity, Failure, FailureKind, Outcome, Phase, Plan, State, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events

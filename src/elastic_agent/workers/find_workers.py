@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from elastic_agent.processes import environment, process_ids, read_process
+from elastic_agent.linux import environment, open_file, processes_of, read_process
 
 _PREFIX = "ELASTIC_AGENT_"
 
@@ -26,9 +25,7 @@ class RunningWorker:
     @property
     def output(self) -> str:
         """Where its standard error goes, as far as a person can open that."""
-        with contextlib.suppress(OSError):
-            return os.readlink(f"/proc/{self.pid}/fd/2")
-        return ""
+        return open_file(self.pid, 2)
 
 
 def find_workers(uid: int, run_id: str | None = None) -> list[RunningWorker]:
@@ -52,9 +49,9 @@ def _parent(pid: int) -> int:
 
 
 def _marked(uid: int) -> Iterator[RunningWorker]:
-    for pid in process_ids():
+    for pid in processes_of(uid):
         try:
-            variables = environment(pid) if os.stat(f"/proc/{pid}").st_uid == uid else {}
+            variables = environment(pid)
         except OSError:  # not to be read by this user, or gone
             continue
         with contextlib.suppress(KeyError, ValueError):

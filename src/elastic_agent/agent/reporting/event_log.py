@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
-from elastic_agent.rendezvous.clock import boottime_s
 
 
 class EventLog:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from elastic_agent.processes import ignores
+from elastic_agent.linux import ignores
 
 SPREAD_S = 0.1
 """How long such a signal may take to reach all processes of a node."""

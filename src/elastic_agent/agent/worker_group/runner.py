@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.linux import catches, is_frozen
 from elastic_agent.logs import get_logger
-from elastic_agent.processes import catches, is_frozen
 from elastic_agent.protocol import Failure, FailureKind, Notice
 from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup, Cleared
 from elastic_agent.workers.cleanup.gpu_memory import GpuMemory

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_agent.processes import process_name
+from elastic_agent.linux import process_name
 
 __all__ = ["GpuHolder", "GpuMemory"]
 

@@ -31,7 +31,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from elastic_agent.processes import process_ids, process_name
+from elastic_agent.linux import mapped_files, open_files, pid_namespace, process_name, processes_of
 
 __all__ = ["Held", "SharedMemorySweep", "SweepReport"]
 
@@ -93,7 +93,7 @@ class SharedMemorySweep:
 
     def __init__(self, folder: str = "/dev/shm", trust_pids: bool | None = None) -> None:
         self.folder = folder
-        self._trust_pids = _outside_containers() if trust_pids is None else trust_pids
+        self._trust_pids = pid_namespace() == _INITIAL_PID_NAMESPACE if trust_pids is None else trust_pids
         self._before = frozenset(self._list())
         self._pids: set[int] = set()
         """Never 0, which stands for no number."""
@@ -187,13 +187,6 @@ class SharedMemorySweep:
         return True
 
 
-def _outside_containers() -> bool:
-    try:
-        return os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE
-    except OSError:
-        return False
-
-
 def _pid_in(name: str) -> int:
     match = _NAMES.fullmatch(name)
     number = next(filter(None, match.groupdict().values()), None) if match is not None else None
@@ -206,7 +199,7 @@ def _holders(names: set[str], deadline_s: float, except_pids: Collection[int] = 
     Raises:
         TimeoutError: the deadline (of the monotonic clock) passed before all were looked at.
     """
-    for pid in _processes_of_this_user():
+    for pid in processes_of(os.getuid()):
         if pid in except_pids:
             continue
         if time.monotonic() > deadline_s:
@@ -218,23 +211,9 @@ def _holders(names: set[str], deadline_s: float, except_pids: Collection[int] = 
         yield from (Held(name, pid, process_name(pid)) for name in sorted(found))
 
 
-def _processes_of_this_user() -> Iterator[int]:
-    me = os.getuid()
-    for pid in process_ids():
-        with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == me:
-                yield pid
-
-
 def _held_names(pid: int) -> set[str]:
     """The last parts of the paths of all files that a process has open or mapped.
 
     Only their names: a process in another mount namespace may know the folder by another one. Raises OSError.
     """
-    names = set()
-    for handle in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            names.add(os.readlink(f"/proc/{pid}/fd/{handle}").rpartition("/")[2])
-    with open(f"/proc/{pid}/maps", "rb") as maps:
-        names |= {line.rstrip(b"\n").rpartition(b"/")[2].decode(errors="replace") for line in maps}
-    return names
+    return {path.rpartition("/")[2] for path in open_files(pid)} | {*mapped_files(pid)}

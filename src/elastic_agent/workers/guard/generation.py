@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_agent.processes import Process
+    from elastic_agent.linux import Process
     from elastic_agent.workers.guard.loop import Loop
     from elastic_agent.workers.guard.messages import Message
     from elastic_agent.workers.guard.relay import Relay, Relays

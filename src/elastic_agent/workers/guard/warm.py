@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_agent.processes import Process
+    from elastic_agent.linux import Process
     from elastic_agent.workers.guard.loop import Loop
     from elastic_agent.workers.guard.messages import Message
     from elastic_agent.workers.guard.spawn import LaunchSpec

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from elastic_agent.processes import thread_names
+from elastic_agent.linux import open_files, thread_names
 
 __all__ = ["UnsafeError", "check_fork_safety"]
 
@@ -29,7 +29,7 @@ def check_fork_safety() -> None:
             raise UnsafeError(
                 f"an imported module has initialised torch.{name}, which does not survive a fork"
             )
-    for path in _open_files():
+    for path in open_files():
         if path.startswith(_DEVICE_FILES):
             raise UnsafeError(f"an imported module has opened {path}, which does not survive a fork")
     _try_a_fork()
@@ -42,16 +42,6 @@ def check_fork_safety() -> None:
 def _asked_of_torch(accelerator: str, question: str) -> bool:
     ask = getattr(getattr(sys.modules["torch"], accelerator, None), question, None)
     return bool(ask()) if ask is not None else False
-
-
-def _open_files() -> list[str]:
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:  # the one that listed them
-            continue
-    return found
 
 
 def _try_a_fork() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from elastic_agent.processes import stat_fields
+from elastic_agent.linux import stat_fields
 
 _PR_SET_NAME = 15
 _PR_SET_MM = 35
