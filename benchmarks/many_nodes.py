@@ -34,9 +34,8 @@ from elastic_agent.protocol import (
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends import open_backend
-from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.values import Endpoint, EtcdAccess
+from elastic_agent.values import Endpoint, EtcdAccess, new_incarnation
 
 IN_GOOD_TIME_S = 600.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,3 +107,8 @@ def smallest_world(above: int, least: int, most: int, counts: tuple[int, ...]) -
     else:
         found = min((one for one in counts if one >= low), default=most + 1)
     return found if found <= most else None
+
+
+def new_incarnation() -> str:
+    """A random name for one life of an agent (or of its place in the run, after a lost lease)."""
+    return os.urandom(8).hex()

@@ -16,7 +16,7 @@ from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.records import Address, FailureKind, History, Lease, Member, Phase, Plan
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.dialer import BootstrapOffer, StoreDialer
+from elastic_agent.rendezvous.store_requests import BootstrapOffer, StoreDialer
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError
 from elastic_agent.values import Endpoint

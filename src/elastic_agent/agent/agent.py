@@ -24,10 +24,9 @@ from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.systemd import Standing, SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Policy, Stop, decide, requeue, rescue
-from elastic_agent.agent.worker_group.command import job_fingerprint
+from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
 from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
 from elastic_agent.agent.worker_group.factory import logs_specs, make_context, policy_of, worker_group
-from elastic_agent.agent.worker_group.fingerprint import fingerprint
 from elastic_agent.agent.worker_group.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
 from elastic_agent.agent.worker_group.runner import DEFAULT_STACKS_SIGNAL, Runner
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
@@ -52,18 +51,17 @@ from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.handler import AgentRendezvous
-from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.sd_notify import SystemdNotifier
-from elastic_agent.transport import NotAStoreError, TransportError
+from elastic_agent.transport import NotAStoreError, TransportError, interface_of
+from elastic_agent.values import new_incarnation
 from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard.client import Guard, kill_orphans
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 
-from .agreeing import agree_on_run
+from .backend import agree_on_run
 from .early_notice import EarlyNotice
 from .identity import NodeIdLock, acquire_node_id, prune_node_ids
-from .interfaces import interface_of
 from .run_claim import ClaimedEndpoint, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
 from .supervisor import Ending, Graces, Parts, Supervisor

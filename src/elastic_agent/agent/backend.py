@@ -1,17 +1,22 @@
-"""Where this agent meets the others, by its settings."""
+"""The rendezvous backend that the settings name, and the run at its endpoint."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 
+from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.etcd_password import read_password_file
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.environment import ETCD_PASSWORD
 from elastic_agent.config.value_types import ETCD
+from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
+from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
+from elastic_agent.transport import StoreLostError, UnreachableError
 from elastic_agent.values import Endpoint, EtcdAccess
 
 
@@ -51,3 +56,23 @@ def _access(settings: Settings, password: str) -> EtcdAccess:
         settings.etcd_user or "",
         password,
     )
+
+
+REDIAL_S = 0.5
+
+
+async def agree_on_run(backend: RendezvousBackend, fingerprint: str, console: ConsoleReporter) -> str:
+    """The id of this job's run at the endpoint; dials until somebody answers.
+
+    Raises:
+        NotAStoreError: something else answers there.
+    """
+    while True:
+        try:
+            run_id = await run_abandonable(lambda: backend.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
+        except (UnreachableError, StoreLostError) as error:
+            console.disconnected(str(error))
+            await asyncio.sleep(REDIAL_S)
+        else:
+            console.connected(False)
+            return run_id

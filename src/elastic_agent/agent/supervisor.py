@@ -32,10 +32,10 @@ from elastic_agent.protocol import (
 )
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events
-from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.stop_requests import StopRequests
+from elastic_agent.values import new_incarnation
 from elastic_agent.workers.guard import client as guard_events
 from elastic_agent.workers.guard.client import Guard
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from elastic_agent.protocol import Address, World
 from elastic_agent.transport import TransportError
 
-from .dialer import BootstrapOffer
 from .effects import Steps
-from .store_requests import OfferBootstrap
+from .store_requests import BootstrapOffer, OfferBootstrap
 
 
 class BootstrapOffers:

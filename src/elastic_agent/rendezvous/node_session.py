@@ -46,9 +46,9 @@ from elastic_agent.transport import NotAStoreError, StoreLostError, TransportErr
 
 from . import events
 from .bootstrap_offers import BootstrapOffers
-from .dialer import BootstrapOffer
 from .effects import BackOff, Signal, Sleep, Steps, T, UntilOneEnds, Wait
 from .store_requests import (
+    BootstrapOffer,
     Call,
     Connect,
     Connection,

@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from elastic_agent.rendezvous.incarnation import new_incarnation
+from elastic_agent.values import new_incarnation
 
 from .messages import (
     Begin,

@@ -22,8 +22,7 @@ from elastic_agent.config.etcd_password import exposures, read_password_file, ta
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
 from elastic_agent.protocol import RECORD_VERSION, Address, Fingerprint, Member, Policy, State
-from elastic_agent.rendezvous.incarnation import new_incarnation
-from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess
+from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess, new_incarnation
 
 from .handler import ElasticRendezvous
 from .messages import Access, Begin

@@ -31,12 +31,11 @@ from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.asyncio_runner import call, run_abandonable
 from elastic_agent.rendezvous.backends import open_backend
-from elastic_agent.rendezvous.incarnation import new_incarnation
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import AbandonableThread, StoreLostError, TransportError, shorten_lookups
-from elastic_agent.values import Endpoint
+from elastic_agent.values import Endpoint, new_incarnation
 
 from .barrier import Gathering
 from .messages import (

@@ -7,7 +7,7 @@ imported from here: each loads a large library.
 from __future__ import annotations
 
 from .abandonable_thread import AbandonableThread
-from .addresses import connect, is_local, is_loopback_name, resolve
+from .addresses import connect, interface_of, is_local, is_loopback_name, resolve
 from .base import (
     CoordinatorLink,
     NodeLink,
@@ -29,6 +29,7 @@ __all__ = [
     "TransportError",
     "UnreachableError",
     "connect",
+    "interface_of",
     "is_local",
     "is_loopback_name",
     "resolve",

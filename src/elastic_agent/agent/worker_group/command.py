@@ -1,13 +1,17 @@
-"""The command a worker runs. Pure but for the interpreter's own path."""
+"""The command a worker runs, and the versions of what runs."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from elastic_agent import __version__
 from elastic_agent.config.settings import Settings
+from elastic_agent.protocol import Fingerprint
 
 LOCAL_RANK_MACRO = "${local_rank}"
 """torch's macro in worker arguments."""
@@ -36,3 +40,12 @@ def job_fingerprint(settings: Settings) -> str:
         except OSError:
             digest.update(b"-")  # a program found on PATH, say
     return digest.hexdigest()[:32]
+
+
+def fingerprint(settings: Settings) -> Fingerprint:
+    """Script, Python, torch and package version of this node."""
+    try:
+        torch_version = version("torch")
+    except PackageNotFoundError:
+        torch_version = ""
+    return Fingerprint(job_fingerprint(settings), platform.python_version(), torch_version, __version__)

@@ -1,4 +1,7 @@
-"""The variables that libraries read when they are loaded, which may be before the workers exist. Pure."""
+"""The variables that libraries read when they are loaded, which may be before the workers exist. Pure.
+
+A module of its own: it is imported before the spawner is forked, and every warm worker has what was imported by then.
+"""
 
 from __future__ import annotations
 
