@@ -1,0 +1,108 @@
+"""What is known of a setting besides its type, and how a field of the settings is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_agent.config.value_types import Kind
+
+WORLD = "World: nodes and workers"
+RENDEZVOUS = "Rendezvous: store and time-outs"
+TROUBLE = "Failures: leases, restarts, stopping"
+NOTICES = "Notices: graceful shutdown, scaling and requeueing"
+WORKERS = "Workers: how the script is started"
+OUTPUT = "Output of the workers"
+AGENT = "The agent itself"
+GROUPS = (WORLD, RENDEZVOUS, TROUBLE, NOTICES, WORKERS, OUTPUT, AGENT)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known of one setting besides its type.
+
+    Attributes:
+        name: the field's name; the flag is ``--`` and the name with dashes, the file's key is the name.
+        kind: how its text is read.
+        default: its default as text, or None when it has none.
+        group: the heading it stands under.
+        help: what it does, in a sentence or two.
+        torchrun: torchrun has this option too, so its ``PET_`` variable counts.
+        short: the one-letter flag, or an empty string.
+        why: why our default is not torchrun's; empty when it is, or when torchrun has no such option.
+        no_effect: why it is understood but does nothing here; empty for the others.
+        variable: its ``ELASTIC_AGENT_`` variable.
+        other_variables: more variables that are read after those, in this order.
+        shown_default: the default in words where the text alone would not explain it.
+        abbreviated: the flag may be shortened. Not one whose short form looks as if a secret followed it.
+    """
+
+    name: str
+    kind: Kind
+    default: str | None
+    group: str
+    help: str
+    torchrun: bool
+    short: str
+    why: str
+    no_effect: str
+    variable: str
+    other_variables: tuple[str, ...]
+    shown_default: str
+    abbreviated: bool
+
+    @property
+    def flag(self) -> str:
+        """The flag with dashes, e.g. ``--rdzv-endpoint``."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables that set it, first one first."""
+        pet = (f"PET_{self.name.upper()}",) if self.torchrun else ()
+        return (self.variable, *pet, *self.other_variables)
+
+
+def setting(
+    kind: Kind,
+    default: str | None,
+    group: str,
+    help: str,  # noqa: A002 - the same word as argparse's
+    *,
+    torchrun: bool = False,
+    short: str = "",
+    why: str = "",
+    no_effect: str = "",
+    variable: str = "",
+    other_variables: tuple[str, ...] = (),
+    shown_default: str = "",
+    abbreviated: bool = True,
+    value: Any = None,
+    factory: Callable[[], Any] | None = None,
+) -> Any:
+    """A field of ``Settings``. ``value`` is the default's value where it has no text (an empty list)."""
+
+    def spec(name: str) -> Spec:
+        shown = shown_default or (default if default is not None else "not set")
+        own = variable or f"ELASTIC_AGENT_{name.upper()}"
+        return Spec(
+            name=name,
+            kind=kind,
+            default=default,
+            group=group,
+            help=help,
+            torchrun=torchrun,
+            short=short,
+            why=why,
+            no_effect=no_effect,
+            variable=own,
+            other_variables=other_variables,
+            shown_default=shown,
+            abbreviated=abbreviated,
+        )
+
+    metadata = {"spec": spec}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=value if default is None else kind.parse(default), metadata=metadata)
