@@ -14,7 +14,7 @@ from elastic_agent.rendezvous.backends.etcd.backend import FRESH_S, Members
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, Leadership, NotLeaderError
-from elastic_agent.transport.etcd import links as etcd
+from elastic_agent.transport.etcd import link as etcd
 from elastic_agent.transport.etcd.client import EtcdClient, prefix_end
 from elastic_agent.transport.etcd.plans import UnknownPlanError
 from elastic_agent.values import EtcdAccess

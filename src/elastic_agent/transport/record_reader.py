@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from elastic_agent.logs import get_logger
 from elastic_agent.protocol import MAX_TOLD_GENERATION, Lease, Member, RecordError, decode
 
 GONE = b"-"
 """Stands where a forgotten incarnation's records were: they can be written no more."""
 
 _MOST_COMPLAINTS = 1000
+
+Complain = Callable[[str], None]
+"""Told in words of what is in the store and should not be."""
+
+
+def log_complaint(complaint: str) -> None:
+    """Log it."""
+    get_logger().warning("ignored an invalid record in the store", what=complaint)
 
 
 class RecordReader:

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
-from .links import (
-    C10dCoordinatorLink,
-    C10dHost,
-    C10dInbox,
-    C10dLink,
-    agree_run_id,
-    dial,
-    find_or_host,
-    open_store,
-    release_run_id,
-)
+from .connection import agree_run_id, open_store, release_run_id
+from .coordinator_link import C10dCoordinatorLink, C10dInbox
+from .host import C10dHost, find_or_host
+from .link import C10dLink, dial
 from .store import CALL_TIMEOUT_S, StoreClient
 
 __all__ = [

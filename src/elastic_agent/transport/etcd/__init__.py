@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from .client import CALL_TIMEOUT_S, EtcdClient, Revisions
-from .links import (
-    EtcdLink,
-    KeptLeases,
-    Leadership,
-    NotLeaderError,
-    RunKeys,
-    await_vacancy,
-    campaign_for,
-    run_life,
-    store_id,
-)
+from .keys import RunKeys, run_life, store_id
+from .leadership import Leadership, NotLeaderError, await_vacancy, campaign_for
+from .link import EtcdLink, KeptLeases
 from .plans import UnknownPlanError
 
 __all__ = [

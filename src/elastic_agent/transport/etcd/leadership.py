@@ -1,15 +1,4 @@
-"""etcd as transport: everybody's links to one run, and the coordinator's term of office.
-
-Keys, all under ``<prefix>/1/``:
-
-    id                       random name of this etcd's life (another one means that its data were lost), and
-                             the etcd lease whose rest tells how old it is
-    r/<run>/life             random name of this life of the run's records, which ends when they are removed
-    r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
-    r/<run>/plan             the newest plan (see :mod:`.plans`)
-    r/<run>/status           what the coordinator waits for, in words
-    r/<run>/leader           who coordinates
-    r/<run>/ended            of the last life: generation, verdict and what else the next one has to know
+"""Leadership of a run in etcd: the coordinator's link, and how an agent becomes the coordinator.
 
 A lease is renewed and revoked by transactions on its record, as in every store of ours, and judged by the
 coordinator's clock. The leases of etcd itself serve two ends: records of nodes that have died with everybody
@@ -21,19 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
-import secrets
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
-import msgspec
-
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import History, Lease, Member, Plan, RecordError, decode, encode
-from elastic_agent.transport.base import NotAStoreError, Snapshot, StoreLostError
-from elastic_agent.transport.record_reader import GONE, RecordReader, lease_in
+from elastic_agent.transport.base import Snapshot, StoreLostError
+from elastic_agent.transport.record_reader import GONE, RecordReader, lease_in, log_complaint
 
 from .client import (
     MAX_OPERATIONS,
@@ -41,7 +25,6 @@ from .client import (
     EtcdClient,
     LeaseGoneError,
     delete,
-    exists,
     get,
     has_value,
     is_missing,
@@ -50,13 +33,10 @@ from .client import (
     was_created_at,
     was_written_at,
 )
+from .keys import AGE_KNOWN_S, MAX_STATUS_CHARS, NAME_WITH_AGE, RunKeys, found_in
 from .plans import PlanReader, UnknownPlanError
 from .watch import Watch
 
-KEPT_LEASES = 4.0
-"""So many lease times after its last sign of life, what a node wrote goes by itself."""
-
-LEAST_KEPT_S = 20.0
 LEADER_LEASES = 0.6
 """The coordinator's key lasts this part of a lease: another agent is to take over within one."""
 
@@ -69,273 +49,12 @@ GRAVE_S = 3600
 ENDED_S = 30 * 24 * 3600
 """How long the generations of a run that ended are remembered in etcd, so that the next one of its name goes above."""
 
-AGE_KNOWN_S = 2 * 3600
-"""How long the age of an etcd's life is known: for the longest lease, and as much margin."""
-
-_NAME_WITH_AGE = re.compile(r"[0-9a-f]{16}L([0-9a-f]{1,16})")
-
-MAX_STATUS_CHARS = 2048
-
-Complain = Callable[[str], None]
 _Pair = tuple[Any | None, Any | None]
 """A member record and a lease, each as etcd stores it (KeyValue)."""
 
 
 class NotLeaderError(StoreLostError):
     """Another agent coordinates the run now."""
-
-
-def _log_complaint(complaint: str) -> None:
-    get_logger().warning("ignored an invalid record in the store", what=complaint)
-
-
-class RunKeys:
-    """Where the records of one run lie."""
-
-    def __init__(self, prefix: str, run_id: str) -> None:
-        """``prefix``: of everything of ours in this etcd."""
-        self.shown = f"{prefix.rstrip('/')}/1/r/{run_id}"
-        self.root = f"{self.shown}/".encode()
-        self.members, self.leases = self.root + b"m/", self.root + b"l/"
-        self.plan, self.status, self.leader = (self.root + name for name in (b"plan", b"status", b"leader"))
-        self.life, self.ended = self.root + b"life", self.root + b"ended"
-        self.id = _id_key(prefix)
-
-    def member(self, incarnation: str) -> bytes:
-        """The key of its member record."""
-        return self.members + incarnation.encode()
-
-    def lease(self, incarnation: str) -> bytes:
-        """The key of its lease."""
-        return self.leases + incarnation.encode()
-
-
-class KeptLeases:
-    """The etcd leases that a node's records hang on; they outlive any one connection."""
-
-    def __init__(self, lease_ttl_s: float) -> None:
-        """``lease_ttl_s``: of the node's own lease, seconds."""
-        self._ttl_s = math.ceil(max(LEAST_KEPT_S, KEPT_LEASES * lease_ttl_s))
-        self._ids: dict[str, int] = {}
-        self._renewed_s: dict[str, float] = {}
-
-    def of(self, client: EtcdClient, incarnation: str) -> int:
-        """The lease of this incarnation's records; kept alive now and then."""
-        lease_id, now_s = self._ids.get(incarnation), time.monotonic()
-        if lease_id is not None and now_s - self._renewed_s[incarnation] > self._ttl_s / 4:
-            try:
-                client.keep_alive(lease_id)
-                self._renewed_s[incarnation] = now_s
-            except LeaseGoneError:
-                lease_id = None
-        if lease_id is None:
-            lease_id = self._ids[incarnation] = client.grant(self._ttl_s)
-            self._renewed_s[incarnation] = now_s
-        return lease_id
-
-    def gone(self, incarnation: str) -> None:
-        """etcd says that there is no such lease."""
-        self._ids.pop(incarnation, None)
-
-
-def store_id(client: EtcdClient, prefix: str) -> str:
-    """The random name of this etcd's life; made up by whoever comes first.
-
-    Raises:
-        NotAStoreError: something else of that name is there.
-    """
-    key = _id_key(prefix)
-    found = client.get(key)
-    if found is None:
-        _begin_life(client, key)
-        found = client.get(key)
-    name = found.value.decode("ascii", "replace") if found is not None else ""
-    if not (name.isalnum() and len(name) <= 64):
-        raise NotAStoreError(
-            f"{key.decode()} in etcd was not written by elastic-agent: {name[:40]!r}; give another "
-            "--etcd-prefix"
-        )
-    return name
-
-
-def _id_key(prefix: str) -> bytes:
-    return f"{prefix.rstrip('/')}/1/id".encode()
-
-
-def _begin_life(client: EtcdClient, key: bytes) -> None:
-    """Name this etcd's life, unless another agent has just done so."""
-    age = client.grant(AGE_KNOWN_S)  # when the data that were there before, if any, are gone already
-    name = f"{secrets.token_hex(8)}L{age:x}"
-    if not client.transact([is_missing(key)], [put(key, name.encode())]).succeeded:
-        client.revoke(age)
-
-
-def run_life(client: EtcdClient, keys: RunKeys) -> bytes:
-    """The random name of this life of the run's records; made up by the first node that comes."""
-    found = client.get(keys.life)
-    if found is None:
-        made = secrets.token_hex(4).encode()
-        done = client.transact([is_missing(keys.life)], [put(keys.life, made)], [get(keys.life)])
-        return made if done.succeeded else _value(done.responses[0]) or made
-    return bytes(found.value)
-
-
-class EtcdLink:
-    """A node's connection to one run (see ``NodeLink``)."""
-
-    def __init__(
-        self,
-        client: EtcdClient,
-        keys: RunKeys,
-        store: str,
-        kept: KeptLeases,
-        complain: Complain = _log_complaint,
-        let_go: Callable[[], None] = lambda: None,
-        on_renewal: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Use a connection.
-
-        Args:
-            client: closed with the link.
-            keys: of the run.
-            store: this etcd's name.
-            kept: the etcd leases that records hang on.
-            complain: told of what is there and should not be.
-            let_go: called when the link is closed.
-            on_renewal: called when a lease was written.
-        """
-        self._client = client
-        self._let_go = let_go
-        self._on_renewal = on_renewal
-        self._keys = keys
-        self._store_id = store
-        self._kept = kept
-        self._plans = PlanReader(client, keys.plan, complain)
-        self._watch: Watch | None = None
-        self._written: dict[str, int] = {}
-        """In which revision this incarnation's member record was written, as far as known."""
-        self._life = run_life(client, keys)
-
-    @property
-    def store_id(self) -> str:
-        """Random name of this etcd's life, and of the run's in it."""
-        return f"{self._store_id}.{self._life.decode('ascii', 'replace')}"
-
-    @property
-    def local_address(self) -> str:
-        """This machine's address on the way to etcd."""
-        return self._client.local_address
-
-    def register(self, member: Member, lease: Lease) -> Lease | None:
-        """Write both records at once, unless the lease was revoked.
-
-        Raises:
-            StoreLostError: also if an earlier run of this name was removed since this link was dialled; plan
-                versions start anew then, as in a new store.
-        """
-        name = lease.incarnation
-        lease_key, member_key = self._keys.lease(name), self._keys.member(name)
-        while True:
-            stored = self._client.get(lease_key)
-            earlier = lease_in(stored.value if stored is not None else None, name)
-            if stored is not None and (stored.value == GONE or (earlier is not None and earlier.revoked)):
-                return None
-            if earlier is not None:
-                lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
-            done = self._transact(
-                name,
-                [
-                    has_value(self._keys.life, self._life),
-                    was_written_at(lease_key, stored.mod_revision if stored is not None else 0),
-                ],
-                {lease_key: encode(lease), member_key: encode(member)},
-                [get(self._keys.life)],
-            )
-            if done.succeeded:
-                self._written[name] = done.header.revision
-                self._on_renewal()
-                return lease
-            if _value(done.responses[0]) != self._life:
-                raise StoreLostError("etcd has removed the records of the earlier run of this name")
-
-    def write(self, member: Member) -> None:
-        """Replace the member record, if the incarnation is still known; a late write never undoes a newer one."""
-        name = member.incarnation
-        key, data = self._keys.member(name), encode(member)
-        while True:
-            known = self._written.get(name, -1)
-            done = self._transact(
-                name, [was_written_at(key, known), exists(self._keys.lease(name))], {key: data}, [get(key)]
-            )
-            if done.succeeded:
-                self._written[name] = done.header.revision
-                return
-            found = done.responses[0].response_range.kvs
-            if not found or found[0].mod_revision == known or found[0].value == GONE:
-                return  # it was forgotten: its lease tells
-            self._written[name] = found[0].mod_revision
-
-    def renew(self, expected: Lease, renewed: Lease) -> bool:
-        """Compare-and-set the lease."""
-        name, key = expected.incarnation, self._keys.lease(expected.incarnation)
-        done = self._transact(name, [has_value(key, encode(expected))], {key: encode(renewed)})
-        if done.succeeded:
-            self._on_renewal()
-        return bool(done.succeeded)
-
-    def _transact(
-        self, name: str, compare: list[Any], write: Mapping[bytes, bytes], otherwise: Sequence[Any] = ()
-    ) -> Any:
-        """A transaction that writes keys which hang on this incarnation's etcd lease."""
-        for _ in range(2):
-            kept = self._kept.of(self._client, name)
-            try:
-                return self._client.transact(
-                    compare, [put(key, value, kept) for key, value in write.items()], otherwise
-                )
-            except LeaseGoneError:
-                self._kept.gone(name)
-        raise StoreLostError("etcd leases expire as fast as they are granted")
-
-    def read_lease(self, incarnation: str) -> Lease | None:
-        """The lease as it stands, or None; also where something else was written over it."""
-        found = self._client.get(self._keys.lease(incarnation))
-        return lease_in(found.value if found is not None else None, incarnation)
-
-    def read_plan(self) -> Plan | None:
-        """The newest plan, or None before the first."""
-        return self._plans.read()
-
-    def read_status(self) -> str:
-        """What the coordinator waits for, in words."""
-        found = self._client.get(self._keys.status)
-        text = found.value.decode("utf-8", "replace") if found is not None else ""
-        return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
-
-    def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
-        """Wait for a newer plan, by a watch that stays open."""
-        plan = self._plans.read()  # by a majority: a member that was cut off from it is found out here
-        deadline_s = time.monotonic() + timeout_s
-        while plan is None or plan.version <= after_version:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return None
-            if self._watch is None:
-                self._watch = Watch(self._client, self._keys.plan, None, self._plans.next_revision)
-            try:
-                plan = self._plans.follow(self._watch.wait(left_s))
-            except CompactedError:
-                self._watch = None
-                plan = self._plans.read()
-        return plan
-
-    def close(self) -> None:
-        """Let go of the connection; ends what is under way."""
-        self._let_go()
-        self._client.close()
-
-
-# -- the coordinator's side ----------------------------------------------------------------------
 
 
 class Leadership:
@@ -358,7 +77,7 @@ class Leadership:
         self._is_leader = was_created_at(keys.leader, since)
         self._since = since
         self._records = RecordReader(keys.shown)
-        self._plans = PlanReader(client, keys.plan, _log_complaint)
+        self._plans = PlanReader(client, keys.plan, log_complaint)
         self._next_revision = since
         self._watch: Watch | None = None
         self._lost = ""
@@ -446,7 +165,7 @@ class Leadership:
             everything = self._everything()
             return {name: everything[name] for name in names if name in everything}
         wanted = [get(key) for name in names for key in (self._keys.member(name), self._keys.lease(name))]
-        answers = [_stored(one) for one in self._client.transact([], wanted).responses] if wanted else []
+        answers = [found_in(one) for one in self._client.transact([], wanted).responses] if wanted else []
         for position, name in enumerate(names):
             found[name] = (answers[2 * position], answers[2 * position + 1])
         return found
@@ -483,7 +202,7 @@ class Leadership:
         try:
             return decode(History, found.value)
         except RecordError as error:
-            _log_complaint(f"{self._keys.ended.decode()}: {error}")
+            log_complaint(f"{self._keys.ended.decode()}: {error}")
             return None
 
     def store_age_s(self) -> float:
@@ -494,7 +213,7 @@ class Leadership:
         found = self._client.get(self._keys.id)
         if found is None:  # lost this moment: who dials next begins the next life
             return 0.0
-        named = _NAME_WITH_AGE.fullmatch(found.value.decode("ascii", "replace"))
+        named = NAME_WITH_AGE.fullmatch(found.value.decode("ascii", "replace"))
         left_s = self._client.left_s(int(named[1], 16)) if named is not None else -1
         return max(0.0, AGE_KNOWN_S - left_s - 1.0) if left_s >= 0 else math.inf  # etcd tells whole seconds
 
@@ -621,14 +340,3 @@ def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: f
         if any(leader in news.deleted for news in changes):
             return True
     return client.get(leader) is None
-
-
-def _stored(response: Any) -> Any | None:
-    """What one operation of a transaction found: a KeyValue, or None."""
-    found = response.response_range.kvs
-    return found[0] if found else None
-
-
-def _value(response: Any) -> bytes | None:
-    found = _stored(response)
-    return found.value if found is not None else None

@@ -1,0 +1,75 @@
+"""Connections to a c10d store, and the run id that the agents of a job agree on there."""
+
+from __future__ import annotations
+
+from elastic_agent.transport.addresses import connect, local_address_towards
+from elastic_agent.transport.base import (
+    NotAStoreError,
+)
+from elastic_agent.transport.record_reader import log_complaint
+from elastic_agent.values import Endpoint
+
+from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
+from .store import StoreClient
+from .wire import probe_store
+
+BIRTH_S = 2.0
+"""A new store's id is written within this time of its port being open."""
+
+
+def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, str]:
+    """A connection to the store at the endpoint, its id, and our own address on the way there.
+
+    Raises:
+        UnreachableError: nobody answers, or nobody answers in time.
+        NotAStoreError: what answers is no store of ours.
+        StoreLostError: it broke off in between.
+    """
+    probe = connect(endpoint.host, endpoint.port, timeout_s)
+    try:
+        local_address = local_address_towards(endpoint.host, probe)
+        answering = str(probe.getpeername()[0])
+        probe_store(probe, timeout_s, str(endpoint))
+    finally:
+        probe.close()
+    client = StoreClient(answering, endpoint.port, timeout_s)
+    return client, _store_id(client, endpoint), local_address
+
+
+def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
+    """The id that our hosts write into their stores when they are born."""
+    key = f"{ROOT}/id"
+    data = client.peek_awaited(key)
+    if data is None and client.wait(key, BIRTH_S):
+        data = client.peek_awaited(key)
+    name = name_in(data or b"")
+    if name is None:
+        raise NotAStoreError(
+            f"the store at {endpoint} was not created by elastic-agent (is a torchrun job using the "
+            "port?); use another port, or stop that job"
+        )
+    return name
+
+
+def agree_run_id(endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float) -> str:
+    """The run id of this job at the endpoint: the one agreed before, else ``proposal``."""
+    client, _, _ = open_store(endpoint, timeout_s)
+    key = f"{ROOT}/default/{fingerprint}"
+    agreed = client.exchange(key, b"", proposal.encode())
+    while (name := name_in(agreed)) is None:
+        expected = b""
+        if agreed != CLEARING:  # nobody of ours wrote that
+            log_complaint(f"{key}: {agreed[:64]!r} is not a run id")
+            expected = agreed
+        agreed = client.exchange(key, expected, proposal.encode())
+    jobs = f"{run_prefix(name)}/jobs"
+    if fingerprint not in names_in(client.peek(jobs) or b""):
+        enlist(client, jobs, fingerprint)
+        client.confirm()
+    return name
+
+
+def release_run_id(endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float) -> None:
+    """That run is over: the next job with this fingerprint is another run."""
+    client, _, _ = open_store(endpoint, timeout_s)
+    client.exchange(f"{ROOT}/default/{fingerprint}", run_id.encode(), b"")

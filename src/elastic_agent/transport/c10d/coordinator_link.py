@@ -1,0 +1,174 @@
+"""The coordinator's link to one run in a c10d store, and its inbox of hints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from elastic_agent.protocol import Lease, Member, Plan, encode
+from elastic_agent.transport.base import (
+    Snapshot,
+)
+from elastic_agent.transport.record_reader import GONE, Complain, RecordReader, lease_in, log_complaint
+
+from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefix
+from .plans import PlanReader, PlanWriter
+from .store import StoreClient
+
+MAX_HINTS = 4096
+"""So many hints are taken at once; the rest is taken the next time."""
+MAX_RUNS_BYTES = 1024 * 1024
+"""So much of the list of runs is read; runs beyond it make themselves known by hints."""
+
+
+class C10dInbox:
+    """Hints for the coordinator, over all runs of the store."""
+
+    def __init__(self, waiting: StoreClient, asking: StoreClient, complain: Complain = log_complaint) -> None:
+        self._waiting = waiting
+        self._asking = asking
+        self._complain = complain
+        self._complained = False
+        self._key = f"{ROOT}/inbox"
+
+    def wait(self, timeout_s: float) -> list[tuple[str, str]]:
+        """Block until a hint comes; all that are there. Empty at the time-out, or when woken."""
+        items = self._waiting.pop(self._key, timeout_s, MAX_HINTS)
+        return [hint for item in dict.fromkeys(items) if (hint := self._hint(item)) is not None]
+
+    def _hint(self, item: bytes) -> tuple[str, str] | None:
+        if not item:
+            return None  # only to wake us
+        run_id, _, incarnation = item[:512].partition(b" ")
+        names = name_in(run_id), name_in(incarnation)
+        if names[0] is not None and names[1] is not None:
+            return names[0], names[1]
+        if not self._complained:  # once is enough: whoever writes there writes much
+            self._complained = True
+            self._complain(f"{self._key}: {item[:64]!r} is not a hint")
+        return None
+
+    def runs(self) -> tuple[str, ...]:
+        """Every run that ever registered here."""
+        return tuple(names_in((self._asking.peek(f"{ROOT}/runs") or b"")[:MAX_RUNS_BYTES]))
+
+    def strike(self, run_id: str) -> None:
+        """Take a removed run off that list."""
+        key = f"{ROOT}/runs"
+        while run_id in names_in(listed := self._asking.peek(key) or b""):
+            others = [name for name in names_in(listed) if name != run_id]
+            self._asking.exchange(key, listed, "".join(f"\n{name}\n" for name in others).encode())
+
+    def wake(self) -> None:
+        """Wake the waiting thread (from another one)."""
+        self._asking.push(self._key, "")
+
+
+class C10dCoordinatorLink:
+    """The coordinator's connection to one run (see ``CoordinatorLink``)."""
+
+    def __init__(self, client: StoreClient, run_id: str, complain: Complain = log_complaint) -> None:
+        self._client = client
+        self._prefix = run_prefix(run_id)
+        self._plans = PlanReader(client, self._prefix, complain)
+        self._writer = PlanWriter(client, self._prefix, self._plans)
+        self._known: dict[str, None] = {}
+        """Everybody on the roster who is not forgotten, in its order."""
+        self._roster_read = 0
+        self._forgotten: set[str] = set()
+        self._records = RecordReader(self._prefix)
+
+    def read(self, incarnations: Collection[str] | None) -> Snapshot:
+        """Records of these incarnations, or of all. A bad one is described once for each content."""
+        names = self._everybody() if incarnations is None else list(incarnations)
+        keys = [f"{self._prefix}/{kind}/{name}" for name in names for kind in "ml"]
+        found = self._client.peek_many(keys)
+        rejected: list[str] = []
+        members: dict[str, Member] = {}
+        for name in names:
+            data = found.get(f"{self._prefix}/m/{name}", GONE)
+            member = self._records.member(name, data, rejected)
+            if member is not None:
+                members[name] = member
+                self._known.setdefault(
+                    name
+                )  # the roster's line of one that came while it was removed is lost
+        leases = self._records.leases(self._leases_in(names, found), rejected)
+        return Snapshot(members, leases, tuple(rejected))
+
+    def _leases_in(self, names: Collection[str], found: Mapping[str, bytes]) -> dict[str, bytes]:
+        return {name: found.get(f"{self._prefix}/l/{name}", GONE) for name in names}
+
+    def read_leases(self) -> Mapping[str, Lease]:
+        """All leases."""
+        names = self._everybody()
+        found = self._client.peek_many([f"{self._prefix}/l/{name}" for name in names])
+        return self._records.leases(self._leases_in(names, found), None)
+
+    def _everybody(self) -> list[str]:
+        """The roster only grows: what is new of it is read."""
+        roster = self._client.peek(f"{self._prefix}/roster") or b""
+        if len(roster) < self._roster_read:
+            self._roster_read = 0  # somebody wrote over it; whom we know we know
+        for name in names_in(roster[self._roster_read :]):
+            if name not in self._forgotten:
+                self._known.setdefault(name)
+        self._roster_read = len(roster)
+        return list(self._known)
+
+    def has_begun(self) -> bool:
+        """Whether a node has registered, or a plan is there; else the run is only a name."""
+        return bool(self.read(None).members) or self.read_plan() is not None
+
+    def read_plan(self) -> Plan | None:
+        """The newest plan, or None before the first."""
+        return self._plans.newest()
+
+    def publish(self, plan: Plan) -> bool:
+        """The first writer of a version wins."""
+        return self._writer.publish(plan)
+
+    def revoke(self, lease: Lease, why: str = "") -> bool:
+        """Compare-and-set the lease to its revoked form."""
+        key = f"{self._prefix}/l/{lease.incarnation}"
+        wanted = encode(lease.revoke(why))
+        stored = self._client.exchange(key, encode(lease), wanted)
+        if stored != wanted and stored != encode(lease) and lease_in(stored, lease.incarnation) == lease:
+            stored = self._client.exchange(key, stored, wanted)  # the same, spelled otherwise
+        return stored == wanted
+
+    def write_status(self, text: str) -> None:
+        """Say in words what is awaited."""
+        self._client.put(f"{self._prefix}/status", text[:MAX_STATUS_CHARS].encode("utf-8", "replace"))
+
+    def forget(self, incarnation: str) -> None:
+        """Remove an incarnation's records, for good."""
+        self._known.pop(incarnation, None)
+        self._forgotten.add(incarnation)
+        for kind in "lm":
+            self._client.put(f"{self._prefix}/{kind}/{incarnation}", GONE)
+
+    def remove_run(self) -> bool:
+        """Remove everything of a run that nobody needs any more; False if somebody new has come.
+
+        The run's life ends first: who registers meanwhile notices that at the end, and begins anew; who had
+        registered before is on the roster.
+        """
+        self._client.delete([f"{self._prefix}/life"])
+        roster = names_in(self._client.peek(f"{self._prefix}/roster") or b"")
+        if not {*roster} <= self._known.keys() | self._forgotten:
+            return False
+        self._writer.remove_all()
+        self._release_jobs()
+        records = [f"{self._prefix}/{kind}/{name}" for name in {*roster, *self._known} for kind in "ml"]
+        self._client.delete([*records, *(f"{self._prefix}/{name}" for name in ("status", "jobs", "roster"))])
+        return True
+
+    def _release_jobs(self) -> None:
+        """Remove what says that a job's run is this one; what says that it is another one stays."""
+        run_id = self._prefix.rpartition("/")[2].encode()
+        for fingerprint in names_in(self._client.peek(f"{self._prefix}/jobs") or b""):
+            key = f"{ROOT}/default/{fingerprint}"
+            for expected in (run_id, b""):
+                if self._client.exchange(key, expected, CLEARING) == CLEARING:
+                    self._client.delete([key])
+                    break

@@ -1,0 +1,103 @@
+"""The server of a c10d store, hosted in this process."""
+
+from __future__ import annotations
+
+import resource
+import secrets
+import socket
+
+from torch._C._distributed_c10d import TCPStore
+
+from elastic_agent.transport.addresses import connect, is_local, listen, resolve
+from elastic_agent.transport.base import (
+    NotAStoreError,
+    StoreLostError,
+    UnreachableError,
+)
+from elastic_agent.values import Endpoint
+
+from .bootstrap import own_address, serve
+from .coordinator_link import C10dCoordinatorLink, C10dInbox
+from .keys import ROOT
+from .store import CALL_TIMEOUT_S, StoreClient, store_errors
+
+MOST_OPEN_FILES = 65536
+
+
+def find_or_host(endpoint: Endpoint, timeout_s: float) -> C10dHost | None:
+    """Host the store if nobody does and the endpoint is this machine; None if somebody does.
+
+    Raises:
+        UnreachableError: nobody answers, and the endpoint is another machine.
+        NotAStoreError: something else listens there.
+    """
+    if endpoint.port != 0:
+        try:
+            connect(endpoint.host, endpoint.port, timeout_s).close()
+        except UnreachableError:
+            if not is_local(resolve(endpoint.host)):
+                raise
+        else:
+            return None
+    try:
+        sock = listen(endpoint.host, endpoint.port)
+    except OSError as error:
+        try:
+            connect(endpoint.host, endpoint.port, timeout_s).close()  # another agent was quicker
+        except UnreachableError:
+            raise NotAStoreError(
+                f"port {endpoint.port} of this machine cannot be used ({error.strerror}) and no store "
+                "answers there; use another port"
+            ) from None
+        return None
+    return C10dHost(sock)
+
+
+class C10dHost:
+    """The store's server in this process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Serve on a listening socket, which becomes the store's.
+
+        Raises:
+            StoreLostError: the server could not be made.
+        """
+        _allow_many_connections()
+        self.port = int(sock.getsockname()[1])
+        self.store_id = secrets.token_hex(8)
+        self._address = own_address(sock)
+        self._shared: StoreClient | None = None
+        """The connection of all coordinator's links: a run that is only a name must cost nothing."""
+        with store_errors():
+            self._store: TCPStore | None = serve(sock)
+            self._store.set(f"{ROOT}/id", self.store_id)
+
+    def inbox(self) -> C10dInbox:
+        """The coordinator's inbox, on connections of its own."""
+        return C10dInbox(self._client(), self._client())
+
+    def coordinator_link(self, run_id: str) -> C10dCoordinatorLink:
+        """The coordinator's link to one run. All of them share a connection, and are used by one thread at a time."""
+        if self._shared is not None:
+            try:
+                self._shared.confirm()
+            except StoreLostError:
+                self._shared = None
+        if self._shared is None:
+            self._shared = self._client()
+        return C10dCoordinatorLink(self._shared, run_id)
+
+    def _client(self) -> StoreClient:
+        return StoreClient(self._address, self.port, CALL_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._store = None
+
+
+def _allow_many_connections() -> None:
+    """Every node holds two connections to the host; the usual limit of 1024 open files would end at 500 nodes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,55 @@
+"""Where the records of all runs lie in a c10d store.
+
+Keys, all under ``elastic-agent/1/``:
+
+    id                       random name of this store's life
+    runs                     every run id that ever registered, one a line (append)
+    inbox                    queue of "<run id> <incarnation>": hints for the coordinator
+    default/<fingerprint>    the run id agreed for a job that gave none
+    r/<run>/life             random name of this life of the run's records, which ends when they are removed
+    r/<run>/jobs             fingerprints of the jobs for which this run was agreed, one a line (append)
+    r/<run>/roster           every incarnation that ever registered, one a line (append)
+    r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
+    r/<run>/plan/<version>   a plan; the first writer of a version wins (see :mod:`.plans`)
+    r/<run>/latest           newest plan version  r/<run>/part/<digest>    part of a plan, by content
+    r/<run>/status           what the coordinator waits for, in words
+
+Whatever else is found under these keys was not written by us: it is reported once and passed over.
+"""
+
+from __future__ import annotations
+
+import re
+
+from elastic_agent.values import NAME_PATTERN
+
+from .store import StoreClient
+
+ROOT = "elastic-agent/1"
+MAX_STATUS_CHARS = 2048
+
+CLEARING = b"\x00"
+"""Stands for a moment where an agreed run id was: it is about to be removed."""
+
+_NAME = re.compile(NAME_PATTERN)
+
+
+def run_prefix(run_id: str) -> str:
+    return f"{ROOT}/r/{run_id}"
+
+
+def name_in(data: bytes) -> str | None:
+    """A run id, an incarnation or a store id, if it is one."""
+    text = data.decode("ascii", "replace")
+    return text if _NAME.fullmatch(text) else None
+
+
+def names_in(data: bytes) -> list[str]:
+    """The lines of a roster that are names, each once; what else was appended is skipped."""
+    names = (name_in(line) for line in data.split(b"\n"))
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def enlist(client: StoreClient, roster: str, name: str) -> None:
+    """Add a line; it begins with a line's end, should anybody have left one unfinished."""
+    client.append(roster, f"\n{name}")

@@ -1,0 +1,216 @@
+"""A node's link to one run in etcd."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from elastic_agent.protocol import Lease, Member, Plan, encode
+from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport.record_reader import GONE, Complain, lease_in, log_complaint
+
+from .client import (
+    CompactedError,
+    EtcdClient,
+    LeaseGoneError,
+    exists,
+    get,
+    has_value,
+    put,
+    was_written_at,
+)
+from .keys import MAX_STATUS_CHARS, RunKeys, run_life, value_in
+from .plans import PlanReader
+from .watch import Watch
+
+KEPT_LEASES = 4.0
+"""So many lease times after its last sign of life, what a node wrote goes by itself."""
+
+LEAST_KEPT_S = 20.0
+
+
+class KeptLeases:
+    """The etcd leases that a node's records hang on; they outlive any one connection."""
+
+    def __init__(self, lease_ttl_s: float) -> None:
+        """``lease_ttl_s``: of the node's own lease, seconds."""
+        self._ttl_s = math.ceil(max(LEAST_KEPT_S, KEPT_LEASES * lease_ttl_s))
+        self._ids: dict[str, int] = {}
+        self._renewed_s: dict[str, float] = {}
+
+    def of(self, client: EtcdClient, incarnation: str) -> int:
+        """The lease of this incarnation's records; kept alive now and then."""
+        lease_id, now_s = self._ids.get(incarnation), time.monotonic()
+        if lease_id is not None and now_s - self._renewed_s[incarnation] > self._ttl_s / 4:
+            try:
+                client.keep_alive(lease_id)
+                self._renewed_s[incarnation] = now_s
+            except LeaseGoneError:
+                lease_id = None
+        if lease_id is None:
+            lease_id = self._ids[incarnation] = client.grant(self._ttl_s)
+            self._renewed_s[incarnation] = now_s
+        return lease_id
+
+    def gone(self, incarnation: str) -> None:
+        """etcd says that there is no such lease."""
+        self._ids.pop(incarnation, None)
+
+
+class EtcdLink:
+    """A node's connection to one run (see ``NodeLink``)."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: RunKeys,
+        store: str,
+        kept: KeptLeases,
+        complain: Complain = log_complaint,
+        let_go: Callable[[], None] = lambda: None,
+        on_renewal: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Use a connection.
+
+        Args:
+            client: closed with the link.
+            keys: of the run.
+            store: this etcd's name.
+            kept: the etcd leases that records hang on.
+            complain: told of what is there and should not be.
+            let_go: called when the link is closed.
+            on_renewal: called when a lease was written.
+        """
+        self._client = client
+        self._let_go = let_go
+        self._on_renewal = on_renewal
+        self._keys = keys
+        self._store_id = store
+        self._kept = kept
+        self._plans = PlanReader(client, keys.plan, complain)
+        self._watch: Watch | None = None
+        self._written: dict[str, int] = {}
+        """In which revision this incarnation's member record was written, as far as known."""
+        self._life = run_life(client, keys)
+
+    @property
+    def store_id(self) -> str:
+        """Random name of this etcd's life, and of the run's in it."""
+        return f"{self._store_id}.{self._life.decode('ascii', 'replace')}"
+
+    @property
+    def local_address(self) -> str:
+        """This machine's address on the way to etcd."""
+        return self._client.local_address
+
+    def register(self, member: Member, lease: Lease) -> Lease | None:
+        """Write both records at once, unless the lease was revoked.
+
+        Raises:
+            StoreLostError: also if an earlier run of this name was removed since this link was dialled; plan
+                versions start anew then, as in a new store.
+        """
+        name = lease.incarnation
+        lease_key, member_key = self._keys.lease(name), self._keys.member(name)
+        while True:
+            stored = self._client.get(lease_key)
+            earlier = lease_in(stored.value if stored is not None else None, name)
+            if stored is not None and (stored.value == GONE or (earlier is not None and earlier.revoked)):
+                return None
+            if earlier is not None:
+                lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
+            done = self._transact(
+                name,
+                [
+                    has_value(self._keys.life, self._life),
+                    was_written_at(lease_key, stored.mod_revision if stored is not None else 0),
+                ],
+                {lease_key: encode(lease), member_key: encode(member)},
+                [get(self._keys.life)],
+            )
+            if done.succeeded:
+                self._written[name] = done.header.revision
+                self._on_renewal()
+                return lease
+            if value_in(done.responses[0]) != self._life:
+                raise StoreLostError("etcd has removed the records of the earlier run of this name")
+
+    def write(self, member: Member) -> None:
+        """Replace the member record, if the incarnation is still known; a late write never undoes a newer one."""
+        name = member.incarnation
+        key, data = self._keys.member(name), encode(member)
+        while True:
+            known = self._written.get(name, -1)
+            done = self._transact(
+                name, [was_written_at(key, known), exists(self._keys.lease(name))], {key: data}, [get(key)]
+            )
+            if done.succeeded:
+                self._written[name] = done.header.revision
+                return
+            found = done.responses[0].response_range.kvs
+            if not found or found[0].mod_revision == known or found[0].value == GONE:
+                return  # it was forgotten: its lease tells
+            self._written[name] = found[0].mod_revision
+
+    def renew(self, expected: Lease, renewed: Lease) -> bool:
+        """Compare-and-set the lease."""
+        name, key = expected.incarnation, self._keys.lease(expected.incarnation)
+        done = self._transact(name, [has_value(key, encode(expected))], {key: encode(renewed)})
+        if done.succeeded:
+            self._on_renewal()
+        return bool(done.succeeded)
+
+    def _transact(
+        self, name: str, compare: list[Any], write: Mapping[bytes, bytes], otherwise: Sequence[Any] = ()
+    ) -> Any:
+        """A transaction that writes keys which hang on this incarnation's etcd lease."""
+        for _ in range(2):
+            kept = self._kept.of(self._client, name)
+            try:
+                return self._client.transact(
+                    compare, [put(key, value, kept) for key, value in write.items()], otherwise
+                )
+            except LeaseGoneError:
+                self._kept.gone(name)
+        raise StoreLostError("etcd leases expire as fast as they are granted")
+
+    def read_lease(self, incarnation: str) -> Lease | None:
+        """The lease as it stands, or None; also where something else was written over it."""
+        found = self._client.get(self._keys.lease(incarnation))
+        return lease_in(found.value if found is not None else None, incarnation)
+
+    def read_plan(self) -> Plan | None:
+        """The newest plan, or None before the first."""
+        return self._plans.read()
+
+    def read_status(self) -> str:
+        """What the coordinator waits for, in words."""
+        found = self._client.get(self._keys.status)
+        text = found.value.decode("utf-8", "replace") if found is not None else ""
+        return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
+
+    def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
+        """Wait for a newer plan, by a watch that stays open."""
+        plan = self._plans.read()  # by a majority: a member that was cut off from it is found out here
+        deadline_s = time.monotonic() + timeout_s
+        while plan is None or plan.version <= after_version:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            if self._watch is None:
+                self._watch = Watch(self._client, self._keys.plan, None, self._plans.next_revision)
+            try:
+                plan = self._plans.follow(self._watch.wait(left_s))
+            except CompactedError:
+                self._watch = None
+                plan = self._plans.read()
+        return plan
+
+    def close(self) -> None:
+        """Let go of the connection; ends what is under way."""
+        self._let_go()
+        self._client.close()
