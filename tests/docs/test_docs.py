@@ -99,17 +99,15 @@ def test_files_that_are_named_exist(page: str) -> None:
     assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
 
 
-def test_modules_that_the_protocol_page_names_exist() -> None:
-    table = text_of("docs/protocol.md").partition("## Where it is in the code")[2]
-    rooms = {path.name for path in (ROOT / "src/elastic_agent").iterdir()}
-    for line in table.splitlines():
-        names = re.findall(r"`([\w/*]+\.py)`", line)
-        room = next((name.split("/")[-2] for name in names if "/" in name), "")
-        for name in names:
-            place = name.removeprefix("src/elastic_agent/")
-            place = place if "/" in place else f"{room}/{place}"
-            assert place.split("/")[0] in rooms
-            assert list((ROOT / "src/elastic_agent").glob(place)), f"{place}: no such module"
+def test_modules_that_the_architecture_page_names_exist() -> None:
+    """A name without a folder belongs to the folder of a name before it."""
+    package = ROOT / "src/elastic_agent"
+    for paragraph in re.split(r"\n(?=\d\. |\||\n)", text_of("docs/architecture.md")):
+        folders = [""]
+        for name in re.findall(r"`([a-z][a-z0-9_/]*(?:\.py|/))`", paragraph):
+            found = [folder for folder in folders if (package / folder / name).exists()]
+            assert found, f"{name}: no such module, in: {paragraph}"
+            folders.append(f"{found[0]}/{name.rpartition('/')[0]}".strip("/"))
 
 
 # -- commands and options -----------------------------------------------------------------------
