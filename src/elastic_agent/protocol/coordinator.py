@@ -55,7 +55,7 @@ FORGET_AT_ONCE = 16
 """How many records are removed before the coordinator reads what is new: each takes a round trip to the store."""
 
 ACK_PATIENCE_LEASES = 2.0
-"""How many lease times the verdict is kept for live members that do not acknowledge it."""
+"""How many lease times the outcome is kept for live members that do not acknowledge it."""
 
 
 class Coordinator:
@@ -312,7 +312,7 @@ class Coordinator:
         """Somebody knows of a later generation than this store does.
 
         While a world runs, of a later *world* in which workers may run. A generation that was only to be formed may
-        be one that a coordinator wrote to its disk and could not publish any more, being deposed: no worker ever ran
+        be one that a coordinator wrote to its disk and could not publish, having lost leadership: no worker ever ran
         in it.
         """
         plan = self.plan
@@ -491,7 +491,7 @@ class Coordinator:
     def _still_stopping(now: ClusterView) -> dict[str, float]:
         """Whose workers may still run although the run is over: until then no other life of it may begin.
 
-        Only a stop finds workers running, and these may take longer to end than the verdict is kept.
+        Only a stop finds workers running, and these may take longer to end than the outcome is kept.
         """
         if now.plan.phase is not Phase.STOPPED:
             return {}

@@ -83,7 +83,7 @@ class FailureKind(enum.StrEnum):
     """Workers were ended by a signal that their agent received too; what it asks for follows. Not a failure of
     theirs: it goes with the states RUNNING and YIELDED."""
     TOO_FEW = "too-few"
-    """The verdict of a run for which not enough nodes came in time."""
+    """The outcome of a run for which not enough nodes came in time."""
 
 
 class Phase(enum.StrEnum):
@@ -113,7 +113,7 @@ class Growth(enum.StrEnum):
     NEVER = "never"
     """Only when it re-forms for another reason."""
     AT_NOTICE = "at-notice"
-    """When its training heeds notices, and so loses no step."""
+    """When its training handles notices, and so loses no step."""
     AFTER = "after"
     """Also by a plain restart, some time after the last one came."""
 
@@ -296,7 +296,7 @@ class History(
     outcome: Phase | None = None
     """How the run ended, if it has."""
     settled: bool = False
-    """Everybody alive knew the verdict; whoever comes now begins anew, above this generation."""
+    """Everybody alive knew the outcome; whoever comes now begins anew, above this generation."""
     lease_ttl_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     """The longest lease of any node of the run, seconds."""
     fence_margin_s: Seconds = 0.0

@@ -271,7 +271,7 @@ def _open_s(now: ClusterView, one: Sighting, handles_notices: bool) -> float:
 
 
 def _batch_s(now: ClusterView, handles_notices: bool) -> float:
-    """How long after the last arrival the world grows: training that heeds notices loses nothing by it."""
+    """How long after the last arrival the world grows: training that handles notices loses nothing by it."""
     return now.policy.settle_s if handles_notices else max(now.policy.settle_s, now.policy.grow_delay_s)
 
 

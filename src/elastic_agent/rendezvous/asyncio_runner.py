@@ -37,10 +37,10 @@ async def run_async(steps: Steps[T], perform: Callable[[Effect[Any]], Awaitable[
 
 
 async def call(thread: AbandonableThread, work: Callable[[], T], timeout_s: float) -> T:
-    """Run ``work`` in the lane's thread; if it does not come back in time, leave the thread behind.
+    """Run ``work`` in the thread; if it does not come back in time, leave the thread behind.
 
     Raises:
-        StoreLostError: it did not come back; its outcome is unknown, the lane is of no use any more.
+        StoreLostError: it did not come back; its outcome is unknown, the thread is of no use any more.
     """
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()

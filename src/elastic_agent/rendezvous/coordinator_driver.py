@@ -93,9 +93,9 @@ class RunDriver:
         self.needed = True
         """Whether a live node still depends on the store for this run."""
         self.over = False
-        """Whether the run has its verdict and every live node knows it."""
+        """Whether the run has its outcome and every live node knows it."""
         self.winding_up = False
-        """Whether the run has its verdict, or is about to, and its records are still there."""
+        """Whether the run has its outcome, or is about to, and its records are still there."""
         self._clock = clock
         self._log = log
         self._store_born_s = store_born_s
@@ -137,7 +137,7 @@ class RunDriver:
                 hints = ()
 
     def coordinate_until_over(self) -> Steps[None]:
-        """Coordinate until every live node knows the run's verdict, and remove its records."""
+        """Coordinate until every live node knows the run's outcome, and remove its records."""
         yield from self._begin()
         yield from self._turn(())
         while not self.over:

@@ -36,7 +36,7 @@ class AgentRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Nothing to do: the run ends by its verdict."""
+        """Nothing to do: the run ends by its outcome."""
 
     def num_nodes_waiting(self) -> int:
         """Nobody needs to ask: the agent is told."""

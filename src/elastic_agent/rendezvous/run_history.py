@@ -95,7 +95,7 @@ class RunHistoryStore:
             self._prune()
 
     def settle(self, run_id: str) -> None:
-        """If a verdict is remembered: whoever comes from now on begins a new run under that name."""
+        """If an outcome is remembered: whoever comes from now on begins a new run under that name."""
         known = self.load(run_id)
         if known is not None and known.outcome is not None and not known.settled:
             with contextlib.suppress(
@@ -166,7 +166,7 @@ class BoundedRunHistoryStore(RunHistoryStore):
         return self._disk.submit(f"save {run_id}", lambda: self._history_store.save(run_id, history))
 
     def settle(self, run_id: str) -> None:
-        """If a verdict is remembered: whoever comes from now on begins a new run under that name."""
+        """If an outcome is remembered: whoever comes from now on begins a new run under that name."""
         with contextlib.suppress(TimeoutError):  # it is done later, if this process lives to see it
             self._disk.call(f"settle {run_id}", lambda: self._history_store.settle(run_id), SAVE_TIMEOUT_S)
 

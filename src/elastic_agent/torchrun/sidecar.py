@@ -52,7 +52,7 @@ from .messages import (
 )
 
 LEAVE_TIMEOUT_S = 10.0
-"""How long others are waited for at most when torchrun ends: their acknowledgements, the verdict."""
+"""How long others are waited for at most when torchrun ends: their acknowledgements, the outcome."""
 
 START_S = 60.0
 FLUSH_S = 2.0
@@ -347,7 +347,7 @@ class Sidecar:
     # -- the end --------------------------------------------------------------------------------
 
     async def _part_in_peace(self) -> None:
-        """The workers succeeded: keep what the others need, and see the verdict if it comes soon."""
+        """The workers succeeded: keep what the others need, and see the outcome if it comes soon."""
         if not self._finishing:
             self._finish()
         presence = self._presence

@@ -61,7 +61,7 @@ class Stop:
     """Why it was stopped: preempted, walltime, drain, grow, operator."""
 
     chosen: bool
-    """This node's agent is the one that speaks for the run (the plan's delegate)."""
+    """This node's agent is the one that speaks for the run (the plan's requeuer)."""
 
     @staticmethod
     def of(ending: Ending, incarnation: str) -> Stop:

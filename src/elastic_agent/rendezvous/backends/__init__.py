@@ -1,4 +1,4 @@
-"""The meeting place for a backend."""
+"""The rendezvous backends: a folder for each store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every meeting place of a run has, whatever store the agents meet at."""
+"""What every rendezvous backend has, whatever store it uses."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RendezvousBackend(abc.ABC):
 
     @abc.abstractmethod
     def release(self) -> None:
-        """The run has its verdict: the next job with this fingerprint at the endpoint is another run.
+        """The run has its outcome: the next job with this fingerprint at the endpoint is another run.
 
         Raises:
             TransportError: the store does not answer.
@@ -65,7 +65,7 @@ class RendezvousBackend(abc.ABC):
     def run_ended(self) -> None:
         """This node's part ended in order: the next start of the same job is a new run, under the same name too.
 
-        Only the coordinator learns whether everybody heard the verdict; but any machine may coordinate next time.
+        Only the coordinator learns whether everybody heard the outcome; but any machine may coordinate next time.
         """
         if self.run_id is not None:
             self.history_store.settle(self.run_id)

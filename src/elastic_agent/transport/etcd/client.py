@@ -535,7 +535,7 @@ def _no_permission(shown: str, access: EtcdAccess) -> NotAStoreError:
 
 
 def _broken_connection(details: str, shown: str, access: EtcdAccess) -> TransportError:
-    if access.tls and "CERTIFICATE_VERIFY_FAILED" in details:  # all else is found out in greeting it
+    if access.tls and "CERTIFICATE_VERIFY_FAILED" in details:  # all else is found out by probing it
         return NotAStoreError(
             f"the certificate of etcd at {shown} is not issued by a trusted authority; give --etcd-ca"
         )

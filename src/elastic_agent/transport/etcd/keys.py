@@ -9,7 +9,7 @@ Keys, all under ``<prefix>/1/``:
     r/<run>/plan             the newest plan (see :mod:`.plans`)
     r/<run>/status           what the coordinator waits for, in words
     r/<run>/leader           who coordinates
-    r/<run>/ended            of the last life: generation, verdict and what else the next one has to know
+    r/<run>/ended            of the last life: generation, outcome and what else the next one has to know
 """
 
 from __future__ import annotations

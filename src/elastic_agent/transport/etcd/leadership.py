@@ -3,7 +3,7 @@
 A lease is renewed and revoked by transactions on its record, as in every store of ours, and judged by the
 coordinator's clock. The leases of etcd itself serve two ends: records of nodes that have died with everybody
 else go by themselves, and the ``leader`` key goes with the agent that holds it. Every write of the coordinator is a
-transaction that compares that key, so whoever was deposed writes nothing.
+transaction that compares that key, so a former leader writes nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NotLeaderError(StoreLostError):
 
 
 class Leadership:
-    """One agent's time as coordinator of a run; a ``CoordinatorLink`` that ends when it is deposed.
+    """One agent's time as coordinator of a run; a ``CoordinatorLink`` that ends when another agent leads.
 
     Every call raises :class:`NotLeaderError` when another agent coordinates, and ``StoreLostError``
     when etcd does not answer; either ends the term.

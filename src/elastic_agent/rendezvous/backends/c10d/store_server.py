@@ -102,7 +102,7 @@ class Server:
         self._alive_due_s = 0.0
         self._log = get_logger()
         self._open: set[str] = set()
-        """Runs that began and have no verdict yet."""
+        """Runs that began and have no outcome yet."""
         self._coordinator = CoordinatorThread(
             host.inbox(),
             host.coordinator_link,

@@ -150,7 +150,7 @@ class EtcdBackend(RendezvousBackend):
         port_range: PortRange | None,
         port_rest_s: float,
     ) -> None:
-        """``lease_ttl_s``: of the run's nodes, seconds; ``port_rest_s`` as for every meeting place."""
+        """``lease_ttl_s``: of the run's nodes, seconds; ``port_rest_s`` as for every backend."""
         super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
         self._access = access
         self._members = Members(endpoint, access, min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES))
@@ -204,7 +204,7 @@ class EtcdBackend(RendezvousBackend):
 
     @property
     def busy_with(self) -> list[str]:
-        """The run, while this agent coordinates it and its verdict is not known to everybody."""
+        """The run, while this agent coordinates it and its outcome is not known to everybody."""
         election = self._election
         return [self.run_id] if self.run_id and election is not None and election.winding_up else []
 

@@ -133,7 +133,7 @@ class Election:
 
     @property
     def winding_up(self) -> bool:
-        """Whether this agent coordinates a run that has its verdict, and whose records it is still to remove."""
+        """Whether this agent coordinates a run that has its outcome, and whose records it is still to remove."""
         return self._driver is not None and self._driver.winding_up
 
     def stop(self) -> None:
@@ -207,7 +207,7 @@ class Election:
     def _begin_run(self) -> Steps[float]:
         """The run has no plan: learn how the last one of its name ended, which this machine may have slept through.
 
-        If etcd does not know either, it is the first of its name, or etcd has lost its data: then a verdict that this
+        If etcd does not know either, it is the first of its name, or etcd has lost its data: then an outcome that this
         machine remembers, and of which it does not know that every node heard it, stands.
 
         Returns:

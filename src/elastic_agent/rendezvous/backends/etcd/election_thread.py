@@ -65,7 +65,7 @@ class ElectionThread(threading.Thread):
         self._leadership: Leadership | None = None
         self._keeper: LeaderKeyThread | None = None
         self.winding_up = False
-        """Whether this agent coordinates a run that has its verdict, and whose records it is still to remove."""
+        """Whether this agent coordinates a run that has its outcome, and whose records it is still to remove."""
 
     def stop(self) -> None:
         """End; another agent takes over at once. Waits for etcd a second at most."""
