@@ -11,6 +11,7 @@ from typing import Any
 from elastic_agent.protocol.records import Plan, encode
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
+from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.etcd import (
     EtcdLink,
     KeptLeases,
