@@ -217,6 +217,26 @@ def test_the_coordinator_goes_above_versions_that_somebody_else_wrote(scene: Sce
     thread.abandon()
 
 
+@pytest.mark.parametrize("forged_version", [5, 500_000])
+def test_a_node_that_is_only_about_to_wait_hears_of_versions_that_were_skipped(
+    c10d_scene: C10dScene, monkeypatch: pytest.MonkeyPatch, forged_version: int
+) -> None:
+    coordinator, node = c10d_scene.coordinator(), c10d_scene.node()
+    for version in (1, 2, 3):
+        coordinator.publish(plan(version))
+    wait, following = node._client.wait, plan(forged_version + 2)
+
+    def late_wait(key: str, timeout_s: float) -> bool:
+        monkeypatch.undo()
+        c10d_scene.forge(*(plan(forged_version + more, "forged") for more in (0, 1)))
+        assert not coordinator.publish(plan(4))
+        assert coordinator.publish(following)
+        return wait(key, timeout_s)
+
+    monkeypatch.setattr(node._client, "wait", late_wait)
+    assert node.next_plan(3, PATIENCE_S) == following
+
+
 def test_a_run_is_removed_whatever_versions_its_plans_had(c10d_scene: C10dScene) -> None:
     coordinator, store = c10d_scene.coordinator(), c10d_scene.stranger()
     for version in range(1, 41):

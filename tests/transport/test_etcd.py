@@ -503,15 +503,23 @@ def test_an_agent_that_slept_through_the_end_of_its_run_finds_another_life_of_it
 
 
 def test_a_run_whose_records_were_removed_has_no_coordinator_until_a_node_comes(
-    etcd_scene: EtcdScene,
+    etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, keys = etcd_scene.leadership(), etcd_scene.keys()
     first.remove_run(ENDED)
     first.resign()
     assert campaign(etcd_scene.client(), keys, "sleeper", 5.0, 0.05) is None
     thread = AbandonableThread("standing")
-    client = etcd_scene.client()
+    client, waits = etcd_scene.client(), threading.Event()
+    watch = client.watch
+
+    def announced_watch(*args: Any) -> Any:
+        waits.set()
+        return watch(*args)
+
+    monkeypatch.setattr(client, "watch", announced_watch)
     standing = thread.submit(lambda: campaign(client, keys, "sleeper", 5.0, 10 * PATIENCE_S))
+    assert waits.wait(PATIENCE_S)
     etcd_scene.node()
     assert standing.result(PATIENCE_S) is None, "it stands anew, for this life of the run"
     leadership = etcd_scene.leadership()

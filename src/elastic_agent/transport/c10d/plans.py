@@ -87,15 +87,23 @@ class PlanReader:
 
     def newest(self) -> Plan | None:
         """The newest plan, or None; whatever is no plan is complained of and passed over."""
+        if self._walk() == _CLEARED:
+            self._walk()  # versions go on above a mark that stands last, and the pointer was written before it
+        if self._best is None and self.end > 0:
+            self._look_back()
+        return self._best
+
+    def _walk(self) -> bytes | None:
+        """Take every plan from the start to the last version; returns what stands under that one."""
         version, data = self._start()
+        last = None
         while data is not None:
+            last = data
             self._take(version, data)
             version += 1  # the pointer is written after the plan: look past it
             data = self._client.peek_awaited(self.key(version))
         self.end = version - 1
-        if self._best is None and self.end > 0:
-            self._look_back()
-        return self._best
+        return last
 
     def _start(self) -> tuple[int, bytes | None]:
         """Where to begin: at the version the pointer names, or else after the newest one known."""
@@ -217,6 +225,8 @@ class PlanWriter:
         """Which parts the kept versions need."""
         self._last: int | None = None
         """The last version written."""
+        self._skipped: str | None = None
+        """The key of the mark below versions that were skipped."""
 
     def publish(self, plan: Plan) -> bool:
         """Write the version if it follows the newest and nobody else has written it."""
@@ -235,17 +245,24 @@ class PlanWriter:
             stored = self._client.exchange(key, stored, data)  # no coordinator wrote that
         self._client.put(f"{self._prefix}/latest", str(plan.version).encode())
         self._reader.published(plan)
-        if self._last is not None and plan.version > self._last + KEPT_PLANS:
-            self._leave_behind(self._last)
+        if self._last is not None and plan.version > self._last + 1:
+            self._skip_versions(self._last, plan.version)
         self._last = plan.version
         self._clear_away(plan.version, frozenset(parts))
         return True
 
-    def _leave_behind(self, version: int) -> None:
-        """Remove everything up to this version, as versions go on far above it: another one wrote there."""
-        following = self._reader.key(version + 1)
-        self._client.put(following, _CLEARED)  # wakes the nodes that wait for it
-        self._client.delete([*self._keys_up_to(version), following])
+    def _skip_versions(self, last: int, version: int) -> None:
+        """Go on above versions that another client wrote: wake the nodes that wait for the one after the last.
+
+        The mark stays, for nodes that are only about to wait.
+        """
+        following = self._reader.key(last + 1)
+        self._client.exchange(following, b"", _CLEARED)
+        if version > last + KEPT_PLANS:  # far above, where clearing away would not get to
+            if self._skipped is not None:
+                self._client.delete([self._skipped])
+            self._client.delete(self._keys_up_to(last))
+            self._skipped = following
 
     def _keys_up_to(self, version: int) -> list[str]:
         first = max(1, version - KEPT_PLANS - KEPT_MARKS)
@@ -273,6 +290,8 @@ class PlanWriter:
         self._client.delete(
             [f"{self._prefix}/latest", *keys, *(f"{self._prefix}/part/{digest}" for digest in parts)]
         )
+        if self._skipped is not None:
+            self._client.delete([self._skipped])
 
 
 def _whole(plan: Plan) -> Plan:
