@@ -7,6 +7,8 @@ import sys
 import time
 
 _PAUSE_S = 0.001
+_PATIENCE_S = 0.1
+"""How long threads get at most: autograd's threads for GPUs always look as if they were about to run Python code."""
 
 
 def release_gil_before_finalization() -> None:
@@ -17,9 +19,32 @@ def release_gil_before_finalization() -> None:
     the worker dies of SIGABRT after its work is done ("terminate called without an active exception"). See
     https://github.com/pytorch/pytorch/issues/190489.
     """
-    atexit.register(_release_gil)
+    if sys.version_info < (3, 14):
+        atexit.register(_release_gil)
 
 
 def _release_gil() -> None:
-    if "torch.distributed" in sys.modules:
-        time.sleep(_PAUSE_S)
+    if "torch.distributed" not in sys.modules:
+        return
+    until_s = time.monotonic() + _PATIENCE_S
+    time.sleep(_PAUSE_S)
+    while _threads_without_frame() and time.monotonic() < until_s:
+        time.sleep(_PAUSE_S)  # a busy machine may not have run such a thread yet
+
+
+def _threads_without_frame() -> int:
+    """How many threads have announced themselves to the interpreter, and run no Python code.
+
+    A thread of C++ code creates its thread state, waits for the lock, and deletes the state when it is done.
+    """
+    import ctypes  # here, because it takes some milliseconds to import and most processes need it never
+
+    api = ctypes.pythonapi
+    for name in ("PyInterpreterState_Get", "PyInterpreterState_ThreadHead", "PyThreadState_Next"):
+        getattr(api, name).restype = ctypes.c_void_p
+    states = 0
+    state = api.PyInterpreterState_ThreadHead(ctypes.c_void_p(api.PyInterpreterState_Get()))
+    while state:
+        states += 1
+        state = api.PyThreadState_Next(ctypes.c_void_p(state))
+    return states - len(sys._current_frames())
