@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ FLOORS = [
     {"transport"},
     {"protocol", "client", "config", "logs"},
     {"exit_codes", "sd_notify", "values"},
-    {"linux", "printable"},
+    {"linux", "printable", "worker_variables"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
 
@@ -49,6 +50,7 @@ STANDARD_LIBRARY_ONLY = {
     "printable",
     "linux",
     "sd_notify",
+    "worker_variables",
 }
 
 GUARD = {
@@ -247,3 +249,15 @@ def test_names_of_protocol_and_transport_are_imported_from_the_package() -> None
         return len(rest) > 1 and (package / f"{rest[0]}.py").is_file()
 
     assert complaints(files(FLOOR_OF.keys()), deeper) == []
+
+
+def test_names_of_worker_variables_are_spelled_in_one_module() -> None:
+    """Those of settings follow from the settings' names. Texts for users may mention both."""
+    own = PACKAGE / "worker_variables.py"
+    spelled = [
+        f"{place(file)}:{node.lineno} {node.value}"
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and re.match(r"ELASTIC_AGENT_\w*$", str(node.value)) and file != own
+    ]
+    assert spelled == []

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from elastic_agent.config.settings import GROUPS, Spec, specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
+from elastic_agent.worker_variables import PREFIX
 
 _INDENT = 26
 
@@ -109,7 +110,7 @@ def _default(spec: Spec) -> str:
 
 def _variables(spec: Spec) -> str:
     """The variables that do not follow from the setting's name."""
-    usual = {f"ELASTIC_AGENT_{spec.name.upper()}", f"PET_{spec.name.upper()}"}
+    usual = {prefix + spec.name.upper() for prefix in (PREFIX, "PET_")}
     odd = [variable for variable in spec.variables if variable not in usual]
     return f"; variable: {', '.join(odd)}" if odd else ""
 

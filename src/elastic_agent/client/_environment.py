@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 
+from elastic_agent import worker_variables as variables
 from elastic_agent.client._worker import Placement, Worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-AGENT_MARK = "ELASTIC_AGENT_GENERATION"
-"""Set by elastic-agent only; unlike the run id, nobody sets this one by hand."""
 
 NO_LAUNCHER_RUN_ID = "local"
 NO_INCARNATION = "none"
@@ -32,14 +30,14 @@ def read_worker(environ: Mapping[str, str]) -> Worker:
     Raises:
         MalformedEnvironmentError: naming the variable, its value and what was expected.
     """
-    if AGENT_MARK in environ:
+    if variables.GENERATION in environ:  # unlike the run id and the node id, never set by hand
         return _worker_of_agent(environ)
     restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
     placement = _placement(environ, generation=0, restarts=restarts, first_generation=restarts == 0)
-    run_id_by = "ELASTIC_AGENT_RUN_ID" if "ELASTIC_AGENT_RUN_ID" in environ else "TORCHELASTIC_RUN_ID"
+    run_id_by = variables.RUN_ID if variables.RUN_ID in environ else "TORCHELASTIC_RUN_ID"
     return _worker(
         run_id=_name(environ, run_id_by, NO_LAUNCHER_RUN_ID),
-        node_id=_name(environ, "ELASTIC_AGENT_NODE_ID", os.uname().nodename),
+        node_id=_name(environ, variables.NODE_ID, os.uname().nodename),
         slot=placement.local_rank,
         incarnation=NO_INCARNATION,
         placement=placement,
@@ -55,20 +53,20 @@ def number_at_least_0(variable: str, value: str, expected: str) -> int:
 
 
 def _worker_of_agent(environ: Mapping[str, str]) -> Worker:
-    first = _name(environ, "ELASTIC_AGENT_FIRST_GENERATION")
+    first = _name(environ, variables.FIRST_GENERATION)
     if first not in ("0", "1"):
-        raise _malformed("ELASTIC_AGENT_FIRST_GENERATION", first, "0 or 1")
+        raise _malformed(variables.FIRST_GENERATION, first, "0 or 1")
     placement = _placement(
         environ,
-        generation=_number(environ, AGENT_MARK),
-        restarts=_number(environ, "ELASTIC_AGENT_RESTARTS"),
+        generation=_number(environ, variables.GENERATION),
+        restarts=_number(environ, variables.RESTARTS),
         first_generation=first == "1",
     )
     return _worker(
-        run_id=_name(environ, "ELASTIC_AGENT_RUN_ID"),
-        node_id=_name(environ, "ELASTIC_AGENT_NODE_ID"),
-        slot=_number(environ, "ELASTIC_AGENT_SLOT"),
-        incarnation=_name(environ, "ELASTIC_AGENT_INCARNATION"),
+        run_id=_name(environ, variables.RUN_ID),
+        node_id=_name(environ, variables.NODE_ID),
+        slot=_number(environ, variables.SLOT),
+        incarnation=_name(environ, variables.INCARNATION),
         placement=placement,
     )
 

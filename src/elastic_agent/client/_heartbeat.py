@@ -7,9 +7,7 @@ import os
 import sys
 
 from elastic_agent.client._environment import number_at_least_0
-
-HEARTBEAT_FILE = "ELASTIC_AGENT_HEARTBEAT"
-SLOT = "ELASTIC_AGENT_SLOT"
+from elastic_agent.worker_variables import HEARTBEAT, SLOT
 
 
 class Pulse:
@@ -24,7 +22,7 @@ class Pulse:
     def __init__(self) -> None:
         self._words: memoryview | None = None
         self._beats = itertools.count(1)
-        if HEARTBEAT_FILE in os.environ:
+        if HEARTBEAT in os.environ:
             # Claiming now rather than at the first beat keeps the cell from processes that this one
             # starts. What goes wrong is told at the first beat: most importers never beat.
             try:
@@ -54,7 +52,7 @@ class Pulse:
 
         A parent that is no worker itself has none; its child may yet become one.
         """
-        if self._words is not None or HEARTBEAT_FILE in os.environ:
+        if self._words is not None or HEARTBEAT in os.environ:
             self._words = _scratch()
 
     def _connect_or_warn(self) -> memoryview:
@@ -62,7 +60,7 @@ class Pulse:
             return self._connect()
         except (OSError, ValueError) as error:
             # Training is worth more than hang detection: say it once, and go on without.
-            seen = ", ".join(f"{name}={os.environ.get(name)!r}" for name in (HEARTBEAT_FILE, SLOT))
+            seen = ", ".join(f"{name}={os.environ.get(name)!r}" for name in (HEARTBEAT, SLOT))
             print(
                 f"elastic_agent.client: heartbeats and notices are disabled ({seen}): {error}; expected "
                 "the file that the agent created for this generation, with a cell for the slot",
@@ -72,7 +70,7 @@ class Pulse:
             return self._words
 
     def _connect(self) -> memoryview:
-        path = os.environ.get(HEARTBEAT_FILE)
+        path = os.environ.get(HEARTBEAT)
         words = None
         if path is not None:
             slot = number_at_least_0(SLOT, os.environ.get(SLOT, ""), "a whole number")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 from elastic_agent.client._environment import MalformedEnvironmentError, number_at_least_0
-
-STACKS_SIGNAL = "ELASTIC_AGENT_STACKS_SIGNAL"
+from elastic_agent.worker_variables import STACKS_SIGNAL
 
 
 def write_stacks_on_signal() -> None:

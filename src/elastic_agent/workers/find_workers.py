@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from elastic_agent.linux import environment, open_file, processes_of, read_process
-
-_PREFIX = "ELASTIC_AGENT_"
+from elastic_agent.worker_variables import RUN_ID, STACKS_SIGNAL, WORKER_ID
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,15 @@ def _parent(pid: int) -> int:
 def _marked(uid: int) -> Iterator[RunningWorker]:
     for pid in processes_of(uid):
         try:
-            variables = environment(pid)
+            environ = environment(pid)
         except OSError:  # not to be read by this user, or gone
             continue
         with contextlib.suppress(KeyError, ValueError):
             yield RunningWorker(
                 pid,
-                variables[f"{_PREFIX}RUN_ID"],
-                variables[f"{_PREFIX}WORKER_ID"],
-                _signal_number(variables[f"{_PREFIX}STACKS_SIGNAL"]),
+                environ[RUN_ID],
+                environ[WORKER_ID],
+                _signal_number(environ[STACKS_SIGNAL]),
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastic_agent import worker_variables as variables
 from elastic_agent.protocol import Seat, World
 
 from .libraries import libraries_environment
@@ -48,16 +49,16 @@ def worker_environment(
         "TORCHELASTIC_RUN_ID": facts.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         **libraries_environment(inherited, seat.slots),
-        "ELASTIC_AGENT_RUN_ID": facts.run_id,
-        "ELASTIC_AGENT_NODE_ID": seat.node_id,
-        "ELASTIC_AGENT_SLOT": str(slot),
-        "ELASTIC_AGENT_WORKER_ID": f"{seat.node_id}/{slot}",
-        "ELASTIC_AGENT_INCARNATION": seat.incarnation,
-        "ELASTIC_AGENT_GENERATION": str(world.generation),
-        "ELASTIC_AGENT_RESTARTS": str(facts.restarts),
-        "ELASTIC_AGENT_FIRST_GENERATION": "1" if facts.first_generation else "0",
-        "ELASTIC_AGENT_HEARTBEAT": facts.heartbeat_file,
-        "ELASTIC_AGENT_STACKS_SIGNAL": str(facts.stacks_signal),
+        variables.RUN_ID: facts.run_id,
+        variables.NODE_ID: seat.node_id,
+        variables.SLOT: str(slot),
+        variables.WORKER_ID: f"{seat.node_id}/{slot}",
+        variables.INCARNATION: seat.incarnation,
+        variables.GENERATION: str(world.generation),
+        variables.RESTARTS: str(facts.restarts),
+        variables.FIRST_GENERATION: "1" if facts.first_generation else "0",
+        variables.HEARTBEAT: facts.heartbeat_file,
+        variables.STACKS_SIGNAL: str(facts.stacks_signal),
     }
     if facts.gloo_interface is not None and "GLOO_SOCKET_IFNAME" not in inherited:
         env["GLOO_SOCKET_IFNAME"] = facts.gloo_interface

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_agent.config.value_types import Kind
+from elastic_agent.worker_variables import PREFIX
 
 WORLD = "World: nodes and workers"
 RENDEZVOUS = "Rendezvous: store and time-outs"
@@ -85,7 +86,7 @@ def setting(
 
     def spec(name: str) -> Spec:
         shown = shown_default or (default if default is not None else "not set")
-        own = variable or f"ELASTIC_AGENT_{name.upper()}"
+        own = variable or PREFIX + name.upper()
         return Spec(
             name=name,
             kind=kind,

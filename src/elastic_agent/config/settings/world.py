@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from elastic_agent.config import value_types
 from elastic_agent.config.settings.spec import WORLD, setting
 from elastic_agent.config.values import NodeRange
+from elastic_agent.worker_variables import PREFIX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class WorldSettings:
         None,
         WORLD,
         "Name of this node in the run; stable across restarts.",
-        variable="ELASTIC_AGENT_SET_NODE_ID",
+        variable=PREFIX + "SET_NODE_ID",
         shown_default="derived from the machine and kept in the state directory",
     )
     node_rank: int | None = setting(

@@ -5,35 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elastic_agent.config.errors import nearest
-from elastic_agent.config.settings import specs
+from elastic_agent.config.settings import spec_by_name, specs
 from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.worker_variables import INCARNATION, NODE_ID, PREFIX, RUN_ID, WORKER_VARIABLES
 
-PREFIX = "ELASTIC_AGENT_"
 ETCD_PASSWORD = PREFIX + "ETCD_PASSWORD"
 """Read by the agent, which takes it out of the environment; no setting, for settings are printed."""
 
-WORKER_VARIABLES = frozenset(
-    PREFIX + name
-    for name in (
-        "RUN_ID",
-        "NODE_ID",
-        "WORKER_ID",
-        "SLOT",
-        "INCARNATION",
-        "GENERATION",
-        "RESTARTS",
-        "FIRST_GENERATION",
-        "HEARTBEAT",
-        "STACKS_SIGNAL",
-    )
-)
-"""What the agent tells its workers. These are never settings: an agent started inside a worker must not take
-the place of the agent that started that worker. No setting may have one of these names as its variable."""
-
-_INSTEAD = {
-    PREFIX + "NODE_ID": "ELASTIC_AGENT_SET_NODE_ID or --node-id",
-    PREFIX + "RUN_ID": "ELASTIC_AGENT_RDZV_ID or --rdzv-id",
-}
+_INSTEAD = {NODE_ID: "node_id", RUN_ID: "rdzv_id"}
+"""Worker variables that look like these settings."""
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
@@ -51,16 +31,17 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
 def doubtful_variables(environ: Mapping[str, str]) -> list[str]:
     """A warning for each variable that looks like a setting and is none."""
     known = {variable for spec in specs() for variable in spec.variables}
-    in_worker = PREFIX + "INCARNATION" in environ
+    in_worker = INCARNATION in environ
     warnings = []
     for variable in sorted(environ):
         if variable in known or variable == ETCD_PASSWORD:
             continue
         if variable in WORKER_VARIABLES:
             if variable in _INSTEAD and not in_worker:
+                spec = spec_by_name()[_INSTEAD[variable]]
                 warnings.append(
                     f"{variable} is set by the agent for its workers and is not a setting; use "
-                    f"{_INSTEAD[variable]}"
+                    f"{spec.variable} or {spec.flag}"
                 )
             continue
         warning = _unknown(variable, known)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, to_map
 
+from elastic_agent import worker_variables as variables
 from elastic_agent.workers.output.folders import LogFolders, file_safe
 from elastic_agent.workers.output.log_limit import LogLimit, OutputFiles
 
@@ -168,9 +169,9 @@ class GenerationLogs(LogsSpecs):
         return written, shown
 
     def _make_node_directory(self, env: Mapping[str, str]) -> Path:
-        run_id = env.get("ELASTIC_AGENT_RUN_ID") or env.get("TORCHELASTIC_RUN_ID") or "run"
-        node_id = env.get("ELASTIC_AGENT_NODE_ID") or f"node{env.get('GROUP_RANK', '0')}"
-        generation = int(env.get("ELASTIC_AGENT_GENERATION") or env.get("TORCHELASTIC_RESTART_COUNT") or 0)
+        run_id = env.get(variables.RUN_ID) or env.get("TORCHELASTIC_RUN_ID") or "run"
+        node_id = env.get(variables.NODE_ID) or f"node{env.get('GROUP_RANK', '0')}"
+        generation = int(env.get(variables.GENERATION) or env.get("TORCHELASTIC_RESTART_COUNT") or 0)
         return self._folders.make(run_id, generation, node_id)
 
     def _output_files(self, dest: LogsDest) -> OutputFiles:

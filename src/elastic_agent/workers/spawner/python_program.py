@@ -20,10 +20,9 @@ from collections.abc import Callable
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any
 
+from elastic_agent.worker_variables import STACKS_SIGNAL
 from elastic_agent.workers.spawner import process_title
 from elastic_agent.workers.spawner.import_variables import warn_of_late_changes
-
-_STACKS_SIGNAL = "ELASTIC_AGENT_STACKS_SIGNAL"
 
 Imported = dict[str, tuple[str | None, str]]
 """Variables that imports have set, as they would have in the worker: what they were before, and what they became."""
@@ -103,8 +102,8 @@ def become(
     _renew_streams()
     forget_files()
     sys.orig_argv[:] = argv
-    if _STACKS_SIGNAL in env:
-        faulthandler.register(int(env[_STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
+    if STACKS_SIGNAL in env:
+        faulthandler.register(int(env[STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
     warn_of_late_changes()
     started()
     try:

@@ -1,0 +1,24 @@
+"""The names of the environment variables that the agent sets for its workers, in addition to torchrun's.
+
+Not in ``client``, whose import connects a worker to its agent: the command line and the spawner need the names too.
+"""
+
+from __future__ import annotations
+
+PREFIX = "ELASTIC_AGENT_"
+"""Begins these names, and those of the variables of settings."""
+
+RUN_ID = PREFIX + "RUN_ID"
+NODE_ID = PREFIX + "NODE_ID"
+WORKER_ID = PREFIX + "WORKER_ID"
+SLOT = PREFIX + "SLOT"
+INCARNATION = PREFIX + "INCARNATION"
+GENERATION = PREFIX + "GENERATION"
+RESTARTS = PREFIX + "RESTARTS"
+FIRST_GENERATION = PREFIX + "FIRST_GENERATION"
+HEARTBEAT = PREFIX + "HEARTBEAT"
+STACKS_SIGNAL = PREFIX + "STACKS_SIGNAL"
+
+_IDENTITY = (RUN_ID, NODE_ID, WORKER_ID, SLOT, INCARNATION)
+WORKER_VARIABLES = frozenset((*_IDENTITY, GENERATION, RESTARTS, FIRST_GENERATION, HEARTBEAT, STACKS_SIGNAL))
+"""All of them. None is a setting: an agent started inside a worker must not take the place of the worker's agent."""
