@@ -10,7 +10,9 @@ import pytest
 PROGRAM = """
 import asyncio, sys
 from msgspec.structs import replace
+from elastic_agent.agent.events import AgentStarted
 from elastic_agent.agent.reporting.console import ConsoleReporter
+from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol.records import RECORD_VERSION, Address, Budget, Phase, Plan, Policy, Seat, World
 
@@ -20,25 +22,28 @@ async def nothing():
 async def main():
     configure_logging("console", "info", sys.stderr)
     narrator = ConsoleReporter("host0:29400", nothing)
+    tell = narrator.on_event
+    tell(AgentStarted("me", 1, 2))
     print(narrator.headline())
-    narrator.disconnected("refused")
+    tell(Disconnected("refused"))
     print(narrator.headline())
-    narrator.connected(False)
+    tell(Connected("store", False))
     print(narrator.headline())
     world = World(3, (Seat("n1", "me", "10.0.0.1", 2, 0),), Address("10.0.0.1", 1234), "n1")
     sealed = Plan(RECORD_VERSION, 5, Phase.RUNNING, 3, "1 node, 2 workers", Policy(), world=world)
-    narrator.plan(sealed, "me")
+    tell(PlanSeen(sealed))
     print(narrator.headline(), narrator.headline(1200), sep="\\n")
-    narrator.plan(replace(sealed, version=6, budget=Budget(progress_s=60.0)), "me")
-    narrator.plan(replace(sealed, version=6, reason="refused: node id n1 is held"), "me")
-    narrator.plan(replace(sealed, version=7, generation=4, world=replace(world, generation=4)), "me")
-    narrator.disconnected("reset")
+    tell(PlanSeen(replace(sealed, version=6, budget=Budget(progress_s=60.0))))
+    tell(PlanSeen(replace(sealed, version=6, reason="refused: node id n1 is held")))
+    tell(PlanSeen(replace(sealed, version=7, generation=4, world=replace(world, generation=4))))
+    tell(Disconnected("reset"))
     print(narrator.headline(1300))
-    narrator.plan(replace(sealed, version=8, phase=Phase.FORMING, generation=5, world=None), "me")
+    tell(PlanSeen(replace(sealed, version=8, phase=Phase.FORMING, generation=5, world=None)))
     print(narrator.headline())
-    narrator.plan(replace(sealed, version=9, generation=5, world=replace(world, generation=5)), "other")
+    tell(AgentStarted("other", 1, 2))
+    tell(PlanSeen(replace(sealed, version=9, generation=5, world=replace(world, generation=5))))
     print(narrator.headline())
-    narrator.plan(replace(sealed, version=10, phase=Phase.FINISHED, generation=5, reason="done"), "other")
+    tell(PlanSeen(replace(sealed, version=10, phase=Phase.FINISHED, generation=5, reason="done")))
     print(narrator.headline())
     narrator.close()
 

@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.agent import events
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.worker_group import runner
 from elastic_agent.agent.worker_group.interruptions import Interruptions, StopSignals
-from elastic_agent.agent.worker_group.runner import Runner, RunnerCallbacks
+from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import catches
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
-from elastic_agent.workers.guard.client import Guard, GuardLost, Signalled, Stopped, boottime_s
+from elastic_agent.workers.guard.client import Guard, GuardLost, Signalled, Spawned, Stopped, boottime_s
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from elastic_agent.workers.output.last_words import LastWords
 from tests.processes import freeze
@@ -45,20 +46,26 @@ class Bench:
         self.reported: list[tuple[str, object]] = []
         self.stopped_answers: list[int] = []
         self._news = asyncio.Event()
-        note = self._note
-        callbacks = RunnerCallbacks(
-            started=lambda generation: note("started", generation),
-            failed=lambda generation, failure: note("failed", (generation, failure.kind)),
-            succeeded=lambda generation: note("succeeded", generation),
-            saved=lambda generation: note("yielded", generation),
-            handles_notices=lambda generation: note("heeds", generation),
-            interrupted=lambda generation, how: note("interrupted", (generation, how.summary)),
-            stopped=lambda unkillable: note("stopped", unkillable),
-            fenced=lambda why: note("fenced", why),
-        )
         self.stop_signals = StopSignals([signal.SIGUSR1, signal.SIGTERM])
-        self.runner = Runner(guard, "n1", callbacks, EventLog(None), 0.0, self.stop_signals)
+        self.runner = Runner(guard, "n1", self._report, 0.0, self.stop_signals)
         asyncio.get_running_loop().add_reader(guard.fileno(), self._read)
+
+    def _report(self, event: events.WorkerEvent) -> None:
+        match event:
+            case Spawned(generation=generation):
+                self._note("started", generation)
+            case events.WorkersFailed(generation=generation, failure=failure):
+                self._note("failed", (generation, failure.kind))
+            case events.WorkersSucceeded(generation=generation):
+                self._note("succeeded", generation)
+            case events.WorkersSaved(generation=generation):
+                self._note("saved", generation)
+            case events.NoticesHandled(generation=generation):
+                self._note("handles notices", generation)
+            case events.WorkersInterrupted(generation=generation, failure=failure):
+                self._note("interrupted", (generation, failure.summary))
+            case events.WorkersCleared(unkillable=unkillable):
+                self._note("stopped", unkillable)
 
     def _note(self, what: str, detail: object) -> None:
         self.reported.append((what, detail))
@@ -92,7 +99,7 @@ class Bench:
     @property
     def ends(self) -> list[str]:
         """What was reported of the workers' ends."""
-        return [what for what, _ in self.reported if what not in ("started", "heeds", "signalled")]
+        return [what for what, _ in self.reported if what not in ("started", "handles notices", "signalled")]
 
     async def until(self, what: str, detail: object) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -279,12 +286,12 @@ def test_a_worker_that_dies_of_a_signal_which_its_agent_got_too_has_not_failed(
             bench.runner.stop(0.0)
             await bench.until("stopped", ())
         else:
-            await bench.until("yielded", 1)
+            await bench.until("saved", 1)
         bench.close()
         return bench
 
     bench = asyncio.run(scene())
-    assert bench.ends == (["failed", "stopped"] if agent_gets_it == "never" else ["interrupted", "yielded"])
+    assert bench.ends == (["failed", "stopped"] if agent_gets_it == "never" else ["interrupted", "saved"])
     if agent_gets_it != "never":
         words = "worker n1/0 was terminated by SIGUSR1, which the agent also received"
         assert ("interrupted", (1, words)) in bench.reported
@@ -302,11 +309,11 @@ def test_a_worker_that_handles_such_a_signal_by_exiting_has_neither_succeeded_no
         bench.stop_signals.receive(signal.SIGUSR1)
         for pid in (guard.pid, *bench.runner.pids):
             os.kill(pid, signal.SIGUSR1)
-        await bench.until("yielded", 1)
+        await bench.until("saved", 1)
         bench.close()
         return bench
 
-    assert asyncio.run(scene()).ends == ["interrupted", "yielded"]
+    assert asyncio.run(scene()).ends == ["interrupted", "saved"]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
+import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,18 +16,37 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.reporting.console import ConsoleReporter
-from elastic_agent.agent.supervisor import Graces, Parts, Supervisor
+from elastic_agent.agent.events import (
+    DrainRequested,
+    Event,
+    NoticeGiven,
+    Publisher,
+    StopRequested,
+    Subscriber,
+    WorkersCleared,
+    WorkersFailed,
+    WorkersStopping,
+    WorkersSucceeded,
+)
+from elastic_agent.agent.reporting import event_log
+from elastic_agent.agent.reporting.event_log import EventLog
+from elastic_agent.agent.reporting.log_lines import log_event
+from elastic_agent.agent.supervisor import Ending, Graces, Parts, Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
+from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
+from elastic_agent.protocol import Announce, Cause, Depart, Grace, Notice, Outcome
 from elastic_agent.protocol.records import RECORD_VERSION, History, Member, State, World
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
+from elastic_agent.rendezvous.events import Connected, PlanSeen, Registered
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint
-from elastic_agent.workers.guard.client import Guard
+from elastic_agent.workers.context import BackgroundCloser, WorkerContext
+from elastic_agent.workers.guard.client import Exited, Guard, Spawned, Stopped
+from elastic_agent.workers.output.generation_logs import GenerationLogs
 from tests.ports import free_port
 from tests.rendezvous.support import LEASE_S, PATIENCE_S, HostProcess, hosted, policy
 
@@ -44,9 +66,10 @@ class HangingDisk(RunHistoryStore):
 
 
 class Scene:
-    """A supervisor whose node waits for a second one; what it wrote down, and whether it can."""
+    """A supervisor; what it wrote down, and whether it can. Without a program its node waits for a second one."""
 
-    def __init__(self, endpoint: Endpoint, folder: Path) -> None:
+    def __init__(self, endpoint: Endpoint, folder: Path, program: str = "", *subscribers: Subscriber) -> None:
+        self._folder, self._program = folder, program
         self.guard = Guard.start()
         self.written: list[str] = []
         self.disk_is_full = False
@@ -57,12 +80,12 @@ class Scene:
         backend.set_run_id("run")
         backend.history_store = BoundedRunHistoryStore(self.disk)
         self._thread = DiskThread("node-record")
-        member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(2, 2))
+        nodes = 1 if program else 2
+        member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(nodes, nodes))
         parts = Parts(
             guard=self.guard,
             session=Session(backend, member, LEASE_S),
-            event_log=self,  # type: ignore[arg-type]
-            console=ConsoleReporter("here", self._status),
+            publish=Publisher(log_event, *subscribers, self._take_in),
             graces=Graces(0.1, 0.1),
             start_workers=self._start_workers,
             new_guard=self._new_guard,
@@ -73,24 +96,31 @@ class Scene:
         )
         self.supervisor = Supervisor(parts, "a", "a-1", 0.0)
 
-    def write(self, event: str, **details: object) -> None:
-        """As a journal."""
-        if event == "registered":
-            self._registered.put_nowait(str(details["incarnation"]))
-        if event == "plan":
-            self.plan_seen.set()
+    def _take_in(self, event: Event) -> None:
+        match event:
+            case Registered(incarnation=incarnation):
+                self._registered.put_nowait(incarnation)
+            case PlanSeen():
+                self.plan_seen.set()
 
     async def registered(self) -> str:
         """The incarnation that registers next."""
         return await asyncio.wait_for(self._registered.get(), PATIENCE_S)
 
-    @staticmethod
-    async def _status() -> str:
-        return ""
-
-    @staticmethod
-    def _start_workers(world: World, runner: Runner) -> None:
-        raise AssertionError("there is no second node")
+    def _start_workers(self, world: World, runner: Runner) -> None:
+        assert self._program, "there is no second node"
+        beats = HeartbeatFile.create(self._folder, 1)
+        command = (
+            sys.executable,
+            {0: ("-I", "-S", "-c", self._program, world.generation)},
+            {0: dict[str, str]()},
+        )
+        logs, closer = GenerationLogs(str(self._folder / "logs")), BackgroundCloser()
+        runner.start(
+            world.generation,
+            WorkerContext(self.guard, world.generation, "w", *command, logs, closer),
+            beats,
+        )
 
     def _new_guard(self) -> Guard:
         self.guard = Guard.start()
@@ -107,8 +137,8 @@ class Scene:
 
 
 @contextmanager
-def scene(endpoint: Endpoint, folder: Path) -> Iterator[Scene]:
-    opened = Scene(endpoint, folder)
+def scene(endpoint: Endpoint, folder: Path, program: str = "", *subscribers: Subscriber) -> Iterator[Scene]:
+    opened = Scene(endpoint, folder, program, *subscribers)
     try:
         yield opened
     finally:
@@ -199,3 +229,138 @@ def test_a_new_guard_starts_nothing_for_an_incarnation_that_names_the_old_one_on
             await asyncio.gather(life, return_exceptions=True)
 
     asyncio.run(story())
+
+
+FAILS_ONCE = "import sys; sys.exit(sys.argv[1] == '1')"
+
+
+def named(event: Event) -> str | None:
+    """What a person would call it; None: not of interest here."""
+    match event:
+        case Connected() | Registered() | Depart():
+            return type(event).__name__
+        case PlanSeen(plan=plan):
+            return f"plan: {plan.phase} {plan.generation}"
+        case Announce(state=state, generation=generation):
+            return f"says: {state} {generation}"
+        case (
+            Spawned(generation=generation)
+            | Exited(generation=generation)
+            | Stopped(generation=generation)
+            | WorkersFailed(generation=generation)
+            | WorkersStopping(generation=generation)
+            | WorkersSucceeded(generation=generation)
+        ):
+            return f"{type(event).__name__} {generation}"
+        case WorkersCleared():
+            return "WorkersCleared"
+    return None
+
+
+def test_subscribers_see_a_run_in_order_whatever_becomes_of_one_of_them(
+    endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def broken(event: Event) -> None:
+        raise ZeroDivisionError("a reporter with a bug")
+
+    def record(event: Event) -> None:
+        name = named(event)
+        if name is not None and name not in seen:  # a plan may come again with other details
+            seen.append(name)
+
+    async def story() -> Ending:
+        with scene(endpoint, tmp_path, FAILS_ONCE, broken, record) as here:
+            return await here.supervisor.run()
+
+    assert asyncio.run(story()).outcome is Outcome.FINISHED
+    plans = [name for name in seen if name.startswith("plan")]
+    assert plans == [
+        "plan: forming 1",
+        "plan: running 1",
+        "plan: forming 2",
+        "plan: running 2",
+        "plan: finished 2",
+    ]
+    assert [name for name in seen if name not in plans] == [
+        "Connected",
+        "Registered",
+        "says: ready 1",
+        "Spawned 1",
+        "says: running 1",
+        "Exited 1",
+        "WorkersFailed 1",
+        "says: failed 1",
+        "WorkersStopping 1",
+        "Stopped 1",
+        "WorkersCleared",
+        "says: ready 2",
+        "Spawned 2",
+        "says: running 2",
+        "Exited 2",
+        "Stopped 2",
+        "WorkersSucceeded 2",
+        "says: succeeded 2",
+        "says: left 2",
+        "Depart",
+    ]
+    for plan, follows in [
+        ("plan: forming 1", "says: ready 1"),
+        ("plan: running 1", "Spawned 1"),
+        ("plan: forming 2", "says: ready 2"),
+        ("plan: running 2", "Spawned 2"),
+        ("plan: finished 2", "Depart"),
+    ]:
+        assert seen.index(plan) < seen.index(follows)
+    assert "".join(capsys.readouterr()).count("internal error in a report of Connected") == 1
+
+
+def test_records_of_the_event_log_name_attributes_of_their_events() -> None:
+    for kind, (name, *attributes) in event_log._RECORDS.items():
+        assert {*attributes} <= {field.name for field in dataclasses.fields(kind)}, name
+
+
+def test_every_record_of_the_event_log_has_what_its_event_has(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    log = EventLog(journal, node="a")
+    for event in (
+        Registered("a-1", 100.0),
+        Announce(State.RUNNING, 3, handles_notices=True),
+        Announce(State.READY, 4),
+        DrainRequested(None, "SIGTERM received"),
+        DrainRequested("b", "b is leaving"),
+        StopRequested(Cause.OPERATOR, 5.0, "stop"),
+        NoticeGiven(3, Notice(1, Cause.DRAIN, 60.0, "b leaves"), delivered=True),
+        NoticeGiven(3, Notice(2, Cause.DRAIN, 60.0, "b leaves"), delivered=False),
+        WorkersStopping(3, "b leaves", Grace.RESTART),
+        Exited(3, 0, 100, -9, 1.5, "the last lines"),
+        Stopped(3, (100,)),
+        WorkersCleared(()),
+        Depart(Outcome.FINISHED, "done"),
+    ):
+        log.on_event(event)
+    log.close()
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    for record in records:
+        assert record.pop("boottime_s") > 0
+        assert record.pop("time_s") > 0
+    assert [(record.pop("event"), record) for record in records] == [
+        ("registered", {"node": "a", "incarnation": "a-1"}),
+        ("state", {"node": "a", "state": "running", "generation": 3, "heeds": True}),
+        ("state", {"node": "a", "state": "ready", "generation": 4}),
+        ("drain", {"node": "a", "reason": "SIGTERM received"}),
+        ("drain", {"node": "b", "reason": "b is leaving"}),
+        ("stop", {"node": "a", "cause": "operator", "left_s": 5.0, "reason": "stop"}),
+        (
+            "notice",
+            {"node": "a", "generation": 3, "serial": 1, "cause": "drain", "left_s": 60.0, "ends": False},
+        ),
+        ("stopping", {"node": "a", "generation": 3, "reason": "b leaves", "grace": "restart"}),
+        (
+            "worker_exited",
+            {"node": "a", "generation": 3, "slot": 0, "pid": 100, "returncode": -9, "exited_boottime_s": 1.5},
+        ),
+        ("workers_stopped", {"node": "a", "generation": 3, "unkillable": [100]}),
+        ("depart", {"node": "a", "outcome": "finished", "reason": "done"}),
+    ]

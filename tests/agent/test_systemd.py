@@ -8,23 +8,23 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from elastic_agent.agent.events import Event, Hosting, LeaveSignalled
 from elastic_agent.agent.reporting.systemd import (
     ANSWER_S,
     LOOK_EVERY_AT_START_S,
     LOOK_EVERY_S,
-    Standing,
     SystemdReporter,
 )
+from elastic_agent.protocol import Announce, State
+from elastic_agent.rendezvous.events import Registered
 from elastic_agent.sd_notify import SystemdNotifier, status
 
-DIALLING = Standing("connecting to host0:29400", registered=False, runs=False)
-WAITING = Standing("waiting for 1 more node (at least 2 required)", registered=True, runs=False)
-RUNNING = Standing("generation 1: 2 nodes, 4 workers", registered=True, runs=True)
+REGISTERED = Registered("life-1", 100.0)
+RUNNING = Announce(State.RUNNING, 1)
 PATIENCE_S = 10.0
 
 
@@ -57,12 +57,20 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 
 class Agent:
-    """Stands as it is told to."""
+    """Stands as the events say."""
 
     def __init__(self, manager: Manager, watchdog_s: float | None = None) -> None:
-        self.standing = DIALLING
-        self.service = SystemdReporter(SystemdNotifier(manager.address, watchdog_s), lambda: self.standing)
+        self.headline = "connecting to host0:29400"
+        self.service = SystemdReporter(SystemdNotifier(manager.address, watchdog_s), lambda: self.headline)
         self._manager = manager
+
+    def tell(self, *events: Event) -> None:
+        for event in events:
+            self.service.on_event(event)
+
+    def run_workers(self) -> None:
+        self.headline = "generation 1: 2 nodes, 4 workers"
+        self.tell(REGISTERED, RUNNING)
 
     async def until(self, line: str) -> float:
         """Wait for this line; how long that took."""
@@ -81,7 +89,7 @@ def test_it_is_up_when_workers_run_and_not_before(manager: Manager) -> None:
         await agent.until("STATUS=connecting to host0:29400")
         await asyncio.sleep(2 * ANSWER_S)
         assert "READY=1" not in manager.hear()
-        agent.standing = RUNNING
+        agent.run_workers()
         await agent.until("READY=1")
         assert "STATUS=generation 1: 2 nodes, 4 workers" in manager.heard
 
@@ -93,7 +101,7 @@ def test_it_is_up_when_workers_run_and_not_before(manager: Manager) -> None:
 def test_what_systemd_had_no_time_to_take_is_said_again(manager: Manager) -> None:
     async def story() -> None:
         agent = Agent(manager)
-        agent.standing = RUNNING
+        agent.run_workers()
         sent = 0
         while SystemdNotifier(manager.address).notify(f"NUMBER={sent}"):
             sent += 1
@@ -114,7 +122,7 @@ def test_a_status_is_one_line_of_whatever_text(manager: Manager) -> None:
 def test_it_is_up_when_it_waits_for_others_and_was_not_refused_at_once(manager: Manager) -> None:
     async def story() -> None:
         agent = Agent(manager)
-        agent.standing = WAITING
+        agent.tell(REGISTERED)
         agent.service.start()
         assert await agent.until("READY=1") >= ANSWER_S
 
@@ -130,17 +138,18 @@ def test_more_time_is_asked_for_while_it_dials_and_while_it_stops_but_not_while_
         agent = Agent(manager)
         agent.service.start()
         await agent.until(more)
-        agent.standing = RUNNING
+        agent.run_workers()
         await agent.until("READY=1")
         manager.heard.clear()
-        agent.service.stopping("SIGTERM received")
+        agent.tell(LeaveSignalled("SIGTERM received"))
         await agent.until("STATUS=SIGTERM received: generation 1: 2 nodes, 4 workers")
         assert {"STOPPING=1", more} <= {*manager.heard}
 
         manager.heard.clear()
         host = Agent(manager)
-        host.standing = replace(RUNNING, hosting_on=True)
-        host.service.stopping("SIGTERM received")
+        host.run_workers()
+        host.tell(Hosting(("run",)))
+        host.tell(LeaveSignalled("SIGTERM received"))
         await host.until("STOPPING=1")
         assert more not in manager.hear()
 
@@ -150,7 +159,7 @@ def test_more_time_is_asked_for_while_it_dials_and_while_it_stops_but_not_while_
 def test_a_loop_that_hangs_gives_no_sign_of_life(manager: Manager) -> None:
     async def story() -> None:
         agent = Agent(manager, watchdog_s=2 * LOOK_EVERY_S)
-        agent.standing = RUNNING
+        agent.run_workers()
         agent.service.start()
         await agent.until("WATCHDOG=1")
         manager.heard.clear()

@@ -17,11 +17,13 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 
+from elastic_agent.agent import events
 from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
 from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.reporting.event_log import EventLog
-from elastic_agent.agent.reporting.systemd import Standing, SystemdReporter
+from elastic_agent.agent.reporting.log_lines import log_event
+from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Policy, Stop, decide, requeue, rescue
 from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
@@ -38,7 +40,6 @@ from elastic_agent.protocol import (
     FINISHED_BEFORE,
     NODE_ID_HELD,
     RECORD_VERSION,
-    Activity,
     History,
     Member,
     Outcome,
@@ -110,7 +111,8 @@ class Agent(ElasticAgent):
         self._closer = BackgroundCloser()
         self._disk = DiskThread("node-record")
         self._console: ConsoleReporter | None = None
-        self._systemd = SystemdReporter(manager, self._standing)
+        self._systemd = SystemdReporter(manager, self._headline)
+        self._publish = events.Publisher(log_event, self._event_log.on_event, self._systemd.on_event)
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
         self._node_id_lock: NodeIdLock | None = None
@@ -120,7 +122,7 @@ class Agent(ElasticAgent):
             Meanings(settings.signals_to_handle, settings.notice_signal, settings.notice_time),
             self._job,
             early,
-            on_leaving=self._systemd.stopping,
+            publish=self._publish,
             end_at_once=self._end_at_once,
         )
         self._main_task: asyncio.Task[Ending] | None = None
@@ -173,6 +175,7 @@ class Agent(ElasticAgent):
         self._signals.open()
         console = ConsoleReporter(self._backend.shown, self._status, self._backend.dial_causes)
         self._console = console
+        self._publish.subscribe(console.on_event)
         self._systemd.start()
         try:
             agreed = await self._agree_on_run(console)
@@ -183,11 +186,11 @@ class Agent(ElasticAgent):
             if await self._has_finished_before(agreed):
                 self._log.info(f"the run finished: {FINISHED_BEFORE}")
                 return Ending(Outcome.FINISHED, FINISHED_BEFORE)
-            ending = await self._until_over(agreed, console)
+            ending = await self._until_over(agreed)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await run_abandonable(self._backend.release, RELEASE_S)
-            await self._host_on(console)
+            await self._host_on()
             self._backend.run_ended()
             await self._requeue(ending)
             return ending
@@ -201,7 +204,7 @@ class Agent(ElasticAgent):
         if settings.rdzv_id is not None:
             self._backend.set_run_id(settings.rdzv_id)
             return settings.rdzv_id
-        agreeing = agree_on_run(self._backend, job_fingerprint(settings), console)
+        agreeing = agree_on_run(self._backend, job_fingerprint(settings), self._publish)
         try:
             return await asyncio.wait_for(agreeing, settings.join_timeout)
         except TimeoutError:
@@ -223,7 +226,7 @@ class Agent(ElasticAgent):
         history = await self._recall(run_id) if self._settings.finish_once else None
         return history is not None and history.settled and history.outcome is Phase.FINISHED
 
-    async def _until_over(self, run_id: str, console: ConsoleReporter) -> Ending:
+    async def _until_over(self, run_id: str) -> Ending:
         """Take part; with a derived node id that turns out to be taken elsewhere, try the next one."""
         folder = self._settings.state_dir / "nodes" / run_id
         refused: frozenset[str] = frozenset()
@@ -234,7 +237,7 @@ class Agent(ElasticAgent):
             lock = self._node_id_lock = self._acquire_node_id(folder, refused)
             bind_context(node=lock.node_id)
             self._event_log.bind(node=lock.node_id)
-            ending = await self._take_part(run_id, lock, console)
+            ending = await self._take_part(run_id, lock)
             taken = ending.outcome is Outcome.REFUSED and NODE_ID_HELD in ending.reason
             if lock.explicit or not taken:
                 return ending
@@ -269,7 +272,7 @@ class Agent(ElasticAgent):
         except OSError as error:
             raise _unwritable(self._settings.state_dir, error) from None
 
-    async def _take_part(self, run_id: str, lock: NodeIdLock, console: ConsoleReporter) -> Ending:
+    async def _take_part(self, run_id: str, lock: NodeIdLock) -> Ending:
         settings = self._settings
         incarnation = new_incarnation()
         session = self._session = Session(
@@ -279,8 +282,7 @@ class Agent(ElasticAgent):
         parts = Parts(
             guard=self._guard,
             session=session,
-            event_log=self._event_log,
-            console=console,
+            publish=self._publish,
             graces=Graces(settings.restart_grace, settings.shutdown_timeout),
             start_workers=self._start_workers,
             new_guard=self._new_guard,
@@ -290,7 +292,7 @@ class Agent(ElasticAgent):
             join_timeout_s=settings.join_timeout,
         )
         self._supervisor = Supervisor(parts, lock.node_id, incarnation, settings.hang_timeout)
-        self._event_log.write("agent_started", incarnation=incarnation, pid=os.getpid(), slots=self._slots)
+        self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))
         self._signals.attend(self._supervisor, lock.node_id)
         commands = Commands(
             self._supervisor, run_id, lock.node_id, settings.shutdown_timeout, settings.notice_time
@@ -301,7 +303,7 @@ class Agent(ElasticAgent):
         finally:
             if control is not None:
                 await control.close(LAST_ANSWERS_S)
-        self._event_log.write("agent_ended", outcome=ending.outcome.value, reason=ending.reason)
+        self._publish(events.AgentEnded(ending.outcome, ending.reason))
         return ending
 
     async def _listen(self, commands: Commands) -> ControlSocket | None:
@@ -314,12 +316,13 @@ class Agent(ElasticAgent):
             )
             return None
 
-    async def _host_on(self, console: ConsoleReporter) -> None:
+    async def _host_on(self) -> None:
         """A host keeps serving until nobody needs its store any more."""
         self._signals.hosting_on = True
+        self._publish(events.Hosting(tuple(self._backend.busy_with)))
         while self._backend.busy_with:
-            console.hosting_on(self._backend.busy_with)
             await self._backend.changed()
+            self._publish(events.Hosting(tuple(self._backend.busy_with)))
 
     async def _requeue(self, ending: Ending) -> None:
         """Put the job back into the queue, if that is what to do and nobody else does."""
@@ -336,22 +339,15 @@ class Agent(ElasticAgent):
         if decision.act:
             done = await requeue(policy, self._job)
         if done is not None:
-            self._event_log.write("requeued", failed=done.level == "error", words=done.text)
-            (self._log.error if done.level == "error" else self._log.info)(done.text)
+            self._publish(events.Requeued(done.level == "error", done.text))
 
     async def _status(self) -> str:
         return await self._session.status() if self._session is not None else ""
 
-    def _standing(self) -> Standing:
+    def _headline(self) -> str:
         """How it stands, for systemd."""
-        console, supervisor, session = self._console, self._supervisor, self._session
-        assert console is not None  # it asks while the loop runs
-        return Standing(
-            headline=console.headline(supervisor.step if supervisor is not None else None),
-            registered=session is not None and session.deadline_s is not None,
-            runs=supervisor is not None and supervisor.node.activity is Activity.RUNNING,
-            hosting_on=self._signals.hosting_on,
-        )
+        assert self._console is not None  # it asks while the loop runs
+        return self._console.headline(self._supervisor.step if self._supervisor is not None else None)
 
     # -- what the node says of itself -----------------------------------------------------------
 

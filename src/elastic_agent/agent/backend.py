@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 
-from elastic_agent.agent.reporting.console import ConsoleReporter
+from elastic_agent.agent.events import Event, RunAgreed
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.etcd_password import read_password_file
@@ -16,6 +17,7 @@ from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
+from elastic_agent.rendezvous.events import Disconnected
 from elastic_agent.transport import StoreLostError, UnreachableError
 from elastic_agent.values import Endpoint, EtcdAccess
 
@@ -61,7 +63,7 @@ def _access(settings: Settings, password: str) -> EtcdAccess:
 REDIAL_S = 0.5
 
 
-async def agree_on_run(backend: RendezvousBackend, fingerprint: str, console: ConsoleReporter) -> str:
+async def agree_on_run(backend: RendezvousBackend, fingerprint: str, publish: Callable[[Event], None]) -> str:
     """The id of this job's run at the endpoint; dials until somebody answers.
 
     Raises:
@@ -71,8 +73,8 @@ async def agree_on_run(backend: RendezvousBackend, fingerprint: str, console: Co
         try:
             run_id = await run_abandonable(lambda: backend.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
         except (UnreachableError, StoreLostError) as error:
-            console.disconnected(str(error))
+            publish(Disconnected(str(error)))
             await asyncio.sleep(REDIAL_S)
         else:
-            console.connected(False)
+            publish(RunAgreed(run_id))
             return run_id

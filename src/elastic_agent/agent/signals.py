@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from elastic_agent.agent.events import LeaveSignalled
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.config.value_types import NO_SIGNAL
@@ -42,7 +43,7 @@ class SignalDesk:
         job: SlurmJob | None,
         early: EarlyNotice,
         *,
-        on_leaving: Callable[[str], None],
+        publish: Callable[[LeaveSignalled], None],
         end_at_once: Callable[[], None],
     ) -> None:
         """Prepare; nothing is heard before :meth:`open`.
@@ -51,7 +52,7 @@ class SignalDesk:
             meanings: which signal means what.
             job: the Slurm job that this agent is a task of, if it is.
             early: what hears the notice signal until then.
-            on_leaving: told, in words, that this agent was asked to end.
+            publish: told that this agent was asked to end.
             end_at_once: called when there is nothing to end in good order, or no time for it.
         """
         self.asked: list[int] = []
@@ -65,7 +66,7 @@ class SignalDesk:
         self._meanings = meanings
         self._job = job
         self._early = early
-        self._on_leaving = on_leaving
+        self._publish = publish
         self._end_at_once = end_at_once
         self._supervisor: Supervisor | None = None
         self._node_id = ""
@@ -100,7 +101,7 @@ class SignalDesk:
     def _leave_signalled(self, signum: signal.Signals) -> None:
         self.stop_signals.receive(signum)
         self.asked.append(int(signum))
-        self._on_leaving(f"{signum.name} received")
+        self._publish(LeaveSignalled(f"{signum.name} received"))
         if self._supervisor is None or self.only_waiting or len(self.asked) > 1:
             self._log.warning(f"{signum.name} received: exiting immediately")
             self._end_at_once()

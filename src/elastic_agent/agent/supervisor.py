@@ -13,11 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_agent.agent.reporting.console import ConsoleReporter
-from elastic_agent.agent.reporting.event_log import EventLog
+from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.interruptions import StopSignals
-from elastic_agent.agent.worker_group.runner import Runner, RunnerCallbacks
-from elastic_agent.logs import get_logger
+from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.protocol import (
     Activity,
     Cause,
@@ -26,18 +24,16 @@ from elastic_agent.protocol import (
     Grace,
     Notice,
     Outcome,
-    Phase,
     Plan,
     World,
 )
 from elastic_agent.protocol import node as machine
-from elastic_agent.rendezvous import events
+from elastic_agent.rendezvous import events as session_events
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.stop_requests import StopRequests
 from elastic_agent.values import new_incarnation
-from elastic_agent.workers.guard import client as guard_events
-from elastic_agent.workers.guard.client import Guard
+from elastic_agent.workers.guard.client import Fenced, Guard, GuardLost, Spawned
 
 LAST_WORD_S = 5.0
 """How long a departing agent tries to tell the store that it left."""
@@ -72,8 +68,8 @@ class Parts:
 
     guard: Guard
     session: Session
-    event_log: EventLog
-    console: ConsoleReporter
+    publish: Callable[[events.Event], None]
+    """Hands what happens to those who show or record it; never raises."""
     graces: Graces
     start_workers: Callable[[World, Runner], None]
     """Makes the worker context of this world and starts it; raises OSError, ValueError or RuntimeError if not."""
@@ -95,6 +91,7 @@ class Supervisor:
         self.world: World | None = None
         """The world whose workers this node runs or ran last."""
         self._parts = parts
+        self._publish = parts.publish
         self._node_id = node_id
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._participant = Participant(
@@ -105,7 +102,7 @@ class Supervisor:
                 stop=self._stop_workers,
                 notify=self._notify,
             ),
-            Reporter(announced=self._announced, rejoins=self._rejoins, departs=self._departs),
+            Reporter(announced=parts.publish, rejoins=self._rejoins, departs=self._departs),
             new_incarnation,
         )
         self.node = self._participant.node
@@ -116,18 +113,7 @@ class Supervisor:
             lambda: self._runner.handles_notices,
             asyncio.get_running_loop().call_later,
         )
-        self._callbacks = RunnerCallbacks(
-            started=self._workers_started,
-            failed=self._workers_failed,
-            succeeded=self._workers_succeeded,
-            saved=lambda generation: self._perform(self.node.saved(generation)),
-            handles_notices=lambda generation: self._perform(self.node.handles_notices(generation)),
-            interrupted=lambda generation, how: self._perform(self.node.interrupted(generation, how)),
-            stopped=self._workers_stopped,
-            fenced=parts.session.fenced,
-        )
         self._hang_timeout_s = hang_timeout_s
-        self._log = get_logger()
         self._give_up: asyncio.TimerHandle | None = None
         self._was_connected = False
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
@@ -190,55 +176,29 @@ class Supervisor:
 
     # -- events ---------------------------------------------------------------------------------
 
-    def session_event(self, event: events.SessionEvent) -> None:
+    def session_event(self, event: session_events.SessionEvent) -> None:
         """The session tells something."""
+        self._publish(event)
         match event:
-            case events.Connected(store_id=store_id, replaced=replaced):
-                self._event_log("connected", store_id=store_id, replaced=replaced)
+            case session_events.Connected():
                 self._was_connected = True
                 self._stop_giving_up()
-                self._parts.console.connected(replaced)
-            case events.Disconnected(reason=reason):
-                self._parts.console.disconnected(reason)
+            case session_events.Unusable(reason=reason) if not self._was_connected:
+                self._end(Ending(Outcome.UNREACHABLE, reason))
+            # An unusable store may be so only for now: its machine restarts other things first.
+            case session_events.Disconnected(reason=reason) | session_events.Unusable(reason=reason):
                 self._start_giving_up(reason)
-            case events.Registered(incarnation=incarnation):
-                self._event_log("registered", incarnation=incarnation)
-            case events.LeaseLost(reason=reason):
-                self._event_log("lease_lost", reason=reason)
-                self._log.warning("this node lost its lease; stopping its workers immediately", reason=reason)
-            case events.PlanSeen(plan=plan):
+            case session_events.PlanSeen(plan=plan):
                 self._plan_seen(plan)
-            case events.PrepareFailed(failure=failure):
-                self._log.warning("the generation cannot start on this node", reason=failure.summary)
-            case events.Unusable(reason=reason):
-                self._parts.console.disconnected(reason)
-                if (
-                    self._was_connected
-                ):  # perhaps only for now: the store's machine restarts other things first
-                    self._start_giving_up(reason)
-                else:
-                    self._end(Ending(Outcome.UNREACHABLE, reason))
         self._participant.take_in(event)
 
     def _plan_seen(self, plan: Plan) -> None:
-        self._event_log(
-            "plan",
-            version=plan.version,
-            phase=plan.phase.value,
-            generation=plan.generation,
-            reason=plan.reason,
-            charged=plan.charged,
-            world=[[seat.node_id, seat.incarnation, seat.slots, seat.first_rank] for seat in plan.world.seats]
-            if plan.world is not None and plan.phase is Phase.RUNNING
-            else None,
-        )
         self._parts.remember(plan)
         for test, waiting in self._waiters:
             if not waiting.done() and test(plan):
                 waiting.set_result(plan)
         if plan.failure is not None:
             self._last_failure = plan.failure
-        self._parts.console.plan(plan, self.node.incarnation)
 
     def _start_giving_up(self, reason: str) -> None:
         """Dial for the join time-out at most."""
@@ -260,17 +220,17 @@ class Supervisor:
 
     def drain(self, reason: str, left_s: float | None = None) -> None:
         """This node is to leave, its workers and all others having saved, for which they get so much time."""
-        self._event_log("drain", reason=reason)
+        self._publish(events.DrainRequested(None, reason))
         self._requests.leave(reason, self._parts.graces.drain_s if left_s is None else left_s)
 
     def drain_other(self, node_id: str, left_s: float, words: str) -> None:
         """Another node is to leave."""
-        self._event_log("drain", node=node_id, reason=words)
+        self._publish(events.DrainRequested(node_id, words))
         self._requests.remove(node_id, left_s, words)
 
     def stop(self, cause: Cause, left_s: float, words: str) -> None:
         """The whole run is to end, everybody having saved."""
-        self._event_log("stop", cause=cause.value, left_s=left_s, reason=words)
+        self._publish(events.StopRequested(cause, left_s, words))
         self._requests.end_run(cause, left_s, words)
 
     async def node_left(self, node_id: str) -> Ending | None:
@@ -338,23 +298,20 @@ class Supervisor:
         self._parts.guard = guard
         asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
         parts = self._parts
-        return Runner(
-            guard, self._node_id, self._callbacks, parts.event_log, self._hang_timeout_s, parts.stop_signals
-        )
+        return Runner(guard, self._node_id, self._worker_event, self._hang_timeout_s, parts.stop_signals)
 
     def _guard_readable(self) -> None:
         for event in self._parts.guard.read_events():
-            if isinstance(event, guard_events.GuardLost):
+            if isinstance(event, GuardLost):
                 self._guard_lost(event)
                 return
             self._runner.handle(event)
 
-    def _guard_lost(self, event: guard_events.GuardLost) -> None:
+    def _guard_lost(self, event: GuardLost) -> None:
         """The guard died; its workers died with it (parent-death signal), their children fell to us."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._parts.guard.fileno())
-        self._log.error("the guard process died; starting a new one", returncode=event.returncode)
-        self._event_log("guard_lost", returncode=event.returncode)
+        self._publish(event)
         self._parts.guard.close()
         runner = self._runner
         self._runner = self._attach_guard(self._parts.new_guard())
@@ -366,7 +323,7 @@ class Supervisor:
         generation = self.node.generation
         self._perform_without_stop(self.node.failed(generation, failure))
         runner.abandon(event)
-        self._workers_stopped(())
+        self._perform(self.node.stopped())
         self._recording = self._start_task(self._record_guard(self.node.incarnation))
 
     async def _record_guard(self, incarnation: str) -> None:
@@ -388,41 +345,39 @@ class Supervisor:
         ):
             self._start(world)
 
-    def _workers_started(self, generation: int) -> None:
-        self._perform(self.node.started(generation))
-
-    def _workers_failed(self, generation: int, failure: Failure) -> None:
-        self._last_failure = failure
-        self._parts.console.failed(failure)
-        self._perform(self.node.failed(generation, failure))
-
-    def _workers_succeeded(self, generation: int) -> None:
-        self._parts.console.succeeded(generation)
-        self._perform(self.node.succeeded(generation))
-
-    def _workers_stopped(self, unkillable: tuple[int, ...]) -> None:
-        self._perform(self.node.stopped(unkillable))
+    def _worker_event(self, event: events.WorkerEvent) -> None:
+        """The runner reports something."""
+        self._publish(event)
+        match event:
+            case Spawned(generation=generation):
+                self._perform(self.node.started(generation))
+            case events.NoticesHandled(generation=generation):
+                self._perform(self.node.handles_notices(generation))
+            case events.WorkersInterrupted(generation=generation, failure=failure):
+                self._perform(self.node.interrupted(generation, failure))
+            case events.WorkersFailed(generation=generation, failure=failure):
+                self._last_failure = failure
+                self._perform(self.node.failed(generation, failure))
+            case events.WorkersSucceeded(generation=generation):
+                self._perform(self.node.succeeded(generation))
+            case events.WorkersSaved(generation=generation):
+                self._perform(self.node.saved(generation))
+            case events.WorkersCleared(unkillable=unkillable):
+                self._perform(self.node.stopped(unkillable))
+            case Fenced():
+                self._parts.session.fenced("the guard killed the workers when the lease expired")
 
     # -- actions --------------------------------------------------------------------------------
 
     def _perform_without_stop(self, actions: Iterable[machine.Action]) -> None:
         self._perform(action for action in actions if not isinstance(action, machine.StopWorkers))
 
-    def _announced(self, said: machine.Announce) -> None:
-        handles_notices = {"heeds": True} if said.handles_notices else {}
-        self._event_log("state", state=said.state.value, generation=said.generation, **handles_notices)
-
     def _notify(self, notice: Notice) -> None:
-        self._parts.console.notice(notice)
-        self._runner.notify(notice)
+        delivered = self._runner.notify(notice)
+        self._publish(events.NoticeGiven(self.node.generation, notice, delivered))
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
-        self._event_log(
-            "stopping",
-            generation=self.node.generation,
-            reason=action.reason,
-            grace=action.grace.value,
-        )
+        self._publish(events.WorkersStopping(self.node.generation, action.reason, action.grace))
         self._runner.stop(self._parts.graces.of(action.grace), dump_stacks=action.dump_stacks)
 
     def _start_workers(self, world: World) -> None:
@@ -439,17 +394,16 @@ class Supervisor:
             failure = Failure(
                 FailureKind.START, f"{self._node_id} could not start its workers: {error}"[:512]
             )
-            self._workers_failed(world.generation, failure)
+            self._worker_event(events.WorkersFailed(world.generation, failure))
 
     def _rejoins(self, incarnation: str, reason: str) -> None:
-        self._log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
-        self._event_log("rejoin", incarnation=incarnation)
+        self._publish(events.Rejoining(incarnation, reason))
         self._start_task(
             self._write_down(incarnation)
         )  # nothing depends on it but how soon a successor is there
 
     def _departs(self, ending: machine.Depart) -> None:
-        self._event_log("depart", outcome=ending.outcome.value, reason=ending.reason)
+        self._publish(ending)
         self._end(Ending(ending.outcome, ending.reason, self._last_failure, self.node.plan))
 
     async def _write_down(self, incarnation: str) -> bool:
@@ -457,11 +411,7 @@ class Supervisor:
         try:
             await self._parts.write_down(incarnation)
         except OSError as error:
-            self._log.warning(
-                "cannot write the state directory; if this agent is killed, its successor on this node "
-                "has to wait until the lease expires",
-                error=str(error),
-            )
+            self._publish(events.NotRecorded(str(error)))
             return False
         return True
 
@@ -476,6 +426,3 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._ending.done():
             self._ending.set_exception(error)
-
-    def _event_log(self, event: str, **details: object) -> None:
-        self._parts.event_log.write(event, **details)

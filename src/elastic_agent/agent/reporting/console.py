@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
+from elastic_agent.agent import events
 from elastic_agent.logs import bind_context, get_logger, waiting_reporter
-from elastic_agent.protocol import Failure, Notice, Phase, Plan, World, count
+from elastic_agent.protocol import Phase, Plan, World, count
+from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 
 JOIN_CAUSES = (
     "common causes: an agent that has not started yet, a different --rdzv-endpoint or --rdzv-id on some "
@@ -44,6 +46,8 @@ class ConsoleReporter:
         self._causes = ""
         self._told_causes = ""
         self._facts: dict[str, object] = {}
+        self._incarnation = ""
+        """Of this node, in the plans that are shown."""
         self._news: tuple[Phase, int, str] | None = None
         self._told_of: tuple[int, str] | None = None
         """The generation, and the incarnation in it, that was announced last."""
@@ -62,10 +66,25 @@ class ConsoleReporter:
             "joining the run" if self._was_connected else f"connecting to {self._endpoint}"
         )
 
+    def on_event(self, event: events.Event) -> None:
+        """Show what changes what is awaited, or how the run stands."""
+        match event:
+            case events.RunAgreed():
+                self._connected(False)
+            case Connected(replaced=replaced):
+                self._connected(replaced)
+            case Disconnected(reason=reason) | Unusable(reason=reason):
+                self._disconnected(reason)
+            case events.AgentStarted(incarnation=incarnation) | events.Rejoining(incarnation=incarnation):
+                self._incarnation = incarnation
+            case PlanSeen(plan=plan):
+                self._plan(plan)
+            case events.Hosting(runs=runs) if runs:
+                self._hosting(runs)
+
     # -- the store ------------------------------------------------------------------------------
 
-    def connected(self, replaced: bool) -> None:
-        """The store answers."""
+    def _connected(self, replaced: bool) -> None:
         if replaced:
             self._log.warning(
                 "the store was restarted empty; resuming the run from the state saved on the nodes"
@@ -76,8 +95,7 @@ class ConsoleReporter:
         self._dialling, self._was_connected = False, True
         self._rest()
 
-    def disconnected(self, reason: str) -> None:
-        """The store does not answer."""
+    def _disconnected(self, reason: str) -> None:
         if not self._dialling:
             self._dialling = True
             self._await_soon(False)
@@ -94,8 +112,7 @@ class ConsoleReporter:
 
     # -- the run --------------------------------------------------------------------------------
 
-    def plan(self, plan: Plan, incarnation: str) -> None:
-        """A newer plan."""
+    def _plan(self, plan: Plan) -> None:
         bind_context(generation=plan.generation)
         news = plan.phase, plan.generation, plan.reason
         is_news, self._news = (
@@ -110,7 +127,7 @@ class ConsoleReporter:
             self._await_soon(True)
         elif plan.phase is Phase.RUNNING and plan.world is not None:
             self._rest()
-            self._running(plan, plan.world, incarnation, is_news)
+            self._running(plan, plan.world, is_news)
         else:
             self._rest()
             say = self._log.error if plan.phase is Phase.FAILED else self._log.info
@@ -120,16 +137,8 @@ class ConsoleReporter:
             if is_news:
                 say(self._world, **tail)
 
-    def notice(self, notice: Notice) -> None:
-        """The workers here are told that they will be stopped."""
-        after = "then the run ends" if notice.ends else "then a new generation starts"
-        self._log.info(
-            f"{notice.words}: all workers have {notice.left_s:g} s to save and exit, {after}",
-            cause=notice.cause.value,
-        )
-
-    def _running(self, plan: Plan, world: World, incarnation: str, is_news: bool) -> None:
-        seat = world.seat_of(incarnation)
+    def _running(self, plan: Plan, world: World, is_news: bool) -> None:
+        seat = world.seat_of(self._incarnation)
         if seat is None:
             self._text = (
                 f"on standby: generation {plan.generation} runs with {count(len(world.seats), 'node')} "
@@ -144,33 +153,25 @@ class ConsoleReporter:
         )
         if plan.notice is not None:
             self._told = f"{plan.notice.words}: workers are saving and exiting"
-        if self._told_of == (plan.generation, incarnation):  # the world is the same, only the plan is newer
+        if self._told_of == (
+            plan.generation,
+            self._incarnation,
+        ):  # the world is the same, only the plan is newer
             if plan.notice is None and is_news:  # of that the workers' notice tells
                 self._log.info(f"generation {plan.generation} continues: {plan.reason}")
             return
-        self._told_of = plan.generation, incarnation
+        self._told_of = plan.generation, self._incarnation
         last = seat.first_rank + seat.slots - 1
         ranks = f"rank {last}" if seat.slots == 1 else f"ranks {seat.first_rank}-{last}"
         self._log.info(
             f"{self._world}; {ranks} here",
             nodes=len(world.seats),
             world_size=world.world_size,
-            node_rank=world.node_rank(incarnation),
+            node_rank=world.node_rank(self._incarnation),
             restarts=plan.charged,
         )
 
-    def failed(self, failure: Failure) -> None:
-        """A worker of this node failed."""
-        self._log.error(
-            failure.summary, kind=failure.kind.value, **({"tail": failure.tail} if failure.tail else {})
-        )
-
-    def succeeded(self, generation: int) -> None:
-        """The workers of this node are done."""
-        self._log.info(f"all workers of this node succeeded in generation {generation}")
-
-    def hosting_on(self, runs: list[str]) -> None:
-        """This agent's part is over, but its store is still needed."""
+    def _hosting(self, runs: Sequence[str]) -> None:
         self._text = (
             f"local workers are done; keeping the rendezvous store up for run {', '.join(runs)} until it ends"
         )

@@ -8,8 +8,41 @@ import time
 from pathlib import Path
 from typing import Any
 
+from elastic_agent.agent import events
 from elastic_agent.linux import boottime_s
 from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Announce, Depart, Phase, Plan
+from elastic_agent.rendezvous.events import Connected, LeaseLost, PlanSeen, Registered
+from elastic_agent.workers.guard.client import (
+    Cold,
+    Exited,
+    Fenced,
+    GuardLost,
+    Spawned,
+    SpawnerDied,
+    Stopped,
+    Warm,
+)
+
+_RECORDS: dict[type, tuple[str, ...]] = {
+    events.AgentStarted: ("agent_started", "incarnation", "pid", "slots"),
+    events.AgentEnded: ("agent_ended", "outcome", "reason"),
+    events.Requeued: ("requeued", "failed", "words"),
+    events.Rejoining: ("rejoin", "incarnation"),
+    events.StopRequested: ("stop", "cause", "left_s", "reason"),
+    events.WorkersStopping: ("stopping", "generation", "reason", "grace"),
+    Connected: ("connected", "store_id", "replaced"),
+    Registered: ("registered", "incarnation"),
+    LeaseLost: ("lease_lost", "reason"),
+    Depart: ("depart", "outcome", "reason"),
+    Spawned: ("workers_started", "generation", "pids"),
+    Stopped: ("workers_stopped", "generation", "unkillable"),
+    Fenced: ("fenced", "generation", "late_s"),
+    Cold: ("workers_cold", "reason"),
+    SpawnerDied: ("spawner_died", "how"),
+    GuardLost: ("guard_lost", "returncode"),
+}
+"""Name and fields of the records that have the names of the event's attributes."""
 
 
 class EventLog:
@@ -33,6 +66,42 @@ class EventLog:
     def bind(self, **context: Any) -> None:
         """Add to what goes into every line from now on."""
         self._context.update(context)
+
+    def on_event(self, event: events.Event) -> None:
+        """Record it, if it is one of those that are recorded."""
+        match event:
+            case PlanSeen(plan=plan):
+                self._plan(plan)
+            case Announce():
+                handles_notices = {"heeds": True} if event.handles_notices else {}
+                self.write("state", state=event.state, generation=event.generation, **handles_notices)
+            case events.DrainRequested(node=node, reason=reason):
+                self.write("drain", **({"node": node} if node is not None else {}), reason=reason)
+            case events.NoticeGiven(generation=generation, notice=notice, delivered=True):
+                fields = {name: getattr(notice, name) for name in ("serial", "cause", "left_s", "ends")}
+                self.write("notice", generation=generation, **fields)
+            case Exited():
+                fields = {name: getattr(event, name) for name in ("generation", "slot", "pid", "returncode")}
+                self.write("worker_exited", **fields, exited_boottime_s=event.at_boottime_s)
+            case Warm(ready_s=ready_s):
+                self.write("spawner_ready", import_s=ready_s)
+            case _ if (record := _RECORDS.get(type(event))) is not None:
+                name, *attributes = record
+                self.write(name, **{attribute: getattr(event, attribute) for attribute in attributes})
+
+    def _plan(self, plan: Plan) -> None:
+        world = plan.world if plan.phase is Phase.RUNNING else None
+        self.write(
+            "plan",
+            version=plan.version,
+            phase=plan.phase,
+            generation=plan.generation,
+            reason=plan.reason,
+            charged=plan.charged,
+            world=[[seat.node_id, seat.incarnation, seat.slots, seat.first_rank] for seat in world.seats]
+            if world is not None
+            else None,
+        )
 
     def write(self, event: str, **details: Any) -> None:
         """One event, stamped with CLOCK_BOOTTIME and the time of day; lost where it cannot be written (disk full)."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from elastic_agent.agent import events
+from elastic_agent.protocol import Announce, State
+from elastic_agent.rendezvous.events import LeaseLost, Registered
 from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, extend, status
 
 LOOK_EVERY_S = 0.5
@@ -28,26 +30,19 @@ ANSWER_S = 0.5
 """After a registration the coordinator may refuse this node; that comes at once, or not at all."""
 
 
-@dataclass(frozen=True)
-class Standing:
-    """How the agent stands now, as far as a service manager cares."""
-
-    headline: str
-    """In one line, for a person."""
-    registered: bool
-    """The run knows this node."""
-    runs: bool
-    """Its workers run."""
-    hosting_on: bool = False
-    """Its part is over, but it still serves the store to others, for who knows how long."""
-
-
 class SystemdReporter:
     """Tells systemd about one agent. Without a systemd that listens it does nothing at all."""
 
-    def __init__(self, manager: SystemdNotifier, look: Callable[[], Standing]) -> None:
+    def __init__(self, manager: SystemdNotifier, headline: Callable[[], str]) -> None:
+        """``headline``: how the agent stands, in one line, for a person."""
         self._manager = manager
-        self._look = look
+        self._headline = headline
+        self._registered = False
+        """The run knows this node."""
+        self._runs = False
+        """Its workers run."""
+        self._hosting = False
+        """Its part is over, but it may serve the store to others, for who knows how long."""
         self._said = ""
         self._up = False
         self._stopping = ""
@@ -62,8 +57,25 @@ class SystemdReporter:
         if self._manager.listens:
             self._tick()
 
-    def stopping(self, reason: str) -> None:
-        """It was asked to end."""
+    def on_event(self, event: events.Event) -> None:
+        """Take note of what decides how the agent stands; the timer tells systemd."""
+        match event:
+            case events.LeaveSignalled(reason=reason):
+                self._stop(reason)
+            case events.AgentStarted():
+                self._registered = self._runs = False
+            case Registered():
+                self._registered = True
+            case LeaseLost():
+                self._registered = False
+            case Announce(state=state):
+                self._runs = state is State.RUNNING
+            case events.WorkersStopping():
+                self._runs = False
+            case events.Hosting():
+                self._hosting = True
+
+    def _stop(self, reason: str) -> None:
         if not self._stopping:
             self._stopping = reason
             self._manager.notify(STOPPING)
@@ -89,40 +101,40 @@ class SystemdReporter:
 
     def _say(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        standing = self._look()
+        headline = self._headline()
         before = (self._said, self._up, self._alive_due_s, self._extend_due_s)
-        lines = [*self._news(standing, now_s), *self._signs_of_life(standing, now_s)]
+        lines = [*self._news(headline, now_s), *self._signs_of_life(now_s)]
         if lines and not self._manager.notify(*lines):  # it is behind with reading: the next time, then
             self._said, self._up, self._alive_due_s, self._extend_due_s = before
 
-    def _news(self, standing: Standing, now_s: float) -> list[str]:
+    def _news(self, headline: str, now_s: float) -> list[str]:
         lines = []
-        words = f"{self._stopping}: {standing.headline}" if self._stopping else standing.headline
+        words = f"{self._stopping}: {headline}" if self._stopping else headline
         if words != self._said:
             self._said = words
             lines.append(status(words))
-        if not self._up and self._is_up(standing, now_s):
+        if not self._up and self._is_up(now_s):
             self._up = True
             lines.append(READY)
         return lines
 
-    def _is_up(self, standing: Standing, now_s: float) -> bool:
+    def _is_up(self, now_s: float) -> bool:
         """Its workers run, or it waits for other nodes; not while it still looks for the store."""
-        if not standing.registered:
+        if not self._registered:
             self._registered_since_s = None
         elif self._registered_since_s is None:
             self._registered_since_s = now_s
         since_s = self._registered_since_s
-        return standing.runs or (since_s is not None and now_s - since_s >= ANSWER_S)
+        return self._runs or (since_s is not None and now_s - since_s >= ANSWER_S)
 
-    def _signs_of_life(self, standing: Standing, now_s: float) -> list[str]:
+    def _signs_of_life(self, now_s: float) -> list[str]:
         lines = []
         if self._manager.watchdog_s is not None and now_s >= self._alive_due_s:
             self._alive_due_s = now_s + self._manager.alive_every_s
             lines.append(ALIVE)
         # Our own time-outs bound the wait for the store, and that for workers to save and end; systemd is to bound
         # neither, as long as the loop turns.
-        waits = (not self._up or self._stopping) and not standing.hosting_on
+        waits = (not self._up or self._stopping) and not self._hosting
         if waits and now_s >= self._extend_due_s:
             self._extend_due_s = now_s + EXTEND_EVERY_S
             lines.append(extend(EXTENSION_S))

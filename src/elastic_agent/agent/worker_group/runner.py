@@ -1,8 +1,8 @@
 """Runs one generation's workers after the other on this node, through the guard.
 
-Nothing here blocks: the guard's messages arrive in the agent's loop, and what became of the workers is told
-by callbacks. Whatever a worker leaves behind (daemonised children too) is ended before a generation counts as
-stopped or succeeded.
+Nothing here blocks: the guard's messages arrive in the agent's loop, and what became of the workers is reported as an
+event (:data:`~elastic_agent.agent.events.WorkerEvent`). Whatever a worker leaves behind (daemonised children too) is
+ended before a generation counts as stopped or succeeded.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from elastic_agent.agent.reporting.event_log import EventLog
+from elastic_agent.agent import events
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import catches, is_frozen
-from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Failure, FailureKind, Notice
 from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup, Cleared
 from elastic_agent.workers.cleanup.gpu_memory import GpuMemory
@@ -46,20 +45,6 @@ LAST_WORDS_S = 2.0
 
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
-
-
-@dataclass(frozen=True)
-class RunnerCallbacks:
-    """What the runner reports. ``generation`` is always the one the report is about."""
-
-    started: Callable[[int], None]
-    failed: Callable[[int, Failure], None]
-    succeeded: Callable[[int], None]
-    saved: Callable[[int], None]
-    handles_notices: Callable[[int], None]
-    interrupted: Callable[[int, Failure], None]
-    stopped: Callable[[tuple[int, ...]], None]
-    fenced: Callable[[str], None]
 
 
 @dataclass
@@ -98,16 +83,14 @@ class Runner:
         self,
         guard: Guard,
         node_id: str,
-        callbacks: RunnerCallbacks,
-        event_log: EventLog,
+        report: Callable[[events.WorkerEvent], None],
         hang_timeout_s: float,
         stop_signals: StopSignals,
         stacks_signal: int = DEFAULT_STACKS_SIGNAL,
     ) -> None:
         self._guard = guard
         self._node_id = node_id
-        self._tell = callbacks
-        self._event_log = event_log
+        self._report = report
         self._hang_timeout_s = hang_timeout_s
         self._stop_signals = stop_signals
         self._stacks_signal = stacks_signal
@@ -117,7 +100,6 @@ class Runner:
         """The next look at the workers' progress, or the stop that lets them write their stacks first."""
         self._notice_poll_timer: asyncio.TimerHandle | None = None
         """The next look whether workers look at notices."""
-        self._log = get_logger()
 
     @property
     def pids(self) -> list[int]:
@@ -134,7 +116,7 @@ class Runner:
         return max((step for _, step in beats if step), default=None)
 
     def start(self, generation: int, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
-        """Have the guard start the workers; ``started`` or ``failed`` follows."""
+        """Have the guard start the workers; ``Spawned`` or ``WorkersFailed`` follows."""
         cleanup = Cleanup(self._guard.pid, self._gpu)
         try:
             context.start()
@@ -150,7 +132,7 @@ class Runner:
         )
 
     def stop(self, grace_s: float, *, dump_stacks: bool = False) -> None:
-        """SIGTERM, SIGKILL after ``grace_s``; ``stopped`` follows when nothing is left.
+        """SIGTERM, SIGKILL after ``grace_s``; ``WorkersCleared`` follows when nothing is left.
 
         A guard that is frozen itself is killed: then its end follows.
         """
@@ -160,10 +142,7 @@ class Runner:
                 return
             self._running.cleanup.look()
         if is_frozen(self._guard.pid):
-            self._log.error(
-                "the guard process is frozen and cannot stop the workers; killing it together with the "
-                "workers"
-            )
+            self._report(events.GuardFrozen())
             os.kill(self._guard.pid, signal.SIGKILL)
             return  # its end is noticed
         if dump_stacks and self._stacks() and grace_s > 0:
@@ -172,21 +151,14 @@ class Runner:
         else:
             self._guard.stop(grace_s)
 
-    def notify(self, notice: Notice) -> None:
-        """Tell the workers that run; nothing they do not look at disturbs them."""
+    def notify(self, notice: Notice) -> bool:
+        """Tell the workers, if any run; nothing they do not look at disturbs them."""
         running = self._running
         if running is None or running.gone:
-            return
+            return False
         deadline_s = guard_events.boottime_s() + notice.left_s
         running.heartbeats.tell(notice.serial, notice.cause.value, int(deadline_s * 1e9))
-        self._event_log.write(
-            "notice",
-            generation=running.generation,
-            serial=notice.serial,
-            cause=notice.cause.value,
-            left_s=notice.left_s,
-            ends=notice.ends,
-        )
+        return True
 
     @property
     def handles_notices(self) -> bool:
@@ -216,7 +188,7 @@ class Runner:
         }
         if not able:
             return False
-        self._log.warning("workers are writing their stacks to stderr", slots=sorted(able))
+        self._report(events.StacksRequested(tuple(sorted(able))))
         for pid in able.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, self._stacks_signal)
@@ -240,51 +212,27 @@ class Runner:
         if self._running is not None:
             self._running.context.handle(event)
         match event:
-            case guard_events.Spawned(generation=generation, pids=pids):
-                self._spawned(generation, pids)
+            case guard_events.Spawned():
+                self._spawned(event)
             case guard_events.SpawnFailed(generation=generation, slot=slot, error=error):
                 self._spawn_failed(generation, slot, error)
             case guard_events.Exited():
                 self._exited(event)
             case guard_events.Signalled(signum=signum):
                 self._guard_signalled(signum)
-            case guard_events.Stopped(generation=generation, unkillable=unkillable):
-                self._stopped(generation, unkillable)
-            case guard_events.Fenced(generation=generation, late_s=late_s):
-                self._event_log.write("fenced", generation=generation, late_s=late_s)
-                self._tell.fenced("the guard killed the workers when the lease expired")
+            case guard_events.Stopped():
+                self._stopped(event)
             case _:
-                self._report_spawner(event)
+                self._report(event)
 
-    def _report_spawner(self, event: guard_events.GuardEvent) -> None:
-        match event:
-            case guard_events.Warm(ready_s=ready_s):
-                self._event_log.write("spawner_ready", import_s=ready_s)
-            case guard_events.Cold(reason=reason, detail=detail):
-                self._event_log.write("workers_cold", reason=reason)
-                self._log.warning(f"workers start cold, which takes longer: {reason}")
-                if detail:
-                    self._log.warning(f"output of the spawner:\n{detail.rstrip()}")
-            case guard_events.SpawnerDied(how=how):
-                self._event_log.write("spawner_died", how=how)
-                self._log.warning(
-                    f"the spawner died ({how}); starting a new one, running workers are not affected"
-                )
-            case guard_events.WarmLate(generation=generation, importing=importing):
-                why = "is still importing" if importing else "is not responding and is being replaced"
-                self._log.warning(f"the spawner {why}: starting the workers of generation {generation} cold")
-            case _:
-                pass
-
-    def _spawned(self, generation: int, pids: Mapping[int, int]) -> None:
+    def _spawned(self, event: guard_events.Spawned) -> None:
         running = self._running
-        if running is None or running.generation != generation:
+        if running is None or running.generation != event.generation:
             return
-        running.pids = dict(pids)
-        running.cleanup.started(pids.values())
-        self._event_log.write("workers_started", generation=generation, pids=running.pids)
+        running.pids = dict(event.pids)
+        running.cleanup.started(event.pids.values())
+        self._report(event)
         if not running.stopping:
-            self._tell.started(generation)
             self._watch_progress({})
             self._poll_notice_handling(NOTICE_POLL_EVERY_S[0])
 
@@ -293,21 +241,15 @@ class Runner:
         if running is None or running.generation != generation or running.stopping:
             return
         summary = f"{self._node_id} could not start its workers: {error}"
-        self._tell.failed(generation, Failure(FailureKind.START, summary[:512], slot=max(slot, 0)))
+        failure = Failure(FailureKind.START, summary[:512], slot=max(slot, 0))
+        self._report(events.WorkersFailed(generation, failure))
 
     def _exited(self, event: guard_events.Exited) -> None:
         running = self._running
         if running is None or running.generation != event.generation:
             return
         running.exited[event.slot] = event
-        self._event_log.write(
-            "worker_exited",
-            generation=event.generation,
-            slot=event.slot,
-            pid=event.pid,
-            returncode=event.returncode,
-            exited_boottime_s=event.at_boottime_s,
-        )
+        self._report(event)
         if running.stopping or running.failed or event.stopping:
             return
         suspects = running.interruptions.suspects(event.slot, event.returncode)
@@ -342,10 +284,7 @@ class Runner:
 
     def _left(self, running: _Running, event: guard_events.Exited) -> None:
         if event.returncode != 0:
-            self._log.warning(
-                f"worker {self._node_id}/{event.slot} saved and left, then exited with "
-                f"{event.returncode}; treated as a clean exit"
-            )
+            self._report(events.WorkerLeft(f"{self._node_id}/{event.slot}", event.returncode))
         self._end_if_all_have(running)
 
     def _interrupted(self, running: _Running, event: guard_events.Exited, suspects: frozenset[int]) -> None:
@@ -363,12 +302,11 @@ class Runner:
             else f"exited with code {event.returncode} after {name}"
         )
         summary = f"worker {self._node_id}/{event.slot} {how}, which the agent also received"
-        self._log.info(summary)
         running.interrupted = True
         failure = Failure(
             FailureKind.INTERRUPTED, summary[:512], slot=event.slot, returncode=event.returncode
         )
-        self._tell.interrupted(event.generation, failure)
+        self._report(events.WorkersInterrupted(event.generation, failure))
 
     def _look_for_late_signals(self, running: _Running) -> None:
         """A worker may end sooner than the guard and the agent receive the signal that ended it."""
@@ -408,7 +346,8 @@ class Runner:
             late.cancel()
             if self._running is running and not running.told:
                 running.told = True
-                self._tell.failed(event.generation, self._failure(running, event, words))
+                failure = self._failure(running, event, words)
+                self._report(events.WorkersFailed(event.generation, failure))
 
         late = loop.call_later(LAST_WORDS_S, tell, NOTHING_READ)
         threading.Thread(target=read, name="last-words", daemon=True).start()
@@ -425,14 +364,14 @@ class Runner:
             progressed=any(running.heartbeats.read(slot)[0] for slot in running.pids),
         )
 
-    def _stopped(self, generation: int, unkillable: tuple[int, ...]) -> None:
-        running = self._running
-        if running is not None and (running.generation != generation or running.gone):
+    def _stopped(self, event: guard_events.Stopped) -> None:
+        running, unkillable = self._running, event.unkillable
+        if running is not None and (running.generation != event.generation or running.gone):
             return  # one that had stopped already was told to: this is the second answer
         self._cancel_timer()
-        self._event_log.write("workers_stopped", generation=generation, unkillable=list(unkillable))
+        self._report(event)
         if running is None:
-            self._tell.stopped(unkillable)
+            self._report(events.WorkersCleared(unkillable))
             return
         running.gone = True
         if running.cleanup.nothing_to_do:
@@ -446,7 +385,7 @@ class Runner:
         loop = asyncio.get_running_loop()
 
         def cleared(what: Cleared) -> None:
-            self._report(what)
+            self._report(events.CleanedUp(what))
             self._all_gone(running, unkillable)
 
         def from_thread(what: Cleared) -> None:
@@ -455,26 +394,6 @@ class Runner:
 
         self._timer = loop.call_later(CLEANUP_LIMIT_S, self._all_gone, running, unkillable)
         running.cleanup.clear(from_thread, unkillable)
-
-    def _report(self, cleared: Cleared) -> None:
-        """Say what was found; nothing if nothing was."""
-        shared_memory = cleared.shared_memory
-        if shared_memory.removed:
-            self._log.info("removed shared memory left behind by workers", files=shared_memory.removed)
-        if shared_memory.unknown:
-            self._log.warning(
-                "kept shared memory left behind by workers: cannot determine whether other processes use it",
-                files=shared_memory.unknown,
-            )
-        for held in shared_memory.held:
-            self._log.warning(
-                f"kept shared memory of the workers: {held.file} is in use by {held.process} ({held.pid})"
-            )
-        for holder in cleared.gpu:
-            self._log.warning(
-                f"GPU {holder.gpu} is not free: process {holder.pid} ({holder.process}) of the stopped "
-                "workers still has memory allocated on it; the next workers may run out of memory"
-            )
 
     def _all_gone(self, running: _Running, unkillable: tuple[int, ...]) -> None:
         """Nothing is left of these workers; the next may start."""
@@ -489,14 +408,11 @@ class Runner:
         running.context.close_later()
         running.heartbeats.close()
         if running.succeeding and not running.stopping:
-            if unkillable:  # they outlived workers that are done: no reason to take the success back
-                self._log.warning(
-                    "processes left behind by the workers are stuck in the kernel", pids=unkillable
-                )
             ended_early = left or running.interrupted
-            (self._tell.saved if ended_early else self._tell.succeeded)(running.generation)
+            done = events.WorkersSaved if ended_early else events.WorkersSucceeded
+            self._report(done(running.generation, unkillable))
         else:
-            self._tell.stopped(unkillable)
+            self._report(events.WorkersCleared(unkillable))
 
     # -- progress -------------------------------------------------------------------------------
 
@@ -515,7 +431,7 @@ class Runner:
                 seen[slot] = (beats, loop.time())
             elif known is not None and loop.time() - known[1] >= self._hang_timeout_s:
                 running.failed = True
-                self._tell.failed(running.generation, self._hang(slot, step))
+                self._report(events.WorkersFailed(running.generation, self._hang(slot, step)))
                 return
         pause_s = min(LOOK_AT_LEAST_EVERY_S, self._hang_timeout_s / HANG_LOOKS_PER_TIMEOUT)
         self._timer = loop.call_later(pause_s, self._watch_progress, seen)
@@ -526,7 +442,7 @@ class Runner:
         if running is None or running.gone or running.stopping:
             return
         if self.handles_notices:
-            self._tell.handles_notices(running.generation)
+            self._report(events.NoticesHandled(running.generation))
             return
         longer_s = min(1.2 * pause_s, NOTICE_POLL_EVERY_S[1])
         self._notice_poll_timer = asyncio.get_running_loop().call_later(

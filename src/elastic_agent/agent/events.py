@@ -1,0 +1,256 @@
+"""What happens on a node, as one typed event each, and how the events reach what shows or records them.
+
+The events of the session with the store, those of the guard, and what the node announces and how it departs are
+passed on as they are; the types defined here are for everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Announce, Cause, Depart, Failure, Grace, Notice, Outcome
+from elastic_agent.rendezvous.events import SessionEvent
+from elastic_agent.workers.cleanup.generation import Cleared
+from elastic_agent.workers.guard.client import GuardEvent
+
+# -- the agent ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunAgreed:
+    """The store answers, and the run at its endpoint has this id."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class AgentStarted:
+    """The node begins to take part in the run, under a node id."""
+
+    incarnation: str
+    pid: int
+    slots: int
+
+
+@dataclass(frozen=True)
+class Rejoining:
+    """The node lost its lease and registers again, under a new incarnation."""
+
+    incarnation: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NotRecorded:
+    """The state directory could not take the record of this node's processes."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class AgentEnded:
+    """The node's part in the run is over."""
+
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True)
+class Hosting:
+    """The node's part is over, but these runs still need the store that it hosts; none: it is free to exit."""
+
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """What became of the attempt to return the Slurm job to the queue."""
+
+    failed: bool
+    words: str
+
+
+# -- requests -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LeaveSignalled:
+    """A signal asks this node to leave the run."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class DrainRequested:
+    """A node is to leave the run. None: this one."""
+
+    node: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """The run is to end; workers have ``left_s`` seconds to save."""
+
+    cause: Cause
+    left_s: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoticeGiven:
+    """The workers are to save and exit. ``delivered``: some run that could be told."""
+
+    generation: int
+    notice: Notice
+    delivered: bool
+
+
+# -- workers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoticesHandled:
+    """A worker of this generation was seen to look at notices."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class WorkerLeft:
+    """A worker said that it saved and leaves, and then exited with another code than 0."""
+
+    worker_id: str
+    returncode: int
+
+
+@dataclass(frozen=True)
+class WorkersInterrupted:
+    """A worker was ended by a signal that asks this node to stop as well: neither a failure nor a success."""
+
+    generation: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class WorkersFailed:
+    """A worker of this generation failed, hung or could not be started; the first failure only."""
+
+    generation: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class WorkersStopping:
+    """The workers are sent SIGTERM, and SIGKILL after the grace."""
+
+    generation: int
+    reason: str
+    grace: Grace
+
+
+@dataclass(frozen=True)
+class StacksRequested:
+    """The workers of these slots write their stacks to stderr before they are stopped."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GuardFrozen:
+    """The guard cannot stop the workers; it is killed together with them."""
+
+
+@dataclass(frozen=True)
+class CleanedUp:
+    """What workers had left behind was removed, or kept."""
+
+    cleared: Cleared
+
+
+@dataclass(frozen=True)
+class WorkersSucceeded:
+    """Every worker exited with 0, and nothing of theirs is left but ``unkillable`` processes."""
+
+    generation: int
+    unkillable: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkersSaved:
+    """Every worker has saved and left, or was interrupted; nothing is left but ``unkillable`` processes."""
+
+    generation: int
+    unkillable: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkersCleared:
+    """The workers that were to be stopped are gone, and what they left; or only ``unkillable`` processes are left."""
+
+    unkillable: tuple[int, ...] = ()
+
+
+WorkerEvent: TypeAlias = (
+    GuardEvent
+    | NoticesHandled
+    | WorkerLeft
+    | WorkersInterrupted
+    | WorkersFailed
+    | StacksRequested
+    | GuardFrozen
+    | CleanedUp
+    | WorkersSucceeded
+    | WorkersSaved
+    | WorkersCleared
+)
+"""What the runner reports."""
+
+Event: TypeAlias = (
+    SessionEvent
+    | WorkerEvent
+    | Announce
+    | Depart
+    | RunAgreed
+    | AgentStarted
+    | Rejoining
+    | NotRecorded
+    | AgentEnded
+    | Hosting
+    | Requeued
+    | LeaveSignalled
+    | DrainRequested
+    | StopRequested
+    | NoticeGiven
+    | WorkersStopping
+)
+
+Subscriber: TypeAlias = Callable[[Event], None]
+
+
+class Publisher:
+    """Hands each event to all subscribers, in the order in which they subscribed."""
+
+    def __init__(self, *subscribers: Subscriber) -> None:
+        self._subscribers = [*subscribers]
+        self._reported: list[Subscriber] = []
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Hand it every event from now on; what it raises is logged once and disturbs nothing else."""
+        self._subscribers.append(subscriber)
+
+    def __call__(self, event: Event) -> None:
+        """Publish an event."""
+        for subscriber in self._subscribers:
+            try:
+                subscriber(event)
+            except Exception:
+                if subscriber not in self._reported:
+                    self._reported.append(subscriber)
+                    get_logger().exception(
+                        f"internal error in a report of {type(event).__name__}; the run continues, and "
+                        "further errors of this reporter are not logged"
+                    )

@@ -1,0 +1,107 @@
+"""A log line for each event that is one message, whatever came before; the console reporter logs the others."""
+
+from __future__ import annotations
+
+from elastic_agent.agent import events
+from elastic_agent.logs import get_logger
+from elastic_agent.rendezvous.events import LeaseLost, PrepareFailed
+from elastic_agent.workers.cleanup.generation import Cleared
+from elastic_agent.workers.guard.client import Cold, GuardLost, SpawnerDied, WarmLate
+
+
+def log_event(event: events.Event) -> None:
+    """Log it, if it is for the person at the terminal."""
+    _log_agent(event)
+    _log_workers(event)
+    _log_warm_start(event)
+
+
+def _log_agent(event: events.Event) -> None:
+    log = get_logger()
+    match event:
+        case LeaseLost(reason=reason):
+            log.warning("this node lost its lease; stopping its workers immediately", reason=reason)
+        case PrepareFailed(failure=failure):
+            log.warning("the generation cannot start on this node", reason=failure.summary)
+        case events.Rejoining(incarnation=incarnation, reason=reason):
+            log.info("rejoining under a new incarnation", reason=reason, incarnation=incarnation)
+        case events.NotRecorded(error=error):
+            log.warning(
+                "cannot write the state directory; if this agent is killed, its successor on this node "
+                "has to wait until the lease expires",
+                error=error,
+            )
+        case GuardLost(returncode=returncode):
+            log.error("the guard process died; starting a new one", returncode=returncode)
+        case events.Requeued(failed=failed, words=words):
+            (log.error if failed else log.info)(words)
+
+
+def _log_workers(event: events.Event) -> None:
+    log = get_logger()
+    match event:
+        case events.NoticeGiven(notice=notice):
+            after = "then the run ends" if notice.ends else "then a new generation starts"
+            log.info(
+                f"{notice.words}: all workers have {notice.left_s:g} s to save and exit, {after}",
+                cause=notice.cause.value,
+            )
+        case events.WorkerLeft(worker_id=worker_id, returncode=returncode):
+            log.warning(
+                f"worker {worker_id} saved and left, then exited with {returncode}; treated as a clean exit"
+            )
+        case events.WorkersInterrupted(failure=failure):
+            log.info(failure.summary)
+        case events.WorkersFailed(failure=failure):
+            tail = {"tail": failure.tail} if failure.tail else {}
+            log.error(failure.summary, kind=failure.kind.value, **tail)
+        case events.StacksRequested(slots=slots):
+            log.warning("workers are writing their stacks to stderr", slots=[*slots])
+        case events.GuardFrozen():
+            log.error(
+                "the guard process is frozen and cannot stop the workers; killing it together with the "
+                "workers"
+            )
+        case events.CleanedUp(cleared=cleared):
+            _log_cleanup(cleared)
+        case events.WorkersSucceeded() | events.WorkersSaved():
+            if event.unkillable:  # they outlived workers that are done: no reason to take the success back
+                log.warning(
+                    "processes left behind by the workers are stuck in the kernel", pids=event.unkillable
+                )
+            if isinstance(event, events.WorkersSucceeded):
+                log.info(f"all workers of this node succeeded in generation {event.generation}")
+
+
+def _log_cleanup(cleared: Cleared) -> None:
+    log, shared_memory = get_logger(), cleared.shared_memory
+    if shared_memory.removed:
+        log.info("removed shared memory left behind by workers", files=shared_memory.removed)
+    if shared_memory.unknown:
+        log.warning(
+            "kept shared memory left behind by workers: cannot determine whether other processes use it",
+            files=shared_memory.unknown,
+        )
+    for held in shared_memory.held:
+        log.warning(
+            f"kept shared memory of the workers: {held.file} is in use by {held.process} ({held.pid})"
+        )
+    for holder in cleared.gpu:
+        log.warning(
+            f"GPU {holder.gpu} is not free: process {holder.pid} ({holder.process}) of the stopped "
+            "workers still has memory allocated on it; the next workers may run out of memory"
+        )
+
+
+def _log_warm_start(event: events.Event) -> None:
+    log = get_logger()
+    match event:
+        case Cold(reason=reason, detail=detail):
+            log.warning(f"workers start cold, which takes longer: {reason}")
+            if detail:
+                log.warning(f"output of the spawner:\n{detail.rstrip()}")
+        case SpawnerDied(how=how):
+            log.warning(f"the spawner died ({how}); starting a new one, running workers are not affected")
+        case WarmLate(generation=generation, importing=importing):
+            why = "is still importing" if importing else "is not responding and is being replaced"
+            log.warning(f"the spawner {why}: starting the workers of generation {generation} cold")
