@@ -16,6 +16,13 @@ DEFAULT_PORT = 29400
 ETCD_PORT = 2379
 """The same for etcd (its own usual port)."""
 
+# Bounds of settings that the records of the protocol have too.
+MOST_NODES = 65_536
+MOST_SLOTS = 65_536
+LONGEST_TIME_S = 1e7
+"""Four months."""
+LONGEST_LEASE_S = 3600.0
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

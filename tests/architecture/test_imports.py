@@ -21,8 +21,8 @@ FLOORS = [
     {"cli"},
     {"agent", "torchrun"},
     {"workers", "rendezvous"},
-    {"transport"},
-    {"protocol", "client", "config", "logs"},
+    {"transport", "config"},
+    {"protocol", "client", "logs"},
     {"exit_codes", "sd_notify", "values"},
     {"linux", "printable", "worker_variables"},
 ]
@@ -191,6 +191,13 @@ def test_client_and_settings_need_the_standard_library_only() -> None:
         return one.module.split(".")[0] not in known
 
     assert complaints(files(STANDARD_LIBRARY_ONLY), foreign) == []
+
+
+def test_settings_import_the_protocol_when_they_make_a_policy() -> None:
+    def earlier(_: Path, one: Import) -> bool:
+        return room_of(one.module) == "protocol" and not (one.for_types_only or one.inside_a_function)
+
+    assert complaints(files({"config"}), earlier) == []
 
 
 def test_the_guard_needs_the_standard_library_only() -> None:

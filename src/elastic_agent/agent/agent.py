@@ -28,7 +28,7 @@ from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Policy, Stop, decide, requeue, rescue
 from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
 from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
-from elastic_agent.agent.worker_group.factory import logs_specs, make_context, policy_of, worker_group
+from elastic_agent.agent.worker_group.factory import logs_specs, make_context, worker_group
 from elastic_agent.agent.worker_group.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
 from elastic_agent.agent.worker_group.runner import DEFAULT_STACKS_SIGNAL, Runner
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
@@ -361,7 +361,7 @@ class Agent(ElasticAgent):
             slots=self._slots,
             state=State.READY,
             generation=0,
-            policy=policy_of(settings),
+            policy=settings.policy(),
             explicit_id=lock.explicit,
             stop_s=max(settings.restart_grace, settings.shutdown_timeout),
             replaces=(lock.predecessor,) if lock.predecessor else (),

@@ -16,6 +16,7 @@ from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
+from elastic_agent.values import LONGEST_TIME_S
 
 if TYPE_CHECKING:
     from elastic_agent.agent.control.socket import AgentAddress, Answer
@@ -112,7 +113,7 @@ def _seconds_until(do: str, text: str, now_s: float) -> float:
         left_s = _moment(text, complaint, expected).timestamp() - now_s
     if left_s < 0:
         raise UsageError(f"{complaint}which was {-left_s:.0f} s ago{expected}")
-    return min(left_s, 1e7)
+    return min(left_s, LONGEST_TIME_S)
 
 
 def _moment(text: str, complaint: str, expected: str) -> datetime.datetime:

@@ -12,11 +12,8 @@ from typing import Any
 
 from elastic_agent.config.errors import BadValueError, did_you_mean, quoted
 from elastic_agent.config.values import NodeRange, StreamChoice
-from elastic_agent.values import DEFAULT_PORT, Endpoint, PortRange
+from elastic_agent.values import DEFAULT_PORT, LONGEST_TIME_S, MOST_NODES, MOST_SLOTS, Endpoint, PortRange
 
-_LONGEST_TIME_S = 1e7  # four months; the protocol's records hold no more
-_MOST_NODES = 65_536
-_MOST_SLOTS = 65_536
 _MOST = 2**31 - 1
 _WHOLE = re.compile(r"[+-]?[0-9]{1,15}")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -79,7 +76,7 @@ def _read_port(text: str, *, least: int) -> int:
     return port
 
 
-def seconds(least: float, *, above: bool = False, most: float = _LONGEST_TIME_S) -> Kind:
+def seconds(least: float, *, above: bool = False, most: float = LONGEST_TIME_S) -> Kind:
     """A length of time in seconds from ``least`` (with ``above``: from more than it) to ``most``."""
 
     def parse(text: str) -> float:
@@ -93,7 +90,7 @@ def seconds(least: float, *, above: bool = False, most: float = _LONGEST_TIME_S)
         return value
 
     bound = f"more than {least:g}" if above else f"{least:g} or more"
-    bound += f", {most:g} at most" if most < _LONGEST_TIME_S else ""
+    bound += f", {most:g} at most" if most < LONGEST_TIME_S else ""
     return Kind("SECONDS", f"seconds, {bound}", parse, lambda value: repr(float(value)))
 
 
@@ -174,8 +171,8 @@ def _parse_nodes(text: str) -> NodeRange:
         )
     if least > most:
         raise BadValueError(f"whose minimum {least} is greater than its maximum {most}")
-    if most > _MOST_NODES:
-        raise BadValueError(f"which is more than {_MOST_NODES} nodes")
+    if most > MOST_NODES:
+        raise BadValueError(f"which is more than {MOST_NODES} nodes")
     return NodeRange(least, most)
 
 
@@ -190,8 +187,8 @@ def _parse_slots(text: str) -> str:
         raise BadValueError(hint=did_you_mean(word, SLOT_WORDS))
     if int(word) < 1:
         raise BadValueError("which starts no workers")
-    if int(word) > _MOST_SLOTS:
-        raise BadValueError(f"which is more than {_MOST_SLOTS} workers on one node")
+    if int(word) > MOST_SLOTS:
+        raise BadValueError(f"which is more than {MOST_SLOTS} workers on one node")
     return str(int(word))
 
 
@@ -482,8 +479,8 @@ def _parse_node_counts(text: str) -> tuple[int, ...]:
         count = _read_whole(item)
         if count < 1:
             raise BadValueError(f"where {count} is not a positive number of nodes")
-        if count > _MOST_NODES:
-            raise BadValueError(f"where {count} is more than {_MOST_NODES} nodes")
+        if count > MOST_NODES:
+            raise BadValueError(f"where {count} is more than {MOST_NODES} nodes")
         counts.append(count)
     return tuple(sorted(set(counts)))
 

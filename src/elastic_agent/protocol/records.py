@@ -15,7 +15,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from elastic_agent.printable import without_surrogates
-from elastic_agent.values import NAME_PATTERN, largest_world, smallest_world
+from elastic_agent.values import (
+    LONGEST_LEASE_S,
+    LONGEST_TIME_S,
+    MOST_NODES,
+    MOST_SLOTS,
+    NAME_PATTERN,
+    largest_world,
+    smallest_world,
+)
 
 RECORD_VERSION = 1
 """Version of the record formats; a record of another version is rejected by name."""
@@ -42,7 +50,10 @@ Generation = Annotated[int, Meta(ge=0, le=2**53)]
 Version = Annotated[int, Meta(ge=1, le=2**53)]
 MAX_COUNT = 2**31
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
-Seconds = Annotated[float, Meta(ge=0, le=1e7)]
+Nodes = Annotated[int, Meta(ge=1, le=MOST_NODES)]
+Slots = Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
+Seconds = Annotated[float, Meta(ge=0, le=LONGEST_TIME_S)]
+LeaseSeconds = Annotated[float, Meta(ge=0.2, le=LONGEST_LEASE_S)]
 Signature = Annotated[str, Meta(max_length=64, pattern=r"\A[0-9a-f]*\Z")]
 
 
@@ -151,7 +162,7 @@ class Address(Struct, frozen=True, array_like=True):
 class StopRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a node asks of the coordinator: that a node leaves, or that the whole run ends."""
 
-    serial: Annotated[int, Meta(ge=1, le=2**31)]
+    serial: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
     """Grows with every ask of this incarnation."""
     cause: Cause
     left_s: Seconds
@@ -180,10 +191,10 @@ class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The run's rules. The first member's are taken for the run; times are seconds."""
 
-    min_nodes: Annotated[int, Meta(ge=1, le=65536)] = 1
-    max_nodes: Annotated[int, Meta(ge=1, le=65536)] = 1
+    min_nodes: Nodes = 1
+    max_nodes: Nodes = 1
     max_restarts: Count = 3
-    lease_ttl_s: Annotated[float, Meta(ge=0.2, le=3600)] = 5.0
+    lease_ttl_s: LeaseSeconds = 5.0
     fence_margin_s: Seconds = 1.0
     settle_s: Seconds = 1.0
     join_timeout_s: Seconds = 600.0
@@ -193,7 +204,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """How long after the last one came a running world is restarted for newcomers, without a notice."""
     notice_s: Seconds = 60.0
     """How long workers have to save before a world that grows is formed anew."""
-    node_counts: Annotated[tuple[Annotated[int, Meta(ge=1, le=65536)], ...], Meta(max_length=1024)] = ()
+    node_counts: Annotated[tuple[Nodes, ...], Meta(max_length=1024)] = ()
     """How many nodes a world may have: multiples of the one number given, or one of several. Empty: any number."""
     finishes_once: bool = False
     """A run that has finished is not begun anew under its name."""
@@ -237,7 +248,7 @@ class Seat(Struct, frozen=True, array_like=True):
     node_id: Name
     incarnation: Name
     address: Host
-    slots: Annotated[int, Meta(ge=1, le=65536)]
+    slots: Slots
     first_rank: Count
     role: Text = "default"
 
@@ -297,7 +308,7 @@ class History(
     """How the run ended, if it has."""
     settled: bool = False
     """Everybody alive knew the outcome; whoever comes now begins anew, above this generation."""
-    lease_ttl_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    lease_ttl_s: Annotated[float, Meta(ge=0, le=LONGEST_LEASE_S)] = 0.0
     """The longest lease of any node of the run, seconds."""
     fence_margin_s: Seconds = 0.0
     """The longest fence margin by which the run went."""
@@ -330,7 +341,7 @@ class Member(
     node_id: Name
     incarnation: Name
     address: Host
-    slots: Annotated[int, Meta(ge=1, le=65536)]
+    slots: Slots
     state: State
     generation: Generation
     policy: Policy
@@ -359,7 +370,7 @@ class Lease(
     """A node's right to be counted. Renewal and revocation both compare-and-set this record."""
 
     incarnation: Name
-    ttl_s: Annotated[float, Meta(ge=0.2, le=3600)]
+    ttl_s: LeaseSeconds
     beat: Count = 0
     revoked: bool = False
     why: Text = ""

@@ -19,8 +19,9 @@ from elastic_agent import __version__
 from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.errors import BadValueError, UsageError, masked, quoted
 from elastic_agent.config.etcd_password import exposures, read_password_file, take_password
-from elastic_agent.config.settings import spec_by_name
+from elastic_agent.config.settings import Settings, spec_by_name
 from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
+from elastic_agent.config.values import NodeRange
 from elastic_agent.protocol import RECORD_VERSION, Address, Fingerprint, Member, Policy, State
 from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess, new_incarnation
 
@@ -159,17 +160,16 @@ def _warn_of_exposures(params: RendezvousParameters, access: Access) -> None:
 
 
 def _policy(params: RendezvousParameters) -> Policy:
-    return Policy(
-        min_nodes=params.min_nodes,
-        max_nodes=params.max_nodes,
+    return Settings(
+        nnodes=NodeRange(params.min_nodes, params.max_nodes),
         max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents, and never pauses
-        restart_window_s=0.0,
-        restart_backoff_s=0.0,
-        lease_ttl_s=_seconds(params, "lease_ttl"),
-        fence_margin_s=_seconds(params, "fence_margin"),
-        settle_s=_seconds(params, "settle", "last_call_timeout"),
-        join_timeout_s=_seconds(params, "join_timeout", "timeout"),
-    )
+        restart_window=0.0,
+        restart_backoff=0.0,
+        lease_ttl=_seconds(params, "lease_ttl"),
+        fence_margin=_seconds(params, "fence_margin"),
+        settle=_seconds(params, "settle", "last_call_timeout"),
+        join_timeout=_seconds(params, "join_timeout", "timeout"),
+    ).policy()
 
 
 def _seconds(params: RendezvousParameters, setting: str, torchs_name: str = "") -> float:

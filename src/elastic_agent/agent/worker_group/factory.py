@@ -17,34 +17,13 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.slurm import is_step
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.config.values import StreamChoice
-from elastic_agent.protocol import Growth, Policy, World
+from elastic_agent.protocol import World
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 from .command import worker_command
 from .warm_start import PATIENCE_SHARE, is_warm
-
-
-def policy_of(settings: Settings) -> Policy:
-    """The run's rules as this node would have them."""
-    return Policy(
-        min_nodes=settings.nnodes.least,
-        max_nodes=settings.nnodes.most,
-        max_restarts=settings.max_restarts,
-        lease_ttl_s=settings.lease_ttl,
-        fence_margin_s=settings.fence_margin,
-        settle_s=settings.settle,
-        join_timeout_s=settings.join_timeout,
-        start_timeout_s=settings.start_timeout,
-        grow=Growth(settings.grow),
-        grow_delay_s=settings.grow_delay,
-        notice_s=settings.notice_time,
-        node_counts=settings.node_unit,
-        finishes_once=settings.finish_once,
-        restart_window_s=settings.restart_window,
-        restart_backoff_s=settings.restart_backoff,
-    )
 
 
 def worker_group(spec: WorkerSpec, world: World, incarnation: str) -> WorkerGroup:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import TYPE_CHECKING
 
 from elastic_agent.config.settings.agent import AgentSettings
 from elastic_agent.config.settings.failures import FailureSettings
@@ -17,6 +18,9 @@ from elastic_agent.config.settings.rendezvous import RendezvousSettings
 from elastic_agent.config.settings.spec import GROUPS, Spec
 from elastic_agent.config.settings.workers import WorkerSettings
 from elastic_agent.config.settings.world import WorldSettings
+
+if TYPE_CHECKING:
+    from elastic_agent.protocol import Policy
 
 __all__ = ["GROUPS", "Settings", "Spec", "spec_by_name", "specs"]
 
@@ -39,6 +43,29 @@ class Settings(
 
     script_args: tuple[str, ...] = ()
     """Its arguments, untouched."""
+
+    def policy(self) -> Policy:
+        """The run's rules as this node would have them."""
+        # Imported here: --help and mistakes in the settings are answered without it.
+        from elastic_agent.protocol import Growth, Policy
+
+        return Policy(
+            min_nodes=self.nnodes.least,
+            max_nodes=self.nnodes.most,
+            max_restarts=self.max_restarts,
+            lease_ttl_s=self.lease_ttl,
+            fence_margin_s=self.fence_margin,
+            settle_s=self.settle,
+            join_timeout_s=self.join_timeout,
+            start_timeout_s=self.start_timeout,
+            grow=Growth(self.grow),
+            grow_delay_s=self.grow_delay,
+            notice_s=self.notice_time,
+            node_counts=self.node_unit,
+            finishes_once=self.finish_once,
+            restart_window_s=self.restart_window,
+            restart_backoff_s=self.restart_backoff,
+        )
 
 
 @cache

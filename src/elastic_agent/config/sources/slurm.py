@@ -12,9 +12,7 @@ from itertools import islice
 
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.sources.base import Given, Layer, Source
-
-MAX_HOSTS = 65536
-"""More hosts than the largest clusters have: a longer list was not written by Slurm."""
+from elastic_agent.values import MOST_NODES
 
 FIRST_PORT, PORTS = 20000, 10000
 """Where ports of endpoints come from: below those that systems give to outgoing connections (32768 and up on Linux),
@@ -110,9 +108,9 @@ def expand_hosts(text: str) -> list[str]:
     """
     parts = [match.group() for match in _PART.finditer(text)]
     every = (host for part in parts if part for host in _expand_part(part))
-    hosts = list(islice(every, MAX_HOSTS + 1))
-    if len(hosts) > MAX_HOSTS:
-        raise ValueError(f"names more than {MAX_HOSTS} hosts")
+    hosts = list(islice(every, MOST_NODES + 1))
+    if len(hosts) > MOST_NODES:
+        raise ValueError(f"names more than {MOST_NODES} hosts")
     return hosts
 
 
