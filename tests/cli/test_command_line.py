@@ -14,6 +14,7 @@ import torch
 
 from elastic_agent import __version__
 from elastic_agent.cli.help import help_page
+from elastic_agent.cli.main import main
 from elastic_agent.config.settings import specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from tests.cli.support import COMMAND, clean_environment, elastic_agent
@@ -139,6 +140,29 @@ def test_stacks_of_no_worker_are_a_mistake() -> None:
     assert told.returncode == 2
     assert "no running worker of run no-such-run of user" in told.stderr
     assert "Usage: elastic-agent stacks" in elastic_agent("stacks", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "answer"),
+    [
+        ("drain --run", "drain: --run requires a value"),
+        ("drain --forced=1", 'drain: unknown option "--forced"; expected --run, --deadline or --user'),
+        ("drain a --run r b", 'drain: got "a b"; expected at most one node'),
+        ("stop a", 'stop: got "a"; expected no arguments other than options'),
+        ("stop --deadline=soon", 'stop: --deadline: got "soon", which is not a time; expected a number of'),
+        ("stop --deadline -5", 'stop: --deadline: got "-5", which was 5 s ago; expected a number of seconds'),
+        ("stacks a b", 'stacks: got "a b"; expected a run id, --user USER, or no arguments'),
+        ("stacks --user", 'stacks: got "--user"; expected a run id, --user USER, or no arguments'),
+        ("stacks --user no-such-user a", 'stacks: --user: got "no-such-user"; expected a user of this'),
+    ],
+)
+def test_mistakes_in_commands_are_one_line(
+    argv: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv.split()) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert told.startswith(f"elastic-agent: {answer}")
+    assert told.count("\n") == 1
 
 
 def test_a_module_that_is_not_installed_starts_nothing() -> None:

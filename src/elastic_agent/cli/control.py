@@ -8,12 +8,14 @@ import os
 import re
 import sys
 import time
+from argparse import ArgumentError
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.sources.command_line import Parser
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 from elastic_agent.values import LONGEST_TIME_S
@@ -79,24 +81,23 @@ def _ask(do: str, argv: Sequence[str], page: str) -> int:
 
 
 def _parse(do: str, argv: Sequence[str]) -> Request:
-    words, given = list(argv), {"--run": "", "--deadline": "", "--user": ""}
-    rest: list[str] = []
-    while words:
-        word, equals, value = words.pop(0).partition("=")
-        if word in given:
-            if not equals and not words:
-                raise UsageError(f"{do}: {word} requires a value")
-            given[word] = value if equals else words.pop(0)
-        elif word.startswith("-"):
-            raise UsageError(f"{do}: unknown option {quoted(word)}; expected --run, --deadline or --user")
-        else:
-            rest.append(word)
-    if len(rest) > (1 if do == "drain" else 0):
+    parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for option in ("--run", "--deadline", "--user"):
+        parser.add_argument(option)
+    parser.add_argument("words", nargs="*")
+    try:
+        found, unknown = parser.parse_known_intermixed_args(argv)
+    except ArgumentError as error:
+        raise UsageError(f"{do}: {error.argument_name} requires a value") from None
+    if unknown := [word for word in (*unknown, *found.words) if word.startswith("-")]:
+        option = quoted(unknown[0].partition("=")[0])
+        raise UsageError(f"{do}: unknown option {option}; expected --run, --deadline or --user")
+    if len(found.words) > (1 if do == "drain" else 0):
         expected = "at most one node" if do == "drain" else "no arguments other than options"
-        raise UsageError(f"{do}: got {quoted(' '.join(rest))}; expected {expected}")
-    left_s = _seconds_until(do, given["--deadline"], time.time()) if given["--deadline"] else None
-    uid = uid_of(do, given["--user"]) if given["--user"] else None
-    return Request(rest[0] if rest else None, given["--run"] or None, left_s, uid)
+        raise UsageError(f"{do}: got {quoted(' '.join(found.words))}; expected {expected}")
+    left_s = _seconds_until(do, found.deadline, time.time()) if found.deadline else None
+    uid = uid_of(do, found.user) if found.user else None
+    return Request(found.words[0] if found.words else None, found.run or None, left_s, uid)
 
 
 def _seconds_until(do: str, text: str, now_s: float) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentError
 from collections.abc import Sequence
 
 from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.sources.command_line import Parser
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.linux import catches
 from elastic_agent.printable import escaped
@@ -47,17 +49,16 @@ def stacks(argv: Sequence[str]) -> int:
 
 
 def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
-    words, uid = list(argv), os.geteuid()
-    for index, word in enumerate(words):
-        if word == "--user" and index + 1 < len(words):
-            uid = uid_of("stacks", words[index + 1])
-            del words[index : index + 2]
-            break
-    if len(words) > 1 or any(word.startswith("-") for word in words):
+    parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("run", nargs="?")
+    parser.add_argument("--user")
+    try:
+        found = parser.parse_intermixed_args(argv)
+    except (ArgumentError, UsageError):
         raise UsageError(
             f"stacks: got {quoted(' '.join(argv))}; expected a run id, --user USER, or no arguments"
-        )
-    return (words[0] if words else None), uid
+        ) from None
+    return found.run, os.geteuid() if found.user is None else uid_of("stacks", found.user)
 
 
 def _ask(worker: RunningWorker) -> str:

@@ -58,7 +58,7 @@ def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> 
         HelpRequested, VersionRequested: these options stand on it.
     """
     line = CommandLine()
-    parser = _Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for spec in specs():
         _add(parser, line, spec)
     for switch in switches:
@@ -78,7 +78,7 @@ def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> 
     return line
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """A parser that raises instead of leaving the process."""
 
     def error(self, message: str) -> NoReturn:
