@@ -11,9 +11,11 @@ and the disk, in virtual time, and can stop or kill the driver's process between
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+from tenacity import RetryCallState, Retrying, wait_exponential
 
 T = TypeVar("T")
 E = TypeVar("E", bound="Effect[Any]")
@@ -47,6 +49,18 @@ class BackOff(Effect[None]):
     """Let a random time pass before another attempt: others may be attempting the same."""
 
     most_s: float
+
+
+def back_offs(first_s: float, most_s: float) -> Iterator[float]:
+    """How long to wait at most after the first failed attempt, after the second one and so on.
+
+    Tenacity's strategy without its loop, which sleeps and draws random numbers: here both are the runner's part.
+    """
+    wait = wait_exponential(multiplier=first_s, max=most_s)
+    attempts = RetryCallState(Retrying(), None, (), {})
+    while True:
+        yield wait(attempts)
+        attempts.attempt_number += 1
 
 
 class Signal:

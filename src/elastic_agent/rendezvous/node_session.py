@@ -46,7 +46,7 @@ from elastic_agent.transport import NotAStoreError, StoreLostError, TransportErr
 
 from . import events
 from .bootstrap_offers import BootstrapOffers
-from .effects import BackOff, Signal, Sleep, Steps, T, UntilOneEnds, Wait
+from .effects import BackOff, Signal, Sleep, Steps, T, UntilOneEnds, Wait, back_offs
 from .store_requests import (
     BootstrapOffer,
     Call,
@@ -284,7 +284,7 @@ class NodeSession:
 
     def _dial(self) -> Steps[Connection]:
         """Dial until the store answers; with jitter, for a whole cluster may be dialling."""
-        pause_s = REDIAL_MIN_S
+        pauses_s = back_offs(REDIAL_MIN_S, REDIAL_MAX_S)
         while True:
             try:
                 return (yield from Connect("commands"))
@@ -292,8 +292,7 @@ class NodeSession:
                 self._tell(events.Unusable(str(error)))
             except UnreachableError as error:
                 self._tell(events.Disconnected(str(error)))
-            yield from BackOff(pause_s)
-            pause_s = min(2 * pause_s, REDIAL_MAX_S)
+            yield from BackOff(next(pauses_s))
 
     def _connected(self, commands: Connection) -> None:
         replaced = self.store_id is not None and commands.store_id != self.store_id

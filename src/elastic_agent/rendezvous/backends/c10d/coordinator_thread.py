@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Plan
 from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, RunDriver
 from elastic_agent.rendezvous.coordinator_effects import RemoveRun, WaitForHints, performer
-from elastic_agent.rendezvous.effects import Effect, Steps, run_until
+from elastic_agent.rendezvous.effects import Effect, Steps, back_offs, run_until
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorLink, StoreLostError
 
@@ -175,7 +175,7 @@ class CoordinatorThread(threading.Thread):
     def _turn_run(self, run_id: str, incarnations: Collection[str]) -> None:
         """Resume one run's driver, if it is due. What goes wrong with one run is not to end the others."""
         now_s = time.monotonic()
-        rest = self._resting.get(run_id, _Rest())
+        rest = self._resting.get(run_id) or _Rest()
         if (
             now_s < rest.until_s or self._stopping.is_set()
         ):  # each run may take a time-out when the store is closed
@@ -191,12 +191,14 @@ class CoordinatorThread(threading.Thread):
             if self._stopping.is_set():
                 return
             self._coordinated.pop(run_id, None)  # taken up again, it begins with what the store says
-            rest = self._resting[run_id] = rest.longer(now_s)
+            self._resting[run_id] = rest
+            pause_s = next(rest.pauses_s)
+            rest.until_s = now_s + pause_s
             trace = (
                 None if isinstance(error, StoreLostError) else error
             )  # whether it is lost, the inbox tells
             self._log.error(
-                f"error in the coordinator; retrying in {rest.pause_s:g} s",
+                f"error in the coordinator; retrying in {pause_s:g} s",
                 run=run_id,
                 error=str(error),
                 exc_info=trace,
@@ -264,14 +266,9 @@ class _Coordinated:
     """The newest plan that was told of."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Rest:
     """A run that is left alone for a while."""
 
     until_s: float = -math.inf
-    pause_s: float = 0.0
-
-    def longer(self, now_s: float) -> _Rest:
-        """The rest after yet another failure."""
-        pause_s = min(max(2 * self.pause_s, RETRY_MIN_S), RETRY_MAX_S)
-        return _Rest(now_s + pause_s, pause_s)
+    pauses_s: Iterator[float] = field(default_factory=lambda: back_offs(RETRY_MIN_S, RETRY_MAX_S))

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from elastic_agent.protocol import History
 from elastic_agent.rendezvous.coordinator_driver import Log, RunDriver
 from elastic_agent.rendezvous.coordinator_effects import ReadPlan, SaveHistory
-from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, Steps, T_co
+from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, Steps, T_co, back_offs
 from elastic_agent.transport import TransportError
 from elastic_agent.transport.etcd import Leadership, NotLeaderError, UnknownPlanError
 
@@ -145,15 +145,14 @@ class Election:
 
     def run(self) -> Steps[None]:
         """Take part, again and again, until the run is over or this agent stops."""
-        back_off_s = RETRY_MIN_S
+        pauses_s = back_offs(RETRY_MIN_S, RETRY_MAX_S)
         while self._goes_on():
             try:
                 yield from self._take_part()
-                back_off_s = RETRY_MIN_S
+                pauses_s = back_offs(RETRY_MIN_S, RETRY_MAX_S)
             except TransportError:
                 if self._goes_on():
-                    yield BackOff(back_off_s)
-                    back_off_s = min(2 * back_off_s, RETRY_MAX_S)
+                    yield BackOff(next(pauses_s))
             except OSError as error:
                 if self._goes_on():
                     self._log.warning(
