@@ -5,17 +5,18 @@ A process has one log, so what is kept here is kept once for the process, in ``_
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 import structlog
-from structlog.stdlib import BoundLogger, ProcessorFormatter
+from structlog.processors import JSONRenderer, TimeStamper, format_exc_info
+from structlog.stdlib import BoundLogger, ProcessorFormatter, add_log_level, add_logger_name
+from structlog.typing import EventDict, Processor
 
 from elastic_agent.logs.journald import JournalHandler, is_journal
 from elastic_agent.logs.live import StatusLine, WaitingReporter
@@ -24,8 +25,6 @@ from elastic_agent.logs.render import console_line, json_line
 _OWN = "elastic_agent"
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _LIBRARY_LEVEL = logging.WARNING
-
-Fields = MutableMapping[str, Any]
 
 
 class _Log:
@@ -57,12 +56,11 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     _log.status = lines if readable and on_terminal else None
     if log_format == "auto" and is_journal(stream, os.environ):
         handler: logging.Handler = JournalHandler(stream)
-        handler.setFormatter(_formatter(_json_fields))
+        handler.setFormatter(_formatter(JSONRenderer(default=str)))
     else:
         handler = _LineHandler(lines)
-        handler.setFormatter(
-            _formatter(partial(console_line, colours=on_terminal) if readable else json_line)
-        )
+        write = partial(console_line, colours=on_terminal) if readable else json_line
+        handler.setFormatter(_formatter(lambda _logger, _method, fields: write(fields)))
     wanted = _LEVELS[level]
     handler.setLevel(wanted)  # torch gives some of its loggers a level of their own
     root = logging.getLogger()
@@ -73,7 +71,7 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
-            _add_basics,
+            *_BASICS,
             structlog.stdlib.PositionalArgumentsFormatter(),
             ProcessorFormatter.wrap_for_formatter,
         ],
@@ -131,40 +129,28 @@ class _LineHandler(logging.Handler):
             self.handleError(record)
 
 
-def _json_fields(fields: Mapping[str, Any]) -> str:
-    """For a handler that takes the fields apart again: a formatter can only give text."""
-    return json.dumps(dict(fields), default=str)
-
-
-def _formatter(write: Callable[[Mapping[str, Any]], str]) -> ProcessorFormatter:
-    def render(_logger: Any, _method: str, fields: Fields) -> str:
-        return write(fields)
-
+def _formatter(render: Processor) -> ProcessorFormatter:
     return ProcessorFormatter(
-        foreign_pre_chain=[_add_basics, _add_library],
-        processors=[ProcessorFormatter.remove_processors_meta, structlog.processors.format_exc_info, render],
+        foreign_pre_chain=[*_BASICS, add_logger_name, _without_last_newline],
+        processors=[ProcessorFormatter.remove_processors_meta, format_exc_info, render],
     )
 
 
-def _add_basics(_logger: Any, method: str, fields: Fields) -> Fields:
-    """Time, level and context. What the call itself says goes before the context."""
-    record: logging.LogRecord | None = fields.get("_record")
-    fields["time"] = record.created if record else time.time()
-    fields["level"] = (record.levelname if record else _level_of(method)).lower()
+def _add_context(_logger: Any, _method: str, fields: EventDict) -> EventDict:
+    """What the call itself says goes before it. Not structlog's own context, which each thread has for itself."""
     for name, value in _log.context.items():
         fields.setdefault(name, value)
     return fields
 
 
-def _level_of(method: str) -> Literal["error"] | str:
-    return "error" if method == "exception" else method
-
-
-def _add_library(_logger: Any, _method: str, fields: Fields) -> Fields:
-    record: logging.LogRecord = fields["_record"]
-    fields["event"] = str(fields["event"]).rstrip("\n")
-    fields["logger"] = record.name
+def _without_last_newline(_logger: Any, _method: str, fields: EventDict) -> EventDict:
+    """Python's warnings end with one."""
+    fields["event"] = fields["event"].rstrip("\n")
     return fields
+
+
+_BASICS: tuple[Processor, ...] = (TimeStamper(key="time"), add_log_level, _add_context)
+"""For every line, of our own and of libraries."""
 
 
 def _writes_to_console(handler: logging.Handler) -> bool:
