@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import ipaddress
 import socket
-import struct
 from collections.abc import Iterator, Sequence
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
 from .base import TransportError, UnreachableError
@@ -17,7 +16,6 @@ Address = tuple[int, str]
 """An address family and a numeric address (with scope for link-local IPv6)."""
 
 
-_SIOCGIFADDR = 0x8915
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback")
 
 
@@ -187,19 +185,20 @@ def local_address_towards(host: str, sock: socket.socket) -> str:
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((target, 9))
             return _plain(str(probe.getsockname()[0]))
-    return next(_interface_addresses(), address)
+    own = (str(one) for _, one in _interface_addresses() if one.version == 4)
+    return next(own, address)  # for machines that have no way to the outside
 
 
-def _interface_addresses() -> Iterator[str]:
-    """The IPv4 addresses of the interfaces other than loopback: for machines that have no way to the outside."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("16s24x", name.encode()[:15])
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
-                address = socket.inet_ntoa(answer[20:24])
-                if not ipaddress.ip_address(address).is_loopback:
-                    yield address
+def _interface_addresses() -> Iterator[tuple[str, IPv4Address | IPv6Address]]:
+    """The interfaces other than loopback, with each of their addresses."""
+    import psutil  # few of those that import this module need it
+
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            with contextlib.suppress(ValueError):  # a hardware address
+                address = ipaddress.ip_address(entry.address.partition("%")[0])
+                if not address.is_loopback:
+                    yield name, address
 
 
 def _plain(address: str) -> str:
@@ -230,15 +229,4 @@ def interface_of(address: str) -> str | None:
         wanted = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return None
-    if wanted.is_loopback:
-        return None
-    import psutil  # of those that import this module, the agent alone needs it
-
-    for name, entries in psutil.net_if_addrs().items():
-        for entry in entries:
-            try:
-                if ipaddress.ip_address(entry.address.partition("%")[0]) == wanted:
-                    return name
-            except ValueError:
-                continue  # a hardware address
-    return None
+    return next((name for name, address in _interface_addresses() if address == wanted), None)
