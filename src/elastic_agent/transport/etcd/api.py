@@ -5,18 +5,18 @@ directly"), unless protobuf is slowed down to its pure Python implementation by 
 modules carry their descriptors as serialized bytes, though. Those are read out of the installed files, and the modules
 built from them with what protobuf offers for this since 3.20, before etcd3 is imported.
 
-Only its messages and stubs are used. Its client is not: its watches end at the first error and spin while etcd is
-down, its calls block for ever without a time-out, an expired login is not renewed, and closing it prints a traceback.
+Only its messages and stubs are used. "Dependencies" in docs/architecture.md says why not its client, and why the stubs
+are not generated from etcd's own files.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,16 +60,17 @@ def _proto(module: str) -> str:
 
 
 def _serialized_descriptor(module: str) -> bytes:
-    """The argument ``serialized_pb`` in the generated module's source, which is not run."""
+    """What the generated module hands to protobuf: one of the constants of its bytecode, which is not run."""
     found = importlib.util.find_spec("etcd3")
     if found is None or not found.submodule_search_locations:
         raise EtcdPackageError("the package etcd3 is not installed; pip install 'etcd3>=0.12,<0.13'")
-    source = Path(next(iter(found.submodule_search_locations)), "etcdrpc", f"{module}.py")
-    for node in ast.walk(ast.parse(source.read_bytes())):
-        if isinstance(node, ast.keyword) and node.arg == "serialized_pb" and isinstance(node.value, ast.Call):
-            text: str = ast.literal_eval(node.value.args[0])
-            return text.encode("latin1")
-    raise EtcdPackageError(f"{source} contains no serialized descriptor; expected etcd3 0.12")
+    path = Path(next(iter(found.submodule_search_locations)), "etcdrpc", f"{module}.py")
+    code = SourceFileLoader(f"etcd3.etcdrpc.{module}", str(path)).get_code(f"etcd3.etcdrpc.{module}")
+    start = f"\n{chr(len(_proto(module)))}{_proto(module)}"  # its first field: the file's name
+    for constant in code.co_consts if code is not None else ():
+        if isinstance(constant, str) and constant.startswith(start):
+            return constant.encode("latin1")
+    raise EtcdPackageError(f"{path} contains no serialized descriptor; expected etcd3 0.12")
 
 
 @contextmanager
