@@ -7,8 +7,12 @@ import contextlib
 import io
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.elastic.multiprocessing import Std, to_map
 from torch.distributed.run import get_args_parser
 
+from elastic_agent.config import value_types
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.command_line import HelpRequested, parse_command_line
 from tests.config.support import Shell
@@ -159,9 +163,9 @@ def test_script_and_its_arguments_are_told_apart_as_by_torchrun(argv: list[str])
     line = parse_command_line(argv)
     assert line.script == view.training_script
     assert list(line.script_args) == view.training_script_args
-    for name, given in line.given.items():
+    for name, found in line.given.items():
         seen = getattr(view, name)
-        assert given.text == ("true" if seen is True else seen)
+        assert found.text == ("true" if seen is True else seen)
     changed = {name for name, value in vars(view).items() if value != get_args_parser().get_default(name)}
     assert changed - {"training_script", "training_script_args"} <= set(line.given)
 
@@ -181,3 +185,10 @@ def test_torchrun_commands_from_its_own_documentation_work(shell: Shell) -> None
     )
     assert (elastic.settings.nnodes.least, elastic.settings.nnodes.most) == (1, 4)
     assert not elastic.settings.standalone
+
+
+@given(st.one_of(st.integers(0, 3), st.dictionaries(st.integers(0, 9), st.integers(0, 3), min_size=1)))
+def test_redirects_mean_what_they_mean_to_torch(setting: int | dict[int, int]) -> None:
+    text = str(setting) if isinstance(setting, int) else ",".join(f"{k}:{v}" for k, v in setting.items())
+    ours = value_types.STREAMS.parse(text)
+    assert {slot: Std(ours.of(slot)) for slot in range(10)} == to_map(Std.from_str(text), 10)

@@ -1,4 +1,4 @@
-"""Where output goes, what is kept, and what std mappings mean."""
+"""Where output goes, and what is kept."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
-from elastic_agent.workers.output.folders import LogFolders, prune_runs
-from elastic_agent.workers.output.generation_logs import GenerationLogs, file_safe, parse_std
+from elastic_agent.workers.output.folders import LogFolders, file_safe, prune_runs
+from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 
 def environments(
@@ -30,45 +30,6 @@ def environments(
         }
         for slot in range(slots)
     }
-
-
-# --- std mappings ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "meaning"),
-    [
-        ("0", Std.NONE),
-        ("1", Std.OUT),
-        ("2", Std.ERR),
-        ("3", Std.ALL),
-        ("0:3,11:1", {0: Std.ALL, 11: Std.OUT}),
-        ("0:0, 1:2", {0: Std.NONE, 1: Std.ERR}),
-        ("127:3", {127: Std.ALL}),
-    ],
-)
-def test_std_settings(text: str, meaning: object) -> None:
-    assert parse_std(text) == meaning
-
-
-@hypothesis_settings(deadline=None)
-@given(st.one_of(st.integers(0, 3), st.dictionaries(st.integers(0, 9), st.integers(0, 3), min_size=1)))
-def test_what_torch_understands_is_understood_alike(setting: int | dict[int, int]) -> None:
-    text = str(setting) if isinstance(setting, int) else ",".join(f"{k}:{v}" for k, v in setting.items())
-    assert parse_std(text) == Std.from_str(text)
-
-
-@pytest.mark.parametrize("text", ["", "4", "-1", "0:4", "0:1,", "a:1", "0=1", "1:2:3", "٣", "0:1\n1:1"])
-def test_a_wrong_std_setting_is_one_line_that_shows_it(text: str) -> None:
-    with pytest.raises(ValueError, match="neither 0") as error:
-        parse_std(text)
-    assert repr(text) in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_local_rank_named_twice_is_wrong() -> None:
-    with pytest.raises(ValueError, match="names local rank 1 twice"):
-        parse_std("1:0,01:3")
 
 
 # --- destinations ---------------------------------------------------------------------------------

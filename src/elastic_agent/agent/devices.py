@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from elastic_agent.config.errors import UsageError
@@ -13,10 +14,8 @@ def count_slots(wanted: str) -> int:
     Raises:
         UsageError: the machine has none of the devices that were asked for.
     """
-    if wanted.isdigit():
-        return int(wanted)
-    if wanted == "cpu":
-        return os.cpu_count() or 1
+    if (fixed := _without_devices(wanted)) is not None:
+        return fixed
     if wanted == "xpu":
         return _at_least_one(_xpus(), wanted, "Intel GPU")
     gpus = _gpus()
@@ -25,6 +24,25 @@ def count_slots(wanted: str) -> int:
     if wanted == "auto":
         return gpus or _xpus() or os.cpu_count() or 1
     return gpus or 1
+
+
+def likely_slots(wanted: str) -> int | None:
+    """The same as far as it can be told without torch; None if only torch knows."""
+    if wanted == "gpu-or-1" and not _has_device_files():
+        return 1
+    return _without_devices(wanted)
+
+
+def _without_devices(wanted: str) -> int | None:
+    if wanted.isdigit():
+        return int(wanted)
+    return os.cpu_count() or 1 if wanted == "cpu" else None
+
+
+def _has_device_files() -> bool:
+    with contextlib.suppress(OSError):
+        return any(name.startswith(("nvidia", "kfd", "dri", "accel")) for name in os.listdir("/dev"))
+    return False
 
 
 def check_numa_binding(wanted: str | None) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from elastic_agent.agent.worker_group.warm_start import is_warm, likely_slots, spawner_config, why_cold
+from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config, why_cold
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved
 from elastic_agent.config.settings import Settings
@@ -83,7 +83,7 @@ def _run(
 
         from .agent import Agent, EndedAtOnceError
         from .backend import configured_backend
-        from .devices import check_numa_binding, count_slots
+        from .devices import check_numa_binding, count_slots, likely_slots
 
     shorten_lookups()
     adopt_library_loggers()

@@ -30,9 +30,10 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
 
 def _launch(resolved: Resolved, owns_process: bool) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
+    from elastic_agent.agent.devices import likely_slots
     from elastic_agent.agent.early_notice import EarlyNotice
     from elastic_agent.agent.limits import check_limits
-    from elastic_agent.agent.worker_group.warm_start import likely_slots, start_guard
+    from elastic_agent.agent.worker_group.warm_start import start_guard
     from elastic_agent.config.etcd_password import take_password
     from elastic_agent.sd_notify import SystemdNotifier
     from elastic_agent.workers.guard.client import become_subreaper

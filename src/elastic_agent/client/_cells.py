@@ -27,6 +27,8 @@ import fcntl
 import mmap
 import os
 
+from elastic_agent.client._notice import CAUSE, CAUSES, DEADLINE_NS, LEFT, LOOKS, NOTICE
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,14 +41,6 @@ WORD_BYTES = 8
 CELL_WORDS = CELL_BYTES // WORD_BYTES
 BEATS = 0
 STEP = 1
-NOTICE = 2
-CAUSE = 3
-DEADLINE_NS = 4
-LOOKS = 5
-LEFT = 6
-
-CAUSES = ("preempted", "walltime", "drain", "grow", "operator")
-"""Why workers are told that they will be stopped; word 3 counts from 1."""
 
 _ENOSPC = 28  # errno is one more module to load
 _AGENT_LOCK = 1 << 40

@@ -12,9 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-# The words of a cell (elastic_agent.client._cells, which is not imported for them: it loads mmap).
-_NOTICE, _CAUSE, _DEADLINE_NS, _LOOKS, _LEFT = 2, 3, 4, 5, 6
+# The words of a cell, see elastic_agent.client._cells. Not defined there, because that loads mmap.
+NOTICE, CAUSE, DEADLINE_NS, LOOKS, LEFT = 2, 3, 4, 5, 6
 CAUSES = ("preempted", "walltime", "drain", "grow", "operator")
+"""Why workers are told that they will be stopped; the word counts from 1."""
 
 
 class Notice(Record):
@@ -60,12 +61,12 @@ class NoticeBoard:
     def look(self) -> Notice | None:
         """The newest notice."""
         words = self._pulse.words
-        serial = words[_NOTICE]
+        serial = words[NOTICE]
         if serial != self._serial:
             self._newest = _read(words)
             self._serial = serial
-        elif not words[_LOOKS]:
-            words[_LOOKS] = 1
+        elif not words[LOOKS]:
+            words[LOOKS] = 1
         return self._newest
 
     def numbered(self) -> tuple[int, Notice | None]:
@@ -80,10 +81,10 @@ class NoticeBoard:
     def leave(self) -> NoReturn:
         """Say that this worker saved, and end it."""
         words = self._pulse.words
-        words[_LEFT] = max(words[_NOTICE], self._agreed)
+        words[LEFT] = max(words[NOTICE], self._agreed)
         sys.exit(0)
 
 
 def _read(words: memoryview) -> Notice:
-    left_s = words[_DEADLINE_NS] / 1e9 - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return Notice.due(CAUSES[words[_CAUSE] - 1], left_s)
+    left_s = words[DEADLINE_NS] / 1e9 - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return Notice.due(CAUSES[words[CAUSE] - 1], left_s)

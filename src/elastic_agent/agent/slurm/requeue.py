@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import tenacity
 
 from elastic_agent.config.settings import Settings
-from elastic_agent.protocol import Outcome
+from elastic_agent.protocol import Cause, Outcome
 
 from .job import REQUEUE_TIMEOUT_S, SlurmJob, run_requeue_command
 from .scontrol import SlurmError
@@ -22,7 +22,7 @@ from .scontrol import SlurmError
 if TYPE_CHECKING:  # it imports torch, which nothing here needs
     from elastic_agent.agent.supervisor import Ending
 
-REASONS = frozenset({"preempted", "walltime"})
+REASONS = frozenset({Cause.PREEMPTED, Cause.WALLTIME})
 """Why a job is stopped that would go on if it could."""
 
 TURN_S = REQUEUE_TIMEOUT_S + 15.0

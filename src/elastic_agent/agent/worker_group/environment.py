@@ -31,7 +31,7 @@ def worker_environment(
     inherited: Mapping[str, str], facts: RunFacts, world: World, seat: Seat, slot: int
 ) -> dict[str, str]:
     """The variables the agent sets for the worker in ``slot`` (to be laid over the inherited ones)."""
-    role_rank, role_size = _role_place(world, seat, slot)
+    first_role_rank, role_size = role_ranks(world, seat)
     env = {
         "RANK": str(seat.first_rank + slot),
         "LOCAL_RANK": str(slot),
@@ -40,7 +40,7 @@ def worker_environment(
         "GROUP_RANK": str(world.node_rank(seat.incarnation)),
         "GROUP_WORLD_SIZE": str(len(world.seats)),
         "ROLE_NAME": facts.role,
-        "ROLE_RANK": str(role_rank),
+        "ROLE_RANK": str(first_role_rank + slot),
         "ROLE_WORLD_SIZE": str(role_size),
         "MASTER_ADDR": world.bootstrap.host,
         "MASTER_PORT": str(world.bootstrap.port),
@@ -67,11 +67,11 @@ def worker_environment(
     return env
 
 
-def _role_place(world: World, seat: Seat, slot: int) -> tuple[int, int]:
-    """Rank and count among the workers of the same role."""
+def role_ranks(world: World, seat: Seat) -> tuple[int, int]:
+    """The first rank of the node's workers among those of the same role, and how many those are."""
     same = [one for one in world.seats if one.role == seat.role]
     before = sum(one.slots for one in same if one.first_rank < seat.first_rank)
-    return before + slot, sum(one.slots for one in same)
+    return before, sum(one.slots for one in same)
 
 
 def _virtual_local_rank(inherited: Mapping[str, str], slot: int) -> dict[str, str]:

@@ -23,6 +23,7 @@ from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 from .command import worker_command
+from .environment import role_ranks
 from .warm_start import PATIENCE_SHARE, is_warm
 
 
@@ -32,11 +33,9 @@ def worker_group(spec: WorkerSpec, world: World, incarnation: str) -> WorkerGrou
     seat = world.seat_of(incarnation)
     if seat is None:
         return group
-    same_role = [one for one in world.seats if one.role == seat.role]
-    role_base = sum(one.slots for one in same_role if one.first_rank < seat.first_rank)
-    role_size = sum(one.slots for one in same_role)
+    first_role_rank, role_size = role_ranks(world, seat)
     group.workers = [
-        Worker(slot, seat.first_rank + slot, role_base + slot, world.world_size, role_size)
+        Worker(slot, seat.first_rank + slot, first_role_rank + slot, world.world_size, role_size)
         for slot in range(seat.slots)
     ]
     group.group_rank = world.node_rank(incarnation)  # type: ignore[assignment]  # torch leaves these untyped

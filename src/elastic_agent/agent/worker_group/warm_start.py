@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os
 import sys
 from functools import cache
 
+from elastic_agent.agent.devices import likely_slots
 from elastic_agent.config.settings import Settings
 from elastic_agent.workers.guard.client import Guard, SpawnerConfig
 
@@ -75,20 +75,6 @@ def spawner_config(settings: Settings, slots: int) -> SpawnerConfig:
     python = settings.python_exec or sys.executable
     environment = libraries_environment(os.environ, slots)
     return SpawnerConfig(python, _first_on_path(settings), settings.preload, environment, slots)
-
-
-def likely_slots(wanted: str) -> int | None:
-    """How many workers there will be, as far as that can be told without torch."""
-    if wanted.isdigit():
-        return int(wanted)
-    if wanted == "cpu":
-        return os.cpu_count() or 1
-    devices: list[str] = []
-    with contextlib.suppress(OSError):
-        devices = [name for name in os.listdir("/dev") if name.startswith(("nvidia", "kfd", "dri", "accel"))]
-    if wanted == "gpu-or-1" and not devices:
-        return 1
-    return None  # torch knows
 
 
 def _started_plainly() -> bool:

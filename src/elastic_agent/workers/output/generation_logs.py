@@ -12,7 +12,6 @@ generation that is kept is ever erased. Nodes may share the directory.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -21,38 +20,12 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, to_map
 
 from elastic_agent import worker_variables as variables
-from elastic_agent.workers.output.folders import LogFolders, file_safe
+from elastic_agent.workers.output.folders import LogFolders
 from elastic_agent.workers.output.log_limit import LogLimit, OutputFiles
-
-__all__ = ["GenerationLogs", "StdSetting", "file_safe", "parse_std"]
 
 StdSetting = Std | dict[int, Std]
 
 _CONSOLE = ""
-_VALUES = "0 (console), 1 (stdout to a file), 2 (stderr to a file) or 3 (both)"
-
-
-def parse_std(text: str) -> StdSetting:
-    """The value of `--redirects` and `--tee`: one of 0 to 3 for every worker, or a mapping such as
-    "0:3,11:1".
-
-    Keys of a mapping are local ranks; those it leaves out have 0. Raises ValueError with one line for the
-    user.
-    """
-    if re.fullmatch(r"[0-3]", text):
-        return Std(int(text))
-    mapping: dict[int, Std] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,6}):([0-3])", part.strip(), re.ASCII)
-        if match is None:
-            raise ValueError(
-                f"{text!r} is neither {_VALUES} nor a mapping from local ranks to these, such as 0:3,11:1"
-            )
-        rank, value = int(match[1]), Std(int(match[2]))
-        if rank in mapping:
-            raise ValueError(f"{text!r} names local rank {rank} twice; expected each rank once")
-        mapping[rank] = value
-    return mapping
 
 
 class GenerationLogs(LogsSpecs):
