@@ -24,7 +24,7 @@ FLOORS = [
     {"transport", "config"},
     {"protocol", "client", "logs"},
     {"exit_codes", "sd_notify", "values"},
-    {"linux", "printable", "worker_variables"},
+    {"files", "linux", "printable", "worker_variables"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
 
@@ -51,6 +51,7 @@ STANDARD_LIBRARY_ONLY = {
     "linux",
     "sd_notify",
     "worker_variables",
+    "files",
 }
 
 GUARD = {

@@ -21,6 +21,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from elastic_agent.files import all_but_newest, is_at, locked, modified_s
 from elastic_agent.linux import boot_id, pid_namespace, start_ticks
 
 MAX_AGENTS_PER_MACHINE = 256
@@ -139,14 +140,6 @@ def _lock(path: Path) -> int | None:
     raise FileNotFoundError(errno.ENOENT, "the file is removed again as soon as it is created", str(path))
 
 
-def is_at(handle: int, path: Path) -> bool:
-    """Whether the open file is still the one at this path."""
-    try:
-        return os.path.samestat(os.fstat(handle), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
 def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> None:
     """Forget the seats of runs that no agent of this machine takes part in, but for the newest runs.
 
@@ -158,28 +151,20 @@ def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> No
         keep: how many runs stay in any case.
         at_most: how many folders to remove in one call, so that it does not take long.
     """
-    runs: list[tuple[float, Path]] = []
-    with contextlib.suppress(OSError), os.scandir(nodes) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                locks = [lock.stat().st_mtime for lock in Path(entry.path).glob("*.lock")]
-                runs.append((max(locks, default=entry.stat().st_mtime), Path(entry.path)))
-    runs.sort(reverse=True)
-    for _, folder in runs[keep:][-at_most:]:
+    folders: list[Path] = []
+    with contextlib.suppress(OSError):
+        folders = list(nodes.iterdir())
+    for _, folder in all_but_newest(folders, keep, _last_used_s)[-at_most:]:
         with contextlib.suppress(OSError):
-            for lock in folder.glob("*.lock"):
-                _remove_if_free(lock)
+            for path in folder.glob("*.lock"):
+                with locked(path) as handle:
+                    if is_at(handle, path):  # else it is a new one, and not locked by us
+                        path.unlink()
             folder.rmdir()  # fails if a seat is held, or something else is in it
 
 
-def _remove_if_free(lock: Path) -> None:
-    handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if is_at(handle, lock):  # else it is a new one, and not locked by us
-            lock.unlink()
-    finally:
-        os.close(handle)
+def _last_used_s(folder: Path) -> float:
+    return max(map(modified_s, folder.glob("*.lock")), default=modified_s(folder))
 
 
 def _proven_gone(handle: int, wait_s: float) -> str | None:

@@ -17,11 +17,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from elastic_agent.files import is_at
 from elastic_agent.linux import boot_id
 from elastic_agent.transport import TransportError, connect, is_local, is_loopback_name, resolve
 from elastic_agent.values import Endpoint
-
-from .identity import is_at
 
 CLAIM_FILE = "=endpoint.lock"
 """No node can have this name; swept with the locks of the run's nodes."""

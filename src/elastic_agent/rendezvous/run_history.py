@@ -8,12 +8,12 @@ import os
 import platform
 import re
 import secrets
-import tempfile
 from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
 
+from elastic_agent.files import all_but_newest, write_atomically
 from elastic_agent.protocol import History, RecordError, decode, encode
 
 from .disk_thread import DiskThread
@@ -122,7 +122,8 @@ class RunHistoryStore:
                 settled.append(folder / states[-1])
             elif states and self._is_over(folder.name.removesuffix(".run").partition("=")[0]):
                 killed.append(folder / states[-1])
-        for state in oldest(settled, KEPT_SETTLED) + oldest(killed, KEPT_UNNAMED):
+        too_many = all_but_newest(settled, KEPT_SETTLED) + all_but_newest(killed, KEPT_UNNAMED)
+        for _, state in too_many:
             with contextlib.suppress(OSError):  # another agent of this machine prunes, too
                 state.unlink()
                 state.parent.rmdir()  # fails if there is more in it
@@ -188,16 +189,6 @@ class VolatileRunHistoryStore(RunHistoryStore):
             self._histories[run_id] = history
 
 
-def oldest(files: list[Path], keep: int) -> list[Path]:
-    """All but the newest ``keep`` of these files; one that has vanished is left out."""
-    dated: list[tuple[float, Path]] = []
-    for file in files:
-        with contextlib.suppress(OSError):
-            dated.append((file.stat().st_mtime, file))
-    dated.sort(reverse=True)
-    return [file for _, file in dated[keep:]]
-
-
 def _state(history: History) -> str:
     """A file's name; such names sort as the histories rank."""
     generation, sealed, over, settled = history.rank
@@ -212,16 +203,3 @@ def _states(folder: Path) -> list[str]:
         )
     except OSError:
         return []
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file's content in one step; a reader sees the old or the new, never a mixture."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import ParamSpec
 from urllib.parse import quote
 
+from elastic_agent.files import all_but_newest, locked, modified_s
+
 __all__ = ["LogFolders", "file_safe", "prune_generations", "prune_runs"]
 
 P = ParamSpec("P")
@@ -181,24 +183,10 @@ def _all_but_last(names: list[str], keep: int) -> list[str]:
 
 def prune_runs(log_dir: str, keep: int) -> None:
     """Remove the folders of all but the newest `keep` runs that nobody named and no living agent belongs to."""
-    unnamed: list[tuple[float, str]] = []
+    markers: list[Path] = []
     with contextlib.suppress(OSError), os.scandir(log_dir) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    marker = os.path.join(entry.path, _UNNAMED)
-                    unnamed.append((os.stat(marker, follow_symlinks=False).st_mtime, entry.path))
-    unnamed.sort(reverse=True)
-    for marked_at, folder in unnamed[keep:]:
-        with contextlib.suppress(OSError):
-            _remove_if_free(folder, marked_at)
-
-
-def _remove_if_free(folder: str, marked_at: float) -> None:
-    handle = os.open(os.path.join(folder, _UNNAMED), os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(handle).st_mtime == marked_at:  # else an agent came meanwhile
-            shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(handle)
+        markers = [Path(entry.path, _UNNAMED) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for marked_at, marker in all_but_newest(markers, keep):
+        with contextlib.suppress(OSError), locked(marker):
+            if modified_s(marker) == marked_at:  # else an agent came meanwhile
+                shutil.rmtree(marker.parent, ignore_errors=True)

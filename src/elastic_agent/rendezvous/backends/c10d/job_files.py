@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from elastic_agent.files import all_but_newest, write_atomically
 from elastic_agent.protocol import Name
-from elastic_agent.rendezvous.run_history import oldest, write_atomically
 
 KEPT_JOBS = 200
 """So many files of agents that were killed are kept, the newest; an agent that ends removes its own."""
@@ -38,7 +38,7 @@ class JobFiles:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file(job), msgspec.json.encode(_JobFile(run_id)))
-        for file in oldest(list(self._folder.glob("*.json")), KEPT_JOBS):
+        for _, file in all_but_newest(self._folder.glob("*.json"), KEPT_JOBS):
             run_id_there = _run_in(file)
             if (
                 run_id_there is None or not (self._nodes / run_id_there).exists()

@@ -1,0 +1,58 @@
+"""Files that several agents share: written in one step, locked, and removed when there are too many."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file's content in one step; a reader sees the old or the new, never a mixture."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def is_at(handle: int, path: Path) -> bool:
+    """Whether the open file is still the one at this path."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """The file, open and locked (``flock``). Raises OSError: there is none, or another process has locked it."""
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def modified_s(path: Path) -> float:
+    """When the file was last modified, in seconds of Unix time. Raises OSError."""
+    return path.lstat().st_mtime
+
+
+def all_but_newest(
+    paths: Iterable[Path], keep: int, age: Callable[[Path], float] = modified_s
+) -> list[tuple[float, Path]]:
+    """The paths beyond the newest ``keep``, each with its time, the newest first; what has vanished is left out."""
+    dated: list[tuple[float, Path]] = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            dated.append((age(path), path))
+    return sorted(dated, reverse=True)[keep:]
