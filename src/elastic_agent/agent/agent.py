@@ -158,7 +158,7 @@ class Agent(ElasticAgent):
         spec = WorkerSpec(
             role=settings.role,
             local_world_size=self._slots,
-            rdzv_handler=AgentRendezvous(self._backend.run_id or ""),
+            rdzv_handler=AgentRendezvous(self._backend.run_id or "", settings.rdzv_backend),
             entrypoint=settings.script,
             args=settings.script_args,
             max_restarts=settings.max_restarts,

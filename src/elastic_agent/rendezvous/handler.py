@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 class AgentRendezvous(RendezvousHandler):
     """elastic-agent's rendezvous as torch's interface shows it; the agent itself drives the session."""
 
-    def __init__(self, run_id: str, backend: str = "c10d") -> None:
+    def __init__(self, run_id: str, backend: str) -> None:
         self._run_id = run_id
         self._backend = backend
 
