@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import time
 
@@ -134,13 +135,26 @@ class BoottimeTimer:
 
 
 @contextlib.contextmanager
-def job_signals_blocked() -> Iterator[None]:
+def signals_blocked(signals: frozenset[int] = JOB_SIGNALS) -> Iterator[None]:
     """Have processes that are started meanwhile begin with these signals blocked: until they are ready for them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def await_exit(pid: int, timeout_s: float) -> None:
+    """Wait until the process has ended, at most ``timeout_s``; where the kernel does not tell, some milliseconds."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:  # gone already, or Linux before 5.3
+        time.sleep(min(timeout_s, 0.005))
+        return
+    try:
+        select.select((pidfd,), (), (), timeout_s)
+    finally:
+        os.close(pidfd)
 
 
 def unblock_job_signals() -> None:

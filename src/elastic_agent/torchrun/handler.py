@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import msgspec
@@ -36,6 +36,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from elastic_agent.linux import signals_blocked
 from elastic_agent.values import new_incarnation
 
 from .messages import (
@@ -60,6 +61,12 @@ LEAVE_PATIENCE_S = 20.0
 
 LAST_MOMENT_S = 3.0
 """The same at the interpreter's exit, after a signal."""
+
+MEANT_FOR_TORCHRUN: frozenset[int] = frozenset(
+    (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+)
+"""Never delivered to the sidecar: torchrun tells it to leave. Without SIGTSTP: a torchrun that the terminal stops is
+not to be counted on."""
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """Prefix of the keys of torchrun's exit barrier; torch's private name, which a test compares."""
@@ -222,33 +229,12 @@ class _AgentStore(PrefixStore):
         return super().add(key, amount)
 
 
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """What is started here never gets these signals: they mean torchrun, which says goodbye then.
-
-    SIGTSTP is not among them: a torchrun that the terminal stops is not to be counted on.
-    """
-    meant_for_torchrun = {
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    }
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, meant_for_torchrun)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 class _Sidecar:
     """The sidecar process, as torchrun sees it."""
 
     def __init__(self, begin: Begin) -> None:
         ours, theirs = socket.socketpair()
-        with theirs, _signals_blocked():
+        with theirs, signals_blocked(MEANT_FOR_TORCHRUN):
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-P", "-m", "elastic_agent.torchrun.sidecar"),

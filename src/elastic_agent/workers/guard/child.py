@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import time
 
-_LOOK_EVERY_S = 0.005
+from elastic_agent import linux
 
 
 class ForkedChild:
@@ -28,7 +27,7 @@ class ForkedChild:
             if self.returncode is None:
                 if left_s <= 0:
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-                self._await_end(left_s)
+                linux.await_exit(self.pid, left_s)
         return self.returncode
 
     def kill(self) -> None:
@@ -43,14 +42,3 @@ class ForkedChild:
             self.returncode = 0
         else:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-
-    def _await_end(self, timeout_s: float) -> None:
-        try:
-            pidfd = os.pidfd_open(self.pid)
-        except OSError:  # Linux before 5.3
-            time.sleep(min(timeout_s, _LOOK_EVERY_S))
-            return
-        try:
-            select.select((pidfd,), (), (), timeout_s)
-        finally:
-            os.close(pidfd)

@@ -10,7 +10,6 @@ import contextlib
 import json
 import mmap
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -268,7 +267,7 @@ class Guard:
         with _Means() as means:
             arguments = means.arguments(kill_patience_s)
             # A session of its own: Ctrl-C and Ctrl-Z on the agent's terminal are the agent's business.
-            with linux.job_signals_blocked():
+            with linux.signals_blocked():
                 process = subprocess.Popen(
                     [sys.executable, *_GUARD_OPTIONS, *arguments],
                     pass_fds=means.theirs,
@@ -295,7 +294,7 @@ class Guard:
             spawner_line, guards_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 arguments = means.arguments(kill_patience_s)
-                with linux.job_signals_blocked():
+                with linux.signals_blocked():
                     pid = os.fork()
                     if pid == 0:
                         _become_guard(arguments, means, spawner_line, guards_end, config, processors)
@@ -564,7 +563,7 @@ def kill_orphans(keep: Collection[int] = (), patience_s: float = 2.0) -> tuple[i
             _reap_dead_children(kept)
             return tuple(sorted(process.pid for process in alive))
         if alive:
-            _await_end(alive[0].pid, min(0.05, max(0.0, ends - time.monotonic())))
+            linux.await_exit(alive[0].pid, min(0.05, max(0.0, ends - time.monotonic())))
 
 
 def _reap_dead_children(kept: frozenset[int]) -> None:
@@ -572,15 +571,3 @@ def _reap_dead_children(kept: frozenset[int]) -> None:
         if pid not in kept:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-
-
-def _await_end(pid: int, timeout_s: float) -> None:
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:  # gone already, or Linux before 5.3
-        time.sleep(min(timeout_s, 0.005))
-        return
-    try:
-        select.select((pidfd,), (), (), timeout_s)
-    finally:
-        os.close(pidfd)
