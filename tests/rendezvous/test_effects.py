@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pytest
 
-from elastic_agent.rendezvous.effects import Effect, Steps, run
+from elastic_agent.rendezvous.effects import Effect, Steps, back_offs, run
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,8 @@ def test_a_driver_sees_the_error_of_an_effect_where_it_yielded_it() -> None:
 def test_an_error_that_the_driver_does_not_handle_ends_it() -> None:
     with pytest.raises(KeyError, match="three"):
         run(add("one", "three"), perform)
+
+
+def test_back_offs_double_up_to_the_longest() -> None:
+    assert [*islice(back_offs(0.5, 3.0), 5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert next(islice(back_offs(0.5, 3.0), 5000, None)) == 3.0

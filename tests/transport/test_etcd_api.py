@@ -89,6 +89,23 @@ def test_etcd_is_spoken_on_every_protobuf(shared_etcd: EtcdCluster, tmp_path: Pa
         assert said["implementation"] == "upb"
 
 
+def test_another_package_named_etcd3_is_reported(tmp_path: Path) -> None:
+    generated = tmp_path / "etcd3" / "etcdrpc" / "kv_pb2.py"
+    generated.parent.mkdir(parents=True)
+    generated.write_text('DESCRIPTOR = "generated otherwise"\n')
+    (tmp_path / "etcd3" / "__init__.py").touch()
+    environment = provided("installed", Path())
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
+    done = subprocess.run(
+        [sys.executable, "-c", "import elastic_agent.transport.etcd"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert f"{generated} contains no serialized descriptor; expected etcd3 0.12" in done.stderr
+
+
 def test_grpc_writes_nothing_to_standard_error(shared_etcd: EtcdCluster) -> None:
     """It would between the lines of the workers; a broken handshake is worth two lines to it."""
     provoke = """
