@@ -50,7 +50,7 @@ class Bench:
         self.runner = Runner(guard, "n1", self._report, 0.0, self.stop_signals)
         asyncio.get_running_loop().add_reader(guard.fileno(), self._read)
 
-    def _report(self, event: events.WorkerEvent) -> None:
+    def _report(self, event: events.Event) -> None:
         match event:
             case Spawned(generation=generation):
                 self._note("started", generation)
@@ -94,7 +94,7 @@ class Bench:
         context = WorkerContext(
             self.guard, generation, "w", program, {0: arguments}, {0: variables}, logs, self.closer
         )
-        self.runner.start(generation, context, beats)
+        self.runner.start(context, beats)
 
     @property
     def ends(self) -> list[str]:

@@ -33,7 +33,6 @@ from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.supervisor import Ending, Graces, Parts, Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
-from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Announce, Cause, Depart, Grace, Notice, Outcome
@@ -87,14 +86,15 @@ class Scene:
             session=Session(backend, member, LEASE_S),
             publish=Publisher(log_event, *subscribers, self._take_in),
             graces=Graces(0.1, 0.1),
-            start_workers=self._start_workers,
+            make_workers=self._make_workers,
             new_guard=self._new_guard,
             remember=backend.remember,
             write_down=self._write_down,
             stop_signals=StopSignals(),
             join_timeout_s=PATIENCE_S,
+            hang_timeout_s=0.0,
         )
-        self.supervisor = Supervisor(parts, "a", "a-1", 0.0)
+        self.supervisor = Supervisor(parts)
 
     def _take_in(self, event: Event) -> None:
         match event:
@@ -107,20 +107,16 @@ class Scene:
         """The incarnation that registers next."""
         return await asyncio.wait_for(self._registered.get(), PATIENCE_S)
 
-    def _start_workers(self, world: World, runner: Runner) -> None:
+    def _make_workers(
+        self, guard: Guard, world: World, incarnation: str, restarts: int
+    ) -> tuple[WorkerContext, HeartbeatFile]:
         assert self._program, "there is no second node"
-        beats = HeartbeatFile.create(self._folder, 1)
-        command = (
-            sys.executable,
-            {0: ("-I", "-S", "-c", self._program, world.generation)},
-            {0: dict[str, str]()},
+        arguments = {0: ("-I", "-S", "-c", self._program, world.generation)}
+        logs = GenerationLogs(str(self._folder / "logs"))
+        context = WorkerContext(
+            guard, world.generation, "w", sys.executable, arguments, {0: {}}, logs, BackgroundCloser()
         )
-        logs, closer = GenerationLogs(str(self._folder / "logs")), BackgroundCloser()
-        runner.start(
-            world.generation,
-            WorkerContext(self.guard, world.generation, "w", *command, logs, closer),
-            beats,
-        )
+        return context, HeartbeatFile.create(self._folder, 1)
 
     def _new_guard(self) -> Guard:
         self.guard = Guard.start()

@@ -27,10 +27,8 @@ from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Policy, Stop, decide, requeue, rescue
 from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
-from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
-from elastic_agent.agent.worker_group.factory import logs_specs, make_context, worker_group
-from elastic_agent.agent.worker_group.heartbeat_files import make_heartbeat_file, sweep_heartbeat_files
-from elastic_agent.agent.worker_group.runner import DEFAULT_STACKS_SIGNAL, Runner
+from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
+from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
@@ -44,9 +42,7 @@ from elastic_agent.protocol import (
     Member,
     Outcome,
     Phase,
-    Seat,
     State,
-    World,
 )
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
@@ -54,7 +50,7 @@ from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.sd_notify import SystemdNotifier
-from elastic_agent.transport import NotAStoreError, TransportError, interface_of
+from elastic_agent.transport import NotAStoreError, TransportError
 from elastic_agent.values import new_incarnation
 from elastic_agent.workers.context import BackgroundCloser
 from elastic_agent.workers.guard.client import Guard, kill_orphans
@@ -284,14 +280,15 @@ class Agent(ElasticAgent):
             session=session,
             publish=self._publish,
             graces=Graces(settings.restart_grace, settings.shutdown_timeout),
-            start_workers=self._start_workers,
+            make_workers=WorkerFactory(settings, run_id, self._logs, self._closer).make,
             new_guard=self._new_guard,
             remember=self._backend.remember,
             write_down=partial(self._write_down, lock),
             stop_signals=self._signals.stop_signals,
             join_timeout_s=settings.join_timeout,
+            hang_timeout_s=settings.hang_timeout,
         )
-        self._supervisor = Supervisor(parts, lock.node_id, incarnation, settings.hang_timeout)
+        self._supervisor = Supervisor(parts)
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))
         self._signals.attend(self._supervisor, lock.node_id)
         commands = Commands(
@@ -385,42 +382,6 @@ class Agent(ElasticAgent):
         if is_warm(self._settings):
             self._guard.keep_warm(spawner_config(self._settings, self._slots))
         return self._guard
-
-    # -- workers --------------------------------------------------------------------------------
-
-    def _start_workers(self, world: World, runner: Runner) -> None:
-        supervisor = self._supervisor
-        assert supervisor is not None  # it calls
-        incarnation = supervisor.node.incarnation
-        seat = world.seat_of(incarnation)
-        plan = supervisor.node.plan
-        assert seat is not None  # only seated nodes start
-        heartbeats = make_heartbeat_file(seat.slots)
-        try:
-            envs = self._environments(world, seat, heartbeats.path, plan.charged if plan is not None else 0)
-            context = make_context(
-                self._settings, self._guard, self._logs, self._closer, world.generation, envs
-            )
-        except BaseException:
-            heartbeats.close()
-            raise
-        runner.start(world.generation, context, heartbeats)
-
-    def _environments(
-        self, world: World, seat: Seat, heartbeat_file: str, restarts: int
-    ) -> dict[int, dict[str, str]]:
-        facts = RunFacts(
-            run_id=self._backend.run_id or "",
-            role=self._settings.role,
-            restarts=restarts,
-            max_restarts=self._settings.max_restarts,
-            first_generation=world.generation == 1,
-            heartbeat_file=heartbeat_file,
-            stacks_signal=DEFAULT_STACKS_SIGNAL,
-            gloo_interface=interface_of(seat.address),
-            virtual_local_rank=self._settings.virtual_local_rank,
-        )
-        return {slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)}
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -194,24 +194,9 @@ class WorkersCleared:
     unkillable: tuple[int, ...] = ()
 
 
-WorkerEvent: TypeAlias = (
-    GuardEvent
-    | NoticesHandled
-    | WorkerLeft
-    | WorkersInterrupted
-    | WorkersFailed
-    | StacksRequested
-    | GuardFrozen
-    | CleanedUp
-    | WorkersSucceeded
-    | WorkersSaved
-    | WorkersCleared
-)
-"""What the runner reports."""
-
 Event: TypeAlias = (
     SessionEvent
-    | WorkerEvent
+    | GuardEvent
     | Announce
     | Depart
     | RunAgreed
@@ -225,7 +210,17 @@ Event: TypeAlias = (
     | DrainRequested
     | StopRequested
     | NoticeGiven
+    | NoticesHandled
+    | WorkerLeft
+    | WorkersInterrupted
+    | WorkersFailed
     | WorkersStopping
+    | StacksRequested
+    | GuardFrozen
+    | CleanedUp
+    | WorkersSucceeded
+    | WorkersSaved
+    | WorkersCleared
 )
 
 Subscriber: TypeAlias = Callable[[Event], None]

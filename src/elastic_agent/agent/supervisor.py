@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
+from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.protocol import (
     Activity,
     Cause,
@@ -33,6 +34,7 @@ from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.stop_requests import StopRequests
 from elastic_agent.values import new_incarnation
+from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard.client import Fenced, Guard, GuardLost, Spawned
 
 LAST_WORD_S = 5.0
@@ -71,8 +73,8 @@ class Parts:
     publish: Callable[[events.Event], None]
     """Hands what happens to those who show or record it; never raises."""
     graces: Graces
-    start_workers: Callable[[World, Runner], None]
-    """Makes the worker context of this world and starts it; raises OSError, ValueError or RuntimeError if not."""
+    make_workers: Callable[[Guard, World, str, int], tuple[WorkerContext, HeartbeatFile]]
+    """Makes the workers of this incarnation in this world after so many charged restarts; raises OSError if not."""
     new_guard: Callable[[], Guard]
     remember: Callable[[Plan], None]
     """Keep on disk what a new store would have to know; returns at once."""
@@ -82,17 +84,19 @@ class Parts:
     """The signals that ask this agent to stop, and which have come."""
     join_timeout_s: float
     """For how long the store is dialled at most."""
+    hang_timeout_s: float
+    """How long a worker that has sent heartbeats may send none; 0: for ever."""
 
 
 class Supervisor:
     """Runs one node until its part in the run is over."""
 
-    def __init__(self, parts: Parts, node_id: str, incarnation: str, hang_timeout_s: float) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.world: World | None = None
         """The world whose workers this node runs or ran last."""
         self._parts = parts
         self._publish = parts.publish
-        self._node_id = node_id
+        self._node_id = parts.session.member.node_id
         self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._participant = Participant(
             parts.session,
@@ -109,11 +113,10 @@ class Supervisor:
         self._perform = self._participant.perform
         self._requests = StopRequests(
             self._participant,
-            node_id,
+            self._node_id,
             lambda: self._runner.handles_notices,
             asyncio.get_running_loop().call_later,
         )
-        self._hang_timeout_s = hang_timeout_s
         self._give_up: asyncio.TimerHandle | None = None
         self._was_connected = False
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
@@ -298,7 +301,7 @@ class Supervisor:
         self._parts.guard = guard
         asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
         parts = self._parts
-        return Runner(guard, self._node_id, self._worker_event, self._hang_timeout_s, parts.stop_signals)
+        return Runner(guard, self._node_id, self._worker_event, parts.hang_timeout_s, parts.stop_signals)
 
     def _guard_readable(self) -> None:
         for event in self._parts.guard.read_events():
@@ -321,7 +324,8 @@ class Supervisor:
             FailureKind.WORKER, f"the guard process of {self._node_id} died ({event.returncode})"
         )
         generation = self.node.generation
-        self._perform_without_stop(self.node.failed(generation, failure))
+        actions = self.node.failed(generation, failure)
+        self._perform(action for action in actions if not isinstance(action, machine.StopWorkers))
         runner.abandon(event)
         self._perform(self.node.stopped())
         self._recording = self._start_task(self._record_guard(self.node.incarnation))
@@ -345,7 +349,7 @@ class Supervisor:
         ):
             self._start(world)
 
-    def _worker_event(self, event: events.WorkerEvent) -> None:
+    def _worker_event(self, event: events.Event) -> None:
         """The runner reports something."""
         self._publish(event)
         match event:
@@ -369,9 +373,6 @@ class Supervisor:
 
     # -- actions --------------------------------------------------------------------------------
 
-    def _perform_without_stop(self, actions: Iterable[machine.Action]) -> None:
-        self._perform(action for action in actions if not isinstance(action, machine.StopWorkers))
-
     def _notify(self, notice: Notice) -> None:
         delivered = self._runner.notify(notice)
         self._publish(events.NoticeGiven(self.node.generation, notice, delivered))
@@ -389,7 +390,9 @@ class Supervisor:
     def _start(self, world: World) -> None:
         self.world = world
         try:
-            self._parts.start_workers(world, self._runner)
+            restarts = self.node.plan.charged if self.node.plan is not None else 0
+            made = self._parts.make_workers(self._parts.guard, world, self.node.incarnation, restarts)
+            self._runner.start(*made)
         except (OSError, ValueError, RuntimeError) as error:
             failure = Failure(
                 FailureKind.START, f"{self._node_id} could not start its workers: {error}"[:512]

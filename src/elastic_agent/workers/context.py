@@ -140,9 +140,9 @@ class WorkerContext(PContext):
         return self._ignored_signals
 
     @property
-    def running(self) -> bool:
-        """Whether every worker's program has been started (some may have ended since)."""
-        return bool(self._spawned_pids)
+    def exits(self) -> Mapping[int, Exited]:
+        """How workers ended, by local rank."""
+        return self._exits
 
     @property
     def stopped(self) -> bool:

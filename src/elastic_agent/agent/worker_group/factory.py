@@ -1,10 +1,11 @@
-"""One generation's workers in torch's terms."""
+"""One generation's workers, ready to be started: their environment, heartbeat file and log files, in torch's terms."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from string import Template
 
@@ -12,18 +13,22 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, Work
 from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.numa.binding import AffinityMode, NumaOptions
 
+from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.config.directories import default_log_dir
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.slurm import is_step
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.config.values import StreamChoice
-from elastic_agent.protocol import World
+from elastic_agent.protocol import Seat, World
+from elastic_agent.transport import interface_of
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 from .command import worker_command
-from .environment import role_ranks
+from .environment import RunFacts, role_ranks, worker_environment
+from .heartbeat_files import make_heartbeat_file
+from .runner import STACKS_SIGNAL
 from .warm_start import PATIENCE_SHARE, is_warm
 
 
@@ -111,35 +116,67 @@ def signals_to_ignore(settings: Settings, environ: Mapping[str, str]) -> tuple[i
     return (int(signal.Signals[settings.notice_signal]),)
 
 
-def make_context(
-    settings: Settings,
-    guard: Guard,
-    logs: LogsSpecs,
-    closer: BackgroundCloser,
-    generation: int,
-    envs: dict[int, dict[str, str]],
-) -> WorkerContext:
-    """The workers of one generation, not started yet.
+@dataclass(frozen=True)
+class WorkerFactory:
+    """Makes the workers of this node in one run, generation by generation."""
 
-    Raises:
-        OSError: the log files cannot be made.
-    """
-    commands = {slot: worker_command(settings, slot) for slot in envs}
-    binding = settings.numa_binding
-    return WorkerContext(
-        guard,
-        generation,
-        settings.role,
-        commands[0][0],
-        {slot: command[1:] for slot, command in commands.items()},
-        envs,
-        logs,
-        closer,
-        log_line_prefixes=line_prefixes(settings, envs),
-        duplicate_stdout_filters=list(settings.duplicate_stdout_filters) or None,
-        duplicate_stderr_filters=list(settings.duplicate_stderr_filters) or None,
-        numa_options=NumaOptions(AffinityMode(binding)) if binding is not None else None,
-        warm=is_warm(settings),
-        warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
-        ignored_signals=signals_to_ignore(settings, os.environ),
-    )
+    settings: Settings
+    run_id: str
+    logs: LogsSpecs
+    closer: BackgroundCloser
+
+    def make(
+        self, guard: Guard, world: World, incarnation: str, restarts: int
+    ) -> tuple[WorkerContext, HeartbeatFile]:
+        """The workers of this node in ``world``, not started yet, and their heartbeat file.
+
+        Raises:
+            OSError: the log files or the heartbeat file cannot be made.
+        """
+        seat = world.seat_of(incarnation)
+        assert seat is not None  # only seated nodes start
+        heartbeats = make_heartbeat_file(seat.slots)
+        try:
+            facts = self._facts(world, seat, heartbeats.path, restarts)
+            envs = {
+                slot: worker_environment(os.environ, facts, world, seat, slot) for slot in range(seat.slots)
+            }
+            return self._context(guard, world.generation, envs), heartbeats
+        except BaseException:
+            heartbeats.close()
+            raise
+
+    def _facts(self, world: World, seat: Seat, heartbeat_file: str, restarts: int) -> RunFacts:
+        return RunFacts(
+            run_id=self.run_id,
+            role=self.settings.role,
+            restarts=restarts,
+            max_restarts=self.settings.max_restarts,
+            first_generation=world.generation == 1,
+            heartbeat_file=heartbeat_file,
+            stacks_signal=STACKS_SIGNAL,
+            gloo_interface=interface_of(seat.address),
+            virtual_local_rank=self.settings.virtual_local_rank,
+        )
+
+    def _context(self, guard: Guard, generation: int, envs: dict[int, dict[str, str]]) -> WorkerContext:
+        settings = self.settings
+        commands = {slot: worker_command(settings, slot) for slot in envs}
+        binding = settings.numa_binding
+        return WorkerContext(
+            guard,
+            generation,
+            settings.role,
+            commands[0][0],
+            {slot: command[1:] for slot, command in commands.items()},
+            envs,
+            self.logs,
+            self.closer,
+            log_line_prefixes=line_prefixes(settings, envs),
+            duplicate_stdout_filters=list(settings.duplicate_stdout_filters) or None,
+            duplicate_stderr_filters=list(settings.duplicate_stderr_filters) or None,
+            numa_options=NumaOptions(AffinityMode(binding)) if binding is not None else None,
+            warm=is_warm(settings),
+            warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
+            ignored_signals=signals_to_ignore(settings, os.environ),
+        )

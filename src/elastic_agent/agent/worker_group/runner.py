@@ -1,7 +1,7 @@
 """Runs one generation's workers after the other on this node, through the guard.
 
 Nothing here blocks: the guard's messages arrive in the agent's loop, and what became of the workers is reported as an
-event (:data:`~elastic_agent.agent.events.WorkerEvent`). Whatever a worker leaves behind (daemonised children too) is
+event (:data:`~elastic_agent.agent.events.Event`). Whatever a worker leaves behind (daemonised children too) is
 ended before a generation counts as stopped or succeeded.
 """
 
@@ -29,7 +29,7 @@ from elastic_agent.workers.output.last_words import NOTHING_READ, LastWords
 
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 
-DEFAULT_STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
+STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
 """A real-time signal that neither glibc, Python, torch nor NCCL uses."""
 
 HANG_LOOKS_PER_TIMEOUT = 20
@@ -49,13 +49,10 @@ STACKS_TIME_S = 0.3
 
 @dataclass
 class _Running:
-    generation: int
     context: WorkerContext
     heartbeats: HeartbeatFile
     cleanup: Cleanup
     interruptions: Interruptions
-    pids: Mapping[int, int] = field(default_factory=dict)
-    exited: dict[int, guard_events.Exited] = field(default_factory=dict)
     held: list[guard_events.Exited] = field(default_factory=list)
     """Ends that a signal may have caused which the agent has not received yet."""
     interrupted: bool = False
@@ -67,13 +64,20 @@ class _Running:
     failed: bool = False
     told: bool = False
     """How a worker failed has been told."""
-    handles_notices: bool = False
-    """A worker was seen to look at notices."""
 
     @property
-    def left(self) -> list[int]:
-        """Slots whose workers said that they saved and leave."""
-        return [slot for slot in self.exited if self.heartbeats.left(slot)]
+    def generation(self) -> int:
+        return self.context.generation
+
+    @property
+    def pids(self) -> Mapping[int, int]:
+        """The workers' processes by slot; empty until all are started."""
+        return self.context.pids()
+
+    @property
+    def exited(self) -> Mapping[int, guard_events.Exited]:
+        """How workers ended, by slot."""
+        return self.context.exits
 
 
 class Runner:
@@ -83,17 +87,15 @@ class Runner:
         self,
         guard: Guard,
         node_id: str,
-        report: Callable[[events.WorkerEvent], None],
+        report: Callable[[events.Event], None],
         hang_timeout_s: float,
         stop_signals: StopSignals,
-        stacks_signal: int = DEFAULT_STACKS_SIGNAL,
     ) -> None:
         self._guard = guard
         self._node_id = node_id
         self._report = report
         self._hang_timeout_s = hang_timeout_s
         self._stop_signals = stop_signals
-        self._stacks_signal = stacks_signal
         self._gpu = GpuMemory()
         self._running: _Running | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -115,7 +117,7 @@ class Runner:
         beats = (running.heartbeats.read(slot) for slot in running.pids)
         return max((step for _, step in beats if step), default=None)
 
-    def start(self, generation: int, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
+    def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``Spawned`` or ``WorkersFailed`` follows."""
         cleanup = Cleanup(self._guard.pid, self._gpu)
         try:
@@ -123,13 +125,8 @@ class Runner:
         except BaseException:
             heartbeats.close()
             raise  # nothing of this generation runs, so nothing of it is to be stopped
-        self._running = _Running(
-            generation,
-            context,
-            heartbeats,
-            cleanup,
-            Interruptions(self._stop_signals, context.ignored_signals),
-        )
+        interruptions = Interruptions(self._stop_signals, context.ignored_signals)
+        self._running = _Running(context, heartbeats, cleanup, interruptions)
 
     def stop(self, grace_s: float, *, dump_stacks: bool = False) -> None:
         """SIGTERM, SIGKILL after ``grace_s``; ``WorkersCleared`` follows when nothing is left.
@@ -184,14 +181,14 @@ class Runner:
         able = {
             slot: pid
             for slot, pid in running.pids.items()
-            if slot not in running.exited and catches(pid, self._stacks_signal)
+            if slot not in running.exited and catches(pid, STACKS_SIGNAL)
         }
         if not able:
             return False
         self._report(events.StacksRequested(tuple(sorted(able))))
         for pid in able.values():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, self._stacks_signal)
+                os.kill(pid, STACKS_SIGNAL)
         return True
 
     def abandon(self, lost: guard_events.GuardLost) -> None:
@@ -229,7 +226,6 @@ class Runner:
         running = self._running
         if running is None or running.generation != event.generation:
             return
-        running.pids = dict(event.pids)
         running.cleanup.started(event.pids.values())
         self._report(event)
         if not running.stopping:
@@ -248,7 +244,6 @@ class Runner:
         running = self._running
         if running is None or running.generation != event.generation:
             return
-        running.exited[event.slot] = event
         self._report(event)
         if running.stopping or running.failed or event.stopping:
             return
@@ -404,11 +399,10 @@ class Runner:
         self._cancel_notice_poll()
         if running.succeeding and not running.stopping and not running.interrupted:
             self._look_for_late_signals(running)
-        left = running.left
+        ended_early = running.interrupted or any(map(running.heartbeats.left, running.exited))
         running.context.close_later()
         running.heartbeats.close()
         if running.succeeding and not running.stopping:
-            ended_early = left or running.interrupted
             done = events.WorkersSaved if ended_early else events.WorkersSucceeded
             self._report(done(running.generation, unkillable))
         else:
