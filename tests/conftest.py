@@ -17,7 +17,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)  # set in many containers, and it hides
 def pytest_collection_finish() -> None:
     """Tests cut stores off from their clients as they like; torch in this process need not print C++ frames then."""
     if "torch" in sys.modules:
-        from elastic_agent.workers.torch_log import quieten_torch
+        from elastic_agent.workers.torch_adapter import quieten_torch
 
         quieten_torch()
 

@@ -29,6 +29,7 @@ from elastic_agent.agent.slurm.requeue import Done, Policy, Stop, decide, requeu
 from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
+from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
@@ -57,7 +58,6 @@ from elastic_agent.workers.guard.client import Guard, kill_orphans
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 from .backend import agree_on_run
-from .early_notice import EarlyNotice
 from .identity import NodeIdLock, acquire_node_id, prune_node_ids
 from .run_claim import ClaimedEndpoint, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
@@ -94,7 +94,7 @@ class Agent(ElasticAgent):
         guard: Guard,
         backend: RendezvousBackend,
         manager: SystemdNotifier,
-        early: EarlyNotice,
+        stop_signals: StopSignals,
     ) -> None:
         """``guard`` was started already, so that it is up by the time the world is agreed."""
         self._settings = settings
@@ -114,10 +114,11 @@ class Agent(ElasticAgent):
         self._node_id_lock: NodeIdLock | None = None
         self._claim: RunClaim | None = None
         self._job = SlurmJob.from_environment(os.environ)
+        self._stop_signals = stop_signals
         self._signals = SignalDesk(
             Meanings(settings.signals_to_handle, settings.notice_signal, settings.notice_time),
             self._job,
-            early,
+            stop_signals,
             publish=self._publish,
             end_at_once=self._end_at_once,
         )
@@ -284,7 +285,7 @@ class Agent(ElasticAgent):
             new_guard=self._new_guard,
             remember=self._backend.remember,
             write_down=partial(self._write_down, lock),
-            stop_signals=self._signals.stop_signals,
+            stop_signals=self._stop_signals,
             join_timeout_s=settings.join_timeout,
             hang_timeout_s=settings.hang_timeout,
         )

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config, why_cold
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved
@@ -18,12 +19,11 @@ from elastic_agent.protocol import FailureKind, Outcome
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.workers.guard.client import Guard
 
-from .early_notice import EarlyNotice
 from .identity import IdentityError
 
 
 def launch(
-    resolved: Resolved, guard: Guard, manager: SystemdNotifier, early: EarlyNotice, password: str
+    resolved: Resolved, guard: Guard, manager: SystemdNotifier, stop_signals: StopSignals, password: str
 ) -> int:
     """Run this node's agent, with the guard that was started for it, until its part is over. Returns the exit code.
 
@@ -34,7 +34,7 @@ def launch(
     """
     settings = resolved.settings
     try:
-        return _run(settings, guard, manager, early, password)
+        return _run(settings, guard, manager, stop_signals, password)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
@@ -52,7 +52,7 @@ def import_torch_quietly() -> None:
 
         return
     if "torch" in sys.modules:  # imported for the spawner, as workers would import it
-        from elastic_agent.workers.torch_log import quieten_torch
+        from elastic_agent.workers.torch_adapter import quieten_torch
 
         quieten_torch()
         return
@@ -75,7 +75,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _run(
-    settings: Settings, guard: Guard, manager: SystemdNotifier, early: EarlyNotice, password: str
+    settings: Settings, guard: Guard, manager: SystemdNotifier, stop_signals: StopSignals, password: str
 ) -> int:
     with _without_collections():
         import_torch_quietly()
@@ -95,7 +95,7 @@ def _run(
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")
     try:
-        agent = Agent(settings, slots, guard, configured_backend(settings, password), manager, early)
+        agent = Agent(settings, slots, guard, configured_backend(settings, password), manager, stop_signals)
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
         raise UsageError(str(error)) from None
     try:

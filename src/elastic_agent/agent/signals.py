@@ -16,7 +16,6 @@ from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Cause, Notice
 
-from .early_notice import EarlyNotice
 from .supervisor import Supervisor
 
 FIRST_ONE_S = 2.0
@@ -41,7 +40,7 @@ class SignalDesk:
         self,
         meanings: Meanings,
         job: SlurmJob | None,
-        early: EarlyNotice,
+        stop_signals: StopSignals,
         *,
         publish: Callable[[LeaveSignalled], None],
         end_at_once: Callable[[], None],
@@ -51,7 +50,7 @@ class SignalDesk:
         Args:
             meanings: which signal means what.
             job: the Slurm job that this agent is a task of, if it is.
-            early: what hears the notice signal until then.
+            stop_signals: those received, among them a notice that came before.
             publish: told that this agent was asked to end.
             end_at_once: called when there is nothing to end in good order, or no time for it.
         """
@@ -59,13 +58,12 @@ class SignalDesk:
         """Signals to leave that have come."""
         self.hosting_on = False
         """The agent's own part is over; it only serves the store to others."""
-        self.stop_signals = StopSignals()
+        self._stop_signals = stop_signals
         """Those that are heard here, and those that have come."""
         self.only_waiting = False
         """The agent's own part is over, and it does nothing for others either: the first signal ends it."""
         self._meanings = meanings
         self._job = job
-        self._early = early
         self._publish = publish
         self._end_at_once = end_at_once
         self._supervisor: Supervisor | None = None
@@ -84,9 +82,9 @@ class SignalDesk:
         for name, act in wanted:
             with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller's business
                 loop.add_signal_handler(signal.Signals[name], act, signal.Signals[name])
-                self.stop_signals.handled.add(signal.Signals[name])
-        if self._early.came:
-            self._notice_signalled(signal.Signals[self._meanings.notice])
+                self._stop_signals.handled.add(signal.Signals[name])
+            if act == self._notice_signalled and self._stop_signals.received([signal.Signals[name]]):
+                act(signal.Signals[name])  # it came before
 
     def attend(self, supervisor: Supervisor, node_id: str) -> None:
         """Have this supervisor do what is asked for, and what was asked for before there was one."""
@@ -99,7 +97,7 @@ class SignalDesk:
     # -- this node leaves -----------------------------------------------------------------------
 
     def _leave_signalled(self, signum: signal.Signals) -> None:
-        self.stop_signals.receive(signum)
+        self._stop_signals.receive(signum)
         self.asked.append(int(signum))
         self._publish(LeaveSignalled(f"{signum.name} received"))
         if self._supervisor is None or self.only_waiting or len(self.asked) > 1:
@@ -136,7 +134,7 @@ class SignalDesk:
     # -- the run ends ---------------------------------------------------------------------------
 
     def _notice_signalled(self, signum: signal.Signals) -> None:
-        self.stop_signals.receive(signum)
+        self._stop_signals.receive(signum)
         self._log.info(f"{signum.name} received: stopping the run after its workers have saved")
         self._notice = f"{signum.name} on {self._node_id or 'a node'}"
         if self._supervisor is not None:

@@ -14,10 +14,10 @@ from typing import TextIO
 
 from elastic_agent.cli import control, run, serve, settings, stacks, version
 from elastic_agent.cli.help import help_page
-from elastic_agent.cli.streams import open_closed_streams
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.sources.command_line import HelpRequested, VersionRequested
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.linux import open_missing_standard_streams
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing to a full or broken disk ends with."""
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> in
         argv: the words after the program's name; None means this process's own.
         owns_process: this is the whole program: ``WorkerBornError`` may unwind it.
     """
-    open_closed_streams()
+    _open_closed_streams()
     try:
         return _answer(list(sys.argv[1:] if argv is None else argv), owns_process)
     except KeyboardInterrupt:
@@ -62,6 +62,20 @@ def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> in
             f"internal error; please report it with the following lines\n{traceback.format_exc()}".rstrip()
         )
         return ExitCode.INTERNAL
+
+
+def _open_closed_streams() -> None:
+    """Have /dev/null where standard input, output or error is closed (``2>&-``), as daemons may start programs.
+
+    Before anything is opened: the next file or socket would get the free number, and what is written to standard error,
+    by libraries and by workers too, would go there.
+    """
+    if None not in (sys.stdin, sys.stdout, sys.stderr):  # Python sets those to None
+        return
+    open_missing_standard_streams()
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _complain(text: str) -> None:

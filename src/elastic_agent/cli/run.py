@@ -10,6 +10,7 @@ from elastic_agent.config.checks import check_module
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved, load_settings
+from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.exit_codes import ExitCode
 
 
@@ -31,14 +32,16 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
 def _launch(resolved: Resolved, owns_process: bool) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.devices import likely_slots
-    from elastic_agent.agent.early_notice import EarlyNotice
     from elastic_agent.agent.limits import check_limits
+    from elastic_agent.agent.worker_group.interruptions import StopSignals
     from elastic_agent.agent.worker_group.warm_start import start_guard
     from elastic_agent.config.etcd_password import take_password
     from elastic_agent.sd_notify import SystemdNotifier
     from elastic_agent.workers.guard.client import become_subreaper
 
-    early = EarlyNotice(resolved.settings.notice_signal)
+    stop_signals = StopSignals()
+    if resolved.settings.notice_signal != NO_SIGNAL:
+        stop_signals.catch_early(resolved.settings.notice_signal)
     check_limits(likely_slots(resolved.settings.nproc_per_node) or 1)
     make_state_dir(resolved.settings.state_dir, os.environ)
     # Before anything is started that would inherit them:
@@ -60,7 +63,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     try:
         from elastic_agent.agent.launch import launch
 
-        return launch(resolved, guard, manager, early, password)
+        return launch(resolved, guard, manager, stop_signals, password)
     except UsageError:  # what only torch can tell, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from .cluster_view import Decision, count, names
 from .coordinator import FINISHED_BEFORE, Coordinator
-from .differences import differences
 from .leases import ANSWERS_PER_LEASE, RENEWALS_PER_LEASE, FirstSent, HeldLease, next_renewal_s
 from .node import (
     Action,
@@ -109,7 +108,6 @@ __all__ = [
     "check_whole",
     "count",
     "decode",
-    "differences",
     "encode",
     "misquoted",
     "names",

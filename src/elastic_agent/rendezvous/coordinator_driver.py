@@ -19,7 +19,6 @@ from elastic_agent.protocol import (
     Lease,
     Member,
     Plan,
-    differences,
 )
 from elastic_agent.transport import Snapshot
 
@@ -56,6 +55,14 @@ KEEP_OVER_S = 60.0
 
 IDLE_S = 60.0
 """How often a run is looked at that has no live node and is not over."""
+
+_WHAT_RUNS = {
+    "script": "a different script",
+    "python": "a different Python",
+    "torch": "a different torch",
+    "package": "a different elastic-agent",
+}
+"""What a node runs, by the field of its fingerprint."""
 
 MAX_COMPLAINTS = 1000
 
@@ -347,3 +354,24 @@ class RunDriver:
             if self._save_fails:
                 self._save_fails = False
                 self._log.info("the state directory is writable again")
+
+
+def differences(model: Member, member: Member) -> list[str]:
+    """What ``member`` would run, or was told, otherwise than ``model``; a sentence each.
+
+    The run goes by the model's rules; what a node runs is its own, and may well be meant.
+    """
+    found: list[str] = []
+    for field, words in _WHAT_RUNS.items():
+        here, there = getattr(member.fingerprint, field), getattr(model.fingerprint, field)
+        if here and there and here != there:
+            versions = "" if field == "script" else f" ({here}, not {there})"
+            found.append(f"{member.node_id} runs {words} than {model.node_id}{versions}")
+    for field in member.policy.__struct_fields__:
+        here, there = getattr(member.policy, field), getattr(model.policy, field)
+        if here != there:
+            found.append(
+                f"{member.node_id} was started with {field} {here}, {model.node_id} with {there}; the "
+                f"run uses {there}"
+            )
+    return found

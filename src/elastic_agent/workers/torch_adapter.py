@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.elastic.multiprocessing import PContext
-
-from elastic_agent.workers import torch_log
 
 if TYPE_CHECKING:
     from torch.numa.binding import NumaOptions
+
+
+_LOG_ERRORS = 2
+
+
+def quieten_torch() -> None:
+    """Have torch's C++ code log errors only from now on, as TORCH_CPP_LOG_LEVEL=ERROR at its import would have.
+
+    Its store client warns of every wait that ends by its time-out.
+    """
+    with contextlib.suppress(OSError, ValueError):  # not there: then it warns
+        _log_level().value = _LOG_ERRORS
+
+
+def _log_level() -> ctypes.c_int:
+    """The level below which it is silent, in torch's own memory. Raises OSError or ValueError when it is not there."""
+    library = os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so")
+    return ctypes.c_int.in_dll(ctypes.CDLL(library), "FLAGS_caffe2_log_level")
 
 
 def start_context(context: PContext) -> None:
@@ -51,7 +71,7 @@ def missing() -> list[str]:
         if name not in PContext.__abstractmethods__:
             problems.append(f"PContext.{name} is no longer an abstract method: WorkerContext overrides it")
     try:
-        torch_log.log_level()
+        _log_level()
     except (OSError, ValueError):
         problems.append("libc10.so no longer has FLAGS_caffe2_log_level: quieten_torch sets it")
     try:

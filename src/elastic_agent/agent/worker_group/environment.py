@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from elastic_agent import worker_variables as variables
 from elastic_agent.protocol import Seat, World
 
-from .libraries import libraries_environment
+from .warm_start import libraries_environment
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ ignore the notice signal, succeeds or fails as ever.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Collection, Iterable, Mapping
 
 from elastic_agent.linux import ignores
@@ -27,6 +29,14 @@ class StopSignals:
         self.handled = set(handled)
         """The numbers of those that it acts on."""
         self._received: set[int] = set()
+
+    def catch_early(self, name: str) -> None:
+        """From now on, and until it gets another handler, the signal is noted instead of ending this process.
+
+        For a notice that comes while the agent still imports torch.
+        """
+        with contextlib.suppress(ValueError):  # not the main thread: signals are the caller's business
+            signal.signal(signal.Signals[name], lambda signum, frame: self.receive(signum))
 
     def receive(self, signum: int) -> None:
         """The agent has received it."""

@@ -6,17 +6,28 @@ import gc
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from functools import cache
 
 from elastic_agent.agent.devices import likely_slots
 from elastic_agent.config.settings import Settings
 from elastic_agent.workers.guard.client import Guard, SpawnerConfig
 
-from .libraries import libraries_environment
 from .script_scan import needs_own_python
 
 PATIENCE_SHARE = 1 / 3
 """Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
+
+
+def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str, str]:
+    """What libraries read when they are loaded; the same for every worker of a node with ``slots`` workers.
+
+    Here, not with the rest of a worker's environment: warm workers have imported torch before they get that.
+    """
+    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")}
+    if "OMP_NUM_THREADS" not in inherited and slots > 1:
+        env["OMP_NUM_THREADS"] = "1"  # as torchrun: many workers on one machine, one pool each
+    return env
 
 
 def why_cold(settings: Settings) -> str | None:

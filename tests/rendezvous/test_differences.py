@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastic_agent.protocol.differences import differences
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
+from elastic_agent.rendezvous.coordinator_driver import differences
 
 
 def member(name: str, fingerprint: Fingerprint, policy: Policy) -> Member:
