@@ -258,14 +258,5 @@ def test_logs_are_not_closed_under_running_workers(contexts: Contexts) -> None:
     context.close_later()
 
 
-def test_the_base_environment_can_be_chosen(contexts: Contexts) -> None:
-    code = "import os, sys; sys.exit(0 if (os.environ.get('A'), 'HOME' in os.environ) == ('1', False) else 3)"
-    context = contexts.start(code, base_env={"A": "1"})
-    contexts.feed(context, Exited)
-    assert context.wait(0) is not None
-    assert context.failures == []
-    contexts.stop(context)
-
-
 def test_torch_still_is_as_this_package_needs_it() -> None:
     assert torch_adapter.missing() == [], "adapt elastic_agent/workers/torch_adapter.py to this torch"

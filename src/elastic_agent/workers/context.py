@@ -68,11 +68,9 @@ class WorkerContext(PContext):
         generation: The generation's number, by which events are matched.
         name: Header of shown lines, as in "[name0]:", without `log_line_prefixes`.
         entrypoint: Program to run; `args` are its arguments by local rank.
-        envs: Variables by local rank, on top of `base_env`.
+        envs: Variables by local rank, on top of this process's own.
         logs_specs: Makes the log files; adds to `envs`.
         closer: Who runs `close_later`.
-        base_env: What all workers' environments start from; None: this process's own.
-        cwd: Directory to start in; None: this process's own.
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
@@ -91,8 +89,6 @@ class WorkerContext(PContext):
         logs_specs: LogsSpecs,
         closer: BackgroundCloser,
         *,
-        base_env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
         events: Callable[[], Iterable[GuardEvent]] | None = None,
         log_line_prefixes: dict[int, str] | None = None,
         duplicate_stdout_filters: list[str] | None = None,
@@ -116,8 +112,6 @@ class WorkerContext(PContext):
         self._program = entrypoint
         self._guard = guard
         self._closer = closer
-        self._base_env = os.environ if base_env is None else base_env
-        self._cwd = cwd
         self._events = events
         self._numa_options = numa_options
         self._warm = warm
@@ -197,8 +191,7 @@ class WorkerContext(PContext):
         return Launch(
             slot=slot,
             argv=torch_adapter.with_numa_binding(argv, slot, self._numa_options),
-            env={**self._base_env, **{name: str(value) for name, value in self.envs[slot].items()}},
-            cwd=self._cwd,
+            env={**os.environ, **{name: str(value) for name, value in self.envs[slot].items()}},
             stdout=self.stdouts[slot] or None,
             stderr=self.stderrs[slot] or None,
             warm=self._warm,
