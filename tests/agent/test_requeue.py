@@ -13,9 +13,9 @@ import pytest
 
 from elastic_agent.agent.slurm import job
 from elastic_agent.agent.slurm.job import JobEnd, SlurmJob, parse_facts
-from elastic_agent.agent.slurm.requeue import Policy, Stop, decide, requeue
+from elastic_agent.agent.slurm.requeue import RequeuePolicy, Stop, decide, requeue
 
-AUTO = Policy("auto", command="", most=100)
+AUTO = RequeuePolicy("auto", command="", most=100)
 JOB = SlurmJob("4711", requeues=0)
 STOPPED = Stop(saved=True, reason="walltime", chosen=True)
 

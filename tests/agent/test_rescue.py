@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent.slurm.job import SlurmJob
-from elastic_agent.agent.slurm.requeue import MAX_ATTEMPTS, TURN_S, Done, Policy, rescue
+from elastic_agent.agent.slurm.requeue import MAX_ATTEMPTS, TURN_S, Done, RequeuePolicy, rescue
 
-AUTO = Policy("auto", command="", most=100)
+AUTO = RequeuePolicy("auto", command="", most=100)
 FACTS = (
     "JobId=4711 JobName=a JobState={state} Restarts={restarts} BatchFlag=1 NodeList={nodes} BatchHost=n0 \n"
 )
@@ -42,7 +42,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def rescued(node: str, policy: Policy = AUTO) -> Done | None:
+def rescued(node: str, policy: RequeuePolicy = AUTO) -> Done | None:
     return asyncio.run(rescue(policy, SlurmJob("4711", requeues=1, node=node)))
 
 
@@ -124,7 +124,7 @@ def test_not_all_survivors_of_a_large_job_wait_for_their_turn(
     [dataclasses.replace(AUTO, when="never"), dataclasses.replace(AUTO, most=1)],
     ids=["never", "most"],
 )
-def test_a_job_that_may_not_be_requeued_is_cancelled(controller: Path, policy: Policy) -> None:
+def test_a_job_that_may_not_be_requeued_is_cancelled(controller: Path, policy: RequeuePolicy) -> None:
     said = rescued("n1", policy)
     assert said is not None
     assert said.level == "error"

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 
 from elastic_agent.agent.slurm.job import SlurmJob
-from elastic_agent.agent.slurm.requeue import Policy, requeue
+from elastic_agent.agent.slurm.requeue import RequeuePolicy, requeue
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
                 signal.signal(
                     signal.SIGTERM, signal.SIG_IGN
                 )  # what the controller answers to this is asked for
-                print(asyncio.run(requeue(Policy("auto", "", 100), job)), flush=True)
+                print(asyncio.run(requeue(RequeuePolicy("auto", "", 100), job)), flush=True)
             case "hidden":
                 os.environ["PATH"] = ""
             case "notice":

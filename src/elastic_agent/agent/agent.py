@@ -25,7 +25,7 @@ from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
-from elastic_agent.agent.slurm.requeue import Done, Policy, Stop, decide, requeue, rescue
+from elastic_agent.agent.slurm.requeue import Done, RequeuePolicy, Stop, decide, requeue, rescue
 from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
@@ -326,7 +326,7 @@ class Agent(ElasticAgent):
         """Put the job back into the queue, if that is what to do and nobody else does."""
         if self._supervisor is None:
             return
-        policy = Policy.of(self._settings)
+        policy = RequeuePolicy.of(self._settings)
         done: Done | None = None
         if ending.outcome is Outcome.UNREACHABLE and self._job is not None:
             self._signals.only_waiting = True

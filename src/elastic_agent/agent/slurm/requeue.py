@@ -37,7 +37,7 @@ RETRY_MIN_S, RETRY_MAX_S, MAX_ATTEMPTS = 1.0, 30.0, 12
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RequeuePolicy:
     """What the settings say: ``--requeue``, ``--requeue-command``, ``--max-requeues``."""
 
     when: str
@@ -45,9 +45,9 @@ class Policy:
     most: int
 
     @staticmethod
-    def of(settings: Settings) -> Policy:
+    def of(settings: Settings) -> RequeuePolicy:
         """What these settings say."""
-        return Policy(settings.requeue, settings.requeue_command or "", settings.max_requeues)
+        return RequeuePolicy(settings.requeue, settings.requeue_command or "", settings.max_requeues)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Decision:
     why: str = ""
 
 
-def decide(policy: Policy, job: SlurmJob | None, stop: Stop) -> Decision:
+def decide(policy: RequeuePolicy, job: SlurmJob | None, stop: Stop) -> Decision:
     """Whether this agent requeues the job, and why (not)."""
     if not stop.saved or stop.reason not in REASONS:
         return Decision(False)
@@ -114,7 +114,7 @@ class Done:
     text: str
 
 
-async def requeue(policy: Policy, job: SlurmJob | None) -> Done:
+async def requeue(policy: RequeuePolicy, job: SlurmJob | None) -> Done:
     """Put the job back into the queue. Slurm may end this process before this returns."""
     try:
         if policy.command:
@@ -134,7 +134,7 @@ async def requeue(policy: Policy, job: SlurmJob | None) -> Done:
 # -- a job without its batch script ---------------------------------------------------------------
 
 
-async def rescue(policy: Policy, job: SlurmJob) -> Done | None:
+async def rescue(policy: RequeuePolicy, job: SlurmJob) -> Done | None:
     """Requeue, or else cancel, a job that lost the node of its batch script; None: there is nothing to do here.
 
     Called when the store does not answer any more, so the surviving agents cannot agree who acts. Slurm's order of the
@@ -165,7 +165,7 @@ async def _ask_patiently(job: SlurmJob) -> list[str]:
     return await attempts(job.survivors)
 
 
-async def _requeue_or_cancel(policy: Policy, job: SlurmJob) -> Done:
+async def _requeue_or_cancel(policy: RequeuePolicy, job: SlurmJob) -> Done:
     lost = f"job {job.id} lost its batch host and with it the rendezvous store"
     allowed = policy.when != "never" and job.requeues < policy.most
     done = await requeue(policy, job) if allowed else Done("info", "requeueing is not allowed")
