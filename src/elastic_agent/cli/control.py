@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.sources.command_line import Parser
+from elastic_agent.config.sources.command_line import HelpRequested, Parser
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 from elastic_agent.values import LONGEST_TIME_S
@@ -47,8 +47,7 @@ OPTIONS_PAGE = """\
   --run RUN         the run, if several have agents on this machine
   --deadline WHEN   when to stop workers that have not exited yet: seconds from now, or a time such as 17:30 or
                     2026-11-21T17:30 [default: from the agent's settings]
-  --user USER       only agents of this user (for root, if several users run agents on this machine)
-"""
+  --user USER       only agents of this user (for root, if several users run agents on this machine)"""
 
 
 @dataclass(frozen=True)
@@ -63,21 +62,19 @@ class Request:
 
 
 def drain(argv: Sequence[str]) -> int:
-    """Have a node leave; raises ``UsageError``."""
+    """Have a node leave; raises ``UsageError`` or ``HelpRequested``."""
     return _ask("drain", argv, DRAIN_PAGE)
 
 
 def stop(argv: Sequence[str]) -> int:
-    """Have a run end; raises ``UsageError``."""
+    """Have a run end; raises ``UsageError`` or ``HelpRequested``."""
     return _ask("stop", argv, STOP_PAGE)
 
 
 def _ask(do: str, argv: Sequence[str], page: str) -> int:
     if any(word in ("-h", "--help") for word in argv):
-        print(page + OPTIONS_PAGE, end="", flush=True)
-        return ExitCode.FINISHED
-    wanted = _parse(do, argv)
-    return asyncio.run(_carry_out(do, wanted))
+        raise HelpRequested(page + OPTIONS_PAGE)
+    return asyncio.run(_carry_out(do, _parse(do, argv)))
 
 
 def _parse(do: str, argv: Sequence[str]) -> Request:

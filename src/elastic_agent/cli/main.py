@@ -101,8 +101,8 @@ def _answer(words: list[str], owns_process: bool) -> int:
     except UsageError as error:
         _complain(str(error))
         return ExitCode.USAGE
-    except HelpRequested:
-        print(help_page(), flush=True)
+    except HelpRequested as requested:
+        print(*requested.args or (help_page(),), flush=True)
         return ExitCode.FINISHED
     except VersionRequested:
         return version.version(())

@@ -28,8 +28,7 @@ def serve(argv: Sequence[str]) -> int:
     try:
         line = parse_command_line(argv)
     except HelpRequested:
-        print(serve_page(OPTIONS), flush=True)
-        return ExitCode.FINISHED
+        raise HelpRequested(serve_page(OPTIONS)) from None
     _check(line)
     check_working_directory()
     resolved = resolve(line, os.environ, script_needed=False, only=OPTIONS)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.sources.command_line import Parser
+from elastic_agent.config.sources.command_line import HelpRequested, Parser
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.linux import catches
 from elastic_agent.printable import escaped
@@ -21,8 +21,7 @@ Makes every worker of this user on this machine, or of one run, write the Python
 standard error (its log file, if output is redirected). The workers keep running. Warm workers always support this; cold
 workers (--worker-start) do if their script has imported elastic_agent.client. Others are listed and left alone.
 
-  --user USER   the workers of this user (for root)
-"""
+  --user USER   the workers of this user (for root)"""
 
 
 def stacks(argv: Sequence[str]) -> int:
@@ -32,8 +31,7 @@ def stacks(argv: Sequence[str]) -> int:
         UsageError: more than a run's name was given, or no worker is found.
     """
     if any(word in ("-h", "--help") for word in argv):
-        print(PAGE, end="", flush=True)
-        return ExitCode.FINISHED
+        raise HelpRequested(PAGE)
     run_id, uid = _parse(argv)
     workers = find_workers(uid, run_id)
     if not workers:

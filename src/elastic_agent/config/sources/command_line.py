@@ -22,7 +22,7 @@ VERSION = "--version"
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error
-    """``--help`` or ``-h`` stands on the command line."""
+    """``--help`` or ``-h`` stands on the command line; the argument is the command's page, if it has its own."""
 
 
 class VersionRequested(Exception):  # noqa: N818 - not an error
