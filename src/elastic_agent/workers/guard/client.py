@@ -415,8 +415,6 @@ class Guard:
 
     def _event(self, message: Message) -> GuardEvent:
         kind = message.pop("event")
-        if kind == "exited":
-            return Exited(**message)
         if kind == "spawned":
             pids = {int(slot): pid for slot, pid in message["pids"].items()}
             return Spawned(message["generation"], pids)
@@ -458,6 +456,7 @@ class Guard:
 
 _PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
     "ready": Ready,
+    "exited": Exited,
     "warm": Warm,
     "cold": Cold,
     "spawner_died": SpawnerDied,
