@@ -47,6 +47,13 @@ def prose_of(page: str) -> str:
     return re.sub(r"^ *```.*?^ *```", "", text_of(page), flags=re.M | re.S)
 
 
+def test_the_state_diagram_is_the_one_made_from_the_table() -> None:
+    made = subprocess.run(
+        [sys.executable, ROOT / "tools" / "state_diagram.py", "--check"], stdout=subprocess.PIPE, text=True
+    )
+    assert made.returncode == 0, made.stdout
+
+
 # -- links --------------------------------------------------------------------------------------
 
 

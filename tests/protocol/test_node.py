@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from elastic_agent.protocol.activity import TRANSITIONS, Activity, Event
 from elastic_agent.protocol.node import (
-    Activity,
     Announce,
     Depart,
     Grace,
@@ -88,6 +88,47 @@ def test_a_world_that_seats_this_node_otherwise_than_it_offered_is_told_from_all
         complaint = misquoted(plan(Phase.RUNNING, 3, 4, world=greedy), offered)
         assert f"seats {seat.node_id} with {seat.slots} workers; this node is a and offers 1" in complaint
         assert misquoted(forming(4, 5, world=greedy), offered) == "", "of what is over, nothing is started"
+
+
+# -- the table of transitions -----------------------------------------------------------------------
+
+
+def test_an_event_that_the_table_does_not_have_is_ignored_and_reported() -> None:
+    reported: list[tuple[Activity, Event]] = []
+    node = Node("a-1", ignored=lambda activity, event: reported.append((activity, event)))
+    node.plan_changed(forming(1, 1))
+    assert node.started(1) == [] == node.stopped()
+    assert reported == [(Activity.IDLE, Event.STARTED), (Activity.IDLE, Event.STOPPED)]
+    assert node.activity is Activity.IDLE
+
+
+def test_an_event_of_workers_that_are_over_is_not_reported() -> None:
+    reported: list[Event] = []
+    node = Node("a-1", ignored=lambda _, event: reported.append(event))
+    node.plan_changed(forming(2, 1))
+    assert node.started(1) == [] == node.failed(1, CRASH)
+    assert reported == []
+
+
+def test_from_everywhere_a_node_can_leave_and_from_gone_it_never_returns() -> None:
+    after = {before: {TRANSITIONS[pair] for pair in TRANSITIONS if pair[0] is before} for before in Activity}
+    for begin in Activity:
+        reached = {begin}
+        while new := {to for one in reached for to in after[one] if to is not None} - reached:
+            reached |= new
+        assert Activity.GONE in reached
+        assert begin is not Activity.GONE or reached == {Activity.GONE}
+
+
+def test_workers_run_only_after_the_lease_the_plan_and_the_bootstrap_store_were_looked_at() -> None:
+    into = {
+        (before, event) for (before, event), to in TRANSITIONS.items() if to is Activity.STARTING != before
+    }
+    assert into == {(Activity.PREPARING, Event.PREPARED)}
+    into = {
+        (before, event) for (before, event), to in TRANSITIONS.items() if to is Activity.RUNNING != before
+    }
+    assert into == {(Activity.STARTING, Event.STARTED)}
 
 
 # -- ready only when no worker runs ---------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from elastic_agent.protocol.activity import Activity, Event
 from elastic_agent.protocol.forming import STOP_SLACK_S
 from elastic_agent.protocol.node import (
     Action,
@@ -138,6 +139,10 @@ class _Trapped(Participant):
         cluster, holder = agent.cluster, agent.holder
         super().__init__(agent.session, workers, reporter, lambda: cluster.new_incarnation(holder))
         self._agent = agent
+
+    def event_ignored(self, activity: Activity, event: Event) -> None:
+        checker = self._agent.cluster.checker
+        checker.broken("the node's table of transitions is complete", f"{event} while {activity}")
 
     def _carry_out(self, action: Action) -> None:
         if self._agent.cluster.traps:
@@ -319,17 +324,19 @@ class Agent:
     def group_exited(self, group: Group, failure: Failure | None) -> None:
         """Workers ended by themselves (or were killed by somebody else than this agent)."""
 
-        def tell() -> list[Action]:
-            if failure is None:
-                return self.node.succeeded(group.generation)
-            return self.node.failed(group.generation, failure)
-
-        self.process.do(self.post, tell)
+        if failure is None:
+            self.told(group, lambda: self.node.succeeded(group.generation))
+        else:
+            self.told(group, lambda: self.node.failed(group.generation, failure))
 
     def group_left(self, group: Group) -> None:
         """Workers saved and left after a notice."""
         self.cluster.at("yield", self)
-        self.process.do(self.post, lambda: self.node.saved(group.generation))
+        self.told(group, lambda: self.node.saved(group.generation))
+
+    def told(self, group: Group, event: Callable[[], list[Action]]) -> None:
+        """The guard tells something of workers; nothing more once it has answered that they are stopped."""
+        self.process.do(self.post, lambda: [] if group.stopped else event())
 
     def _stop(self, action: StopWorkers) -> None:
         if self._stopping is not None:
@@ -356,8 +363,14 @@ class Agent:
             if group.unkillable:
                 yield self.cluster.kill_takes_s()
         stuck = (4711,) if group is not None and group.unkillable else ()
-        self._stopping = None
-        self.post(lambda: self.node.stopped(stuck))
+
+        def tell() -> list[Action]:
+            self._stopping = None  # until now, whatever hastened it is answered by this
+            if group is not None:
+                group.stopped = True
+            return self.node.stopped(stuck)
+
+        self.post(tell)
 
     def _grace(self, group: Group, gone: Inbox) -> Routine:
         assert self._stopping is not None  # set before this task began

@@ -32,6 +32,8 @@ class Group:
     exited: str | None = None
     dying: bool = False
     started: bool = False
+    stopped: bool = False
+    """Its agent was answered that they are."""
     handles_notices: bool = False
     """The workers look at notices by now."""
     notice: Notice | None = None

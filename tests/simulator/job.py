@@ -216,7 +216,7 @@ class Job:
             return
         group.handles_notices = True
         agent = group.agent
-        agent.process.do(agent.post, lambda: agent.node.handles_notices(group.generation))
+        agent.told(group, lambda: agent.node.handles_notices(group.generation))
         if group.notice is not None:
             self._agree(group)
 

@@ -5,12 +5,12 @@ Other packages import its names from here.
 
 from __future__ import annotations
 
+from .activity import TRANSITIONS, Activity, Event
 from .cluster_view import Decision, count, names
 from .coordinator import FINISHED_BEFORE, Coordinator
 from .leases import ANSWERS_PER_LEASE, RENEWALS_PER_LEASE, FirstSent, HeldLease, next_renewal_s
 from .node import (
     Action,
-    Activity,
     Announce,
     Depart,
     Grace,
@@ -65,6 +65,7 @@ __all__ = [
     "NODE_ID_HELD",
     "RECORD_VERSION",
     "RENEWALS_PER_LEASE",
+    "TRANSITIONS",
     "Action",
     "Activity",
     "Address",
@@ -73,6 +74,7 @@ __all__ = [
     "Coordinator",
     "Decision",
     "Depart",
+    "Event",
     "Failure",
     "FailureKind",
     "Fingerprint",

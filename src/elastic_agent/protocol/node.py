@@ -1,11 +1,8 @@
 """One node's side of the protocol, without I/O: events in, actions out.
 
-All that moves a node lives here; ``rendezvous/participant.py`` carries out the actions for whatever runs the workers
-(the agent, the sidecar of a stock torchrun, the simulator), which reports what came of them.
-
-    idle ──ready(g)──▶ waiting ──sealed with a seat──▶ preparing ──▶ starting ──▶ running
-      ▲                                                    │            │           │
-      └──────────────── stopped ◀── stopping ◀─────────────┴────────────┴───────────┘
+All that moves a node lives here, and its transitions in :mod:`.activity`. ``rendezvous/participant.py`` carries out the
+actions for whatever runs the workers (the agent, the sidecar of a stock torchrun, the simulator), which reports what
+came of them.
 
 Rules kept here: a node says ``ready(g)`` only when no worker of it runs; it starts generation g only from
 ``ready(g)``, with a seat of its own incarnation, after a fresh renewal and a fresh look at the plan
@@ -18,11 +15,13 @@ worker of the world a notice (``Notify``), and what follows comes as the next pl
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 
+from .activity import TRANSITIONS, Activity, Event
 from .records import Failure, FailureKind, History, Member, Notice, Phase, Plan, State, StopRequest, World
 
 
@@ -114,17 +113,6 @@ class Depart:
 Action: TypeAlias = Announce | RequestStop | Notify | Prepare | StartWorkers | StopWorkers | Rejoin | Depart
 
 
-class Activity(enum.StrEnum):
-    """What the node's workers are doing."""
-
-    IDLE = "idle"
-    PREPARING = "preparing"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    GONE = "gone"
-
-
 def misquoted(plan: Plan, member: Member) -> str:
     """What a running world says of a node against the node's own record; empty if nothing.
 
@@ -143,14 +131,23 @@ def misquoted(plan: Plan, member: Member) -> str:
 class Node:
     """The machine. Every method returns the actions to carry out, in order."""
 
-    def __init__(self, incarnation: str, remembered: History | None = None) -> None:
-        """``remembered``: what this machine has on disk of the run."""
+    def __init__(
+        self,
+        incarnation: str,
+        remembered: History | None = None,
+        ignored: Callable[[Activity, Event], None] = lambda activity, event: None,
+    ) -> None:
+        """``remembered``: what this machine has on disk of the run.
+
+        ``ignored``: told of events that the table of transitions does not have.
+        """
         self.incarnation = incarnation
         self._newest_sealed = 0
         """The newest generation of the run that was sealed, as far as this node knows."""
         if remembered is not None and remembered.world is not None and not remembered.settled:
             self._newest_sealed = remembered.world.generation
-        self.activity = Activity.IDLE
+        self._activity = Activity.IDLE
+        self._ignored = ignored
         self.generation = 0
         """The generation the activity belongs to."""
         self.announced = Announce(State.READY, 0)
@@ -175,6 +172,27 @@ class Node:
         self._ending: Depart | None = None
         self._lingers = False
         """After a stop this node stays until no worker of any node is left: a command waits for that."""
+
+    @property
+    def activity(self) -> Activity:
+        """What its workers are doing."""
+        return self._activity
+
+    def _on(self, event: Event, generation: int | None = None) -> bool:
+        """Change the activity as the table says. ``generation``: of the workers that the event comes from.
+
+        Returns:
+            Whether the event has an effect.
+        """
+        if generation is not None and generation != self.generation:
+            return False  # of workers that are over
+        before = self._activity
+        if (before, event) not in TRANSITIONS:
+            self._ignored(before, event)
+            return False
+        after = TRANSITIONS[before, event]
+        self._activity = after or before
+        return after is not None
 
     @property
     def has_participated(self) -> bool:
@@ -228,18 +246,16 @@ class Node:
             self._life = plan.generation + 1
             return self._announce(State.READY, plan.generation + 1)
         if self._lingers and plan.uncleared and self._ending is None:
-            if self.activity in (Activity.STARTING, Activity.RUNNING):
-                return self._stop(Grace.DRAIN, plan.reason)
-            return self._await_others()
+            return self._await_others(plan)
         return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.DRAIN)
 
-    def _await_others(self) -> list[Action]:
-        """The run is stopped and no worker of this node is left; those of others may be."""
-        assert self.plan is not None  # it says so
-        if self.activity is Activity.STOPPING:
+    def _await_others(self, plan: Plan) -> list[Action]:
+        """The run is stopped; this node says so when its own workers are, and waits for those of others."""
+        if not self._on(Event.RUN_STOPPED):
             return []
-        self.activity = Activity.IDLE
-        return self._announce(State.STOPPED, self.plan.generation)
+        if self.activity is Activity.STOPPING:
+            return [StopWorkers(Grace.DRAIN, plan.reason)]
+        return self._announce(State.STOPPED, plan.generation)
 
     @property
     def _wants_next_life(self) -> bool:
@@ -307,26 +323,24 @@ class Node:
             return []
         if self.incarnation in plan.leaving:
             return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
-        if self.activity in (Activity.STARTING, Activity.RUNNING):
-            hang = plan.failure is not None and plan.failure.kind is FailureKind.HANG
-            return self._stop(Grace.RESTART, plan.reason, dump_stacks=hang)
-        if self.activity in (Activity.IDLE, Activity.PREPARING):
-            self.activity = Activity.IDLE
+        if not self._on(Event.FORMING):
+            return []  # stopping: ready follows when stopped
+        if self.activity is Activity.IDLE:
             return self._say_ready()
-        return []  # stopping: ready follows when stopped
+        hang = plan.failure is not None and plan.failure.kind is FailureKind.HANG
+        return [StopWorkers(Grace.RESTART, plan.reason, dump_stacks=hang)]
 
     def _sealed(self, plan: Plan) -> list[Action]:
         world = plan.world
         seat = world.seat_of(self.incarnation) if world is not None else None
         if world is None or seat is None:
-            if self.activity in (Activity.STARTING, Activity.RUNNING):
-                return self._stop(Grace.NONE, f"generation {plan.generation} runs without this node")
+            if self._on(Event.UNSEATED):
+                return [StopWorkers(Grace.NONE, f"generation {plan.generation} runs without this node")]
             if self.incarnation in plan.leaving and self._ending is None:
                 return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
             return []
-        waiting = self.announced == Announce(State.READY, plan.generation)
-        if self.activity is Activity.IDLE and waiting and self._ending is None:
-            self.activity = Activity.PREPARING
+        ready = self.announced == Announce(State.READY, plan.generation) and self._ending is None
+        if ready and self._on(Event.SEATED):
             self.generation = plan.generation
             return [Prepare(world)]
         return self._notify()
@@ -334,9 +348,9 @@ class Node:
     def _notify(self) -> list[Action]:
         """Give the workers that run the notice of the plan, unless they have it."""
         plan = self.plan
-        if self.activity not in (Activity.STARTING, Activity.RUNNING) or plan is None or plan.notice is None:
+        if plan is None or plan.notice is None or plan.notice.serial == self._told:
             return []
-        if plan.generation != self.generation or plan.notice.serial == self._told:
+        if not self._on(Event.NOTICE, plan.generation):
             return []
         self._told = plan.notice.serial
         return [Notify(plan.notice)]
@@ -345,69 +359,64 @@ class Node:
 
     def prepared(self, generation: int) -> list[Action]:
         """Lease, plan and bootstrap store were found in order for this generation."""
-        world = self.plan.world if self.plan is not None else None
-        if self.activity is not Activity.PREPARING or generation != self.generation or world is None:
+        plan = self.plan
+        if plan is None or plan.world is None or (plan.phase, plan.generation) != (Phase.RUNNING, generation):
             return []
-        if self.plan is None or self.plan.generation != generation or self.plan.phase is not Phase.RUNNING:
+        if not self._on(Event.PREPARED, generation):
             return []
-        self.activity = Activity.STARTING
         self._told, self._handles_notices, self._interrupted = 0, False, None
-        return [StartWorkers(world), *self._notify()]
+        return [StartWorkers(plan.world), *self._notify()]
 
     def prepare_failed(self, generation: int, failure: Failure) -> list[Action]:
         """The bootstrap store could not be reached."""
-        if self.activity is not Activity.PREPARING or generation != self.generation:
+        if not self._on(Event.PREPARE_FAILED, generation):
             return []
-        self.activity = Activity.IDLE
         return self._announce(State.FAILED, generation, failure)
 
     def started(self, generation: int) -> list[Action]:
         """All workers of this generation were started."""
-        if self.activity is not Activity.STARTING or generation != self.generation:
+        if not self._on(Event.STARTED, generation):
             return []
-        self.activity = Activity.RUNNING
         return self._announce(State.RUNNING, generation)
 
     def failed(self, generation: int, failure: Failure) -> list[Action]:
         """A worker of this generation failed, hung, or could not be started."""
-        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+        if not self._on(Event.FAILED, generation):
             return []
-        said = self._announce(State.FAILED, generation, failure)
-        return said + self._stop(Grace.RESTART, failure.summary, dump_stacks=failure.kind is FailureKind.HANG)
+        hang = failure.kind is FailureKind.HANG
+        stop = StopWorkers(Grace.RESTART, failure.summary, dump_stacks=hang)
+        return [*self._announce(State.FAILED, generation, failure), stop]
 
     def succeeded(self, generation: int) -> list[Action]:
         """Every worker of this generation exited with 0, and nothing of theirs is left."""
-        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+        if not self._on(Event.SUCCEEDED, generation):
             return []
-        self.activity = Activity.IDLE
         return self._announce(State.SUCCEEDED, generation)
 
     def interrupted(self, generation: int, how: Failure) -> list[Action]:
         """A worker of this generation was ended by a signal that asks this node to stop as well."""
-        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+        if not self._on(Event.INTERRUPTED, generation):
             return []
         self._interrupted = how
         return self._announce(State.RUNNING, generation) if self.activity is Activity.RUNNING else []
 
     def saved(self, generation: int) -> list[Action]:
         """Every worker has saved and left, or was interrupted, and nothing of theirs is left."""
-        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+        if not self._on(Event.SAVED, generation):
             return []
-        self.activity = Activity.IDLE
         return self._announce(State.SAVED, generation)
 
     def handles_notices(self, generation: int) -> list[Action]:
         """Workers of this generation were seen to look at notices."""
-        if self.activity not in (Activity.STARTING, Activity.RUNNING) or generation != self.generation:
+        if not self._on(Event.HANDLES_NOTICES, generation):
             return []
         self._handles_notices = True
         return self._announce(State.RUNNING, generation) if self.activity is Activity.RUNNING else []
 
     def stopped(self, unkillable: tuple[int, ...] = ()) -> list[Action]:
         """Every worker is gone, or only ``unkillable`` processes in uninterruptible sleep are left."""
-        if self.activity is not Activity.STOPPING:
+        if not self._on(Event.STOPPED):
             return []
-        self.activity = Activity.IDLE
         if unkillable:
             pids = ", ".join(str(pid) for pid in unkillable)
             self._ending = Depart(
@@ -416,11 +425,11 @@ class Node:
         if self._lease_lost is not None and self._ending is None:
             return self._rejoin()
         if self._ending is not None:
-            return self._depart(self._ending)
+            return self._end(self._ending, Grace.NONE)
         if self.plan is not None and self.plan.phase is Phase.FORMING:
             return self._say_ready()
-        if self.is_lingering:
-            return self._await_others()
+        if self.plan is not None and self.is_lingering:
+            return self._await_others(self.plan)
         return []  # the plan that follows the failure is still to come
 
     # -- the lease and the operator -------------------------------------------------------------
@@ -430,11 +439,10 @@ class Node:
         if self.activity is Activity.GONE or self._lease_lost is not None:
             return []
         self._lease_lost = reason
-        if self.activity in (Activity.STARTING, Activity.RUNNING):
-            return self._stop(Grace.NONE, reason)
+        self._on(Event.LEASE_LOST)
         if self.activity is Activity.STOPPING:
             return [StopWorkers(Grace.NONE, reason)]
-        return self._rejoin() if self._ending is None else self._depart(self._ending)
+        return self._rejoin()
 
     def rejoined(self, incarnation: str) -> list[Action]:
         """The new incarnation is registered."""
@@ -484,7 +492,7 @@ class Node:
             return []
         ending = Depart(Outcome.DRAINED, reason)
         if self.announced.state is State.SUCCEEDED and self.activity is Activity.IDLE:
-            self.activity = Activity.GONE
+            self._on(Event.LEAVE)
             return [ending]  # its success stands; LEFT would take it back
         if self.activity in (Activity.STARTING, Activity.RUNNING):
             return self._announce(State.LEAVING, self.generation) + self._end(ending, Grace.DRAIN)
@@ -510,27 +518,17 @@ class Node:
         self.announced = said
         return [said]
 
-    def _stop(self, grace: Grace, reason: str, *, dump_stacks: bool = False) -> list[Action]:
-        self.activity = Activity.STOPPING
-        return [StopWorkers(grace, reason, dump_stacks)]
-
     def _end(self, ending: Depart, grace: Grace) -> list[Action]:
         self._ending = ending
-        if self.activity in (Activity.STARTING, Activity.RUNNING):
-            return self._stop(grace, ending.reason)
+        if not self._on(Event.LEAVE):
+            return []  # stopping: it leaves when stopped
         if self.activity is Activity.STOPPING:
-            return []
-        return self._depart(ending)
-
-    def _depart(self, ending: Depart) -> list[Action]:
-        self.activity = Activity.GONE
+            return [StopWorkers(grace, ending.reason)]
         generation = self.plan.generation if self.plan is not None else self.generation
         return [*self._announce(State.LEFT, generation), ending]
 
     def _rejoin(self) -> list[Action]:
         if self._draining is not None:
-            return self._depart(Depart(Outcome.DRAINED, self._draining))
-        reason = self._lease_lost or "the lease was lost"
+            return self._end(Depart(Outcome.DRAINED, self._draining), Grace.NONE)
         self.announced = Announce(State.READY, 0)
-        self.activity = Activity.IDLE
-        return [Rejoin(reason)]
+        return [Rejoin(self._lease_lost or "the lease was lost")]

@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from elastic_agent.logs import get_logger
 from elastic_agent.protocol import (
     Action,
+    Activity,
     Announce,
     Depart,
+    Event,
     Node,
     Notice,
     Notify,
@@ -59,7 +62,7 @@ class Participant:
         self, session: NodeSession, workers: Workers, reporter: Reporter, new_incarnation: Callable[[], str]
     ) -> None:
         """``session``: with what is remembered of the run; its owner hands every event of it to :meth:`take_in`."""
-        self.node = Node(session.member.incarnation, session.history)
+        self.node = Node(session.member.incarnation, session.history, self.event_ignored)
         self._session = session
         self._workers = workers
         self._reporter = reporter
@@ -82,6 +85,12 @@ class Participant:
                 self.perform(self.node.prepared(generation))
             case events.PrepareFailed(generation=generation, failure=failure):
                 self.perform(self.node.prepare_failed(generation, failure))
+
+    def event_ignored(self, activity: Activity, event: Event) -> None:
+        """The node's table of transitions does not have this event."""
+        get_logger().debug(
+            "ignored an event of the workers or the plan", what=event.value, activity=activity.value
+        )
 
     def perform(self, actions: Iterable[Action]) -> None:
         """Carry out what the node answered, in order."""

@@ -210,7 +210,7 @@ class Sidecar:
         if self._node.activity in (Activity.STARTING, Activity.RUNNING):
             reason = f"{self._member.node_id}: torchrun is restarting its workers"
             self._perform(self._node.failed(self._node.generation, Failure(FailureKind.WORKER, reason)))
-        self._perform(self._node.stopped())
+        self._workers_stopped()
 
     def _finish(self) -> None:
         """torchrun's workers are done; it will not come for another world."""
@@ -223,7 +223,12 @@ class Sidecar:
     def _leave(self, why: str) -> None:
         """torchrun has no workers any more."""
         self._perform(self._node.drain(why))
-        self._perform(self._node.stopped())
+        self._workers_stopped()
+
+    def _workers_stopped(self) -> None:
+        """torchrun has no workers any more, if it had any."""
+        if self._node.activity is Activity.STOPPING:
+            self._perform(self._node.stopped())
 
     # -- the run --------------------------------------------------------------------------------
 
@@ -275,7 +280,7 @@ class Sidecar:
         """The world is over for this node."""
         presence = self._presence
         if presence is None:
-            self._perform(self._node.stopped())  # torchrun has no workers
+            self._workers_stopped()  # torchrun has no workers
         elif presence.let_go:
             self._channel.send(Stale())
         elif not presence.called_off:
@@ -329,7 +334,7 @@ class Sidecar:
                 f"{self._member.node_id} could not connect to the other nodes at {world.bootstrap}: {problem}"
             )
             self._perform(self._node.failed(world.generation, Failure(FailureKind.BOOTSTRAP, summary[:512])))
-        self._perform(self._node.stopped())
+        self._workers_stopped()
 
     def _forget_presence(self) -> None:
         if self._presence is not None:
