@@ -41,6 +41,7 @@ from elastic_agent.rendezvous.effects import Effect
 from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.store_requests import Call, Connect, DialBootstrap, OfferBootstrap, Renew
+from elastic_agent.rendezvous.store_timeout import StoreTimeout
 from elastic_agent.transport.base import NodeLink, StoreLostError, TransportError, UnreachableError
 
 from .asking import Asking
@@ -173,7 +174,7 @@ class Agent:
         self.stop_hangs = False
         """Whether it does not get on with a stop, while it renews its lease."""
         self._hasten = Inbox(cluster.kernel)
-        self._dialling_since_s: float | None = None
+        self._store_timeout = StoreTimeout(self.policy.join_timeout_s, self.call_later, self._give_up)
         self.session = NodeSession(
             self._first_record(proven_gone), self.policy.lease_ttl_s, self.machine.clock
         )
@@ -245,18 +246,15 @@ class Agent:
     def _heard(self, event: events.SessionEvent) -> None:
         """The session tells something."""
         match event:
-            case events.Connected(replaced=replaced):
-                self._dialling_since_s = None
-                if replaced:
-                    self.cluster.story(self.name, "found the new store {}", event.store_id)
-            case events.Disconnected():
-                self._start_giving_up()
+            case events.Connected(replaced=True):
+                self.cluster.story(self.name, "found the new store {}", event.store_id)
             case events.Registered() | events.Renewed():
                 self._renewed()
             case events.LeaseLost(reason=reason):
                 self.cluster.story(self.name, "{}", reason)
             case events.PlanSeen(plan=plan):
                 self._plan_read(plan)
+        self._store_timeout.take_in(event)
         self.participant.take_in(event)
 
     def _renewed(self) -> None:
@@ -272,16 +270,13 @@ class Agent:
         self.cluster.checker.notices.read(self, plan)
         self.machine.remember(plan.history())
 
-    def _start_giving_up(self) -> None:
-        """Dial for the join time-out at most."""
-        if self._dialling_since_s is None:
-            self._dialling_since_s = since_s = self.cluster.kernel.now
-            limit_s = self.machine.real_s(self.policy.join_timeout_s)
-            self.cluster.kernel.after(limit_s, self.process.do, self._give_up, since_s)
+    def call_later(self, after_s: float, act: Callable[[], None]) -> None:
+        """Have this done after so many seconds of its machine's clock."""
+        self.cluster.kernel.after(self.machine.real_s(after_s), self.process.do, act)
 
-    def _give_up(self, since_s: float) -> None:
-        if self._dialling_since_s == since_s and self.outcome is None:
-            self._depart(Depart(Outcome.UNREACHABLE, "the store did not answer"))
+    def _give_up(self, reason: str) -> None:
+        if self.outcome is None:
+            self._depart(Depart(Outcome.UNREACHABLE, reason))
 
     def _announced(self, said: Announce) -> None:
         self.cluster.checker.announced(self, self.session.member)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from elastic_agent.protocol.node import Grace
@@ -21,7 +20,7 @@ class Asking:
         self.cluster = cluster
         self.agent = agent
         self._requests = StopRequests(
-            agent.participant, agent.holder.node_id, self._workers_look, self._call_later
+            agent.participant, agent.holder.node_id, self._workers_look, agent.call_later
         )
 
     def drain(self) -> None:
@@ -57,7 +56,3 @@ class Asking:
     def _workers_look(self) -> bool:
         group = self.agent.guard.group
         return group is not None and group.alive and group.handles_notices
-
-    def _call_later(self, after_s: float, act: Callable[[], None]) -> None:
-        agent = self.agent
-        self.cluster.kernel.after(agent.machine.real_s(after_s), agent.process.do, act)

@@ -33,6 +33,7 @@ from elastic_agent.rendezvous import events as session_events
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.stop_requests import StopRequests
+from elastic_agent.rendezvous.store_timeout import StoreTimeout
 from elastic_agent.values import new_incarnation
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard.client import Fenced, Guard, GuardLost, Spawned
@@ -117,8 +118,11 @@ class Supervisor:
             lambda: self._runner.handles_notices,
             asyncio.get_running_loop().call_later,
         )
-        self._give_up: asyncio.TimerHandle | None = None
-        self._was_connected = False
+        self._store_timeout = StoreTimeout(
+            parts.join_timeout_s,
+            asyncio.get_running_loop().call_later,
+            lambda reason: self._end(Ending(Outcome.UNREACHABLE, reason)),
+        )
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
         """Who waits for a plan, and for what kind of plan."""
         self._lingerers = 0
@@ -182,17 +186,9 @@ class Supervisor:
     def session_event(self, event: session_events.SessionEvent) -> None:
         """The session tells something."""
         self._publish(event)
-        match event:
-            case session_events.Connected():
-                self._was_connected = True
-                self._stop_giving_up()
-            case session_events.Unusable(reason=reason) if not self._was_connected:
-                self._end(Ending(Outcome.UNREACHABLE, reason))
-            # An unusable store may be so only for now: its machine restarts other things first.
-            case session_events.Disconnected(reason=reason) | session_events.Unusable(reason=reason):
-                self._start_giving_up(reason)
-            case session_events.PlanSeen(plan=plan):
-                self._plan_seen(plan)
+        if isinstance(event, session_events.PlanSeen):
+            self._plan_seen(event.plan)
+        self._store_timeout.take_in(event)
         self._participant.take_in(event)
 
     def _plan_seen(self, plan: Plan) -> None:
@@ -202,18 +198,6 @@ class Supervisor:
                 waiting.set_result(plan)
         if plan.failure is not None:
             self._last_failure = plan.failure
-
-    def _start_giving_up(self, reason: str) -> None:
-        """Dial for the join time-out at most."""
-        if self._give_up is None:
-            limit_s = self._parts.join_timeout_s
-            ending = Ending(Outcome.UNREACHABLE, f"the store did not answer for {limit_s:g} s: {reason}")
-            self._give_up = asyncio.get_running_loop().call_later(limit_s, self._end, ending)
-
-    def _stop_giving_up(self) -> None:
-        if self._give_up is not None:
-            self._give_up.cancel()
-            self._give_up = None
 
     def _end(self, ending: Ending) -> None:
         if not self._ending.done():

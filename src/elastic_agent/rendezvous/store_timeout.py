@@ -1,0 +1,43 @@
+"""When a node gives up a store that does not answer, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import events
+
+
+class StoreTimeout:
+    """Dial for the join time-out at most. A store that was of no use from the beginning is given up at once."""
+
+    def __init__(
+        self,
+        limit_s: float,
+        call_later: Callable[[float, Callable[[], None]], object],
+        give_up: Callable[[str], None],
+    ) -> None:
+        """``limit_s``: the join time-out; ``call_later``: calls after so many seconds; ``give_up``: with the reason."""
+        self._limit_s = limit_s
+        self._call_later = call_later
+        self._give_up = give_up
+        self._was_connected = False
+        self._dialling: object | None = None
+        """Stands for the time since the store was lost."""
+
+    def take_in(self, event: events.SessionEvent) -> None:
+        """The session tells something."""
+        match event:
+            case events.Connected():
+                self._was_connected, self._dialling = True, None
+            case events.Unusable(reason=reason) if not self._was_connected:
+                self._give_up(reason)
+            # An unusable store may be so only for now: its machine restarts other things first.
+            case events.Disconnected(reason=reason) | events.Unusable(reason=reason) if (
+                self._dialling is None
+            ):
+                self._dialling = dialling = object()
+                self._call_later(self._limit_s, lambda: self._over(dialling, reason))
+
+    def _over(self, dialling: object, reason: str) -> None:
+        if self._dialling is dialling:
+            self._give_up(f"the store did not answer for {self._limit_s:g} s: {reason}")

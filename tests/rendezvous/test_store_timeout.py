@@ -1,0 +1,64 @@
+"""How long an agent dials a store that does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from elastic_agent.rendezvous.events import Connected, Disconnected, Unusable
+from elastic_agent.rendezvous.store_timeout import StoreTimeout
+
+CONNECTED = Connected("s", replaced=False)
+LOST = Disconnected("no route to host")
+UNUSABLE = Unusable("not a store")
+
+
+class Dialling:
+    """An agent that dials for at most 30 s."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.timers: list[Callable[[], None]] = []
+        self.timeout = StoreTimeout(30.0, self.call_later, self.reasons.append)
+
+    def call_later(self, after_s: float, act: Callable[[], None]) -> None:
+        assert after_s == 30.0
+        self.timers.append(act)
+
+
+@pytest.fixture
+def dialling() -> Dialling:
+    return Dialling()
+
+
+def test_an_agent_gives_up_when_the_store_has_not_answered_for_the_join_timeout(dialling: Dialling) -> None:
+    dialling.timeout.take_in(LOST)
+    dialling.timeout.take_in(Disconnected("another reason"))
+    assert len(dialling.timers) == 1, "the time counts from the first attempt"
+    assert dialling.reasons == []
+    dialling.timers[0]()
+    assert dialling.reasons == ["the store did not answer for 30 s: no route to host"]
+
+
+def test_the_time_begins_anew_with_each_loss_of_the_store(dialling: Dialling) -> None:
+    for event in (LOST, CONNECTED, LOST):
+        dialling.timeout.take_in(event)
+    first, second = dialling.timers
+    first()
+    assert dialling.reasons == []
+    second()
+    assert len(dialling.reasons) == 1
+
+
+def test_a_store_that_was_never_of_use_is_given_up_at_once(dialling: Dialling) -> None:
+    dialling.timeout.take_in(UNUSABLE)
+    assert dialling.reasons == ["not a store"]
+
+
+def test_a_store_that_was_of_use_before_is_dialled_on(dialling: Dialling) -> None:
+    """Its machine may have been restarted, and listens with other programs first."""
+    for event in (CONNECTED, UNUSABLE, CONNECTED):
+        dialling.timeout.take_in(event)
+    dialling.timers[0]()
+    assert dialling.reasons == []
