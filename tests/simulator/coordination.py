@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_agent.protocol.records import Lease, Member, Plan, decode, encode
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import (
+    LEAST_WAIT_S,
     DiskEffect,
     Forget,
     LoadHistory,
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 2000
 """How many effects a driver may yield before it must wait."""
-
-LEAST_WAIT_S = 0.001
-"""As in ``rendezvous/backends/c10d/coordinator_thread.py``."""
 
 RETRY_S = 0.05
 

@@ -127,6 +127,10 @@ class SaveHistory(DiskEffect[None]):
 # -- what each runner performs in its own way -------------------------------------------------------
 
 
+LEAST_WAIT_S = 0.001
+"""For which hints are waited for at least: a time that is over by a rounding error must not make the driver spin."""
+
+
 @dataclass(frozen=True)
 class WaitForHints(Effect[Collection[str]]):
     """Wait until records changed, or until this time: the incarnations whose records did."""

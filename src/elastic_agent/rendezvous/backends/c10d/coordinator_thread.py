@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Plan
 from elastic_agent.rendezvous.coordinator_driver import IDLE_S, KEEP_OVER_S, RunDriver
-from elastic_agent.rendezvous.coordinator_effects import RemoveRun, WaitForHints, performer
+from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, RemoveRun, WaitForHints, performer
 from elastic_agent.rendezvous.effects import Effect, Steps, back_offs, run_until
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorLink, StoreLostError
@@ -137,7 +137,7 @@ class CoordinatorThread(threading.Thread):
             moments += [rest.until_s for rest in self._resting.values()]
             if self._hinted or self._listed:
                 moments.append(now_s if self._hinted else now_s + RUNS_READ_EVERY_S / 10)
-            hints = self._inbox.wait(max(0.001, min([*moments, now_s + self._idle_s]) - now_s))
+            hints = self._inbox.wait(max(LEAST_WAIT_S, min([*moments, now_s + self._idle_s]) - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
         now_s = time.monotonic()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from elastic_agent.logs import get_logger
-from elastic_agent.rendezvous.coordinator_effects import RemoveRun, WaitForHints, performer
+from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, RemoveRun, WaitForHints, performer
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, run
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import TransportError
@@ -153,7 +153,7 @@ class ElectionThread(threading.Thread):
     def _wait(self, leadership: Leadership, until_s: float) -> Collection[str]:
         if self._stopping.is_set():
             raise TransportError("this agent is resigning as the coordinator of the run")
-        return leadership.wait(max(0.001, until_s - time.monotonic()))
+        return leadership.wait(max(LEAST_WAIT_S, until_s - time.monotonic()))
 
     def _resign(self, leadership: Leadership) -> None:
         if self._keeper is not None:
