@@ -16,18 +16,23 @@ from elastic_agent.rendezvous.events import SessionEvent
 from elastic_agent.workers.cleanup.generation import Cleared
 from elastic_agent.workers.guard.client import GuardEvent
 
+
+class AgentEvent:
+    """An event that is defined here."""
+
+
 # -- the agent ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class RunAgreed:
+class RunAgreed(AgentEvent):
     """The store answers, and the run at its endpoint has this id."""
 
     run_id: str
 
 
 @dataclass(frozen=True)
-class AgentStarted:
+class AgentStarted(AgentEvent):
     """The node begins to take part in the run, under a node id."""
 
     incarnation: str
@@ -36,7 +41,7 @@ class AgentStarted:
 
 
 @dataclass(frozen=True)
-class Rejoining:
+class Rejoining(AgentEvent):
     """The node lost its lease and registers again, under a new incarnation."""
 
     incarnation: str
@@ -44,14 +49,14 @@ class Rejoining:
 
 
 @dataclass(frozen=True)
-class NotRecorded:
+class NotRecorded(AgentEvent):
     """The state directory could not take the record of this node's processes."""
 
     error: str
 
 
 @dataclass(frozen=True)
-class AgentEnded:
+class AgentEnded(AgentEvent):
     """The node's part in the run is over."""
 
     outcome: Outcome
@@ -59,14 +64,14 @@ class AgentEnded:
 
 
 @dataclass(frozen=True)
-class Hosting:
+class Hosting(AgentEvent):
     """The node's part is over, but these runs still need the store that it hosts; none: it is free to exit."""
 
     runs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Requeued:
+class Requeued(AgentEvent):
     """What became of the attempt to return the Slurm job to the queue."""
 
     failed: bool
@@ -77,14 +82,14 @@ class Requeued:
 
 
 @dataclass(frozen=True)
-class LeaveSignalled:
+class LeaveSignalled(AgentEvent):
     """A signal asks this node to leave the run."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class DrainRequested:
+class DrainRequested(AgentEvent):
     """A node is to leave the run. None: this one."""
 
     node: str | None
@@ -92,7 +97,7 @@ class DrainRequested:
 
 
 @dataclass(frozen=True)
-class StopRequested:
+class StopRequested(AgentEvent):
     """The run is to end; workers have ``left_s`` seconds to save."""
 
     cause: Cause
@@ -101,7 +106,7 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
-class NoticeGiven:
+class NoticeGiven(AgentEvent):
     """The workers are to save and exit. ``delivered``: some run that could be told."""
 
     generation: int
@@ -113,14 +118,14 @@ class NoticeGiven:
 
 
 @dataclass(frozen=True)
-class NoticesHandled:
+class NoticesHandled(AgentEvent):
     """A worker of this generation was seen to look at notices."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class WorkerLeft:
+class WorkerLeft(AgentEvent):
     """A worker said that it saved and leaves, and then exited with another code than 0."""
 
     worker_id: str
@@ -128,7 +133,7 @@ class WorkerLeft:
 
 
 @dataclass(frozen=True)
-class WorkersInterrupted:
+class WorkersInterrupted(AgentEvent):
     """A worker was ended by a signal that asks this node to stop as well: neither a failure nor a success."""
 
     generation: int
@@ -136,7 +141,7 @@ class WorkersInterrupted:
 
 
 @dataclass(frozen=True)
-class WorkersFailed:
+class WorkersFailed(AgentEvent):
     """A worker of this generation failed, hung or could not be started; the first failure only."""
 
     generation: int
@@ -144,7 +149,7 @@ class WorkersFailed:
 
 
 @dataclass(frozen=True)
-class WorkersStopping:
+class WorkersStopping(AgentEvent):
     """The workers are sent SIGTERM, and SIGKILL after the grace."""
 
     generation: int
@@ -153,26 +158,26 @@ class WorkersStopping:
 
 
 @dataclass(frozen=True)
-class StacksRequested:
+class StacksRequested(AgentEvent):
     """The workers of these slots write their stacks to stderr before they are stopped."""
 
     slots: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class GuardFrozen:
+class GuardFrozen(AgentEvent):
     """The guard cannot stop the workers; it is killed together with them."""
 
 
 @dataclass(frozen=True)
-class CleanedUp:
+class CleanedUp(AgentEvent):
     """What workers had left behind was removed, or kept."""
 
     cleared: Cleared
 
 
 @dataclass(frozen=True)
-class WorkersSucceeded:
+class WorkersSucceeded(AgentEvent):
     """Every worker exited with 0, and nothing of theirs is left but ``unkillable`` processes."""
 
     generation: int
@@ -180,7 +185,7 @@ class WorkersSucceeded:
 
 
 @dataclass(frozen=True)
-class WorkersSaved:
+class WorkersSaved(AgentEvent):
     """Every worker has saved and left, or was interrupted; nothing is left but ``unkillable`` processes."""
 
     generation: int
@@ -188,41 +193,13 @@ class WorkersSaved:
 
 
 @dataclass(frozen=True)
-class WorkersCleared:
+class WorkersCleared(AgentEvent):
     """The workers that were to be stopped are gone, and what they left; or only ``unkillable`` processes are left."""
 
     unkillable: tuple[int, ...] = ()
 
 
-Event: TypeAlias = (
-    SessionEvent
-    | GuardEvent
-    | Announce
-    | Depart
-    | RunAgreed
-    | AgentStarted
-    | Rejoining
-    | NotRecorded
-    | AgentEnded
-    | Hosting
-    | Requeued
-    | LeaveSignalled
-    | DrainRequested
-    | StopRequested
-    | NoticeGiven
-    | NoticesHandled
-    | WorkerLeft
-    | WorkersInterrupted
-    | WorkersFailed
-    | WorkersStopping
-    | StacksRequested
-    | GuardFrozen
-    | CleanedUp
-    | WorkersSucceeded
-    | WorkersSaved
-    | WorkersCleared
-)
-
+Event: TypeAlias = SessionEvent | GuardEvent | Announce | Depart | AgentEvent
 Subscriber: TypeAlias = Callable[[Event], None]
 
 
