@@ -18,6 +18,7 @@ from elastic_agent.cli.main import COMMANDS
 from elastic_agent.config.settings import specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.protocol.records import Address, Seat, World
+from elastic_agent.worker_variables import PREFIX, WORKER_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -251,6 +252,7 @@ def test_variables_of_workers_are_those_that_the_agent_sets() -> None:
         "TORCHELASTIC_ERROR_FILE"
     }  # torch's LogsSpecs
     assert named == given
+    assert {name for name in given if name.startswith(PREFIX)} == WORKER_VARIABLES
 
 
 def test_the_requirements_that_are_stated_are_those_of_the_package() -> None:
