@@ -158,6 +158,11 @@ class Table:
         """The newest incarnation of this node renews no more."""
         self.silent.add(self.newest[node])
 
+    def disappears(self, node: str) -> None:
+        """Its records are not there any more."""
+        self.members.pop(self.newest[node])
+        self.leases.pop(self.newest[node])
+
     def change_coordinator(self) -> None:
         """Another coordinator takes over, by what is in the store."""
         self.coordinator = Coordinator(self.now_s, self.plan)

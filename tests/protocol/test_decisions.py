@@ -340,6 +340,18 @@ def test_a_failure_is_not_charged_when_a_participant_is_lost_by_the_time_of_seal
     assert "restart not charged" in table.plan.reason
 
 
+def test_a_failure_is_not_charged_when_a_new_coordinator_knows_nothing_of_a_participant() -> None:
+    """Its record cannot be read any more: perhaps it was lost, and the failure only follows from that."""
+    table = running("a", "b", "c")
+    fails(table, "a")
+    table.disappears("c")
+    table.change_coordinator()
+    table.all_say(State.READY, "a", "b")
+    assert table.stand == (FORMING, 2), "c may still run"
+    table.wait(FENCE_S)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "b"], 0)
+
+
 def test_a_failure_is_not_charged_when_a_participant_was_restarted() -> None:
     table = running("a", "b")
     fails(table, "a")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from elastic_agent.protocol.forming import STOP_SLACK_S
 from elastic_agent.protocol.node import Activity
 from elastic_agent.protocol.records import (
+    NODE_ID_HELD,
     FailureKind,
     History,
     Lease,
@@ -575,6 +576,15 @@ class Checker:
         for incarnation in plan.refused:
             if before is None or incarnation not in before.refused:
                 self.cluster.check_refusal(incarnation, plan.refused[incarnation])
+                self._keeps_its_id(before, incarnation, plan.refused[incarnation])
+
+    def _keeps_its_id(self, before: Plan | None, incarnation: str, why: str) -> None:
+        """A coordinator that has seen a node get its seat refuses later agents with its id, and not that node."""
+        saw_it = self.cluster.scenario.hosting in ("agent", "serve") and self.cluster.endpoint.lives == 1
+        world = before.world if before is not None and before.phase is Phase.RUNNING else None
+        if saw_it and world is not None and NODE_ID_HELD in why:
+            seatless = world.seat_of(incarnation) is None
+            self.require(seatless, "a node keeps its id", f"{incarnation} has a seat: {why}")
 
 
 def departed(incarnation: str, seen: Seen) -> bool:

@@ -251,6 +251,16 @@ def _highest_generation_first_told(right: Any) -> Any:
     return newest
 
 
+def _the_youngest_first(right: Any) -> Any:
+    def precedes(one: leases.Sighting, other: leases.Sighting) -> bool:
+        succeeds = one.member.incarnation in other.member.replaces or (
+            other.member.incarnation in one.member.replaces
+        )
+        return right(one, other) if succeeds else right(other, one)  # type: ignore[no-any-return]
+
+    return precedes
+
+
 # -- the coordinator's driver --------------------------------------------------------------------
 
 
@@ -894,6 +904,12 @@ _ALL = (
         ((coordinator.Coordinator, "_unknown_worlds", _always(None)),),
         focus=("stranger first",),
         hosting="etcd",
+    ),
+    Mutant(
+        "youngest-first",
+        "of two agents with one node id the younger one counts",
+        ((cluster_view, "_precedes", _the_youngest_first),),
+        focus=("impostor",),
     ),
     Mutant(
         "goes-above-intentions",
