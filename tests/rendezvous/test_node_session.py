@@ -129,6 +129,18 @@ def test_the_end_of_the_lease_is_noticed_to_the_moment_while_dialling_hangs() ->
     assert all(handle.closed for handle in node.handles), "both connections are given up when one breaks"
 
 
+def test_an_incarnation_whose_workers_the_guard_killed_is_not_renewed_any_more() -> None:
+    node = Node()
+    node.go_on(LEASE_S)
+    renewed = node.times_of(events.Renewed)
+    assert renewed
+    node.session.fenced("the guard killed the workers")
+    node.go_on(2 * LEASE_S)
+    assert len(node.times_of(events.LeaseLost)) == 1
+    assert node.times_of(events.Renewed) == renewed
+    assert node.session.deadline_s is None
+
+
 def test_the_lease_is_renewed_while_the_bootstrap_store_of_the_next_world_does_not_answer() -> None:
     node = Node(lambda effect: isinstance(effect, DialBootstrap))
     node.go_on(0.1)
