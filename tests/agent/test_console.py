@@ -21,10 +21,12 @@ async def nothing():
 
 async def main():
     configure_logging("console", "info", sys.stderr)
-    narrator = ConsoleReporter("host0:29400", nothing)
+    shown = "host0:0"
+    narrator = ConsoleReporter(lambda: shown, nothing)
     tell = narrator.on_event
     tell(AgentStarted("me", 1, 2))
     print(narrator.headline())
+    shown = "host0:29400"  # the port is known when the store is hosted
     tell(Disconnected("refused"))
     print(narrator.headline())
     tell(Connected("store", False))
@@ -67,7 +69,7 @@ def test_a_world_is_announced_once_and_news_about_it_as_such(told: subprocess.Co
 
 def test_one_line_says_how_it_stands(told: subprocess.CompletedProcess[str]) -> None:
     assert told.stdout.splitlines() == [
-        "connecting to host0:29400",
+        "connecting to host0:0",
         "waiting for the store at host0:29400: refused",
         "joining the run",
         "generation 3: 1 node, 2 workers",

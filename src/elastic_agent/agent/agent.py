@@ -170,7 +170,7 @@ class Agent(ElasticAgent):
     async def _main(self) -> Ending:
         self._main_task = asyncio.current_task()
         self._signals.open()
-        console = ConsoleReporter(self._backend.shown, self._status, self._backend.dial_causes)
+        console = ConsoleReporter(lambda: self._backend.shown, self._status, self._backend.dial_causes)
         self._console = console
         self._publish.subscribe(console.on_event)
         self._systemd.start()

@@ -22,12 +22,12 @@ class ConsoleReporter:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
 
     def __init__(
-        self, endpoint: str, ask_status: Callable[[], Awaitable[str]], dial_causes: str = ""
+        self, endpoint: Callable[[], str], ask_status: Callable[[], Awaitable[str]], dial_causes: str = ""
     ) -> None:
         """Say nothing yet.
 
         Args:
-            endpoint: as the user wrote it.
+            endpoint: gives it as the user wrote it, with the port once that is known.
             ask_status: fetches the coordinator's words.
             dial_causes: what usually keeps the store from answering, in words.
         """
@@ -63,7 +63,7 @@ class ConsoleReporter:
         world = f"{self._world}, step {step}" if self._world and step is not None else self._world
         waits = self._text if self._timer is not None else ""
         return "; ".join(filter(None, (world, self._told, waits))) or (
-            "joining the run" if self._was_connected else f"connecting to {self._endpoint}"
+            "joining the run" if self._was_connected else f"connecting to {self._endpoint()}"
         )
 
     def on_event(self, event: events.Event) -> None:
@@ -91,7 +91,7 @@ class ConsoleReporter:
             )
         elif self._dialling:
             again = " again" if self._was_connected else ""
-            self._log.info(f"the store at {self._endpoint} answers{again}")
+            self._log.info(f"the store at {self._endpoint()} answers{again}")
         self._dialling, self._was_connected = False, True
         self._rest()
 
@@ -101,12 +101,12 @@ class ConsoleReporter:
             self._await_soon(False)
             if self._was_connected:
                 self._log.warning(
-                    f"lost the connection to the store at {self._endpoint}; workers keep running until "
+                    f"lost the connection to the store at {self._endpoint()}; workers keep running until "
                     "the lease expires",
                     reason=reason,
                 )
-        self._text = f"waiting for the store at {self._endpoint}: {reason}"
-        self._facts = {"endpoint": self._endpoint}
+        self._text = f"waiting for the store at {self._endpoint()}: {reason}"
+        self._facts = {"endpoint": self._endpoint()}
         self._causes = self._dial_causes
         self.last_problem = reason
 
