@@ -281,3 +281,11 @@ def test_no_world_is_of_a_later_generation_than_what_tells_of_it() -> None:
     for record in (History(2, world(3, "a-1")), member("a", history=History(2, world(3, "a-1")))):
         with pytest.raises(RecordError, match="history of generation 2 with the world of a later one"):
             decode(type(record), encode(record))
+
+
+@pytest.mark.parametrize("phase", [FORMING, RUNNING])
+def test_no_history_says_that_a_run_ended_in_a_phase_in_which_none_ends(phase: Phase) -> None:
+    history = History(2, outcome=phase)
+    for record in (history, member("a", history=history)):
+        with pytest.raises(RecordError, match=f"outcome {phase}; a run ends finished, failed or stopped"):
+            decode(type(record), encode(record))

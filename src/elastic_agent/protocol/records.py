@@ -107,6 +107,11 @@ class Phase(enum.StrEnum):
     STOPPED = "stopped"
     """It was ended early, as asked; whoever starts it again goes on above its generation."""
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the run is over."""
+        return self in (Phase.FINISHED, Phase.FAILED, Phase.STOPPED)
+
 
 class Cause(enum.StrEnum):
     """Why workers are told that they will be stopped."""
@@ -446,7 +451,7 @@ class Plan(
     @property
     def is_terminal(self) -> bool:
         """Whether the run is over."""
-        return self.phase in (Phase.FINISHED, Phase.FAILED, Phase.STOPPED)
+        return self.phase.is_terminal
 
     def history(self, *, settled: bool = False) -> History:
         """What has to be kept on disk of this plan, by the coordinator before anybody can read it."""
@@ -576,6 +581,10 @@ def _check(record: object) -> None:
     for history in _histories(record):
         if history.world is not None and history.world.generation > history.generation:
             raise RecordError(f"history of generation {history.generation} with the world of a later one")
+        if history.outcome is not None and not history.outcome.is_terminal:
+            raise RecordError(
+                f"history with the outcome {history.outcome}; a run ends finished, failed or stopped"
+            )
     for kept in [record] if isinstance(record, Plan) else _histories(record):
         if kept.budget.forgiven > kept.charged:
             raise RecordError(f"{kept.budget.forgiven} failures forgiven, but only {kept.charged} charged")
