@@ -167,7 +167,8 @@ def test_a_family_that_keeps_forking_is_stamped_out(driver: Driver, news: News) 
     code = """
         import os, sys, time
         open(sys.argv[1], "w").write(f"{os.getpid()}\\n")
-        while True:  # each generation daemonises the next, and dies
+        end = time.monotonic() + 60  # in case a test run that is killed leaves it behind
+        while time.monotonic() < end:  # each generation daemonises the next, and dies
             if os.fork():
                 os._exit(0)
             os.setsid()
