@@ -215,7 +215,7 @@ def test_workers_have_the_time_of_a_notice_left_when_the_clock_is_set_meanwhile(
         bench = Bench(guard, tmp_path)
         bench.start(1, sys.executable, "-c", SETS_THE_CLOCK, tmp_path / "left")
         await bench.until("started", 1)
-        bench.runner.notify(Notice(1, Cause.DRAIN, 60.0, "n1 leaves"))
+        bench.runner.notify(Notice(1, Cause.DRAIN, 60.0, "n1 leaves"), boottime_s() + 60.0)
         await bench.until("succeeded", 1)
         bench.close()
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,13 +33,14 @@ from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.supervisor import Ending, Graces, Parts, Supervisor
 from elastic_agent.agent.worker_group.interruptions import StopSignals
-from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.client._cells import HeartbeatFile, claim_cell
+from elastic_agent.client._notice import DEADLINE_NS, NOTICE
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Announce, Cause, Depart, Grace, Notice, Outcome
 from elastic_agent.protocol.records import RECORD_VERSION, History, Member, State, World
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
-from elastic_agent.rendezvous.events import Connected, PlanSeen, Registered
+from elastic_agent.rendezvous.events import Connected, PlanSeen, Prepared, Registered
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint
@@ -72,8 +73,11 @@ class Scene:
         self.guard = Guard.start()
         self.written: list[str] = []
         self.disk_is_full = False
+        self.disk_patience_s = 0.5
         self.disk = HangingDisk(folder)
         self.plan_seen = asyncio.Event()
+        self.events: list[Event] = []
+        self._news = asyncio.Event()
         self._registered: asyncio.Queue[str] = asyncio.Queue()
         backend = C10dBackend(endpoint, folder, port_range=None, port_rest_s=0.0)
         backend.set_run_id("run")
@@ -97,6 +101,8 @@ class Scene:
         self.supervisor = Supervisor(parts)
 
     def _take_in(self, event: Event) -> None:
+        self.events.append(event)
+        self._news.set()
         match event:
             case Registered(incarnation=incarnation):
                 self._registered.put_nowait(incarnation)
@@ -107,6 +113,13 @@ class Scene:
         """The incarnation that registers next."""
         return await asyncio.wait_for(self._registered.get(), PATIENCE_S)
 
+    async def happened(self, test: Callable[[Event], bool]) -> None:
+        """Until there has been an event that passes."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not any(map(test, self.events)):
+                self._news.clear()
+                await self._news.wait()
+
     def _make_workers(
         self, guard: Guard, world: World, incarnation: str, restarts: int
     ) -> tuple[WorkerContext, HeartbeatFile]:
@@ -116,7 +129,8 @@ class Scene:
         context = WorkerContext(
             guard, world.generation, "w", sys.executable, arguments, {0: {}}, logs, BackgroundCloser()
         )
-        return context, HeartbeatFile.create(self._folder, 1)
+        self.heartbeats = HeartbeatFile.create(self._folder, 1)
+        return context, self.heartbeats
 
     def _new_guard(self) -> Guard:
         self.guard = Guard.start()
@@ -129,7 +143,7 @@ class Scene:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self.written.append(incarnation)
 
-        await self._thread.call_async("seat", record, 0.5)
+        await self._thread.call_async("seat", record, self.disk_patience_s)
 
 
 @contextmanager
@@ -221,6 +235,37 @@ def test_a_new_guard_starts_nothing_for_an_incarnation_that_names_the_old_one_on
                     await asyncio.sleep(0.01)  # the guard's end comes through its pipe
                 assert here.supervisor.node.incarnation == "a-1"
             assert here.guard is not old
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+RUNS_ON = "import time; time.sleep(600)"
+
+
+def test_workers_whose_start_waits_for_the_disk_get_the_notice_that_came_meanwhile(
+    endpoint: Endpoint, host: HostProcess, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        with scene(endpoint, tmp_path, RUNS_ON) as here:
+            here.disk_patience_s = PATIENCE_S
+            life = asyncio.create_task(here.supervisor.run())
+            await here.happened(lambda event: isinstance(event, Spawned) and event.generation == 1)
+            here.disk.answers.clear()
+            os.kill(here.guard.pid, signal.SIGKILL)
+            await here.happened(lambda event: isinstance(event, Prepared) and event.generation == 2)
+            stopped_s = boottime_s() + 60.0
+            here.supervisor.stop(Cause.PREEMPTED, 60.0, "the machine is reclaimed")
+            await here.happened(lambda event: isinstance(event, PlanSeen) and event.plan.notice is not None)
+            came_s = boottime_s()
+            here.disk.answers.set()
+            await here.happened(lambda event: isinstance(event, Spawned) and event.generation == 2)
+            cell = claim_cell(here.heartbeats.path, 0)
+            assert cell is not None
+            assert cell[NOTICE] > 0
+            assert stopped_s <= cell[DEADLINE_NS] / 1e9 <= came_s + 60.0, "the wait is not added to the time"
+            assert [event.delivered for event in here.events if isinstance(event, NoticeGiven)] == [True]
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)
 

@@ -17,6 +17,7 @@ from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import (
     Activity,
     Cause,
@@ -132,6 +133,8 @@ class Supervisor:
         """Writes a new guard down: until then no workers are started."""
         self._held_back: World | None = None
         """Whose workers are to be started then."""
+        self._held_notice: tuple[Notice, float] | None = None
+        """The notice they are to get then, and when they are stopped (CLOCK_BOOTTIME)."""
         parts.session.listen(self.session_event)
         self._last_failure: Failure | None = None
         self._runner = self._attach_guard(parts.guard)
@@ -332,6 +335,8 @@ class Supervisor:
             and self.node.generation == world.generation
         ):
             self._start(world)
+            if self._held_notice is not None:
+                self._give(*self._held_notice)
 
     def _worker_event(self, event: events.Event) -> None:
         """The runner reports something."""
@@ -358,7 +363,14 @@ class Supervisor:
     # -- actions --------------------------------------------------------------------------------
 
     def _notify(self, notice: Notice) -> None:
-        delivered = self._runner.notify(notice)
+        stopped_s = boottime_s() + notice.left_s
+        if self._held_back is None:
+            self._give(notice, stopped_s)
+        else:
+            self._held_notice = notice, stopped_s
+
+    def _give(self, notice: Notice, stopped_s: float) -> None:
+        delivered = self._runner.notify(notice, stopped_s)
         self._publish(events.NoticeGiven(self.node.generation, notice, delivered))
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
@@ -369,7 +381,7 @@ class Supervisor:
         if self._recording is None:
             self._start(world)
         else:
-            self._held_back = world
+            self._held_back, self._held_notice = world, None
 
     def _start(self, world: World) -> None:
         self.world = world

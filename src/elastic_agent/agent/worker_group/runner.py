@@ -148,13 +148,15 @@ class Runner:
         else:
             self._guard.stop(grace_s)
 
-    def notify(self, notice: Notice) -> bool:
-        """Tell the workers, if any run; nothing they do not look at disturbs them."""
+    def notify(self, notice: Notice, stopped_s: float) -> bool:
+        """Tell the workers, if any run, that they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).
+
+        Nothing they do not look at disturbs them.
+        """
         running = self._running
         if running is None or running.gone:
             return False
-        deadline_s = guard_events.boottime_s() + notice.left_s
-        running.heartbeats.tell(notice.serial, notice.cause.value, int(deadline_s * 1e9))
+        running.heartbeats.tell(notice.serial, notice.cause.value, int(stopped_s * 1e9))
         return True
 
     @property
