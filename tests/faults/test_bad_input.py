@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from elastic_agent.protocol.records import MAX_RECORD_BYTES
+from elastic_agent.protocol.codec import MAX_RECORD_BYTES
 
 from .cluster import LEASE_S, Cluster
 from .conftest import MakeCluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from elastic_agent.protocol.cluster_view import Decision
+from elastic_agent.protocol.codec import decode, encode
 from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
@@ -20,8 +21,6 @@ from elastic_agent.protocol.records import (
     Seat,
     State,
     World,
-    decode,
-    encode,
 )
 
 TTL_S = 6.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from elastic_agent.protocol.codec import RecordError, decode, encode
 from elastic_agent.protocol.node import (
     Activity,
     Announce,
@@ -24,11 +25,8 @@ from elastic_agent.protocol.records import (
     Notice,
     Phase,
     Policy,
-    RecordError,
     State,
     StopRequest,
-    decode,
-    encode,
 )
 from tests.protocol.support import (
     CRASH,

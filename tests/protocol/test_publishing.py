@@ -8,11 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastic_agent.protocol.coordinator import MAX_REFUSED, Coordinator
-from elastic_agent.protocol.records import (
+from elastic_agent.protocol.codec import (
     MAX_AHEAD,
     MAX_PLAN_BYTES,
     MAX_TOLD_GENERATION,
+    RecordError,
+    check_follows,
+    check_whole,
+    decode,
+    encode,
+)
+from elastic_agent.protocol.coordinator import MAX_REFUSED, Coordinator
+from elastic_agent.protocol.records import (
     Cause,
     Growth,
     History,
@@ -21,13 +28,8 @@ from elastic_agent.protocol.records import (
     Phase,
     Plan,
     Policy,
-    RecordError,
     State,
     StopRequest,
-    check_follows,
-    check_whole,
-    decode,
-    encode,
 )
 from elastic_agent.transport.record_reader import RecordReader
 from tests.protocol import strategies as any_

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic_agent.protocol.codec import MAX_PLAN_BYTES, MAX_RECORD_BYTES, RecordError, decode, encode
 from elastic_agent.protocol.records import (
-    MAX_PLAN_BYTES,
-    MAX_RECORD_BYTES,
     Address,
     Failure,
     FailureKind,
@@ -22,11 +21,8 @@ from elastic_agent.protocol.records import (
     Phase,
     Plan,
     Policy,
-    RecordError,
     Seat,
     World,
-    decode,
-    encode,
 )
 from tests.protocol.strategies import histories, records, texts
 from tests.protocol.support import POLICY, member, plan, world

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_agent.protocol.codec import decode, encode
 from elastic_agent.protocol.forming import STOP_SLACK_S
 from elastic_agent.protocol.node import Activity
 from elastic_agent.protocol.records import (
@@ -16,8 +17,6 @@ from elastic_agent.protocol.records import (
     Plan,
     State,
     World,
-    decode,
-    encode,
 )
 
 from .budget_rules import BudgetRules, counting

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from elastic_agent.protocol.records import Lease, Member, Plan, decode, encode
+from elastic_agent.protocol.codec import decode, encode
+from elastic_agent.protocol.records import Lease, Member, Plan
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import (
     LEAST_WAIT_S,

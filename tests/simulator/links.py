@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from elastic_agent.protocol.records import Lease, Member, Plan, encode
+from elastic_agent.protocol.codec import encode
+from elastic_agent.protocol.records import Lease, Member, Plan
 from elastic_agent.transport.record_reader import GONE, lease_in
 
 from .kernel import Routine

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_agent.protocol.records import Lease, Member, Plan, RecordError, decode
+from elastic_agent.protocol.codec import RecordError, decode
+from elastic_agent.protocol.records import Lease, Member, Plan
 from elastic_agent.transport.record_reader import GONE
 
 from .kernel import Inbox, Process

@@ -8,7 +8,8 @@ from itertools import count
 
 import pytest
 
-from elastic_agent.protocol.records import Phase, Plan, decode
+from elastic_agent.protocol.codec import decode
+from elastic_agent.protocol.records import Phase, Plan
 
 from .cluster import Cluster, Seatholder
 

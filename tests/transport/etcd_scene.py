@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from elastic_agent.protocol.records import Plan, encode
+from elastic_agent.protocol.codec import encode
+from elastic_agent.protocol.records import Plan
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
 from elastic_agent.transport.base import UnreachableError

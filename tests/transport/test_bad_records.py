@@ -10,7 +10,8 @@ import time
 import msgspec
 import pytest
 
-from elastic_agent.protocol.records import MAX_AHEAD, MAX_RECORD_BYTES, Phase, encode
+from elastic_agent.protocol.codec import MAX_AHEAD, MAX_RECORD_BYTES, encode
+from elastic_agent.protocol.records import Phase
 from elastic_agent.transport import c10d
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.c10d import plans

@@ -7,6 +7,15 @@ from __future__ import annotations
 
 from .activity import TRANSITIONS, Activity, Event
 from .cluster_view import Decision, count, names
+from .codec import (
+    MAX_PLAN_BYTES,
+    MAX_TOLD_GENERATION,
+    RecordError,
+    check_follows,
+    check_whole,
+    decode,
+    encode,
+)
 from .coordinator import FINISHED_BEFORE, Coordinator
 from .leases import ANSWERS_PER_LEASE, RENEWALS_PER_LEASE, FirstSent, HeldLease, next_renewal_s
 from .node import (
@@ -25,8 +34,6 @@ from .node import (
     misquoted,
 )
 from .records import (
-    MAX_PLAN_BYTES,
-    MAX_TOLD_GENERATION,
     NODE_ID_HELD,
     RECORD_VERSION,
     Address,
@@ -44,16 +51,11 @@ from .records import (
     Phase,
     Plan,
     Policy,
-    RecordError,
     Seat,
     Seconds,
     State,
     StopRequest,
     World,
-    check_follows,
-    check_whole,
-    decode,
-    encode,
 )
 from .revisions import RevisionTimes
 

@@ -28,22 +28,11 @@ from .cluster_view import (
     stopped_before,
     unproven,
 )
+from .codec import RecordError, check_readable
 from .forming import await_clearing, decide_forming, forming_plan
 from .leases import LeaseLedger, Sighting
 from .notices import acknowledge
-from .records import (
-    NODE_ID_HELD,
-    RECORD_VERSION,
-    History,
-    Lease,
-    Member,
-    Phase,
-    Plan,
-    RecordError,
-    State,
-    World,
-    check_readable,
-)
+from .records import NODE_ID_HELD, RECORD_VERSION, History, Lease, Member, Phase, Plan, State, World
 from .running import decide_running, whole_world_runs
 
 FINISHED_BEFORE = "the run has already finished and is not repeated under the same id"

@@ -59,7 +59,7 @@ class _Envelope(Struct, omit_defaults=True, forbid_unknown_fields=True, frozen=T
 
 _ENVELOPES = msgspec.json.Decoder(_Envelope)
 _ORDERS = msgspec.json.Decoder(_Order)
-# (Made once, at import, for the reason given in protocol/records.py.)
+# (Made once, at import, for the reason given in protocol/codec.py.)
 
 
 class _DamagedError(Exception):

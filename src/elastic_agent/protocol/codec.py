@@ -1,0 +1,184 @@
+"""Records as JSON, and which bytes are accepted as a record.
+
+Nothing is ever unpickled or executed: bytes from the network go through :func:`decode`, which checks types,
+ranges and sizes and raises :class:`RecordError` with the place of the first offence. A record that fails is
+reported and ignored; it is never fatal to others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from elastic_agent.printable import without_surrogates
+
+from .records import RECORD_VERSION, History, Lease, Member, Phase, Plan, World
+
+MAX_RECORD_BYTES = 256 * 1024
+"""Largest member or lease record accepted, in bytes."""
+
+MAX_PLAN_BYTES = 4 * 1024 * 1024
+"""Largest plan or world record accepted, in bytes (a world of 4,096 nodes takes about 600 KiB)."""
+
+MAX_TOLD_GENERATION = 2**40
+"""The highest generation that a node is believed to have known (a new one each second reaches it in 35,000 years): the
+coordinator goes above it, and what it publishes then must be in bounds too."""
+
+MAX_AHEAD = 1_000_000
+"""How many versions a plan may be ahead of the newest that its reader knows, who has missed fewer at worst."""
+
+
+class RecordError(ValueError):
+    """A record that is malformed, oversized or of a foreign version; the message says where."""
+
+
+R = TypeVar("R", Member, Lease, Plan, World, History)
+
+_encoder = msgspec.json.Encoder()
+_LIMITS: dict[type, int] = {
+    Member: MAX_RECORD_BYTES,
+    Lease: MAX_RECORD_BYTES,
+    Plan: MAX_PLAN_BYTES,
+    World: MAX_PLAN_BYTES,
+    History: MAX_PLAN_BYTES,
+}
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in _LIMITS}
+"""Made now, by the one thread that imports: msgspec 0.22 crashes when two threads decode a type for the first time at
+once, each learning what the type looks like."""
+
+
+def encode(record: Member | Lease | Plan | World | History) -> bytes:
+    """The record as JSON. Text that no UTF-8 can hold, such as an odd file name in an error, is replaced."""
+    try:
+        return _encoder.encode(record)
+    except UnicodeEncodeError:
+        return _encoder.encode(_encodable(msgspec.to_builtins(record)))
+
+
+def _encodable(value: Any) -> Any:
+    match value:
+        case str():
+            return without_surrogates(value)
+        case dict():
+            return {_encodable(key): _encodable(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_encodable(one) for one in value]
+        case _:
+            return value
+
+
+def decode(kind: type[R], data: bytes) -> R:
+    """The record in ``data``.
+
+    Raises:
+        RecordError: the bytes are no such record; the message names what and where.
+    """
+    limit = _LIMITS[kind]
+    if len(data) > limit:
+        raise RecordError(
+            f"{kind.__name__.lower()} record of {len(data)} bytes; at most {limit} are accepted"
+        )
+    try:
+        record: R = _DECODERS[kind].decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"not a {kind.__name__.lower()} record: {error}") from None
+    _check(record)
+    return record
+
+
+def check_whole(plan: Plan) -> None:
+    """Check a plan that was put together from what the store has of it.
+
+    Raises:
+        RecordError: it says that a generation runs, but not which world; its world is of a later generation; or its
+            generation is one that no run reaches.
+    """
+    if plan.generation > 2 * MAX_TOLD_GENERATION:
+        raise RecordError(f"plan of generation {plan.generation}, above the maximum")
+    sealed = plan.world.generation if plan.world is not None else 0
+    if plan.phase is Phase.RUNNING and (plan.world is None or sealed != plan.generation):
+        raise RecordError(f"plan in which generation {plan.generation} runs without a world")
+    if sealed > plan.generation:
+        raise RecordError(f"plan of generation {plan.generation} with the world of a later one")
+
+
+def check_follows(plan: Plan, known: Plan | None) -> None:
+    """Check a plan against the newest one known before, if there is one.
+
+    Raises:
+        RecordError: no coordinator can have published so many versions in between.
+    """
+    if known is not None and plan.version > known.version + MAX_AHEAD:
+        raise RecordError(f"plan version {plan.version} does not follow version {known.version}")
+
+
+def check_readable(plan: Plan) -> None:
+    """Check a plan that is about to be published as its readers will.
+
+    Raises:
+        RecordError: they would refuse it; the message names what and where.
+    """
+    check_whole(decode(Plan, encode(plan)))
+
+
+def _check(record: object) -> None:
+    """What types alone cannot say."""
+    if isinstance(record, Member) and record.version != RECORD_VERSION:
+        raise RecordError(
+            f"member record of version {record.version}; this agent supports version {RECORD_VERSION}"
+        )
+    if isinstance(record, Plan) and record.format != RECORD_VERSION:
+        raise RecordError(
+            f"plan record of version {record.format}; this agent supports version {RECORD_VERSION}"
+        )
+    policy = record.policy if isinstance(record, (Member, Plan)) else None
+    if policy is not None and policy.min_nodes > policy.max_nodes:
+        raise RecordError(f"policy with min_nodes {policy.min_nodes} > max_nodes {policy.max_nodes}")
+    if policy is not None and not policy.fit(policy.max_nodes):
+        raise RecordError(
+            f"policy of {policy.min_nodes} to {policy.max_nodes} nodes that allows none of these counts"
+        )
+    for history in _histories(record):
+        if history.world is not None and history.world.generation > history.generation:
+            raise RecordError(f"history of generation {history.generation} with the world of a later one")
+        if history.outcome is not None and not history.outcome.is_terminal:
+            raise RecordError(
+                f"history with the outcome {history.outcome}; a run ends finished, failed or stopped"
+            )
+    for kept in [record] if isinstance(record, Plan) else _histories(record):
+        if kept.budget.forgiven > kept.charged:
+            raise RecordError(f"{kept.budget.forgiven} failures forgiven, but only {kept.charged} charged")
+    for world in _worlds(record):
+        _check_world(world)
+
+
+def _histories(record: object) -> list[History]:
+    if isinstance(record, History):
+        return [record]
+    return [record.history] if isinstance(record, Member) and record.history is not None else []
+
+
+def _worlds(record: object) -> list[World]:
+    if isinstance(record, World):
+        return [record]
+    if isinstance(record, Plan):
+        return [record.world] if record.world is not None else []
+    return [history.world for history in _histories(record) if history.world is not None]
+
+
+def _check_world(world: World) -> None:
+    rank = 0
+    seated: set[str] = set()
+    for seat in world.seats:
+        if seat.node_id in seated:
+            raise RecordError(f"world {world.generation}: {seat.node_id} has two seats")
+        if seat.first_rank != rank:
+            raise RecordError(
+                f"world {world.generation}: the first rank of {seat.node_id} is {seat.first_rank}, "
+                f"expected {rank}"
+            )
+        seated.add(seat.node_id)
+        rank += seat.slots
+    if not seated:
+        raise RecordError(f"world {world.generation}: no seats")
