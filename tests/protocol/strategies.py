@@ -22,13 +22,14 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
+from elastic_agent.values import LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 names = st.text("abzAZ0129._:@+-", min_size=1, max_size=12).filter(lambda name: name not in (".", ".."))
 texts = st.text(max_size=20)
 counts = st.integers(0, 2**31)
 generations = st.integers(0, 2**53)
 seconds = st.floats(0, 1e7)
-leases_s = st.floats(0.2, 3600)
+leases_s = st.floats(SHORTEST_LEASE_S, LONGEST_LEASE_S)
 addresses = st.builds(Address, st.text(min_size=1, max_size=20), st.integers(1, 65535))
 signatures = st.text("0123456789abcdef", max_size=64)
 failures = st.builds(

@@ -124,7 +124,7 @@ def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, l
         (member(".."), r"at `\$\.node_id`"),
         (member("a", "."), r"at `\$\.incarnation`"),
         (member("a\n", "a-1"), r"at `\$\.node_id`"),
-        (member("a", policy=Policy(lease_ttl_s=0.0)), r"at `\$\.policy\.lease_ttl_s`"),
+        (member("a", policy=Policy(lease_ttl_s=0.4)), r"at `\$\.policy\.lease_ttl_s`"),
         (member("a", stop_s=-1.0), r"at `\$\.stop_s`"),
         (member("a", replaces=("b",) * 65), r"at `\$\.replaces`"),
         (plan(Phase.FORMING, 1, 0), r"at `\$\.version`"),

@@ -11,6 +11,7 @@ import msgspec
 
 from elastic_agent.protocol.node import Grace, Outcome
 from elastic_agent.protocol.records import Address, Phase, Plan, Policy
+from elastic_agent.values import SHORTEST_LEASE_S
 
 from .agent import Agent, Offer
 from .checker import Checker
@@ -243,7 +244,7 @@ class Cluster:
         if share == 1.0 or (holder.lives == 1 and self.holders.index(holder) < self.scenario.nodes):
             return self.policy
         ttl_s = self.policy.lease_ttl_s * self.kernel.random.choice((1.0, share))
-        return msgspec.structs.replace(self.policy, lease_ttl_s=ttl_s)
+        return msgspec.structs.replace(self.policy, lease_ttl_s=max(ttl_s, SHORTEST_LEASE_S))
 
     def embodied(self, agent: Agent) -> None:
         """This agent lives under the name it has now."""

@@ -18,6 +18,7 @@ from elastic_agent.values import (
     MOST_NODES,
     MOST_SLOTS,
     NAME_PATTERN,
+    SHORTEST_LEASE_S,
     largest_world,
     smallest_world,
 )
@@ -37,7 +38,7 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Nodes = Annotated[int, Meta(ge=1, le=MOST_NODES)]
 Slots = Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_TIME_S)]
-LeaseSeconds = Annotated[float, Meta(ge=0.2, le=LONGEST_LEASE_S)]
+LeaseSeconds = Annotated[float, Meta(ge=SHORTEST_LEASE_S, le=LONGEST_LEASE_S)]
 Signature = Annotated[str, Meta(max_length=64, pattern=r"\A[0-9a-f]*\Z")]
 
 

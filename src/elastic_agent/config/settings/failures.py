@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from elastic_agent.config import value_types
 from elastic_agent.config.settings.spec import TROUBLE, setting
-from elastic_agent.values import LONGEST_LEASE_S
+from elastic_agent.values import LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class FailureSettings:
         "restart is delayed by 1 s, and the delay doubles with each further one. 0: no delay.",
     )
     lease_ttl: float = setting(
-        value_types.seconds(0.5, most=LONGEST_LEASE_S),
+        value_types.seconds(SHORTEST_LEASE_S, most=LONGEST_LEASE_S),
         "5.0",
         TROUBLE,
         "A node that does not renew its lease for this long is considered lost. By then, its guard has "
