@@ -534,7 +534,8 @@ class Checker:
     def second_agents_were_refused(self) -> None:
         """Some time after the end of the faults no two agents go on under one node id.
 
-        One whose stop of its workers hangs has no lease meanwhile, so there is nothing to refuse it for.
+        One whose stop of its workers hangs has no lease meanwhile, so there is nothing to refuse it for. One that finds
+        no store is refused by none.
         """
         settled_s = self.cluster.kernel.now - self.cluster.scenario.bound_s
         going_on = [
@@ -543,6 +544,7 @@ class Checker:
             if one.agent is not None
             and one.agent.process.alive
             and one.agent.outcome is None
+            and (one.agent.registered or self.cluster.endpoint.serving)
             and not one.agent.stop_hangs
             and one.agent.began_s < settled_s
             and not one.spoilt

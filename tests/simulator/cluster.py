@@ -365,7 +365,7 @@ class Cluster:
         return self.policy.lease_ttl_s * self.scenario.patience
 
     def watch_s(self) -> float:
-        """How long one blocking wait for a plan lasts."""
+        """How long one blocking wait for the leader key to vanish lasts."""
         return self.policy.lease_ttl_s / 2
 
     def kill_takes_s(self) -> float:

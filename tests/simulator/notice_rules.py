@@ -246,7 +246,7 @@ class NoticeRules:
         """Soon all workers of this world have this notice, or a newer one."""
         assert plan.world is not None  # it runs
         kernel, cluster = self.cluster.kernel, self.cluster
-        within_s = cluster.watch_s() + cluster.call_s() + 1.0
+        within_s = cluster.policy.lease_ttl_s + cluster.call_s() + 1.0  # a node waits a lease for a plan
         began_s = kernel.now
 
         def look() -> None:
