@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .store import Store
 
 EPSILON_S = 1e-6
+NOTICED_S = 0.5
+"""How long an agent that is running may take to learn that its workers are gone."""
 Seen = dict[str, tuple[Member, Lease]]
 
 
@@ -169,8 +171,22 @@ class Checker:
         )
 
     def worker_ended(self, group: Group) -> None:
-        """Workers are gone."""
+        """Workers are gone. Its agent has nobody to tell it but the guard, if the guard has killed them."""
         self.live.remove(group)
+        if group.exited not in ("success", "left"):
+            self.cluster.kernel.after(NOTICED_S, self._was_noticed, group)
+
+    def _was_noticed(self, group: Group) -> None:
+        agent, now_s = group.agent, self.cluster.kernel.now
+        if agent.process.frozen or now_s < agent.process.thawed_s + NOTICED_S:
+            self.cluster.kernel.after(NOTICED_S, self._was_noticed, group)
+            return
+        goes_on = agent.node.activity in (Activity.STARTING, Activity.RUNNING) and agent.outcome is None
+        self.require(
+            not (agent.process.alive and goes_on and agent.guard.group is group),
+            "a node knows that its workers are gone",
+            f"{agent.name}: {group.exited}",
+        )
 
     def _same_world(self, world: World) -> None:
         data = encode(world)
@@ -198,9 +214,6 @@ class Checker:
                     f"{agent.name} says {member.state}({member.generation}) while its workers of "
                     f"generation {group.generation} run",
                 )
-
-    def member_written(self, store: Store, data: bytes) -> None:
-        """A member record reached a store."""
 
     def renewed(self, incarnation: str) -> None:
         """A lease was written in a store by its holder."""
@@ -270,6 +283,7 @@ class Checker:
             self.budget.published(before, plan)
         if plan.phase is Phase.RUNNING and (before is None or before.phase is not Phase.RUNNING):
             self._sealed(before, plan, seen)
+        self._goes_above(before, plan, seen)
         self.notices.published(store, before, plan, seen)
         if plan.is_terminal:
             self._ended(before, plan, seen)
@@ -324,6 +338,22 @@ class Checker:
             left = any(member.state is State.SAVED for member, _ in seen.values())
             if plan.free and not left and (before.notice is None or plan.failure is not None):
                 self._really_free(plan, seen)
+
+    def _goes_above(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
+        """A coordinator that was told of a later world in which workers may run decides nothing below it."""
+        if before is not None and (
+            before.is_terminal or (before.phase, before.generation) == (plan.phase, plan.generation)
+        ):
+            return
+        for name, (member, lease) in seen.items():
+            told = member.history
+            if told is None or told.world is None or told.settled or lease.revoked:
+                continue
+            self.require(
+                plan.generation >= told.world.generation,
+                "safety 4 (a later generation is gone above)",
+                f"generation {plan.generation} ({plan.phase}), while {name} tells of {told.world.generation}",
+            )
 
     def _next_life(self, before: Plan, plan: Plan, seen: Seen) -> bool:
         """Whether a stopped run is taken up again, by somebody who came for that."""

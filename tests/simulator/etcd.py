@@ -113,7 +113,6 @@ class Etcd(Store):
             return False
         self._number(incarnation)
         self.members[incarnation] = member
-        self.checker.member_written(self, member)
         self.hint(incarnation)
         self._keep(incarnation)
         return True

@@ -82,6 +82,10 @@ class Faults:
 
         self._undo_after(ttl_s * self.random.uniform(0.3, 0.7), heal)
 
+    def _freeze_at_renewal(self) -> None:
+        """An agent stands still while a renewal is under way; perhaps the guard kills its workers meanwhile."""
+        self.cluster.traps.append(("renewal sent", "agent freeze", self._victim))
+
     def spring(self, kind: str, victim: Seatholder) -> None:
         """A node walked into a trap."""
         self.cluster.story(victim.node_id, "walks into a trap: {}", kind)
@@ -213,6 +217,14 @@ class Faults:
         restart_s = self._restart_s()
         if restart_s is not None:
             self.kernel.after(restart_s, self._boot, machine)
+
+    def _host_away(self) -> None:
+        """A machine is down for longer than etcd keeps what its node wrote."""
+        store, machine = self._etcd(), self._some().machine
+        if store is not None:
+            self.cluster.story(machine.name, "loses power for long")
+            machine.crash()
+            self.kernel.after(store.kept_s * self.random.uniform(1.0, 1.5), self._boot, machine)
 
     def _boot(self, machine: object) -> None:
         for holder in self.cluster.holders:
@@ -502,16 +514,20 @@ class Faults:
     def _stranger_first(self) -> None:
         """etcd loses its data, and while the nodes of the run are slow to dial again, another one is elected.
 
-        Its disk says nothing of the run, or something of an earlier run of that name.
+        Its disk says nothing of the run, or something of an earlier run of that name. The others come back while it
+        waits for them, or when it has formed a world of its own.
         """
         cluster, store = self.cluster, self._etcd()
         index = len(cluster.holders) + 1
         unknown = cluster.checker.newest_history is None or cluster.checker.final is not None
         if store is None or unknown or index >= 10 or cluster.scenario.least_lease < 1.0:
             return
+        policy = cluster.policy
+        alone_s = policy.lease_ttl_s + policy.fence_margin_s + policy.settle_s
+        least, most, unit_s = self.random.choice(((0.3, 1.3, policy.lease_ttl_s), (1.0, 2.0, alone_s)))
         for machine in cluster.machines:
             cluster.network.cut.add(machine.name)
-            wait_s = cluster.policy.lease_ttl_s * self.random.uniform(0.3, 1.3)
+            wait_s = min(unit_s * self.random.uniform(least, most), 0.8 * policy.join_timeout_s)
             self._undo_after(wait_s, partial(cluster.network.heal, machine.name))
         cluster.story("etcd", "loses all its data, and the nodes are slow to dial again")
         cluster.etcd_forgets = True

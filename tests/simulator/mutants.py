@@ -231,6 +231,23 @@ def _above_intentions(right: Any) -> Any:
     return higher
 
 
+def _clears_the_reported_world_alone(right: Any) -> Any:
+    def above(now: cluster_view.ClusterView, history: records.History) -> cluster_view.Decision:
+        if history.settled:
+            return right(now, history)  # type: ignore[no-any-return]
+        plan = msgspec.structs.replace(now.plan, world=None, uncleared=())
+        return right(replace(now, plan=plan), history)  # type: ignore[no-any-return]
+
+    return staticmethod(above)
+
+
+def _unknown_is_present(right: Any) -> Any:
+    def departed(now: cluster_view.ClusterView, incarnation: str) -> bool:
+        return incarnation in now.ledger.sightings and right(now, incarnation)
+
+    return departed
+
+
 def _forms_at_once(right: Any) -> Any:
     return lambda self, decision, now_s: decision
 
@@ -712,6 +729,12 @@ _OF_THE_SESSION = (
         ((NodeSession, "_knows_more_than", _always(False)),),
     ),
     Mutant(
+        "renews-over-the-fence",
+        "a renewal that is answered late counts although the guard has killed the workers",
+        ((NodeSession, "fenced", _always(None)),),
+        focus=("freeze at renewal",),
+    ),
+    Mutant(
         "closes-the-needed-store",
         "a node stops serving the bootstrap store of the world that is about to start",
         ((BootstrapOffers, "keep_only", _closes_all),),
@@ -916,6 +939,27 @@ _ALL = (
         "a generation that a deposed coordinator could not publish ends the running world, uncharged",
         ((coordinator.Coordinator, "_higher_history", _above_intentions),),
         focus=("office lost", "worker fails", "drain", "lossy network"),
+        hosting="etcd",
+    ),
+    Mutant(
+        "stays-below",
+        "a later generation of which a node tells is not gone above",
+        ((coordinator.Coordinator, "_higher_history", _always(None)),),
+        focus=("stranger first",),
+        hosting="etcd",
+    ),
+    Mutant(
+        "clears-only-what-it-is-told",
+        "above a generation of which a node tells, a world forms while the one before it still runs",
+        ((coordinator.Coordinator, "_above", _clears_the_reported_world_alone),),
+        focus=("stranger first", "unkillable"),
+        hosting="etcd",
+    ),
+    Mutant(
+        "charges-beside-the-unknown",
+        "a failure is charged although nothing is known of a participant any more",
+        ((forming, "_departed", _unknown_is_present),),
+        focus=("host away", "worker fails", "office lost"),
         hosting="etcd",
     ),
     Mutant(

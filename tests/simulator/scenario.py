@@ -22,6 +22,7 @@ FENCE = (
     "trap",
     "late answer",
     "lost answer",
+    "freeze at renewal",
 )
 """What makes leases run out while somebody still runs."""
 STORE = (
@@ -43,6 +44,7 @@ ETCD = (
     "office lost",
     "coordinator freeze",
     "coordinator crash",
+    "host away",
     "crash at publishing",
     "freeze at reading",
     "slow disk",

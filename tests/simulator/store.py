@@ -110,7 +110,6 @@ class Store:
         """Compare-and-set the member record and hint that it changed; the record as it then stands."""
         if self.members.get(incarnation) == expected and incarnation not in self._graves:
             self.members[incarnation] = member
-            self.checker.member_written(self, member)
             self.hint(incarnation)
         return self.members.get(incarnation)
 
