@@ -21,14 +21,14 @@ BENCH_ARGS ?= --quick
 .PHONY: help demo test lint lint-rules lint-format lint-types format simulate bench bench-full clean distclean system-packages
 
 help:
-	@echo 'make demo       a real training job on two agents of this machine; a worker is killed half way'
-	@echo 'make test       the whole test suite; as root on Debian it first installs etcd and the like'
-	@echo 'make lint       ruff, its formatter and strict mypy'
-	@echo 'make format     rewrite the code as the formatter wants it'
-	@echo 'make simulate   the protocol under SEEDS=$(SEEDS) seeds of simulated faults'
-	@echo 'make bench      measure start, recovery, rendezvous and rest beside torchrun, in some minutes'
-	@echo 'make bench-full the same as often as docs/benchmarks.md says'
-	@echo 'make clean      remove caches and build results (distclean: the virtual environment too)'
+	@echo 'make demo       train on two agents on this machine; a worker is killed halfway'
+	@echo 'make test       run the test suite; as root on Debian, first install the system packages it needs'
+	@echo 'make lint       run ruff, its formatter check and mypy --strict'
+	@echo 'make format     format the code'
+	@echo 'make simulate   simulate faults in the protocol, SEEDS=$(SEEDS) seeds'
+	@echo 'make bench      measure start, recovery, rendezvous and overhead compared with torchrun (minutes)'
+	@echo 'make bench-full all benchmarks in full (over an hour)'
+	@echo 'make clean      remove caches and build results (distclean: also the virtual environment)'
 
 demo: $(READY)
 	@$(PY) examples/demo.py

@@ -73,7 +73,7 @@ def ratio(ours: Figure, theirs: Figure, target: float | None = None) -> list[Rat
 
 
 class Figures:
-    """Figures by what was measured and for whom, in the order in which they came, what belongs together together."""
+    """Figures by what was measured and on which system, grouped, in the order in which they came."""
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, str], Figure] = {}

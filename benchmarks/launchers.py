@@ -60,7 +60,7 @@ def elastic_agent_on_etcd(endpoint: str) -> Launcher:
 
 
 def alone(launcher: Launcher) -> Launcher:
-    """The same for one node that meets nobody: no endpoint and no number of nodes."""
+    """The same for a single node: no endpoint and no number of nodes."""
     name = launcher.name.replace(" 1:4", "")
 
     def command(place: Place) -> list[str]:

@@ -170,7 +170,7 @@ def tell(event: str, **more: Any) -> None:
 
 
 async def live(options: argparse.Namespace) -> None:
-    """Be told on stdin when to begin; tell on stdout when everybody here got where."""
+    """Read from stdin when to begin; report on stdout when each node here got its world."""
     crowd = Crowd(range(options.first, options.last), options.nodes, options)
     tell("here")
     await line_of_stdin()

@@ -20,7 +20,7 @@ from .scene import BOTH, HOST, PEER, Event, NoWorldError, Scene, SpoiltError, bo
 TOLD_TARGET_S = 0.1
 LIMIT_S = 30.0
 TRIES = 3
-HEEDING = replace(OURS, environment={**OURS.environment, "BENCH_HEEDS": "1"})
+HANDLING_NOTICES = replace(OURS, environment={**OURS.environment, "BENCH_HEEDS": "1"})
 
 
 def run(options: Options) -> Result:
@@ -34,7 +34,7 @@ def run(options: Options) -> Result:
 
 def _once(figures: Figures, what: str, signum: signal.Signals) -> None:
     for _ in range(TRIES):
-        with Scene(HEEDING) as scene:
+        with Scene(HANDLING_NOTICES) as scene:
             try:
                 scene.settle_down(BOTH)
             except SpoiltError:
@@ -45,7 +45,7 @@ def _once(figures: Figures, what: str, signum: signal.Signals) -> None:
 
 def _strike(figures: Figures, scene: Scene, what: str, signum: signal.Signals) -> None:
     def enter(stage: str, at_s: float, target_s: float | None = None) -> None:
-        figures.of(f"{what}: {stage}", HEEDING.name, target=target_s).add(at_s - struck_s)
+        figures.of(f"{what}: {stage}", HANDLING_NOTICES.name, target=target_s).add(at_s - struck_s)
 
     struck_s = boottime_s()
     os.kill(scene.agents[PEER].pid, signum)
@@ -56,7 +56,7 @@ def _strike(figures: Figures, scene: Scene, what: str, signum: signal.Signals) -
         try:
             after = scene.await_world(scene.size((HOST,)), struck_s, LIMIT_S)
         except NoWorldError as error:
-            figures.of(f"{what}: the others go on", HEEDING.name).add(str(error))
+            figures.of(f"{what}: the others go on", HANDLING_NOTICES.name).add(str(error))
             return
         enter("the others go on", after.latest_s("collective"))
     enter("all agents have told their workers", _latest(scene.journal(), "notice", struck_s), TOLD_TARGET_S)

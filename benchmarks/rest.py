@@ -1,7 +1,7 @@
 """What an agent costs while training runs undisturbed: processor time, memory, and what it asks of the store.
 
 Processor and memory: two nodes with workers, the store's host and the other. The store's traffic: many nodes without
-workers in a network namespace that nobody else uses, so that what crosses its loopback is theirs.
+workers in a network namespace of their own, so that all traffic on its loopback is theirs.
 """
 
 from __future__ import annotations

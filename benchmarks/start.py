@@ -1,6 +1,6 @@
 """From launch to every rank's first collective: two agents started at once, two workers on one, one on the other.
 
-Like with like: with ``2:2`` nobody is awaited beyond the two, with ``1:4`` the settle time (torchrun: its last call)
+Like with like: with ``2:2`` no third node is awaited, with ``1:4`` the settle time (torchrun: its last call)
 is part of every start.
 """
 

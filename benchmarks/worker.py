@@ -61,7 +61,7 @@ tell("imported")
 dist.init_process_group("gloo")
 tell("process_group")
 
-# The sum is rank 0's number: everybody who has it has met in the same world, whatever launcher made it.
+# The sum is rank 0's number: all workers with the same sum are in the same world, under any launcher.
 token = torch.tensor([secrets.randbits(62) if dist.get_rank() == 0 else 0])
 dist.all_reduce(token)
 tell("collective", world=f"{token.item():x}", world_size=dist.get_world_size())

@@ -193,7 +193,7 @@ class EtcdCluster:
         )
 
     def enable_auth(self, root_password: str = "root's") -> None:
-        """Let nobody in any more who has no login; etcdctl has one."""
+        """Require a login from now on; etcdctl has one."""
         self.ctl("user", "add", "root", "--new-user-password", root_password)
         self.ctl("user", "grant-role", "root", "root")
         self.ctl("auth", "enable")
@@ -206,7 +206,7 @@ class EtcdCluster:
     def leader(self) -> EtcdServer:
         """The member that leads, as soon as all members follow the same one.
 
-        For a moment nobody may lead: a busy machine is enough for an election with time-outs as short as ours.
+        For a moment there may be no leader: a busy machine is enough for an election with time-outs as short as ours.
         """
         deadline_s = time.monotonic() + PATIENCE_S
         while True:

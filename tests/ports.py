@@ -1,4 +1,4 @@
-"""Ports for servers that a test starts, which nobody takes between the choice and the start."""
+"""Ports for servers that a test starts, which no other process takes between the choice and the start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """One on which nobody listens, and which is given to nobody else."""
+    """One without a listener, which is given to no other caller."""
     while True:
         port = FIRST + secrets.randbelow(LAST - FIRST)
         if port in _given:

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def begin() -> None:
-    """Run the command. Whoever presses Ctrl-C while it is still being imported gets no traceback either.
+    """Run the command. Ctrl-C during its import gives no traceback either.
 
-    The agent's workers may be forks of it, made before it became an agent. Such a one comes back here and runs
-    its script, so that the interpreter ends with the script as it would have ended without us.
+    The agent's workers may be forks of it, made before it became an agent. Such a worker returns here and runs its
+    script, so that the interpreter ends with the script as it would have ended without the agent.
     """
     worker = _command()
     if worker is None:

@@ -1,4 +1,4 @@
-"""What the exit code of ``elastic-agent`` tells its caller. Stable: a number keeps its meaning for good."""
+"""The exit codes of ``elastic-agent``. Stable: a number keeps its meaning for good."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ JOB_SIGNALS: frozenset[int] = frozenset(
         *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
     )
 )
-"""Sent to a terminal, a service or a job as a whole. The agent decides what they mean: its guard and its spawner
-do not end by them."""
+"""Sent to a terminal, a service or a job as a whole. The agent handles them: its guard and its spawner do not exit."""
 
 
 def boottime_ns() -> int:
@@ -72,7 +71,7 @@ def _prctl(option: int, argument: int) -> None:
 def become_subreaper() -> None:
     """Make this process the new parent of every descendant whose own parent dies.
 
-    Without it a worker's daemonised child would move to process 1, where nobody stops it.
+    Without it a worker's daemonised child would move to process 1, and the agent could not stop it.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -92,10 +91,10 @@ def set_process_name(name: str) -> None:
 
 
 def lock_memory() -> bool:
-    """Keep what this process has in memory there, its program included; whether the system allowed it.
+    """Lock this process's present memory, its program included; whether the system allowed it.
 
     Machines that run out of memory, or lose the server their Python came from, are those that must be fenced
-    in time. Not for memory to come: what the system then refused would end the process.
+    in time. Not for future memory: a refusal of the system would then end the process.
     """
     return bool(_libc.mlockall(_MCL_CURRENT) == 0)
 
@@ -129,7 +128,7 @@ class BoottimeTimer:
         )
 
     def drain(self) -> None:
-        """Take note of an expiry, so that the descriptor is not readable until the next."""
+        """Clear an expiry, so that the descriptor is not readable until the next."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 8)
 
@@ -145,7 +144,7 @@ def signals_blocked(signals: frozenset[int] = JOB_SIGNALS) -> Iterator[None]:
 
 
 def await_exit(pid: int, timeout_s: float) -> None:
-    """Wait until the process has ended, at most ``timeout_s``; where the kernel does not tell, some milliseconds."""
+    """Wait until the process has ended, at most ``timeout_s``; some milliseconds if the kernel has no pidfds."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:  # gone already, or Linux before 5.3
@@ -187,7 +186,7 @@ class FolderWatch:
         return self._fd
 
     def drain(self) -> None:
-        """Take note of all that has appeared, so that the descriptor is not readable until the next."""
+        """Clear the events so far, so that the descriptor is not readable until the next."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self._fd, 1 << 16):
                 pass
@@ -224,7 +223,7 @@ def open_missing_standard_streams() -> None:
 class Process:
     """A process as one look at /proc showed it.
 
-    `key` tells it from a later process with the same number: beside the number it has `start_ticks`, when it
+    `key` distinguishes it from a later process with the same number: besides the number it has `start_ticks`, when it
     started, in clock ticks since boot.
     """
 
@@ -407,7 +406,7 @@ def boot_id() -> str:
 
 
 def pid_namespace() -> str:
-    """Tells in which container of the machine a pid means something; no two that exist have the same."""
+    """Identifies the pid namespace (the container) of this process; no two that exist have the same."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""

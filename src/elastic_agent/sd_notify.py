@@ -28,16 +28,16 @@ def extend(time_s: float) -> str:
 
 @dataclass(frozen=True)
 class SystemdNotifier:
-    """Whom to notify, if anybody."""
+    """The service manager to notify, if there is one."""
 
     address: str = ""
-    """A socket's path, or its name outside the file system behind an ``@``; empty: nobody listens."""
+    """A socket's path, or its name outside the file system after an ``@``; empty: there is no listener."""
     watchdog_s: float | None = None
-    """So often it must hear ``ALIVE``; None: as often as you like."""
+    """The interval in which it must receive ``ALIVE``; None: it has no watchdog."""
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> SystemdNotifier:
-        """As systemd's variables say. They are taken out: no child is to speak for this process."""
+        """From systemd's variables, which are removed, so that no child notifies in this process's name."""
         address = environ.pop("NOTIFY_SOCKET", "")
         watchdog_us = environ.pop("WATCHDOG_USEC", "")
         watched = environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
@@ -53,11 +53,11 @@ class SystemdNotifier:
 
     @property
     def listens(self) -> bool:
-        """Whether anybody is to be notified."""
+        """Whether there is a service manager to notify."""
         return bool(self.address)
 
     def notify(self, *lines: str, patience_s: float = 0.0) -> bool:
-        """Send these lines, in so many seconds. False if it could not take them, or if nobody listens."""
+        """Send these lines within ``patience_s``. False if that was not possible, or if there is no listener."""
         if not self.listens:
             return False
         address = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
@@ -66,6 +66,3 @@ class SystemdNotifier:
             sock.sendto("\n".join(lines).encode(errors="backslashreplace"), address)
             return True
         return False
-
-
-NOBODY = SystemdNotifier()

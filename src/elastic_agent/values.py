@@ -1,4 +1,4 @@
-"""Small typed values that settings have and that the rooms below the settings understand as well."""
+"""Small typed values that settings have and that the packages below the settings use as well."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST_LEASE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the agents meet. ``host``: a name or an address, IPv6 without brackets; port 0: any free port."""
+    """The rendezvous endpoint. ``host``: a name or an address, IPv6 without brackets; port 0: any free port."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -60,7 +60,7 @@ class PortRange:
 
 @dataclass(frozen=True, slots=True)
 class EtcdAccess:
-    """How an etcd lets us in, and where in it our keys lie."""
+    """The access to an etcd, and the prefix of our keys in it."""
 
     prefix: str = "/elastic-agent"
     ca: Path | None = None
@@ -101,7 +101,7 @@ def largest_world(nodes: int, least: int, most: int, counts: tuple[int, ...]) ->
 def smallest_world(above: int, least: int, most: int, counts: tuple[int, ...]) -> int | None:
     """The smallest number of nodes above ``above`` that a world may have; None if there is none.
 
-    Computed from ``counts``, not by trial of every size: the coordinator asks at each look, for up to 65,536 nodes.
+    Computed from ``counts``, not by trial of every size: the coordinator calls it often, for up to 65,536 nodes.
     The other arguments are those of :func:`largest_world`.
 
     >>> smallest_world(3, 1, 8, (2,)), smallest_world(0, 3, 8, (1, 2, 4, 8)), smallest_world(4, 1, 7, (4, 8))
@@ -118,5 +118,5 @@ def smallest_world(above: int, least: int, most: int, counts: tuple[int, ...]) -
 
 
 def new_incarnation() -> str:
-    """A random name for one life of an agent (or of its place in the run, after a lost lease)."""
+    """A random name for one life of an agent (a new one after a lost lease)."""
     return os.urandom(8).hex()

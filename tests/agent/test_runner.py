@@ -24,8 +24,8 @@ from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard, GuardLost, Signalled, Spawned, Stopped, boottime_s
+from elastic_agent.workers.output.final_output import FinalOutput
 from elastic_agent.workers.output.generation_logs import GenerationLogs
-from elastic_agent.workers.output.last_words import LastWords
 from tests.processes import freeze
 
 PATIENCE_S = 20.0
@@ -172,14 +172,14 @@ def test_files_that_cannot_be_read_in_time_do_not_keep_a_failure_from_being_told
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file server that hangs."""
-    monkeypatch.setattr(runner, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(runner, "FINAL_OUTPUT_S", 0.05)
     answers = threading.Event()
 
-    def hang(self: WorkerContext, slot: int) -> LastWords:
+    def hang(self: WorkerContext, slot: int) -> FinalOutput:
         answers.wait(PATIENCE_S)
-        return LastWords(stderr="too late")
+        return FinalOutput(stderr="too late")
 
-    monkeypatch.setattr(WorkerContext, "last_words", hang)
+    monkeypatch.setattr(WorkerContext, "final_output", hang)
 
     async def scene() -> Bench:
         bench = Bench(guard, tmp_path)
@@ -352,7 +352,7 @@ def test_of_a_worker_that_ended_before_its_guard_heard_the_signal_counts_what_it
     signals = StopSignals([signal.SIGUSR1])
     for ignored, suspects in (((), {signal.SIGUSR1}), ((signal.SIGUSR1,), set())):
         interruptions = Interruptions(signals, ignored)
-        interruptions.guard_heard(signal.SIGUSR1, {0: None})
+        interruptions.guard_received(signal.SIGUSR1, {0: None})
         assert interruptions.suspects(0, 0) == suspects
 
 

@@ -181,7 +181,7 @@ def test_an_agent_that_ends_well_before_it_was_up_was_up(
 
 def test_without_systemd_nothing_is_done() -> None:
     async def story() -> None:
-        service = SystemdReporter(SystemdNotifier(), lambda: pytest.fail("nobody wants to know"))
+        service = SystemdReporter(SystemdNotifier(), lambda: pytest.fail("the headline must not be computed"))
         service.start()
         service.ended("finished", in_order=True)
 

@@ -1,4 +1,4 @@
-"""What is true of warm workers whoever started the agent, and how."""
+"""Warm workers under agents that were started in different ways."""
 
 from __future__ import annotations
 

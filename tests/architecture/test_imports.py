@@ -37,7 +37,7 @@ READ_SETTINGS = {"cli", "agent", "torchrun/plugin.py"}
 """Where settings are known: the command, the agent, and torchrun's way in, which reads torchrun's options."""
 
 TORCH_WHEN_USED = "client/_agreement.py"
-"""Agrees over a process group of torch's: it imports torch when it is called, by somebody who has it."""
+"""Agrees over a process group of torch's: it imports torch when it is called, in a process that has it."""
 
 FRONT_DOORS = {"protocol", "transport", "transport/c10d", "transport/etcd"}
 """Packages whose names other packages import from the package itself, not from its modules."""

@@ -42,7 +42,7 @@ def elastic_agent(
 
 
 def without_overrides() -> list[str]:
-    """A command that runs another as a user whom permissions stop, root included."""
+    """A command that runs another one as a user to whom permissions apply, also for root."""
     if os.geteuid() != 0:
         return []
     if shutil.which("setpriv") is None:

@@ -53,7 +53,7 @@ def test_a_server_without_enough_open_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_few_processes_are_refused() -> None:
-    """As root they are somebody else's: root has no such limit."""
+    """As root, use another user's: root has no such limit."""
     refused = elastic_agent("-m", "json.tool", command=[*limited("-u", 8), *command_of_another_user(USER)])
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "elastic-agent: this user can start only" in refused.stderr

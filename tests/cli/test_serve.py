@@ -82,7 +82,7 @@ def test_it_tells_systemd_and_ends_with_0_when_told(
 
 
 def test_it_ends_when_told_before_it_serves(tmp_path: Path) -> None:
-    """Whenever that is: while Python starts, nobody has taken the signal over yet."""
+    """At any time: while Python starts, there is no handler for the signal yet."""
     server = Serving(tmp_path, str(tmp_path / "notify"), "--rdzv-endpoint", f"localhost:{free_port()}")
     try:
         server.process.terminate()

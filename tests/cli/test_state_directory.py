@@ -1,4 +1,4 @@
-"""Where state goes when the home cannot hold it, and whom the agent trusts there."""
+"""The state directory when the home is unusable, and which folders the agent trusts there."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_notice_is_seen_at_once_with_reason_and_deadline(cells: HeartbeatFile,
     with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
         assert worker.ask() == "None"
         before_s = time.time() - 1e-3
-        cells.tell(7, cause, boottime_ns_in(60))
+        cells.notify(7, cause, boottime_ns_in(60))
         reason, seen_s, left_s = eval(worker.ask())
     assert reason == cause
     assert before_s <= seen_s - 60 <= time.time()
@@ -64,7 +64,7 @@ def test_a_notice_is_seen_at_once_with_reason_and_deadline(cells: HeartbeatFile,
 
 def test_the_time_that_is_left_does_not_change_when_the_clock_is_set(cells: HeartbeatFile) -> None:
     with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
-        cells.tell(7, "drain", boottime_ns_in(60))
+        cells.notify(7, "drain", boottime_ns_in(60))
         worker.ask()
         left_s = eval(worker.ask("86400"))[2]
     assert 50 < left_s <= 60
@@ -72,9 +72,9 @@ def test_the_time_that_is_left_does_not_change_when_the_clock_is_set(cells: Hear
 
 def test_a_newer_notice_takes_the_place_of_the_first(cells: HeartbeatFile) -> None:
     with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
-        cells.tell(7, "grow", 10**18)
+        cells.notify(7, "grow", 10**18)
         assert "grow" in worker.ask()
-        cells.tell(9, "preempted", 10**18)
+        cells.notify(9, "preempted", 10**18)
         assert "preempted" in worker.ask()
 
 
@@ -83,7 +83,7 @@ def test_the_agent_sees_who_looks_and_who_left(cells: HeartbeatFile) -> None:
         worker.ask()
         worker.ask()
         assert [cells.handles_notices(slot) for slot in range(3)] == [slot == SLOT for slot in range(3)]
-        cells.tell(7, "drain", 10**18)
+        cells.notify(7, "drain", 10**18)
         worker.ask()
         assert not cells.left(SLOT)
         assert worker.process.stdin is not None
@@ -113,7 +113,7 @@ def test_a_child_of_the_worker_is_told_nothing(cells: HeartbeatFile) -> None:
     os.wait()
     print(client.notice().reason)
     """
-    cells.tell(1, "drain", 10**18)
+    cells.notify(1, "drain", 10**18)
     assert run_script(script, under_agent(cells)).stdout == "None\ndrain\n"
 
 
@@ -166,7 +166,7 @@ def test_all_ranks_stop_at_the_same_step_even_if_one_alone_was_told(tmp_path: Pa
     try:
         assert workers[0].stdout is not None
         assert workers[0].stdout.readline() == "training\n"
-        files[2].tell(5, "walltime", boottime_ns_in(40))
+        files[2].notify(5, "walltime", boottime_ns_in(40))
         said = [worker.communicate(timeout=60)[0].split() for worker in workers]
         assert len({step for step, _, _ in said}) == 1, said
         assert {reason for _, reason, _ in said} == {"walltime"}
@@ -181,7 +181,7 @@ def test_all_ranks_stop_at_the_same_step_even_if_one_alone_was_told(tmp_path: Pa
 
 
 def test_alone_it_agrees_with_itself(cells: HeartbeatFile) -> None:
-    cells.tell(1, "drain", 10**18)
+    cells.notify(1, "drain", 10**18)
     script = "from elastic_agent import client; print(client.Agreement().notice().reason)"
     assert run_script(script, under_agent(cells)).stdout == "drain\n"
 

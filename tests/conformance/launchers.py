@@ -39,7 +39,7 @@ class Job:
     module: bool = False
     slots: int = 1
     restarts: int = 0
-    """How often the workers are started anew when one of them fails."""
+    """How often the workers are restarted when one of them fails."""
     terminal: bool = False
     """Whether the three standard streams are a terminal; else stdin is empty and the others go to files."""
     cwd: Path = SCRIPTS
@@ -252,7 +252,7 @@ def _terminal_copied_to(file: int) -> Iterator[int]:
     ours, theirs = os.openpty()
 
     def copy() -> None:
-        with contextlib.suppress(OSError):  # nobody has the other end any more
+        with contextlib.suppress(OSError):  # the other end is closed
             while shown := os.read(ours, 1 << 16):
                 os.write(file, shown)
 

@@ -76,8 +76,8 @@ FRAMES_OUTSIDE_A_WARM_WORKER = 4
 SET_BY_LAUNCHERS = {
     "RANK": "stands for each worker",
     "LOCAL_RANK": "stands for each worker",
-    "MASTER_ADDR": "bare Python meets nobody",
-    "MASTER_PORT": "bare Python meets nobody; another each time",
+    "MASTER_ADDR": "plain Python has no rendezvous",
+    "MASTER_PORT": "plain Python has no rendezvous; another each time",
     "WORLD_SIZE": "set by the test for bare Python",
     "LOCAL_WORLD_SIZE": "set by the test for bare Python",
     "GROUP_RANK": "torchrun's documented variable",

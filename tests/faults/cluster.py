@@ -25,7 +25,7 @@ T = TypeVar("T")
 Line = dict[str, Any]
 
 TRAIN = Path(__file__).parent / "train.py"
-HEEDING = Path(__file__).parent / "heeding.py"
+HANDLING_NOTICES = Path(__file__).parent / "handling_notices.py"
 LEASE_S, MARGIN_S, SETTLE_S = 2.0, 0.5, 0.4
 PATIENCE_S = 90.0
 """How long anything may take before a test fails; on a busy machine importing torch takes much of it."""
@@ -65,7 +65,7 @@ class AgentProcess:
 
     def kill_node(self) -> None:
         """SIGKILL to everything at once, as a power cut would."""
-        for pid in self._frozen():  # nobody reacts before all are dead
+        for pid in self._frozen():  # no process reacts before all are dead
             _send(pid, signal.SIGKILL)
 
     def freeze_agent(self) -> None:
@@ -231,7 +231,7 @@ class Cluster:
             *self.options,
             *options,
             *(str(script), *arguments),
-            *(("--folder", str(self.folder)) if script in (TRAIN, HEEDING) else ()),
+            *(("--folder", str(self.folder)) if script in (TRAIN, HANDLING_NOTICES) else ()),
         ]
         agent = self.agents[name] = self._launch(name, command, {MARK: self.mark, **env})
         return agent
@@ -279,7 +279,7 @@ class Cluster:
         if self.etcd is None:
             self.wait_said(name, "hosting the store")
         else:
-            self.wait_event("plan", name)  # nobody else can have written it
+            self.wait_event("plan", name)  # no other agent can have written it
         return agent
 
     def order(self, worker_id: str, what: str) -> None:
@@ -328,7 +328,7 @@ class Cluster:
         return list(self.world(generation))
 
     def silence_s(self, generation: int) -> float:
-        """How long nobody trained before this generation's workers were started."""
+        """How long no worker trained before this generation's workers were started."""
         last = max(one["boottime_s"] for one in self.steps() if one["generation"] < generation)
         starts = [one for one in self.journal("workers_started") if one["generation"] == generation]
         return float(min(one["boottime_s"] for one in starts) - last)
@@ -383,7 +383,7 @@ class Cluster:
             lines = self.journal(event, node)
             return next((one for one in lines if all(one.get(k) == v for k, v in values.items())), None)
 
-        return self.wait(f"{event} of {node or 'anybody'} {values or ''}", look)
+        return self.wait(f"{event} of {node or 'any node'} {values or ''}", look)
 
     def wait_note(self, kind: str) -> Line:
         """Until a worker wrote down that it obeys an order of this kind (see train.py)."""
@@ -393,7 +393,7 @@ class Cluster:
         )
 
     def notes(self, kind: str) -> list[Line]:
-        """What workers wrote down of this kind (see heeding.py), in order of time."""
+        """What workers wrote down of this kind (see handling_notices.py), in order of time."""
         return [line for line in self._steps.all() if line["kind"] == kind]
 
     def wait_daemon(self) -> int:
@@ -432,8 +432,8 @@ class Cluster:
         lines.sort(key=lambda line: line["boottime_s"])
         start_s = lines[0]["boottime_s"] if lines else 0.0
         rows = [_row(line, start_s) for line in lines[-200:]]
-        everybody = {**self.agents, **self.servers}
-        logs = [f"--- {name}.log\n{one.log.read_text()[-3000:]}" for name, one in everybody.items()]
+        processes = {**self.agents, **self.servers}
+        logs = [f"--- {name}.log\n{one.log.read_text()[-3000:]}" for name, one in processes.items()]
         return "\n".join(["timeline:", *rows, *logs])
 
     def _last_steps(self) -> list[Line]:

@@ -57,7 +57,7 @@ class Machines:
         return f"{SUBNET}.{self.names.index(node) + 1}"
 
     def hide(self, hidden: str, node: str) -> None:
-        """What this node sends to the hidden one goes nowhere; everybody else is reached."""
+        """What this node sends to the hidden one is dropped; all others are reached."""
         ip(
             f"-n {self._tag}-{node} neigh replace {self.address(hidden)} "
             "lladdr 02:00:00:00:00:01 dev eth0 nud permanent"

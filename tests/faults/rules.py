@@ -34,7 +34,7 @@ def check_nothing_left(cluster: Cluster) -> None:
 
 
 def charged(cluster: Cluster) -> int:
-    """How many restarts were charged by the end, by the newest plan anybody saw."""
+    """How many restarts were charged by the end, by the newest plan that any node read."""
     return max((int(line["charged"]) for line in cluster.journal("plan")), default=0)
 
 
@@ -66,7 +66,7 @@ def _one_world_per_generation(cluster: Cluster) -> list[str]:
 
 
 def _no_two_generations_at_once(cluster: Cluster, paused: Collection[str]) -> list[str]:
-    """Nobody of a generation is started before everybody of the earlier ones is stopped."""
+    """No worker of a generation is started before all of the earlier ones are stopped."""
     last: dict[int, tuple[float, str]] = defaultdict(lambda: (0.0, ""))
     for step in cluster.steps():
         if step["node_id"] not in paused:

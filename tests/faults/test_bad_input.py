@@ -1,4 +1,4 @@
-"""What comes over the network, or from a user in a hurry: said clearly, and nobody else is disturbed."""
+"""Invalid input from the network or the user: reported clearly, without effect on others."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PASSWORD = "open sesame"
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[EtcdCluster]:
-    """An etcd that lets nobody in without a login."""
+    """An etcd that requires a login."""
     with EtcdCluster(tmp_path) as cluster:
         cluster.ctl("role", "add", "trainers")
         cluster.ctl("role", "grant-permission", "trainers", "--prefix=true", "readwrite", "/tests/")

@@ -85,7 +85,7 @@ def test_losing_one_member_of_three_in_any_way_costs_nothing(
     follower.start()
     three.wait_ready()
 
-    frozen = three.members[0]  # the one that everybody prefers
+    frozen = three.members[0]  # the one that all agents prefer
     frozen.freeze()
     wait_renewed(cluster, three, "a", "b")
     frozen.thaw()
@@ -197,7 +197,7 @@ def test_a_coordinator_that_freezes_is_replaced_and_no_worker_is_touched(
         thaw(lone.pid)
         wait_steps(cluster, 20)
         assert max(cluster.worlds()) == first, cluster.story()
-        assert len(cluster.born()) == 3, "no worker was started anew"
+        assert len(cluster.born()) == 3, "no worker was restarted"
 
         os.kill(cluster.pid_of("b/1"), signal.SIGKILL)
         second = cluster.wait_training("a", "b", after=first)

@@ -22,7 +22,7 @@ SHM = Path("/dev/shm")
 
 @pytest.fixture
 def foreign_before() -> Iterator[Path]:
-    """Made before the workers were started; nobody holds it."""
+    """Made before the workers were started; no process holds it."""
     path = SHM / f"psm_{secrets.token_hex(4)}"
     path.touch()
     yield path

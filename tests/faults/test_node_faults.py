@@ -34,7 +34,9 @@ def test_a_killed_node_is_done_without_and_gets_its_seat_back(make_cluster: Make
     see_it_end(cluster, restarts=0)
 
 
-def test_a_node_frozen_for_long_disturbs_nobody_when_it_thaws_and_rejoins(make_cluster: MakeCluster) -> None:
+def test_a_node_frozen_for_long_disturbs_nobody_when_it_thaws_and_rejoins(
+    make_cluster: MakeCluster,
+) -> None:
     cluster = make_cluster("1:3")
     cluster.start_host("a")
     b = cluster.start("b")
@@ -83,7 +85,7 @@ def test_nodes_join_and_leave_by_sigterm_for_free(make_cluster: MakeCluster) -> 
     third = cluster.wait_training("a", after=second)
     assert cluster.wait_end("b") == {"b": 6}
     assert b.lines("this node has left the run", "SIGTERM")
-    assert cluster.silence_s(third) < LEASE_S  # nobody waited for its lease
+    assert cluster.silence_s(third) < LEASE_S  # the others did not wait for its lease
     see_it_end(cluster, restarts=0, b=6)
 
 

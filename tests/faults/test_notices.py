@@ -16,7 +16,7 @@ from elastic_agent.agent.control.socket import agents_here
 from elastic_agent.exit_codes import ExitCode
 from tests.processes import status_field
 
-from .cluster import HEEDING, AgentProcess, Cluster
+from .cluster import HANDLING_NOTICES, AgentProcess, Cluster
 from .conftest import MakeCluster
 from .rules import check_nothing_left
 
@@ -34,9 +34,9 @@ on_both = pytest.mark.parametrize("etcd", ["c10d", "etcd"], indirect=True)
 
 def train(cluster: Cluster, *nodes: str, after: int = 0, arguments: tuple[str, ...] = (), **how: Any) -> int:
     """Start these nodes, the first as the store's host, one worker each; the generation in which all train."""
-    cluster.start_host(nodes[0], script=HEEDING, arguments=arguments, **how)
+    cluster.start_host(nodes[0], script=HANDLING_NOTICES, arguments=arguments, **how)
     for node in nodes[1:]:
-        cluster.start(node, script=HEEDING, arguments=arguments, **how)
+        cluster.start(node, script=HANDLING_NOTICES, arguments=arguments, **how)
     return cluster.wait_training(*nodes, after=after)
 
 
@@ -129,8 +129,8 @@ def test_a_signal_to_every_process_of_a_slurm_step_lets_all_save(make_cluster: M
     """Warm workers and cold ones, and the processes beside them. The controller cannot be asked here."""
     cluster = make_cluster("2", "--requeue", "never")
     step = {**SLURM_STEP, "SLURM_CONF": "/dev/null"}
-    cluster.start_host("a", 2, script=HEEDING, **step)
-    cluster.start("b", 1, "--worker-start", "cold", script=HEEDING, **{**step, "SLURM_PROCID": "1"})
+    cluster.start_host("a", 2, script=HANDLING_NOTICES, **step)
+    cluster.start("b", 1, "--worker-start", "cold", script=HANDLING_NOTICES, **{**step, "SLURM_PROCID": "1"})
     first = cluster.wait_training("a", "b")
     cluster.wait_event("spawner_ready", "a")
     for name in "ab":
@@ -178,7 +178,9 @@ def test_workers_that_die_of_the_signal_are_not_started_again_and_charge_nothing
 def test_training_that_ends_by_itself_while_the_run_is_to_end_has_finished(make_cluster: MakeCluster) -> None:
     """Workers of a Slurm step ignore the signal, so their success is one: requeued, they would only do it again."""
     cluster = make_cluster("1", "--requeue", "never")
-    cluster.start_host("a", 2, script=HEEDING, arguments=("--blind",), SLURM_CONF="/dev/null", **SLURM_STEP)
+    cluster.start_host(
+        "a", 2, script=HANDLING_NOTICES, arguments=("--blind",), SLURM_CONF="/dev/null", **SLURM_STEP
+    )
     cluster.wait_training("a")
     cluster.agents["a"].signal_all(signal.SIGUSR1)
     cluster.wait_event("notice", "a")
@@ -194,7 +196,7 @@ def hears(agent: AgentProcess, signum: signal.Signals) -> bool:
 def test_a_notice_to_an_agent_that_is_still_starting_is_kept_for_it(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3")
     first = train(cluster, "a", "b")
-    late = cluster.start("c", script=HEEDING)
+    late = cluster.start("c", script=HANDLING_NOTICES)
     cluster.wait("c to hear signals", lambda: hears(late, signal.SIGUSR1) or None)
     assert not cluster.journal(node="c"), "it still imports torch"
     late.signal(signal.SIGUSR1)
@@ -232,7 +234,7 @@ def test_drain_of_another_node_and_growth_when_it_comes_back(make_cluster: MakeC
     check_all_told_and_left(cluster, first, "drain")
 
     cluster.wait("workers to be seen to heed", lambda: heeded(cluster, second))
-    cluster.start("b", script=HEEDING)
+    cluster.start("b", script=HANDLING_NOTICES)
     cluster.wait_training("a", "b", after=second)
     check_all_told_and_left(cluster, second, "grow")
     cluster.agents["b"].signal(signal.SIGUSR1)
@@ -254,7 +256,7 @@ def test_a_drain_of_training_that_does_not_look_takes_no_time(make_cluster: Make
     assert cluster.wait_end("b") == {"b": ExitCode.DRAINED}
     stopping = cluster.wait_event("stopping", "b")
     asked = cluster.wait_event("drain", "b")
-    assert stopping["boottime_s"] - asked["boottime_s"] < 2.0, "nobody is waited for"
+    assert stopping["boottime_s"] - asked["boottime_s"] < 2.0, "no node is waited for"
     assert cluster.world(first).keys() == {"a", "b"}
 
 
@@ -267,7 +269,7 @@ def test_what_was_trained_is_the_same_bit_for_bit_however_often_it_was_stopped(
     cluster.agents["b"].terminate()
     second = cluster.wait_training("a", after=first)
     cluster.wait("workers to be seen to heed", lambda: heeded(cluster, second))
-    cluster.start("b", script=HEEDING)
+    cluster.start("b", script=HANDLING_NOTICES)
     newest = cluster.wait_training("a", "b", after=second)
     for name in ("b", "a"):
         cluster.agents[name].signal(signal.SIGUSR1)
@@ -280,7 +282,7 @@ def test_what_was_trained_is_the_same_bit_for_bit_however_often_it_was_stopped(
     steps = str(max(one["step"] for one in cluster.steps()))
 
     undisturbed = make_cluster("1", run_id="undisturbed")
-    undisturbed.start("a", 2, script=HEEDING, arguments=("--steps", steps, "--pause", "0"))
+    undisturbed.start("a", 2, script=HANDLING_NOTICES, arguments=("--steps", steps, "--pause", "0"))
     undisturbed.wait_end()
     weights = [torch.load(one.folder / "weights.pt") for one in (cluster, undisturbed)]
     assert torch.equal(*weights)

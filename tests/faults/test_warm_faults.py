@@ -1,4 +1,4 @@
-"""Warm workers under faults: nothing leaks, nothing outlives its time, and the spawner's death is nobody's problem."""
+"""Warm workers under faults: no leaks, no leftover processes, and no worker depends on the spawner."""
 
 from __future__ import annotations
 

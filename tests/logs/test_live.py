@@ -123,7 +123,7 @@ now[0] = 1.0
 reporter.tick()
 get_logger().info("something happened")
 now[0] = 75.0
-reporter.update("waiting for nobody", {"nodes": 2})
+reporter.update("waiting for no node", {"nodes": 2})
 reporter.clear()
 get_logger().info("done")
 """
@@ -177,7 +177,7 @@ def test_on_a_terminal_the_line_is_rewritten_in_place_and_log_lines_stand_above_
     shown = [line for line in screen.seen if line.startswith("waiting")]
     assert any(line.startswith("waiting for 1 more node") for line in shown)
     assert all(len(line) < 80 for line in shown)
-    assert "waiting for nobody (1 min 15 s)" in shown
+    assert "waiting for no node (1 min 15 s)" in shown
 
 
 def test_on_a_terminal_levels_are_coloured() -> None:

@@ -20,13 +20,13 @@ OTHER = Failure(FailureKind.WORKER, "worker b/0 exited with code 1: KeyError: 'y
 
 
 def fail(table: Table, node: str = "a", failure: Failure = CRASH) -> None:
-    """This node fails, and everybody stops."""
+    """This node fails, and all nodes stop."""
     table.says(node, State.FAILED, failure=failure)
     table.all_say(State.READY, *table.newest)
 
 
 def run_again(table: Table) -> None:
-    """Wait until the next world is sealed, and have everybody start."""
+    """Wait until the next world is sealed, and have all nodes start."""
     for _ in range(1000):
         if table.plan.phase is RUNNING:
             break

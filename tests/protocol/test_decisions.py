@@ -453,7 +453,7 @@ def test_a_bootstrap_store_out_of_reach_is_replaced_by_another_nodes_and_costs_n
     table = running("a", "b", "c")
     assert table.plan.world is not None
     assert table.plan.world.bootstrap_node == "a"
-    out_of_reach = Failure(FailureKind.BOOTSTRAP, "a:29500 could not be reached", blames="a")
+    out_of_reach = Failure(FailureKind.BOOTSTRAP, "a:29500 could not be reached", unreachable_node="a")
     fail_and_reform(table, "b", "a", "b", "c", failure=out_of_reach)
     assert table.stand == (RUNNING, 2)
     assert table.plan.world.bootstrap_node == "b"
@@ -533,7 +533,7 @@ def test_a_node_that_is_lost_again_and_again_is_kept_waiting_longer() -> None:
         table.comes("c", life=life + 1)
         table.wait(SETTLE_S)
         if life == 1:
-            assert table.plan.phase is FORMING, "a first loss is nobody's habit"
+            assert table.plan.phase is FORMING, "a single loss is not a pattern"
             table.all_say(State.READY, "a", "b", "c")
             table.all_say(State.RUNNING, "a", "b", "c")
     assert table.plan.losses == {"c": 2}

@@ -7,7 +7,7 @@ from tests.protocol.support import MARGIN_S, STEP_S, TTL_S, Table, plan, policy,
 
 SEALED = History(8, world(8, "a-1", "b-1", "c-1"), 1, ("a", "b", "c"))
 FORMING = History(8, world(7, "a-1", "b-1"), 1, ("a", "b"))
-"""Of the same generation, by somebody who never read that it was sealed."""
+"""Of the same generation, by a node that never read that it was sealed."""
 
 
 def awaited(table: Table) -> set[str]:
@@ -118,7 +118,7 @@ def test_a_verdict_stands_at_once_in_a_new_store() -> None:
 
 
 def ended(outcome: Phase) -> History:
-    """A run of this name that everybody knew to be over."""
+    """A run of this name whose end every node has acknowledged."""
     return History(11, world(11, "b-1", "c-1"), 2, ("b", "c"), outcome, settled=True)
 
 
@@ -130,7 +130,7 @@ def test_a_run_begun_anew_goes_above_a_finished_one_and_inherits_neither_restart
         assert (table.stand, table.plan.charged, awaited(table)) == ((Phase.FORMING, 12), 0, set())
         table.all_say(State.READY, "a", "b")
         table.wait(table.rules.settle_s)
-        assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a", "b"]), "nobody else is waited for"
+        assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a", "b"]), "no other node is waited for"
 
 
 def test_a_stopped_run_that_is_heard_of_late_goes_on_with_the_restarts_that_it_has_used() -> None:

@@ -8,7 +8,7 @@ from elastic_agent.protocol.running import EXPLAIN_S
 from tests.protocol.support import CRASH, STEP_S, Table, running
 from tests.protocol.test_node import forming, sealed
 from tests.protocol.test_node import running as running_node
-from tests.protocol.test_notices import asks, heeding, leave, stop
+from tests.protocol.test_notices import asks, handling_notices, leave, stop
 
 FORMING, RUNNING, STOPPED = Phase.FORMING, Phase.RUNNING, Phase.STOPPED
 SIGNAL = Failure(
@@ -21,7 +21,7 @@ def interrupted(table: Table, node: str, state: State = State.SAVED) -> None:
 
 
 def test_others_may_save_until_it_is_known_what_the_signal_asks_for() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     interrupted(table, "a")
     table.wait(EXPLAIN_S - STEP_S)
     assert table.stand == (RUNNING, 1)
@@ -41,7 +41,7 @@ def test_a_run_whose_workers_all_end_by_the_signal_that_ends_it_is_stopped_and_n
 
 
 def test_without_an_explanation_the_workers_are_started_again_and_nothing_is_charged() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     interrupted(table, "a", State.RUNNING)
     table.wait(EXPLAIN_S - STEP_S)
     interrupted(table, "a")
@@ -54,7 +54,7 @@ def test_without_an_explanation_the_workers_are_started_again_and_nothing_is_cha
 
 def test_what_fails_elsewhere_because_these_workers_are_gone_is_not_charged() -> None:
     for state in (State.RUNNING, State.SAVED):
-        table = heeding("a", "b")
+        table = handling_notices("a", "b")
         interrupted(table, "a", state)
         table.says("b", State.FAILED, failure=CRASH)
         assert table.stand == (FORMING, 2)
@@ -63,7 +63,7 @@ def test_what_fails_elsewhere_because_these_workers_are_gone_is_not_charged() ->
 
 
 def test_the_next_failure_is_charged_again() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     interrupted(table, "a")
     table.says("b", State.FAILED, failure=CRASH)
     table.all_say(State.READY, "a", "b")
@@ -74,7 +74,7 @@ def test_the_next_failure_is_charged_again() -> None:
 
 
 def test_a_node_that_leaves_by_the_signal_lets_the_others_go_on() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     interrupted(table, "b")
     asks(table, "b", leave("b"))
     table.all_say(State.SAVED, "a", "c")

@@ -23,7 +23,7 @@ from elastic_agent.protocol.node import (
 from elastic_agent.protocol.records import Failure, FailureKind, History, Phase, Plan, State
 from tests.protocol.support import CRASH, HANG, NO_START, member, plan, world
 
-UNREACHABLE = Failure(FailureKind.BOOTSTRAP, "b:29500 could not be reached", blames="b")
+UNREACHABLE = Failure(FailureKind.BOOTSTRAP, "b:29500 could not be reached", unreachable_node="b")
 
 
 def forming(generation: int, version: int, **fields: object) -> Plan:

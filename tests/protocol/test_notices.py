@@ -1,4 +1,4 @@
-"""Being stopped in good order: who is told, who waits for whom, and what follows."""
+"""Graceful shutdown: which workers get a notice, what is waited for, and what follows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stop(serial: int = 1, cause: Cause = Cause.PREEMPTED, left_s: float = TIME_S
     return StopRequest(serial, cause, left_s, "SIGUSR1 at a", life=1)
 
 
-def heeding(*nodes: str, rules: Policy | None = None) -> Table:
+def handling_notices(*nodes: str, rules: Policy | None = None) -> Table:
     """A table at which these nodes run, with workers that look at notices."""
     table = running(*nodes, rules=rules or policy())
     for node in nodes:
@@ -81,7 +81,7 @@ def notice(table: Table) -> Notice:
 
 
 def test_all_are_told_and_the_next_world_forms_when_all_have_left() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     assert table.stand == (RUNNING, 1)
     assert (notice(table).cause, notice(table).left_s, notice(table).ends) == (Cause.DRAIN, TIME_S, False)
@@ -95,7 +95,7 @@ def test_all_are_told_and_the_next_world_forms_when_all_have_left() -> None:
 
 
 def test_the_others_go_on_without_it_and_nothing_is_charged() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     table.all_say(State.SAVED, "a", "b", "c")
     table.says("a", State.READY)
@@ -107,7 +107,7 @@ def test_the_others_go_on_without_it_and_nothing_is_charged() -> None:
 
 
 def test_it_is_never_seated_while_it_was_asked_to_leave_even_if_it_says_ready() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     table.all_say(State.SAVED, "a", "b", "c")
     table.all_say(State.READY, "a", "b", "c")
@@ -115,7 +115,7 @@ def test_it_is_never_seated_while_it_was_asked_to_leave_even_if_it_says_ready() 
 
 
 def test_one_node_can_ask_for_another_and_a_new_life_of_that_is_welcome() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     asks(table, "a", leave("c"))
     table.all_say(State.SAVED, "a", "b", "c")
     table.all_say(State.READY, "a", "b")
@@ -131,7 +131,7 @@ def test_one_node_can_ask_for_another_and_a_new_life_of_that_is_welcome() -> Non
 
 
 def test_at_the_deadline_the_next_world_forms_whoever_still_saves() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     table.says("a", State.SAVED)
     table.wait(TIME_S - STEP_S)
@@ -147,7 +147,7 @@ def test_workers_that_do_not_look_at_notices_are_not_waited_for() -> None:
 
 
 def test_a_node_that_fails_while_others_save_is_a_failure_and_the_leaver_leaves_all_the_same() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     table.says("c", State.FAILED, failure=CRASH)
     assert table.stand == (FORMING, 2)
@@ -158,13 +158,13 @@ def test_a_node_that_fails_while_others_save_is_a_failure_and_the_leaver_leaves_
 
 
 def test_an_unknown_node_is_asked_to_leave_in_vain() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", leave("nobody"))
     assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ())
 
 
 def test_a_node_that_stands_by_leaves_without_a_notice() -> None:
-    table = heeding("a", "b", "c", "d")
+    table = handling_notices("a", "b", "c", "d")
     table.comes("e")
     asks(table, "e", leave("e"))
     assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ("e-1",))
@@ -173,7 +173,7 @@ def test_a_node_that_stands_by_leaves_without_a_notice() -> None:
 
 
 def test_workers_that_leave_without_a_notice_do_not_leave_the_others_hanging() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     table.says("a", State.SAVED)
     assert table.stand == (FORMING, 2)
     assert table.plan.charged == 0
@@ -183,7 +183,7 @@ def test_workers_that_leave_without_a_notice_do_not_leave_the_others_hanging() -
 
 
 def test_the_run_is_stopped_when_all_have_left() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", stop())
     assert notice(table).ends
     table.says("b", State.SAVED)
@@ -210,7 +210,7 @@ def test_an_operator_does_not_wait_for_training_that_does_not_look() -> None:
 
 
 def test_asked_by_several_nodes_at_once_it_is_one_notice_with_the_earliest_end() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", stop(left_s=60.0))
     table.wait(10.0)
     asks(table, "b", stop(left_s=20.0))
@@ -220,7 +220,7 @@ def test_asked_by_several_nodes_at_once_it_is_one_notice_with_the_earliest_end()
 
 
 def test_a_node_that_is_to_leave_does_not_make_the_end_milder() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     asks(table, "a", stop())
     asks(table, "b", leave("b", left_s=10.0))
     assert (notice(table).ends, notice(table).cause, notice(table).left_s) == (True, Cause.PREEMPTED, 10.0)
@@ -234,7 +234,7 @@ def test_a_run_that_forms_is_stopped_at_once() -> None:
 
 
 def test_a_node_lost_while_saving_does_not_take_the_notice_with_it() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     asks(table, "a", stop())
     table.falls_silent("c")
     table.wait(TTL_S)
@@ -248,7 +248,7 @@ def test_a_node_lost_while_saving_does_not_take_the_notice_with_it() -> None:
 
 
 def test_the_next_world_is_told_how_much_time_is_left_when_it_begins() -> None:
-    table = heeding("a", "b", "c")
+    table = handling_notices("a", "b", "c")
     asks(table, "a", stop())
     table.says("c", State.FAILED, failure=CRASH)
     table.wait(4.0)
@@ -258,14 +258,14 @@ def test_the_next_world_is_told_how_much_time_is_left_when_it_begins() -> None:
 
 
 def test_a_later_generation_that_is_heard_of_does_not_take_the_end_of_the_run_with_it() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.comes("c", history=History(6, world(6, "c-0", "d-0"), 0, ("c", "d")))
     assert (table.stand, notice(table).ends) == ((FORMING, 7), True)
 
 
 def test_a_node_lost_after_it_has_saved_is_no_loss() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.says("b", State.SAVED)
     table.falls_silent("b")
@@ -276,14 +276,14 @@ def test_a_node_lost_after_it_has_saved_is_no_loss() -> None:
 
 
 def test_success_everywhere_is_success_notice_or_not() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.all_say(State.SUCCEEDED, "a", "b")
     assert table.stand == (Phase.FINISHED, 1)
 
 
 def test_some_finish_and_some_leave_is_a_stop() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.says("a", State.SUCCEEDED)
     table.says("b", State.SAVED)
@@ -300,13 +300,13 @@ def test_a_stopped_run_goes_on_above_its_generation_with_its_budget() -> None:
 
 
 def test_who_comes_to_the_same_store_after_the_stop_goes_on_with_the_run() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.all_say(State.SAVED, "a", "b")
     table.wait(STEP_S)
     table.comes("a", life=2)
     table.says("a", State.READY, 2)
-    assert table.stand == (STOPPED, 1), "not everybody has acknowledged it"
+    assert table.stand == (STOPPED, 1), "not every node has acknowledged it"
     table.life_says("a-1", State.LEFT)
     table.says("b", State.LEFT)
     assert table.stand == (FORMING, 2)
@@ -314,7 +314,7 @@ def test_who_comes_to_the_same_store_after_the_stop_goes_on_with_the_run() -> No
 
 def test_a_node_that_stands_by_does_not_undo_a_stop_that_it_has_yet_to_read() -> None:
     """Neither where another coordinator sees it for the first time, nor however long it is cut off."""
-    table = heeding("a", "b", rules=policy(max_nodes=2))
+    table = handling_notices("a", "b", rules=policy(max_nodes=2))
     table.comes("c")
     asks(table, "a", stop())
     table.all_say(State.SAVED, "a", "b")
@@ -328,7 +328,7 @@ def test_a_node_that_stands_by_does_not_undo_a_stop_that_it_has_yet_to_read() ->
 
 
 def test_who_lost_its_lease_while_the_run_was_stopped_does_not_take_it_up_again() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.all_say(State.SAVED, "a", "b")
     table.wait(STEP_S)
@@ -369,7 +369,7 @@ def test_a_finished_run_begins_anew_unless_it_finishes_once() -> None:
 
 
 def test_workers_that_look_save_before_a_node_comes_in() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     table.comes("c")
     table.wait(SETTLE_S)
     assert (table.stand, notice(table).cause) == ((RUNNING, 1), Cause.GROW)
@@ -564,7 +564,7 @@ def test_what_was_asked_stands_until_it_came_true() -> None:
 def test_what_was_asked_of_a_run_before_it_was_stopped_and_taken_up_again_is_void() -> None:
     """The node that asked was cut off meanwhile, and comes back with the ask in its record."""
     for old in (stop(), leave("a")):
-        table = heeding("a", "b")
+        table = handling_notices("a", "b")
         asks(table, "a", stop())
         table.all_say(State.SAVED, "a", "b")
         table.all_say(State.LEFT, "a", "b")
@@ -647,7 +647,7 @@ def test_that_workers_look_at_notices_is_said_once() -> None:
 
 
 def test_a_node_counts_as_leaving_until_its_workers_have_exited() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", leave("b"))
     table.life_says("b-1", State.SAVED, 1)
     table.life_says("a-1", State.SAVED, 1)
@@ -660,7 +660,7 @@ def test_a_node_counts_as_leaving_until_its_workers_have_exited() -> None:
 
 
 def test_a_leaver_that_falls_silent_counts_as_gone_when_it_is_fenced() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", leave("b"))
     table.falls_silent("b")
     table.wait(TTL_S)
@@ -670,7 +670,7 @@ def test_a_leaver_that_falls_silent_counts_as_gone_when_it_is_fenced() -> None:
 
 
 def test_a_stop_is_published_again_when_the_last_worker_has_exited() -> None:
-    table = heeding("a", "b")
+    table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.life_says("a-1", State.SAVED, 1)
     table.life_says("b-1", State.SAVED, 1)

@@ -1,4 +1,4 @@
-"""A coordinator that itself stood still blames nobody for it, and still revokes the dead in the end."""
+"""A coordinator that was paused does not count the pause against nodes, and still revokes dead ones in the end."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from elastic_agent.protocol.codec import (
     MAX_AHEAD,
     MAX_PLAN_BYTES,
-    MAX_TOLD_GENERATION,
+    MAX_REPORTED_GENERATION,
     RecordError,
     check_follows,
     check_whole,
@@ -40,7 +40,7 @@ UNREADABLE = "the run cannot continue"
 POD = "training-job-with-a-name-as-long-as-kubernetes-allows-worker-{:02}"
 
 long_names = st.sampled_from("abcdefghijkl").map(lambda letter: letter * 128)
-edges = st.sampled_from([0, 1, 2, 3, MAX_TOLD_GENERATION, 2**53 - 1, 2**53])
+edges = st.sampled_from([0, 1, 2, 3, MAX_REPORTED_GENERATION, 2**53 - 1, 2**53])
 asks = st.builds(
     StopRequest,
     st.integers(1, 2**31),
@@ -134,7 +134,7 @@ thorough = settings(
 def test_no_record_of_a_node_makes_the_next_plan_unreadable(
     data: st.DataObject, remembered: History | None
 ) -> None:
-    if remembered is not None and remembered.generation > MAX_TOLD_GENERATION:
+    if remembered is not None and remembered.generation > MAX_REPORTED_GENERATION:
         remembered = None  # this machine's own, which it wrote itself
     published = store_of(data, Coordinator(0.0, remembered=remembered))
     assert not [one.reason for one in published if one.reason.startswith(UNREADABLE)]
@@ -156,7 +156,7 @@ def test_not_even_a_plan_that_somebody_else_wrote_is_followed_by_an_unreadable_o
 
 
 def test_a_node_that_tells_of_a_generation_beyond_all_is_reported_and_the_rest_of_its_record_counts() -> None:
-    told = History(MAX_TOLD_GENERATION + 1, world(3, "b-1"))
+    told = History(MAX_REPORTED_GENERATION + 1, world(3, "b-1"))
     reader, rejected = RecordReader("run"), list[str]()
     seen = reader.member("a-1", encode(member("a", history=told)), rejected)
     assert seen == member("a")
@@ -168,8 +168,8 @@ def test_a_node_that_tells_of_a_generation_beyond_all_is_reported_and_the_rest_o
 
 def test_the_highest_generation_that_is_believed_can_be_gone_above_and_remembered() -> None:
     table = running("a", "b")
-    table.comes("c", history=History(MAX_TOLD_GENERATION, world(MAX_TOLD_GENERATION, "c-1")))
-    assert table.stand == (FORMING, MAX_TOLD_GENERATION + 1)
+    table.comes("c", history=History(MAX_REPORTED_GENERATION, world(MAX_REPORTED_GENERATION, "c-1")))
+    assert table.stand == (FORMING, MAX_REPORTED_GENERATION + 1)
     for record in (table.plan, table.plan.history()):
         assert decode(type(record), encode(record)) == record
 
@@ -227,11 +227,11 @@ def test_a_plan_of_an_impossible_version_is_refused(version: int) -> None:
         decode(Plan, encode(plan(FORMING, 1, version)))
 
 
-# -- plans that somebody else wrote ------------------------------------------------------------------
+# -- foreign plans -----------------------------------------------------------------------------------
 
 
 def intrude(table: Table, other: Plan) -> None:
-    table.coordinator.intruded(other, table.now_s)
+    table.coordinator.found_foreign_plan(other, table.now_s)
     table.carry_out()
 
 
@@ -254,7 +254,7 @@ def test_a_plan_of_somebody_else_that_ends_the_run_does_not_end_it_for_the_coord
 def test_a_plan_of_somebody_else_is_gone_above_however_high_its_generation() -> None:
     """Nodes that sealed it follow no plan of a lower one."""
     table = running("a", "b")
-    far = 2 * MAX_TOLD_GENERATION - 1
+    far = 2 * MAX_REPORTED_GENERATION - 1
     intrude(table, plan(RUNNING, far, 9, world=world(far, "a-1", "b-1")))
     assert (table.stand, table.plan.version) == ((FORMING, far + 1), 10)
 

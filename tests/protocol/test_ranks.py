@@ -1,4 +1,4 @@
-"""Who gets which rank: neighbours stay neighbours, and nobody moves who need not."""
+"""The assignment of ranks: neighbours stay neighbours, and no node moves without need."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_pause_of_the_host_does_not_use_up_the_time_to_join(endpoint: Endpoint
                 await a.plan(Phase.FORMING)
                 host.freeze()
                 async with participants("b", endpoint=endpoint, rules=rules, folder=tmp_path) as (b,):
-                    # it knocks in time, but nobody opens before it is too late
+                    # it renews in time, but the renewal is read too late
                     await asyncio.sleep(7.0)
                     host.thaw()
                     await a.running("a", "b")
@@ -253,7 +253,7 @@ def test_trouble_with_one_run_does_not_touch_another(
 
 
 def test_a_run_whose_records_vanish_goes_on_from_what_is_left(endpoint: Endpoint, tmp_path: Path) -> None:
-    """Somebody with access to the port deletes keys: that harms this run for a moment, and no other."""
+    """A client with access to the port deletes keys: this affects only this run, and only for a moment."""
 
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host"):
@@ -331,7 +331,7 @@ def test_more_runs_than_a_store_coordinates_wait_and_the_log_says_so(
     run(story())
 
 
-# -- plans that somebody else wrote ------------------------------------------------------------------
+# -- foreign plans -----------------------------------------------------------------------------------
 
 
 def forge_plans(endpoint: Endpoint, *plans: Plan) -> None:

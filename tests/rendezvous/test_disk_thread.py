@@ -1,4 +1,4 @@
-"""Calls to a disk that hangs: nobody waits for long, and the newest is carried out when the disk is back."""
+"""Calls to a disk that hangs: waits are short, and the newest call is carried out when the disk is back."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elastic_agent.rendezvous.backends.etcd.election import (
-    AwaitVacancy,
+    AwaitNoLeader,
     Campaign,
     Connect,
     Election,
@@ -125,7 +125,7 @@ class Disk:
 
     def perform(self, effect: Effect[Any]) -> Any:
         match effect:
-            case AwaitVacancy():
+            case AwaitNoLeader():
                 return b"life"
             case Campaign():
                 return True

@@ -78,7 +78,7 @@ def test_the_memory_of_a_finished_run_ends_no_new_one_of_that_name(members: Memb
 def test_a_finished_run_does_not_begin_again_because_etcd_lost_the_verdict(
     members: Members, tmp_path: Path
 ) -> None:
-    """Not everybody has heard it yet."""
+    """Not every node has acknowledged it yet."""
     history_store = RunHistoryStore(tmp_path / "state")
     history_store.save(RUN, History(generation=3, outcome=Phase.FINISHED))
     with election(members, history_store):

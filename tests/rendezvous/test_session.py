@@ -206,7 +206,7 @@ def test_a_frozen_store_costs_the_lease_at_its_deadline_and_a_new_incarnation_jo
 def test_an_error_in_what_a_lost_lease_brings_about_ends_the_session(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """Or the agent would live on without a lease, a timer or a word, until somebody kills it."""
+    """Otherwise the agent would hang without a lease, a timer or a message, until it is killed."""
 
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host") as host:
@@ -242,7 +242,7 @@ class WithoutDescriptors:
 def test_a_node_that_cannot_open_a_socket_to_the_bootstrap_store_says_so(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
-    """Or the others would wait for it until the start time-out, and nobody would know why."""
+    """Otherwise the others would wait for it until the start time-out, without a reason in the log."""
 
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host"):
@@ -331,7 +331,7 @@ def test_a_renewal_whose_answer_is_lost_is_found_to_have_happened(endpoint: Endp
                 relay.lose_answers()
                 sent_s = boottime_s()
                 while (stored := await asyncio.to_thread(observer.read_lease, "a-1")) == before:
-                    await asyncio.sleep(0.05)  # nobody tells when it gets there
+                    await asyncio.sleep(0.05)  # there is no event for its arrival
                 assert stored == before.renewed()
                 relay.cut()
                 heard = len(a.told)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_agent.protocol.revisions import RevisionTimes
 from elastic_agent.rendezvous.backends.etcd.election import (
-    AwaitVacancy,
+    AwaitNoLeader,
     Campaign,
     Connect,
     Election,
@@ -85,8 +85,8 @@ class SimulatedElection(Performer):
                 return (yield from super().perform(effect))
             case Connect():
                 self._connection = yield from self._connect()
-            case AwaitVacancy(patience_s):
-                return (yield from self._await_vacancy(min(patience_s, self.cluster.watch_s())))
+            case AwaitNoLeader(patience_s):
+                return (yield from self._await_no_leader(min(patience_s, self.cluster.watch_s())))
             case Campaign():
                 return (yield from self._campaign())
             case Resign():
@@ -103,10 +103,10 @@ class SimulatedElection(Performer):
         connection.store.watch_leader(self)
         return connection
 
-    def _await_vacancy(self, patience_s: float) -> Routine:
+    def _await_no_leader(self, patience_s: float) -> Routine:
         assert self._connection is not None  # connected first
         timeout_s = patience_s + self.cluster.call_s()
-        vacant = yield from self._connection.call("await_vacancy", patience_s, timeout_s=timeout_s)
+        vacant = yield from self._connection.call("await_no_leader", patience_s, timeout_s=timeout_s)
         return LIFE if vacant else None
 
     def _campaign(self) -> Routine:

@@ -67,8 +67,8 @@ class Etcd(Store):
         """Carry out one request."""
         if self.down or self.cluster.over:  # what comes after the run is another run, and not looked at here
             return
-        if method == "await_vacancy":
-            self._await_vacancy(args[0], answer)
+        if method == "await_no_leader":
+            self._await_no_leader(args[0], answer)
             return
         super().serve(method, args, lambda value: answer((self.revision, value)))
 
@@ -180,7 +180,7 @@ class Etcd(Store):
         self._waits = [one for one in self._waits if random.random() >= self.hint_loss]
         super().set_plan(data)
 
-    def _await_vacancy(self, patience_s: float, answer: Answer) -> None:
+    def _await_no_leader(self, patience_s: float, answer: Answer) -> None:
         """Answer when there is no leader key, or that there still is one after a while."""
         if self.leader_key is None:
             answer((self.revision, True))

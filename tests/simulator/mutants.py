@@ -210,7 +210,7 @@ def _takes_the_silent_for_lost(right: Any) -> Any:
 
 def _dates_before_the_write(right: Any) -> Any:
     def written_by(self: revisions.RevisionTimes, store: str, revision: int) -> float | None:
-        known, told = self._told
+        known, told = self._seen
         earlier = [at_s for one, at_s in told if one < revision and store == known]
         return earlier[-1] if earlier else right(self, store, revision)  # type: ignore[no-any-return]
 
@@ -263,7 +263,7 @@ def _gapped_ranks(right: Any) -> Any:
 
 def _highest_generation_first_told(right: Any) -> Any:
     def newest(self: coordinator.Coordinator) -> records.History | None:
-        return max(self._told(), key=lambda one: one.generation, default=None)
+        return max(self._histories(), key=lambda one: one.generation, default=None)
 
     return newest
 

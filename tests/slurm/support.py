@@ -16,7 +16,7 @@ Note = dict[str, Any]
 
 
 def notes(folder: Path, kind: str) -> list[Note]:
-    """What the workers noted down so far (see tests/faults/heeding.py)."""
+    """What the workers noted down so far (see tests/faults/handling_notices.py)."""
     file = folder / "steps.jsonl"
     if not file.exists():
         return []

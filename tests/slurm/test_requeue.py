@@ -36,7 +36,7 @@ def check_next_life(job: Job, reason: str) -> None:
     assert {(one["run_id"], one["restarts"]) for one in born} == {(f"slurm-{job.id}", 0)}
     assert len(born) == len(left)
     assert job.facts()["Restarts"] == "1"
-    assert job.output.count("all workers have") == len(left)  # one asked, and everybody was told once
+    assert job.output.count("all workers have") == len(left)  # one request, and one notice to each
     assert job.output.count("requeueing the job") == 1  # what is said after that, Slurm may cut off
 
 
@@ -101,7 +101,7 @@ def without_its_first_node(slurm: Slurm, folder: Path, *options: str) -> Job:
 
 
 def test_a_job_that_lost_the_node_of_its_batch_script_is_requeued(slurm: Slurm, folder: Path) -> None:
-    """Slurm would leave it running, with nobody training, until its time limit."""
+    """Slurm would leave it running, without any training, until its time limit."""
     job = without_its_first_node(slurm, folder)
     assert job.wait_state("PENDING", "FAILED", "CANCELLED") == "PENDING"
     assert job.facts()["Restarts"] == "1"

@@ -1,4 +1,4 @@
-"""What the job scripts of ``deploy/slurm`` run in the tests: training that heeds notices (``tests/faults/heeding.py``).
+"""The script that ``deploy/slurm`` runs in the tests: handles notices (see ``tests/faults/handling_notices.py``).
 
 It saves and notes what it does in the job's folder, or in the one that ``--checkpoints`` names, until the file
 ``finish`` is there.
@@ -11,7 +11,7 @@ import runpy
 import sys
 from pathlib import Path
 
-TRAINING = Path(__file__).resolve().parents[1] / "faults" / "heeding.py"
+TRAINING = Path(__file__).resolve().parents[1] / "faults" / "handling_notices.py"
 
 
 def main() -> None:

@@ -264,7 +264,7 @@ class Container:
         while not (found := look()):
             if time.monotonic() > deadline_s:
                 raise AssertionError(f"waited {timeout_s:g} s for {what} in {self.name}\n{self.story()}")
-            time.sleep(LOOK_EVERY_S)  # another machine's systemd tells nobody here
+            time.sleep(LOOK_EVERY_S)  # another machine's systemd sends no events
         return found
 
     def wait_state(self, unit: str, *states: str, timeout_s: float = PATIENCE_S) -> str:

@@ -26,7 +26,7 @@ Environment=OMP_NUM_THREADS=1
 
 SERVER = """\
 [Service]
-# The Python of these tests may be installed in somebody's home.
+# The Python of these tests may be installed in a home directory.
 ProtectHome=read-only
 """
 """A drop-in for ``elastic-rendezvous``."""

@@ -100,10 +100,10 @@ def test_it_is_up_when_it_waits_for_other_machines(machine: Container) -> None:
 
 
 def test_it_is_not_up_while_it_looks_for_the_store_and_can_be_stopped_then(machine: Container) -> None:
-    nobody = "n1:9"
-    job = Job("lonely", [machine], {"rdzv_backend": "etcd", "rdzv_endpoint": nobody})
+    unreachable = "n1:9"
+    job = Job("lonely", [machine], {"rdzv_backend": "etcd", "rdzv_endpoint": unreachable})
     machine.systemctl("enable", "--now", "--no-block", job.unit)
-    job.wait_status(rf"waiting for the store at {nobody}: .+")
+    job.wait_status(rf"waiting for the store at {unreachable}: .+")
     assert machine.show(job.unit, "ActiveState")["ActiveState"] == "activating"
     processes = machine.processes(job.unit)
     machine.systemctl("stop", job.unit)

@@ -68,7 +68,7 @@ def main() -> None:
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     print("a line of the worker's own", flush=True)
     agreement = client.Agreement() if (FOLDER / "notices").exists() else None
-    # The decision to end is taken by all at the same step, as whoever left alone would leave the others hanging.
+    # All ranks decide to end at the same step, because one that left alone would leave the others hanging.
     while True:
         state = torch.tensor([len(told), (FOLDER / "finish").exists()], dtype=torch.int64)
         dist.all_reduce(state)

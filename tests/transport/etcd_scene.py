@@ -1,4 +1,4 @@
-"""A run in a real etcd. By itself, because whoever forks processes must not have imported gRPC before."""
+"""A run in a real etcd. A separate module, because a process that forks must not have imported gRPC before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastic_agent.transport.etcd import (
     KeptLeases,
     Leadership,
     RunKeys,
-    await_vacancy,
+    await_no_leader,
     campaign_for,
     run_life,
 )
@@ -35,7 +35,7 @@ def campaign(
     client: EtcdClient, keys: RunKeys, who: str, lease_ttl_s: float, patience_s: float
 ) -> Leadership | None:
     """Become the run's coordinator as soon as there is none; None if there still was one after a while."""
-    life = await_vacancy(client, keys, patience_s)
+    life = await_no_leader(client, keys, patience_s)
     sent_s = time.monotonic()
     leadership = campaign_for(client, keys, who, lease_ttl_s, life) if life is not None else None
     if leadership is not None:
@@ -84,10 +84,10 @@ class EtcdScene(Scene):
     def leadership(
         self, run_id: str = "run", lease_ttl_s: float = LEASE_TTL_S, patience_s: float = 0.01
     ) -> Leadership:
-        """The office of a new coordinator; nobody else is in it."""
+        """The leadership of a new coordinator; there is no other leader."""
         run_life(self.client(), self.keys(run_id))  # a node has come
         leadership = campaign(self.client(), self.keys(run_id), "a test", lease_ttl_s, patience_s)
-        assert leadership is not None, "somebody else coordinates"
+        assert leadership is not None, "another agent coordinates"
         self._open.callback(leadership.resign)
         return leadership
 
@@ -115,7 +115,7 @@ class EtcdScene(Scene):
 
 
 class EtcdStranger:
-    """Somebody who writes by hand."""
+    """A client that writes by hand."""
 
     def __init__(self, client: EtcdClient) -> None:
         self._client = client

@@ -87,7 +87,7 @@ def forge(client: StoreClient, root: str, *plans: Plan) -> None:
 
 
 class Stranger(Protocol):
-    """Somebody who writes by hand what we never would."""
+    """A client that writes by hand what agents never write."""
 
     def set(self, key: str, value: bytes) -> object: ...
 
@@ -95,7 +95,7 @@ class Stranger(Protocol):
 
 
 class Scene(ABC):
-    """A store of one kind, and whoever connects to it."""
+    """A store of one kind, and its clients."""
 
     complaints: list[str]
     """What the links found in the store that should not be there."""
@@ -106,7 +106,7 @@ class Scene(ABC):
 
     @abstractmethod
     def coordinator(self, run_id: str = "run") -> CoordinatorLink:
-        """A connection of whoever coordinates."""
+        """A connection of the coordinator."""
 
     @abstractmethod
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
@@ -126,7 +126,7 @@ class Scene(ABC):
 
     @abstractmethod
     def lose_store(self) -> None:
-        """End the store under everybody."""
+        """End the store while clients use it."""
 
     def joined(self, *names: str, run_id: str = "run") -> NodeLink:
         """A connection that has registered these."""

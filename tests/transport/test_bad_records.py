@@ -1,4 +1,4 @@
-"""Whatever is written into the store, or sent to its port, by hand: reported, ignored, nobody else disturbed."""
+"""Anything written into the store, or sent to its port, by hand is reported and ignored, without effect on others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BAD_MEMBERS = {
     "oversized": (b'"' + b"x" * MAX_RECORD_BYTES + b'"', "at most"),
     "of another version": (edited(encode(member("bad")), version=2), "of version 2"),
     "slots below one": (edited(encode(member("bad")), slots=0), "slots"),
-    "of somebody else": (encode(member("good")), "its name field is good"),
+    "of another node": (encode(member("good")), "its name field is good"),
 }
 
 

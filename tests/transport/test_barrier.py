@@ -74,7 +74,7 @@ def test_the_last_comer_and_one_who_calls_off_race_and_all_hear_the_same() -> No
         assert len(set(heard)) == 1
         outcomes.add(heard[0])
         store.close()
-    assert outcomes, "either may win; what counts is that nobody hears something else"
+    assert outcomes, "either may win, but the result is the same for all"
 
 
 def test_who_waited_long_enough_calls_it_off(store: BootstrapStore) -> None:

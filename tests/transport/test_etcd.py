@@ -122,7 +122,7 @@ def test_an_office_lasts_longer_than_its_lease(etcd_scene: EtcdScene) -> None:
 def test_a_successor_knows_from_the_coordinators_marks_by_when_leases_were_renewed(
     etcd_scene: EtcdScene,
 ) -> None:
-    """The lease of the coordinator's own node is read first by whoever takes over, some time after its last renewal."""
+    """The lease of the coordinator's own node is first read by its successor, some time after its last renewal."""
     first, keys, client = etcd_scene.leadership(), etcd_scene.keys(), etcd_scene.client()
     thread = AbandonableThread("candidate")
     standing = thread.submit(lambda: campaign(client, keys, "next", 5.0, 10 * PATIENCE_S))
@@ -432,7 +432,7 @@ def test_records_nobody_renews_go_by_themselves(
         revision = news.next_revision - 1
     assert not node.renew(lease("a"), lease("a").renewed())
     node.write(member("a", state=State.LEFT))
-    assert etcd_scene.client().get(keys.member("a")) is None, "a word alone makes nobody known"
+    assert etcd_scene.client().get(keys.member("a")) is None, "a member record alone does not register a node"
     assert node.register(member("a"), lease("a")) == lease("a")
 
 
@@ -482,7 +482,7 @@ def test_nothing_of_a_finished_run_is_left_and_other_runs_stay(etcd_scene: EtcdS
 def test_an_agent_that_slept_through_the_end_of_its_run_finds_another_life_of_it(
     etcd_scene: EtcdScene,
 ) -> None:
-    """As in a new store: plan versions start anew."""
+    """As in a new store: plan versions restart."""
     sleeper = etcd_scene.joined("a")
     leadership = etcd_scene.leadership()
     leadership.publish(plan(1))
@@ -521,7 +521,7 @@ def test_a_run_whose_records_were_removed_has_no_coordinator_until_a_node_comes(
     standing = thread.submit(lambda: campaign(client, keys, "sleeper", 5.0, 10 * PATIENCE_S))
     assert waits.wait(PATIENCE_S)
     etcd_scene.node()
-    assert standing.result(PATIENCE_S) is None, "it stands anew, for this life of the run"
+    assert standing.result(PATIENCE_S) is None, "it takes part again, in this life of the run"
     leadership = etcd_scene.leadership()
     assert leadership.read_plan() is None
     assert leadership.read_ended() == ENDED

@@ -139,12 +139,12 @@ def dial_until_answered(scene: EtcdScene) -> Any:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
 def test_members_are_named_by_any_kind_of_address(tmp_path: Path, host: str) -> None:
-    (nobody,) = free_ports(1)
+    (closed,) = free_ports(1)
     plain = host.strip("[]")
     with EtcdCluster(tmp_path, hosts=("127.0.0.1", "[::1]")) as cluster:
         port = cluster.members[0].client_port
-        endpoint = Endpoint(plain, nobody, (Endpoint(plain, port),))
-        assert str(endpoint) == f"{host}:{nobody},{host}:{port}"
+        endpoint = Endpoint(plain, closed, (Endpoint(plain, port),))
+        assert str(endpoint) == f"{host}:{closed},{host}:{port}"
         client, _ = Members(endpoint, ACCESS).dial()
         assert client.endpoint == Endpoint(plain, port)
         assert client.local_address in ("127.0.0.1", "::1")

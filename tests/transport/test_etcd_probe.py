@@ -1,4 +1,4 @@
-"""Who is at the endpoint, and what is said of whoever is no etcd that takes us: TLS, certificates, other programs."""
+"""What answers at the endpoint, and the errors for anything but a usable etcd: TLS, certificates, other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever can reach the port can say anything: no bytes crash the store or keep it from serving the others.
+"""A client that reaches the port can send anything: no bytes crash the store or keep it from serving the others.
 
 What such a caller can do all the same is to write and delete keys, and to fill the host's memory: the port is for
 the cluster's own network.
@@ -45,7 +45,7 @@ def wrong_lengths() -> Iterator[bytes]:
 
 
 def wrong_use() -> Iterator[bytes]:
-    """Well-formed commands on what they do not fit, and waits whose end nobody sees."""
+    """Well-formed commands on what they do not fit, and waits whose end is not read."""
     for value in (b"", b"text", b"9" * 40, b"9223372036854775807"):
         yield bytes([SET]) + text(b"n") + text(value) + bytes([ADD]) + text(b"n") + struct.pack("=q", 1)
     for command in (GET, QUEUE_POP, QUEUE_LEN, DELETE):

@@ -105,7 +105,7 @@ def test_a_torchrun_store_is_there() -> None:
 
 
 def test_an_endpoint_elsewhere_is_not_hosted_here() -> None:
-    """192.0.2.1 is nobody's by standard: refused, dropped or without a route, by machine."""
+    """192.0.2.1 is reserved by standard: refused, dropped or without a route, depending on the machine."""
     with pytest.raises(UnreachableError, match=r"192\.0\.2\.1"):
         c10d.find_or_host(Endpoint("192.0.2.1", 29400), 0.3)
 
@@ -138,21 +138,21 @@ def test_the_whole_conversation_works_at(address: str) -> None:
 
 def test_of_several_processes_exactly_one_hosts_and_another_takes_over_when_it_is_killed() -> None:
     endpoint = free_endpoint()
-    with peers(4, endpoint) as everybody:
+    with peers(4, endpoint) as all_peers:
         seen = set()
-        while everybody:
-            for peer in everybody:
+        while all_peers:
+            for peer in all_peers:
                 peer.ask()
-            answers = [peer.hear() for peer in everybody]
-            hosts = [peer for peer, (hosting, _) in zip(everybody, answers, strict=True) if hosting]
+            answers = [peer.hear() for peer in all_peers]
+            hosts = [peer for peer, (hosting, _) in zip(all_peers, answers, strict=True) if hosting]
             stores = {store_id for _, store_id in answers}
             assert len(hosts) == 1
-            assert len(stores) == 1, "everybody meets in the same store"
+            assert len(stores) == 1, "all peers use the same store"
             assert not stores & seen, "and it is a new one each time"
             seen |= stores
-            assert everybody[0].elect()[1] in stores, "it stays while its host lives"
+            assert all_peers[0].elect()[1] in stores, "it stays while its host lives"
             hosts[0].kill()
-            everybody.remove(hosts[0])
+            all_peers.remove(hosts[0])
         assert isinstance(why_not(endpoint), UnreachableError)
 
 
@@ -166,7 +166,7 @@ def test_a_frozen_host_stalls_neither_dialling_nor_those_who_leave_their_thread_
         error = why_not(endpoint, 0.3)
         assert isinstance(error, UnreachableError)
         assert "frozen" in str(error)
-        assert c10d.find_or_host(endpoint, 0.3) is None, "its port is taken: nobody else may host"
+        assert c10d.find_or_host(endpoint, 0.3) is None, "its port is taken: no other process may host"
         abandonable, writing = AbandonableThread("stuck"), AbandonableThread("writing")
         stuck = abandonable.submit(link.read_plan)
         written = writing.submit(lambda: writer.write(member("a")))

@@ -78,7 +78,7 @@ class News:
         return line.decode()
 
     def silent(self) -> bool:
-        """Whether nobody has told anything since the last line."""
+        """Whether no message has come since the last line."""
         return not self._rest and not select.select((self._fd,), (), (), 0)[0]
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class News:
 
 
 class Watched:
-    """A process, whoever's child, whose end can be awaited."""
+    """A process, not necessarily a child, whose end can be awaited."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

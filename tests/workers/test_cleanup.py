@@ -85,7 +85,7 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def until_seen(cleanup: Cleanup, file: Path) -> None:
     ends_s = time.monotonic() + PATIENCE_S
-    while not any(name == file.name for name, _ in cleanup._sweep._judged):
+    while not any(name == file.name for name, _ in cleanup._sweep._classified):
         assert time.monotonic() < ends_s, f"{file} was not seen"
         time.sleep(0.005)  # nothing tells
 

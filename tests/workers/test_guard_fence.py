@@ -254,7 +254,7 @@ SCREAM = "import os; os.write(2, b'x' * 1000)\nwhile True: os.write(2, b'y' * 65
 
 @contextmanager
 def blocked_agent(kind: str) -> Iterator[StandIn]:
-    """An agent whose stderr nobody reads."""
+    """An agent whose stderr is not read."""
     if kind == "pipe":
         read_end, write_end = os.pipe()
     elif kind == "terminal":

@@ -274,7 +274,7 @@ def test_a_process_asleep_in_the_kernel_does_not_hold_up_the_others(driver: Driv
     driver.guard.spawn(2, [program(0, *SLEEP)])
     driver.until(Spawned)
     driver.guard.stop(LONG_S)
-    assert driver.until(Stopped) == Stopped(2, ())  # nobody waits for it again
+    assert driver.until(Stopped) == Stopped(2, ())  # it is not waited for again
     with watching(frozen) as (process,):
         (freezer / "freezer.state").write_text("THAWED")
         assert process.ended()

@@ -245,7 +245,7 @@ def test_a_run_may_be_called_latest(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "latest") == "%6Catest"
 
 
-# --- runs that nobody named -----------------------------------------------------------------------
+# --- unnamed runs ---------------------------------------------------------------------------------
 
 
 def unnamed_run(log_dir: Path, run_id: str, age_s: float) -> LogFolders:

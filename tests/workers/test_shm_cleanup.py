@@ -119,7 +119,7 @@ def test_what_was_there_before_stays(hold: MakeHolder) -> None:
 
 
 def test_what_nobody_was_seen_to_hold_stays(hold: MakeHolder) -> None:
-    """Somebody else's, made, closed and to be attached to again."""
+    """Another program's: made, closed and to be attached to again."""
     sweep = SharedMemorySweep(trust_pids=True)
     stranger = hold(psm(), "closed")
     sweep.note([os.getpid()])

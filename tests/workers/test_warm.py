@@ -388,7 +388,7 @@ def standbys_of(guard_pid: int) -> set[int]:
 
 
 def await_standbys(guard_pid: int) -> set[int]:
-    """Some standbys. The guard tells nobody of them, so there is nothing to wait for but them."""
+    """Some standbys. The guard sends no event for them, so they have to be polled."""
     ends = time.monotonic() + PATIENCE_S
     while not (found := standbys_of(guard_pid)):
         assert time.monotonic() < ends, "no standby came"

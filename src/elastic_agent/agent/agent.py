@@ -1,4 +1,4 @@
-"""The elastic agent of one node: puts the parts together and sees one node through the run."""
+"""The elastic agent of one node: assembles the components and runs the node to the end of its part in the run."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ from .signals import Meanings, SignalDesk
 from .supervisor import Ending, Graces, Parts, Supervisor
 
 RELEASE_S = 5.0
-"""How long to try to take a finished run's name off the store, where it was agreed for the job."""
+"""How long to try to remove a finished run's name from the store, if it was agreed for the job."""
 
 RECORD_TIMEOUT_S = 1.0
 """How long the disk may take to take the record of this node's processes."""
 
 LAST_ANSWERS_S = 2.0
-"""How long the last answers to ``drain`` and ``stop`` may take to get out."""
+"""How long sending the last answers to ``drain`` and ``stop`` may take."""
 
 OUTPUT_PATIENCE_S = 5.0
-"""How long the last lines of workers' output may take to come out at the end."""
+"""How long writing the last lines of workers' output may take at the end."""
 
 
 class EndedAtOnceError(Exception):
-    """A second signal: the operator wants the agent gone now."""
+    """A second signal: the agent exits at once."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"terminated by {signal.Signals(signum).name}")
@@ -129,7 +129,7 @@ class Agent(ElasticAgent):
     # -- torch's interface ----------------------------------------------------------------------
 
     def run(self, role: str = "default") -> RunResult:
-        """See the node through the run; returns when its part is over.
+        """Run the node until its part in the run is over.
 
         Raises:
             EndedAtOnceError: a second signal came.
@@ -196,7 +196,7 @@ class Agent(ElasticAgent):
             self._backend.close()
 
     async def _agree_on_run(self, console: ConsoleReporter) -> str | Ending:
-        """The run's id: given, or agreed with whoever else meets at the endpoint."""
+        """The run's id: given, or agreed with the other agents at the endpoint."""
         settings = self._settings
         if settings.rdzv_id is not None:
             self._backend.set_run_id(settings.rdzv_id)
@@ -216,9 +216,9 @@ class Agent(ElasticAgent):
             raise _unwritable(settings.state_dir, error) from None
 
     async def _has_finished_before(self, run_id: str) -> bool:
-        """Whether this start is of a run that is not run again: no store has to say so.
+        """Whether this run has finished and is not run again, by the local run history: no store is needed to find out.
 
-        The agent that would host the store reads the same memory, and may have ended before this one dials.
+        The agent that would host the store reads the same history, and may have ended before this one dials.
         """
         history = await self._recall(run_id) if self._settings.finish_once else None
         return history is not None and history.settled and history.outcome is Phase.FINISHED
@@ -315,7 +315,7 @@ class Agent(ElasticAgent):
             return None
 
     async def _host_on(self) -> None:
-        """A host keeps serving until nobody needs its store any more."""
+        """A host keeps serving until no run needs its store any more."""
         self._signals.hosting_on = True
         self._publish(events.Hosting(tuple(self._backend.busy_with)))
         while self._backend.busy_with:
@@ -323,7 +323,7 @@ class Agent(ElasticAgent):
             self._publish(events.Hosting(tuple(self._backend.busy_with)))
 
     async def _requeue(self, ending: Ending) -> None:
-        """Put the job back into the queue, if that is what to do and nobody else does."""
+        """Requeue the job, if it is to be requeued and this agent is the one to do it."""
         if self._supervisor is None:
             return
         policy = RequeuePolicy.of(self._settings)
@@ -343,11 +343,11 @@ class Agent(ElasticAgent):
         return await self._session.status() if self._session is not None else ""
 
     def _headline(self) -> str:
-        """How it stands, for systemd."""
-        assert self._console is not None  # it asks while the loop runs
+        """The agent's status, for systemd."""
+        assert self._console is not None  # called while the loop runs
         return self._console.headline(self._supervisor.step if self._supervisor is not None else None)
 
-    # -- what the node says of itself -----------------------------------------------------------
+    # -- the node's record ----------------------------------------------------------------------
 
     def _member(self, lock: NodeIdLock, incarnation: str) -> Member:
         settings = self._settings
@@ -373,7 +373,7 @@ class Agent(ElasticAgent):
         await self._disk.call_async("seat", record, RECORD_TIMEOUT_S)
 
     def _processes(self) -> list[tuple[int, int]]:
-        """What a successor must find gone: the guard, which takes everything of ours with it."""
+        """The processes that must be gone before a successor starts: the guard, which all workers end with."""
         ticks = start_ticks(self._guard.pid)
         return [(self._guard.pid, ticks)] if ticks is not None else []
 

@@ -23,7 +23,7 @@ from elastic_agent.values import Endpoint, EtcdAccess
 
 
 def configured_backend(settings: Settings, password: str) -> RendezvousBackend:
-    """The place for the backend that the settings name; ``password``: for etcd, from the environment.
+    """The rendezvous backend that the settings name; ``password``: for etcd, from the environment.
 
     Raises:
         UsageError: the password cannot be read.
@@ -64,7 +64,7 @@ REDIAL_S = 0.5
 
 
 async def agree_on_run(backend: RendezvousBackend, fingerprint: str, publish: Callable[[Event], None]) -> str:
-    """The id of this job's run at the endpoint; dials until somebody answers.
+    """The id of this job's run at the endpoint; dials until the store answers.
 
     Raises:
         NotAStoreError: something else answers there.

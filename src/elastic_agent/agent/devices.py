@@ -12,7 +12,7 @@ def count_slots(wanted: str) -> int:
     """The number of workers for a value that config has validated.
 
     Raises:
-        UsageError: the machine has none of the devices that were asked for.
+        UsageError: the machine has none of the requested devices.
     """
     if (fixed := _without_devices(wanted)) is not None:
         return fixed
@@ -27,7 +27,7 @@ def count_slots(wanted: str) -> int:
 
 
 def likely_slots(wanted: str) -> int | None:
-    """The same as far as it can be told without torch; None if only torch knows."""
+    """The same without importing torch; None if that requires torch."""
     if wanted == "gpu-or-1" and not _has_device_files():
         return 1
     return _without_devices(wanted)

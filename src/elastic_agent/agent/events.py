@@ -1,7 +1,7 @@
-"""What happens on a node, as one typed event each, and how the events reach what shows or records them.
+"""The events on a node, one type each, and their delivery to the reporters that show or record them.
 
-The events of the session with the store, those of the guard, and what the node announces and how it departs are
-passed on as they are; the types defined here are for everything else.
+The events of the session with the store and of the guard, and the node's announcements and departure, are passed on
+unchanged; the types defined here are for everything else.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Requeued(AgentEvent):
 
 @dataclass(frozen=True)
 class LeaveSignalled(AgentEvent):
-    """A signal asks this node to leave the run."""
+    """A signal makes this node leave the run."""
 
     reason: str
 
@@ -107,7 +107,7 @@ class StopRequested(AgentEvent):
 
 @dataclass(frozen=True)
 class NoticeGiven(AgentEvent):
-    """The workers are to save and exit. ``delivered``: some run that could be told."""
+    """The workers are to save and exit. ``delivered``: at least one that runs got the notice."""
 
     generation: int
     notice: Notice
@@ -119,14 +119,14 @@ class NoticeGiven(AgentEvent):
 
 @dataclass(frozen=True)
 class NoticesHandled(AgentEvent):
-    """A worker of this generation was seen to look at notices."""
+    """A worker of this generation handles notices."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class WorkerLeft(AgentEvent):
-    """A worker said that it saved and leaves, and then exited with another code than 0."""
+    """A worker reported that it saved and leaves, and then exited with a code other than 0."""
 
     worker_id: str
     returncode: int
@@ -134,7 +134,7 @@ class WorkerLeft(AgentEvent):
 
 @dataclass(frozen=True)
 class WorkersInterrupted(AgentEvent):
-    """A worker was ended by a signal that asks this node to stop as well: neither a failure nor a success."""
+    """A worker was ended by a signal that makes this node stop as well: neither a failure nor a success."""
 
     generation: int
     failure: Failure
@@ -211,7 +211,7 @@ class Publisher:
         self._reported: list[Subscriber] = []
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Hand it every event from now on; what it raises is logged once and disturbs nothing else."""
+        """Hand it every event from now on; its first exception is logged, and none affects other subscribers."""
         self._subscribers.append(subscriber)
 
     def __call__(self, event: Event) -> None:

@@ -1,10 +1,10 @@
 """Which node this agent is, and whether its predecessor's workers are gone.
 
-A node id must come back after the agent or the machine restarts. So the ids of a machine's agents are
-seats on its disk: one lock file per run and id, held with ``flock`` for the agent's life (the kernel lets
-go of it however the agent dies). The first agent of a machine takes ``<host>``, the second ``<host>-2``, and
-after both restart the same two are taken again. The file also says which processes the holder started, by
-pid and start time, so that a successor can prove them gone.
+A node id must be the same after the agent or the machine restarts. So each id of a machine's agents has a lock file
+on its disk, one per run and id, held with ``flock`` for the agent's life (the kernel releases it however the agent
+dies). The first agent of a machine takes ``<host>``, the second ``<host>-2``, and after both restart the same two
+are taken again. The file also lists the processes that the holder started, by pid and start time, so that a
+successor can prove them gone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elastic_agent.linux import boot_id, pid_namespace, start_ticks
 MAX_AGENTS_PER_MACHINE = 256
 
 KEPT_RUNS = 200
-"""Of so many runs the seats are remembered, the newest, and of all that go on."""
+"""The node-id locks of this many runs are kept, the newest, and those of all that are in progress."""
 
 LOCK_ATTEMPTS = 100
 """An agent that sweeps may take away the file that is to be locked, but hardly so often."""
@@ -60,7 +60,7 @@ class NodeIdLock:
     _released: bool = False
 
     def record(self, incarnation: str, processes: list[Process]) -> None:
-        """Write down who holds the seat now, and the processes a successor has to look for. Raises OSError.
+        """Record the holder of the lock, and the processes that a successor has to look for. Raises OSError.
 
         May be called in a thread, as the disk may hang; after the release it does nothing.
         """
@@ -98,7 +98,7 @@ def acquire_node_id(
         wait_s: how long to wait for a dead predecessor's processes to be gone.
 
     Raises:
-        IdentityError: the explicit id is held by a living agent of this machine, or no id is free.
+        IdentityError: the explicit id is held by a live agent of this machine, or no id is free.
         OSError: the folder cannot be written.
     """
     if wanted is not None:
@@ -136,15 +136,15 @@ def _lock(path: Path) -> int | None:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return None
             raise
-        os.close(handle)  # it was swept in between: nobody else would find this lock
+        os.close(handle)  # it was removed in between: no other agent would find this lock
     raise FileNotFoundError(errno.ENOENT, "the file is removed again as soon as it is created", str(path))
 
 
 def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> None:
-    """Forget the seats of runs that no agent of this machine takes part in, but for the newest runs.
+    """Remove the node-id locks of runs that no agent of this machine takes part in, but for the newest runs.
 
-    What is lost with them is who held a seat last, and that lease ran out long ago. Several agents may sweep at
-    once; nothing is raised.
+    What is lost with a lock is its last holder, whose lease ran out long ago. Several agents may do this at once;
+    nothing is raised.
 
     Args:
         nodes: where the runs' folders are.
@@ -160,7 +160,7 @@ def prune_node_ids(nodes: Path, keep: int = KEPT_RUNS, at_most: int = 100) -> No
                 with locked(path) as handle:
                     if is_at(handle, path):  # else it is a new one, and not locked by us
                         path.unlink()
-            folder.rmdir()  # fails if a seat is held, or something else is in it
+            folder.rmdir()  # fails if a lock is held, or something else is in it
 
 
 def _last_used_s(folder: Path) -> float:
@@ -168,10 +168,10 @@ def _last_used_s(folder: Path) -> float:
 
 
 def _proven_gone(handle: int, wait_s: float) -> str | None:
-    """The last holder's incarnation, if none of the processes it wrote down lives any more.
+    """The last holder's incarnation, if none of the processes that it recorded is alive.
 
     Only processes of this boot, in this pid namespace, can be looked for. Another boot id proves nothing: it may be
-    that of another machine, and neither the name nor the machine id of a container tells on which machine it was.
+    that of another machine, and neither the name nor the machine id of a container identifies its machine.
     """
     try:
         body = json.loads(os.pread(handle, 4096, 0) or b"{}")
@@ -192,7 +192,7 @@ def _await_end(process: Process, wait_s: float) -> bool:
         return True
     try:
         if start_ticks(pid) != ticks:
-            return True  # the pid belongs to somebody else now
+            return True  # the pid belongs to another process now
         readable, _, _ = select.select([handle], [], [], wait_s)
         return bool(readable)
     finally:

@@ -1,4 +1,4 @@
-"""From settings in force to an exit code: starts this node's agent and says how it ended."""
+"""From settings in force to an exit code: starts this node's agent and reports how it ended."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def launch(
     ``password``: for etcd, taken out of the environment before the guard was started.
 
     Raises:
-        UsageError: what only this machine can tell is wrong with the settings.
+        UsageError: the settings are wrong for this machine.
     """
     settings = resolved.settings
     try:
         return _run(settings, guard, manager, stop_signals, password)
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no reader, or is closed
                 stream.flush()
 
 

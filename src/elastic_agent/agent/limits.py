@@ -22,7 +22,7 @@ MOST_TASKS_TRIED = 64
 def check_limits(slots: int) -> None:
     """An agent and so many workers have descriptors and processes enough.
 
-    Below these numbers the agent would wait for ever, or end with an error that does not name the cause.
+    Below these numbers the agent would hang, or end with an error that does not name the cause.
 
     Raises:
         UsageError: they have not, or this Python cannot be started again.
@@ -44,9 +44,9 @@ def check_open_files(slots: int) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = AGENT_FILES + FILES_PER_WORKER * slots
     if limit != resource.RLIM_INFINITY and limit < wanted:
-        whom = f" for {_workers(slots)}" if slots else ""
+        needed_for = f" for {_workers(slots)}" if slots else ""
         raise UsageError(
-            f"a process of this user can have only {limit} open files; expected at least {wanted}{whom}: "
+            f"a process of this user can have only {limit} open files; expected at least {wanted}{needed_for}: "
             "raise the limit (ulimit -n; in a service LimitNOFILE)"
         )
 

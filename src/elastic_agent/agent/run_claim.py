@@ -1,8 +1,8 @@
-"""One run, one endpoint: who else on this state directory takes part in a run of the same name elsewhere.
+"""Claims a run for one endpoint among the agents that share a state directory.
 
-What a machine remembers of a run is kept by the run's name alone, so that a run whose store moves to another host (a
-job that is queued again, say) goes on where it was. Two runs of one name at two endpoints would go on from each other's
-state. So the agents of a run share a lock on a file that names their endpoint, for as long as they live; an agent with
+A machine stores the history of a run by the run's name alone, so that a run whose store moves to another host (a
+requeued job, say) resumes where it was. Two runs of one name at two endpoints would resume from each other's state.
+So the agents of a run share a lock on a file that names their endpoint, for as long as they live; an agent with
 another endpoint finds it locked and refuses to start.
 """
 
@@ -26,18 +26,18 @@ CLAIM_FILE = "=endpoint.lock"
 """No node can have this name; swept with the locks of the run's nodes."""
 
 PATIENCE_S, PAUSE_S = 10.0, 0.1
-"""How long the agents of another endpoint are waited for, which may just be ending (a job that is queued again)."""
+"""How long to wait for agents of another endpoint, which may just be ending (a requeued job)."""
 
 DIAL_TIMEOUT_S = 2.0
 
 
 class RunElsewhereError(Exception):
-    """A run of this name goes on at another endpoint; the message names it."""
+    """A run of this name is in progress at another endpoint; the message names it."""
 
 
 @dataclass(frozen=True)
 class ClaimedEndpoint:
-    """An endpoint, and what tells it from others whatever it is called on which machine."""
+    """An endpoint, and keys that identify it under any of its names and on any machine."""
 
     shown: str
     backend: str
@@ -49,7 +49,7 @@ class ClaimedEndpoint:
 
     @classmethod
     def of(cls, endpoint: Endpoint | None, backend: str) -> ClaimedEndpoint:
-        """The place that these settings name; None: a store of this agent's own."""
+        """The endpoint in these settings; None: a store of this agent's own."""
         boot = boot_id()
         if endpoint is None or not endpoint.port:
             return cls("a standalone endpoint", backend, boot, [f"{boot} {os.getpid()}"], [])
@@ -63,7 +63,7 @@ class ClaimedEndpoint:
         return not {*self.keys}.isdisjoint(other.keys)
 
     def may_be_in_use(self) -> bool:
-        """Whether the agents that named it may live. A file server keeps the locks of a dead machine for a while."""
+        """Whether the agents that locked it may be alive. A file server keeps a dead machine's locks for a while."""
         if not self.dial or self.boot == boot_id():
             return True
         host, port = self.dial
@@ -96,10 +96,10 @@ class RunClaim:
 
     @classmethod
     def take(cls, folder: Path, claimed: ClaimedEndpoint, patience_s: float = PATIENCE_S) -> RunClaim:
-        """Take part in the run whose locks lie in ``folder``, at this place. Blocks.
+        """Take part in the run whose locks are in ``folder``, at this endpoint. Blocks.
 
         Raises:
-            RunElsewhereError: living agents take part in a run of that name at another place, and go on doing so.
+            RunElsewhereError: live agents take part in a run of that name at another endpoint, and continue to.
             OSError: the folder cannot be written.
         """
         path = folder / CLAIM_FILE
@@ -124,9 +124,9 @@ class RunClaim:
 
 
 def _share(handle: int, claimed: ClaimedEndpoint) -> ClaimedEndpoint | None:
-    """Share the lock, and read which place the file names; None while another agent writes it.
+    """Share the lock, and read which endpoint the file names; None while another agent writes it.
 
-    A file that no agent has locked is made to name this place.
+    A file that no agent has locked is rewritten with this endpoint.
     """
     if _locked(handle, fcntl.LOCK_EX):
         os.ftruncate(handle, 0)

@@ -1,4 +1,4 @@
-"""What signals ask of an agent: this node leaves, the whole run saves and ends, or the agent ends at once."""
+"""Signals to the agent: this node leaves, the whole run saves and ends, or the agent exits at once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from elastic_agent.protocol import Cause, Notice
 from .supervisor import Supervisor
 
 FIRST_ONE_S = 2.0
-"""How long the first agent of a Slurm step may take to tell the others what a signal meant."""
+"""How long the first agent of a Slurm step may take to publish what a signal means."""
 
 
 @dataclass(frozen=True)
 class Meanings:
-    """Which signal means what, as the settings say."""
+    """The meaning of each signal, from the settings."""
 
     leave: Sequence[str]
     notice: str
@@ -34,7 +34,7 @@ class Meanings:
 
 
 class SignalDesk:
-    """Hears the agent's signals and has the supervisor do what they ask for, as soon as there is one."""
+    """Receives the agent's signals and passes them to the supervisor, as soon as there is one."""
 
     def __init__(
         self,
@@ -45,21 +45,21 @@ class SignalDesk:
         publish: Callable[[LeaveSignalled], None],
         end_at_once: Callable[[], None],
     ) -> None:
-        """Prepare; nothing is heard before :meth:`open`.
+        """Prepare; no signal is handled before :meth:`open`.
 
         Args:
             meanings: which signal means what.
             job: the Slurm job that this agent is a task of, if it is.
             stop_signals: those received, among them a notice that came before.
-            publish: told that this agent was asked to end.
-            end_at_once: called when there is nothing to end in good order, or no time for it.
+            publish: called when a signal makes this agent leave.
+            end_at_once: called when there is nothing to shut down gracefully, or no time for it.
         """
         self.asked: list[int] = []
         """Signals to leave that have come."""
         self.hosting_on = False
         """The agent's own part is over; it only serves the store to others."""
         self._stop_signals = stop_signals
-        """Those that are heard here, and those that have come."""
+        """Those that are handled here, and those that have come."""
         self.only_waiting = False
         """The agent's own part is over, and it does nothing for others either: the first signal ends it."""
         self._meanings = meanings
@@ -69,12 +69,12 @@ class SignalDesk:
         self._supervisor: Supervisor | None = None
         self._node_id = ""
         self._notice = ""
-        """Who wants the run to end, once somebody does."""
+        """The request to end the run, once there is one."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._log = get_logger()
 
     def open(self) -> None:
-        """Hear signals from now on, in the running loop."""
+        """Handle signals from now on, in the running loop."""
         loop = asyncio.get_running_loop()
         wanted = [(name, self._leave_signalled) for name in self._meanings.leave]
         if self._meanings.notice != NO_SIGNAL:
@@ -87,7 +87,7 @@ class SignalDesk:
                 act(signal.Signals[name])  # it came before
 
     def attend(self, supervisor: Supervisor, node_id: str) -> None:
-        """Have this supervisor do what is asked for, and what was asked for before there was one."""
+        """Pass signals to this supervisor, including those received before there was one."""
         self._supervisor, self._node_id = supervisor, node_id
         if self.asked:  # it came while another id was being looked for
             supervisor.drain(f"{signal.Signals(self.asked[0]).name} received")
@@ -122,7 +122,7 @@ class SignalDesk:
     async def _leave_or_give_notice(
         self, supervisor: Supervisor, job: SlurmJob, signum: signal.Signals
     ) -> None:
-        """SIGTERM: from scancel, or because another job takes this one's place (where no signal was asked for)."""
+        """SIGTERM: from scancel, or from a preemption of the job (if it has no --signal)."""
         known = await self._from_the_first(supervisor, job)
         if known is not None and known.ends:
             return
@@ -158,9 +158,9 @@ class SignalDesk:
         supervisor.stop(cause, end.time_to_save_s(self._meanings.notice_s), self._notice)
 
     async def _from_the_first(self, supervisor: Supervisor, job: SlurmJob) -> Notice | None:
-        """What the step's first agent made of the signal that all have got; None: nothing that has come here.
+        """The request of the step's first agent after a signal to all of them; None: no request was read here.
 
-        So a large job asks Slurm's controller once, not a thousand times at once.
+        So a large job queries Slurm's controller once, not a thousand times at once.
         """
         plan = supervisor.node.plan
         if plan is not None and plan.notice is not None and plan.notice.ends:

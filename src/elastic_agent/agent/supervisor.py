@@ -40,7 +40,7 @@ from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard.client import Fenced, Guard, GuardLost, Spawned
 
 LAST_WORD_S = 5.0
-"""How long a departing agent tries to tell the store that it left."""
+"""How long a departing agent tries to publish that it left."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,17 @@ class Parts:
     guard: Guard
     session: Session
     publish: Callable[[events.Event], None]
-    """Hands what happens to those who show or record it; never raises."""
+    """Publishes events to the reporters; never raises."""
     graces: Graces
     make_workers: Callable[[Guard, World, str, int], tuple[WorkerContext, HeartbeatFile]]
     """Makes the workers of this incarnation in this world after so many charged restarts; raises OSError if not."""
     new_guard: Callable[[], Guard]
     remember: Callable[[Plan], None]
-    """Keep on disk what a new store would have to know; returns at once."""
+    """Write the run history to disk, for a new store; returns at once."""
     write_down: Callable[[str], Awaitable[None]]
     """Keep on disk the present incarnation and the processes it has; raises OSError if that cannot be done soon."""
     stop_signals: StopSignals
-    """The signals that ask this agent to stop, and which have come."""
+    """The signals that make this agent stop, and which of them it has received."""
     join_timeout_s: float
     """For how long the store is dialled at most."""
     hang_timeout_s: float
@@ -125,14 +125,14 @@ class Supervisor:
             lambda reason: self._end(Ending(Outcome.UNREACHABLE, reason)),
         )
         self._waiters: list[tuple[Callable[[Plan], bool], asyncio.Future[Plan]]] = []
-        """Who waits for a plan, and for what kind of plan."""
+        """Futures of commands that wait for a plan, with their conditions."""
         self._lingerers = 0
         """How many commands wait for the end of the run on every node."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._recording: asyncio.Task[Any] | None = None
-        """Writes a new guard down: until then no workers are started."""
+        """The task that records a new guard on disk: until then no workers are started."""
         self._held_back: World | None = None
-        """Whose workers are to be started then."""
+        """The world whose workers are to be started then."""
         self._held_notice: tuple[Notice, float] | None = None
         """The notice they are to get then, and when they are stopped (CLOCK_BOOTTIME)."""
         parts.session.listen(self.session_event)
@@ -141,13 +141,13 @@ class Supervisor:
 
     @property
     def step(self) -> int | None:
-        """The newest step that a worker of this node named; None while none runs, or none names any."""
+        """The newest step that a worker of this node reported; None while none runs, or none reports any."""
         return self._runner.step
 
     # -- life -----------------------------------------------------------------------------------
 
     async def run(self) -> Ending:
-        """Until the node's part is over; its last word has been written, or could not be."""
+        """Run until the node's part is over and its last record was written, or could not be."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._callback_failed)
         await self._write_down(self.node.incarnation)
@@ -155,7 +155,7 @@ class Supervisor:
         session.add_done_callback(self._session_ended)
         try:
             ending = await self._ending
-            await self._last_word()
+            await self._publish_departure()
             return ending
         finally:
             session.cancel()
@@ -180,14 +180,14 @@ class Supervisor:
         if "handle" in context and isinstance(error, Exception) and not self._ending.done():
             self._ending.set_exception(error)
 
-    async def _last_word(self) -> None:
-        """Let the store know that we left, so that nobody waits for our lease; not for long."""
+    async def _publish_departure(self) -> None:
+        """Publish that this node left, so that no node waits for its lease to expire; not for long."""
         await self._parts.session.flush(LAST_WORD_S)
 
     # -- events ---------------------------------------------------------------------------------
 
     def session_event(self, event: session_events.SessionEvent) -> None:
-        """The session tells something."""
+        """Handle an event of the session."""
         self._publish(event)
         if isinstance(event, session_events.PlanSeen):
             self._plan_seen(event.plan)
@@ -206,10 +206,10 @@ class Supervisor:
         if not self._ending.done():
             self._ending.set_result(ending)
 
-    # -- leaving in good order ------------------------------------------------------------------
+    # -- graceful shutdown ----------------------------------------------------------------------
 
     def drain(self, reason: str, left_s: float | None = None) -> None:
-        """This node is to leave, its workers and all others having saved, for which they get so much time."""
+        """This node is to leave after its workers and all others have saved, for which they get this much time."""
         self._publish(events.DrainRequested(None, reason))
         self._requests.leave(reason, self._parts.graces.drain_s if left_s is None else left_s)
 
@@ -219,12 +219,12 @@ class Supervisor:
         self._requests.remove(node_id, left_s, words)
 
     def stop(self, cause: Cause, left_s: float, words: str) -> None:
-        """The whole run is to end, everybody having saved."""
+        """The whole run is to end after all workers have saved."""
         self._publish(events.StopRequested(cause, left_s, words))
         self._requests.end_run(cause, left_s, words)
 
     async def node_left(self, node_id: str) -> Ending | None:
-        """Wait until the last worker of a node that was asked to leave has exited.
+        """Wait until the last worker of a node that is to leave has exited.
 
         Returns:
             How this agent's own part ended, if that came first; None if it goes on.
@@ -339,7 +339,7 @@ class Supervisor:
                 self._give(*self._held_notice)
 
     def _worker_event(self, event: events.Event) -> None:
-        """The runner reports something."""
+        """Handle an event of the runner."""
         self._publish(event)
         match event:
             case Spawned(generation=generation):
@@ -406,7 +406,7 @@ class Supervisor:
         self._end(Ending(ending.outcome, ending.reason, self._last_failure, self.node.plan))
 
     async def _write_down(self, incarnation: str) -> bool:
-        """Whether that could be done; without it an agent that comes after a crash of this one has to wait."""
+        """Whether that was possible; otherwise the successor of this agent has to wait after a crash."""
         try:
             await self._parts.write_down(incarnation)
         except OSError as error:

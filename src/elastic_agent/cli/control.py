@@ -1,4 +1,4 @@
-"""``elastic-agent drain`` and ``elastic-agent stop``: ask an agent of this machine to have workers save and leave."""
+"""``elastic-agent drain`` and ``elastic-agent stop``: have an agent of this machine shut workers down gracefully."""
 
 from __future__ import annotations
 
@@ -103,18 +103,18 @@ def _seconds_until(do: str, text: str, now_s: float) -> float:
     Raises:
         UsageError: it is no time, or has passed.
     """
-    complaint = f"{do}: --deadline: got {quoted(text)}, "
+    prefix = f"{do}: --deadline: got {quoted(text)}, "
     expected = "; expected a number of seconds from now, or a future time such as 17:30 or 2026-11-21T17:30"
     if re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", text):
         left_s = float(text)
     else:
-        left_s = _moment(text, complaint, expected).timestamp() - now_s
+        left_s = _moment(text, prefix, expected).timestamp() - now_s
     if left_s < 0:
-        raise UsageError(f"{complaint}which was {-left_s:.0f} s ago{expected}")
+        raise UsageError(f"{prefix}which was {-left_s:.0f} s ago{expected}")
     return min(left_s, LONGEST_TIME_S)
 
 
-def _moment(text: str, complaint: str, expected: str) -> datetime.datetime:
+def _moment(text: str, prefix: str, expected: str) -> datetime.datetime:
     try:
         if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}", text):
             hour, minute = (int(part) for part in text.split(":"))
@@ -125,7 +125,7 @@ def _moment(text: str, complaint: str, expected: str) -> datetime.datetime:
             )
         return datetime.datetime.fromisoformat(text).astimezone()
     except ValueError:
-        raise UsageError(f"{complaint}which is not a time{expected}") from None
+        raise UsageError(f"{prefix}which is not a time{expected}") from None
 
 
 async def _carry_out(do: str, wanted: Request) -> int:
@@ -142,7 +142,7 @@ async def _carry_out(do: str, wanted: Request) -> int:
         async for last in command(agent, Command(do, wanted.node, wanted.left_s, words)):
             print(escaped(last.text), file=sys.stderr if last.failed else sys.stdout, flush=True)
     except (OSError, ValueError):
-        pass  # it has ended, or is no agent
+        pass  # it has exited, or is not an agent
     if last is None:
         raise UsageError(f"{do}: the agent (pid {agent.pid}) exited before it answered; check its log")
     if not last.done:
@@ -160,7 +160,7 @@ async def _carry_out(do: str, wanted: Request) -> int:
 
 
 def _choose(do: str, wanted: Request, found: dict[AgentAddress, Answer]) -> AgentAddress:
-    """Which agent to ask: the node's own if it is here, else any of the run."""
+    """The agent to send the command to: the node's own if it is here, else any of the run."""
 
     of_run = {address: one for address, one in found.items() if wanted.run_id in (None, one.run_id)}
     if not of_run:
@@ -170,7 +170,7 @@ def _choose(do: str, wanted: Request, found: dict[AgentAddress, Answer]) -> Agen
             "machine of the run, as the user who runs the agents, or as root"
         )
     users = {address.uid for address in of_run}
-    if len(users) > 1:  # anybody can pretend to be an agent of any run
+    if len(users) > 1:  # any user can pretend to run an agent of any run
         listed = ", ".join(sorted(map(name_of, users)))
         raise UsageError(
             f"{do}: several users run such agents on this machine ({listed}); select one with --user"

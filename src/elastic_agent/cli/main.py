@@ -1,4 +1,4 @@
-"""Finds the command, runs it, and turns what goes wrong into one line and an exit code."""
+"""Finds the command, runs it, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> in
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _FULL:
             _give_up(sys.stdout)
-            _complain(f"cannot write the output: {error.strerror}")
+            _print_error(f"cannot write the output: {error.strerror}")
             return ExitCode.USAGE
-        _complain(
+        _print_error(
             f"internal error; please report it with the following lines\n{traceback.format_exc()}".rstrip()
         )
         return ExitCode.INTERNAL
@@ -78,7 +78,7 @@ def _open_closed_streams() -> None:
     sys.stderr = sys.stderr or open(2, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
-def _complain(text: str) -> None:
+def _print_error(text: str) -> None:
     """On standard error, if that can be written."""
     try:
         print(f"elastic-agent: {text}", file=sys.stderr, flush=True)
@@ -99,7 +99,7 @@ def _answer(words: list[str], owns_process: bool) -> int:
     try:
         return command(words)
     except UsageError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return ExitCode.USAGE
     except HelpRequested as requested:
         print(*requested.args or (help_page(),), flush=True)
@@ -119,7 +119,7 @@ def console_main() -> None:
 
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it is closed
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no reader, or is closed
                 stream.flush()
         os._exit(code)
     sys.exit(code)

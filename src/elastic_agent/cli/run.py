@@ -64,7 +64,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
         from elastic_agent.agent.launch import launch
 
         return launch(resolved, guard, manager, stop_signals, password)
-    except UsageError:  # what only torch can tell, such as --nproc-per-node gpu without a GPU
+    except UsageError:  # needs torch to detect, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:
         log.exception("internal error of elastic-agent")

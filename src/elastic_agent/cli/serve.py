@@ -20,7 +20,7 @@ OPTIONS = ("rdzv_endpoint", "state_dir", "log_format", "log_level", "config")
 
 
 def serve(argv: Sequence[str]) -> int:
-    """Read the settings, set up the log, and serve until told to stop.
+    """Read the settings, set up the log, and serve until a signal to stop.
 
     Raises:
         UsageError: the settings are wrong; nothing was started.

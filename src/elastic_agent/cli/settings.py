@@ -30,7 +30,7 @@ def settings(argv: Sequence[str]) -> int:
 
 
 def as_toml(resolved: Resolved) -> str:
-    """A settings file that sets what is in force; each line says where its value came from."""
+    """The settings in force as a settings file; each line has a comment with the value's source."""
     lines = [f"# note: {note.text}" for note in resolved.notes]
     entries: list[tuple[str, str]] = []
     if resolved.settings.script:
@@ -47,7 +47,7 @@ def as_toml(resolved: Resolved) -> str:
 
 
 def as_json(resolved: Resolved) -> str:
-    """The same as one JSON object: each setting's value, the layer that gave it, and the place in that."""
+    """The same as one JSON object: each setting's value, its layer, and its source in that layer."""
     entries = {}
     for spec in specs():
         source = resolved.sources[spec.name]

@@ -25,7 +25,7 @@ workers (--worker-start) do if their script has imported elastic_agent.client. O
 
 
 def stacks(argv: Sequence[str]) -> int:
-    """Ask the workers, and print a line for each.
+    """Request the stacks of the workers, and print a line for each.
 
     Raises:
         UsageError: more than a run's name was given, or no worker is found.

@@ -1,4 +1,4 @@
-"""What training code asks its launcher and tells it: who am I, shall I stop, and I am still making progress.
+"""The interface of training code to its launcher: the worker's identity, notices, and heartbeats.
 
     from elastic_agent import client
 
@@ -17,8 +17,8 @@
 Needs the standard library only, and works under elastic-agent, under ``torchrun`` and under plain
 ``python``: see :func:`current` for what each value is there.
 
-Imported under elastic-agent, this module also lets the agent ask for the stacks of all threads, which then
-go to stderr: the log of a job that hung shows where each worker was.
+Imported under elastic-agent, this module also lets the agent request the stacks of all threads, which are written
+to stderr: the log of a job that hung shows where each worker was.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ __all__ = [
 
 
 def current() -> Worker:
-    """Who this worker is and, apart from that, where it stands in this generation.
+    """The identity of this worker and, separately, its placement in this generation.
 
-    The stable part (``run_id``, ``node_id``, ``worker_id``, ``slot``, ``incarnation``) stands on the object
-    itself, the unstable one in its ``placement`` (``rank``, ``local_rank``, ``world_size``,
-    ``local_world_size``, ``node_rank``, ``node_count``, ``generation``, ``restarts``, ``first_generation``).
+    The stable fields (``run_id``, ``node_id``, ``worker_id``, ``slot``, ``incarnation``) are on the object itself,
+    the unstable ones in its ``placement`` (``rank``, ``local_rank``, ``world_size``, ``local_world_size``,
+    ``node_rank``, ``node_count``, ``generation``, ``restarts``, ``first_generation``).
 
-    Under **elastic-agent** everything is as it says.
+    Under **elastic-agent** every field is as documented.
 
     Under **torchrun** the placement is torchrun's. ``generation`` is 0; ``restarts`` is torchrun's own
-    count, and ``first_generation`` merely says that it is 0, which it still is after a change of
-    membership. ``run_id`` is ``--rdzv-id``: stable if you give one; ``"none"`` if you do not, for every
-    such job; new at every start with ``--standalone``. ``node_id`` is the host's name: stable where that
-    is (containers often get a new one), and shared by all launchers on the host, so that two of them have
-    the same worker ids. ``slot`` is the local rank (with ``--virtual-local-rank`` always 0, which makes one
-    worker id of all on a host); ``incarnation`` is ``"none"``.
+    count, and ``first_generation`` only means that it is 0, which it still is after a change of membership.
+    ``run_id`` is ``--rdzv-id``: stable if you give one; ``"none"`` if you do not, for every such job; new at every
+    start with ``--standalone``. ``node_id`` is the host's name: stable where that is (containers often get a new
+    one), and shared by all launchers on the host, so that two of them have the same worker ids. ``slot`` is the
+    local rank (with ``--virtual-local-rank`` always 0, which makes one worker id of all on a host); ``incarnation``
+    is ``"none"``.
 
     Under plain **python** the world is one worker, rank 0; ``run_id`` is ``"local"``, the rest as under
     torchrun.
@@ -73,28 +73,27 @@ def current() -> Worker:
     Without elastic-agent, ``ELASTIC_AGENT_RUN_ID`` and ``ELASTIC_AGENT_NODE_ID`` in the environment set
     these two ids.
 
-    Reads the environment anew each time, in about ten microseconds; nothing is asked of the network.
+    Reads the environment on each call, in about ten microseconds, without network access.
 
     Raises:
-        MalformedEnvironmentError: a variable of the launcher is missing or makes no sense; the message names
-            it, its value and what was expected.
+        MalformedEnvironmentError: a variable of the launcher is missing or invalid; the message names it,
+            its value and what was expected.
     """
     return read_worker(os.environ)
 
 
 def heartbeat(step: int | None = None) -> None:
-    """Tell the agent that training makes progress; costs a fraction of a microsecond, no system call.
+    """Report to the agent that training makes progress; costs a fraction of a microsecond, no system call.
 
-    Call it once per step, from any thread. A worker that has called it and then does not for
-    ``--hang-timeout`` counts as failed; a worker that never calls it is never judged so. Without an agent
-    it does nothing.
+    Call it once per step, from any thread. A worker that has called it and then does not for ``--hang-timeout``
+    counts as failed; a worker that never calls it is not monitored. Without an agent it does nothing.
 
-    Only the process that the agent started is heard: in processes which that one starts or forks (those
-    of a DataLoader, say) this does nothing, since they may go on while training hangs.
+    Only calls in the process that the agent started count: in processes which that one starts or forks (those of a
+    DataLoader, say) this does nothing, since they may continue while training hangs.
 
     Args:
-        step: the step just done, shown to operators; leave it out and the last one stays. Progress is
-            the call, whatever the number.
+        step: the step just completed, shown to operators; if omitted, the last one stays. Any call counts as
+            progress, with any number.
 
     Raises:
         TypeError, ValueError: ``step`` is no integer, or not one of 64 bits.
@@ -105,10 +104,10 @@ def heartbeat(step: int | None = None) -> None:
 def notice() -> Notice | None:
     """Whether all workers of this world are going to be stopped, why and by when; None if not.
 
-    Costs a fraction of a microsecond, no system call. Who calls it once is taken to look at notices from then
-    on, and is given time to save before it is stopped. Every worker of the run is told within milliseconds,
-    but not at the same step: let :class:`Agreement` find a step for all, or agree in a way of your own. Save,
-    then call :func:`leave`.
+    Costs a fraction of a microsecond, no system call. A worker that has called it once is assumed to handle notices
+    from then on, and gets time to save before it is stopped. Every worker of the run gets a notice within
+    milliseconds, but not at the same step: use :class:`Agreement` to find a step for all, or agree in another way.
+    Save, then call :func:`leave`.
 
     Like the heartbeat, it is for the process that the agent started. Without an agent there are no notices.
     """
@@ -116,10 +115,10 @@ def notice() -> Notice | None:
 
 
 def leave() -> NoReturn:
-    """End this worker after a notice, its state being saved: that is no failure, and costs no restart.
+    """End this worker after a notice, when its state is saved: this is not a failure, and costs no restart.
 
-    All workers have to. The next generation starts them again, or the next life of the run. Ends the process like
-    ``sys.exit(0)``, so call it in the main thread. Without a notice it is no more than that.
+    All workers have to call it. The next generation starts them again, or the next start of the run. Ends the
+    process like ``sys.exit(0)``, so call it in the main thread. Without a notice it is the same as ``sys.exit(0)``.
 
     Raises:
         SystemExit: always.

@@ -1,4 +1,4 @@
-"""What stands behind :class:`elastic_agent.client.Agreement`; torch is imported only when one is used."""
+"""Implements :class:`elastic_agent.client.Agreement`; torch is imported only when one is used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Agreement:
-    """Lets all ranks of a process group learn of a notice at the same step.
+    """Delivers a notice to all ranks of a process group at the same step.
 
         agreement = client.Agreement()
         for step in range(first_step, last_step):
@@ -30,7 +30,7 @@ class Agreement:
         Args:
             group: the torch process group whose ranks stop together; None: the default group. Without
                 ``torch.distributed`` being initialised this worker is alone and agrees with itself.
-            every: agree at every so-manyth call only, where steps are shorter than a millisecond.
+            every: agree only at every n-th call, for steps shorter than a millisecond.
 
         Raises:
             ValueError: ``every`` is less than 1.
@@ -56,7 +56,7 @@ class Agreement:
         if not self._together():
             self._agreed = newest
             return newest
-        self._hear(board, serial, newest)
+        self._collect(board, serial, newest)
         self._start(serial, newest)
         return self._agreed
 
@@ -65,7 +65,7 @@ class Agreement:
 
         return dist.is_available() and dist.is_initialized() and dist.get_world_size(self._group) > 1
 
-    def _hear(self, board: NoticeBoard, serial: int, newest: Notice | None) -> None:
+    def _collect(self, board: NoticeBoard, serial: int, newest: Notice | None) -> None:
         """Take in what was agreed since the last call."""
         if self._under_way is None:
             return
@@ -83,7 +83,7 @@ class Agreement:
             self._agreed = Notice.due(CAUSES[cause - 1], left_ms / 1000)
 
     def _start(self, serial: int, newest: Notice | None) -> None:
-        """Tell the others what is known here; runs beside the next step."""
+        """Send the others the notice that is known here; runs in parallel to the next step."""
         import torch
         import torch.distributed as dist
 

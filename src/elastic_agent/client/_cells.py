@@ -1,15 +1,15 @@
-"""The file through which a worker and its agent tell each other things: its layout, and both sides.
+"""The file through which a worker and its agent communicate: its layout, and both sides.
 
 One file per node and generation, one cell per slot. Slot *s* has the 64 bytes (a cache line, so that
 workers do not slow each other down) from byte ``64 * s``, as eight 64-bit words in the machine's own byte
 order:
 
     word 0   beats: how often the worker reported; 0 = never; any change means progress
-    word 1   step: the last step it named; 0 until it names one
+    word 1   step: the last step it reported; 0 until it reports one
     word 2   notice: the serial number of the newest notice; 0 = none. The agent writes this and the next two
     word 3   its cause, as a number: 1 and up in the order of ``CAUSES``
     word 4   when workers are stopped, in nanoseconds of CLOCK_BOOTTIME
-    word 5   looks: 1 once the worker has asked for notices
+    word 5   handles notices: 1 once the worker has checked for notices
     word 6   left: the serial number of the notice after which the worker has saved and left
     word 7   zero, kept for later
 
@@ -62,7 +62,8 @@ class HeartbeatFile:
     def create(cls, folder: str | os.PathLike[str], slots: int) -> HeartbeatFile:
         """Make a file in ``folder``, readable by its owner only, with an empty cell for each of ``slots`` workers.
 
-        Its name cannot be guessed: where every user may make files, nobody has made one of that name before.
+        Its name cannot be guessed: in a directory where every user may make files, no other user can have made it
+        before.
 
         Raises:
             ValueError: ``slots`` is less than 1.
@@ -83,7 +84,7 @@ class HeartbeatFile:
             os.close(fd)
             raise
 
-    def tell(self, serial: int, cause: str, deadline_ns: int) -> None:
+    def notify(self, serial: int, cause: str, deadline_ns: int) -> None:
         """Give every worker this notice; ``deadline_ns`` is in nanoseconds of CLOCK_BOOTTIME.
 
         Raises:
@@ -96,11 +97,11 @@ class HeartbeatFile:
             self._words[first + NOTICE] = serial
 
     def handles_notices(self, slot: int) -> bool:
-        """Whether the worker has asked for notices."""
+        """Whether the worker has checked for notices."""
         return self._words[slot * CELL_WORDS + LOOKS] != 0
 
     def left(self, slot: int) -> bool:
-        """Whether the worker said that it saved and leaves after a notice."""
+        """Whether the worker reported that it saved and leaves after a notice."""
         return self._words[slot * CELL_WORDS + LEFT] != 0
 
     def read(self, slot: int) -> tuple[int, int]:
@@ -118,9 +119,9 @@ class HeartbeatFile:
         return self._words[first + BEATS], self._words[first + STEP]
 
     def close(self) -> None:
-        """Let go of the file, and remove it. Repeatable.
+        """Close the file and remove it. Repeatable.
 
-        Workers that have it open are not disturbed.
+        Workers that have it open are not affected.
         """
         self._words.release()
         if self._memory.closed:

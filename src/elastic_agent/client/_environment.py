@@ -1,8 +1,8 @@
 """Reads a :class:`Worker` from the environment that a launcher gave its workers.
 
 elastic-agent sets its own variables and all of torchrun's; torchrun sets only those; plain Python sets
-none. One reader serves all three: the placement comes from torchrun's variables, whoever set them, and
-what is missing is filled in only where a world of one worker leaves no choice.
+none. One reader serves all three: the placement comes from torchrun's variables, which any of them may have set,
+and missing values are filled in only where a world of one worker leaves no choice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_INCARNATION = "none"
 
 
 class MalformedEnvironmentError(ValueError):
-    """A variable that the launcher sets is missing or makes no sense; one line says which and why."""
+    """A variable that the launcher sets is missing or invalid; one line with its name and the reason."""
 
 
 def read_worker(environ: Mapping[str, str]) -> Worker:

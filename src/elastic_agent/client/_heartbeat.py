@@ -1,4 +1,4 @@
-"""The worker's side of the heartbeat: what stands behind :func:`elastic_agent.client.heartbeat`."""
+"""The worker's side of the heartbeat: implements :func:`elastic_agent.client.heartbeat`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic_agent.worker_variables import HEARTBEAT, SLOT
 
 
 class Pulse:
-    """One process's line to its agent: a cell to count in, or a scratch that nobody reads.
+    """One process's line to its agent: a cell to count in, or a scratch cell that is not read.
 
     It is connected when the client is imported under an agent, else by the first beat, so that a process
     which imports the client first and becomes a worker later (by fork) is served too.
@@ -24,7 +24,7 @@ class Pulse:
         self._beats = itertools.count(1)
         if HEARTBEAT in os.environ:
             # Claiming now rather than at the first beat keeps the cell from processes that this one
-            # starts. What goes wrong is told at the first beat: most importers never beat.
+            # starts. Errors are reported at the first beat: most importers never beat.
             try:
                 self._connect()
             except (OSError, ValueError):
@@ -48,7 +48,7 @@ class Pulse:
         return words if words is not None else self._connect_or_warn()
 
     def forked(self) -> None:
-        """In the child of a fork: what it does is no progress of the worker, so let go of the cell.
+        """In the child of a fork: its calls are no progress of the worker, so release the cell.
 
         A parent that is no worker itself has none; its child may yet become one.
         """
@@ -59,7 +59,7 @@ class Pulse:
         try:
             return self._connect()
         except (OSError, ValueError) as error:
-            # Training is worth more than hang detection: say it once, and go on without.
+            # Training is worth more than hang detection: warn once, and continue without.
             seen = ", ".join(f"{name}={os.environ.get(name)!r}" for name in (HEARTBEAT, SLOT))
             print(
                 f"elastic_agent.client: heartbeats and notices are disabled ({seen}): {error}; expected "
@@ -74,7 +74,7 @@ class Pulse:
         words = None
         if path is not None:
             slot = number_at_least_0(SLOT, os.environ.get(SLOT, ""), "a whole number")
-            # Imported here: without an agent nobody needs it, nor the modules it loads.
+            # Imported here: without an agent it is not needed, nor are the modules it loads.
             from elastic_agent.client._cells import claim_cell
 
             words = claim_cell(path, slot)
@@ -86,5 +86,5 @@ class Pulse:
 
 
 def _scratch() -> memoryview:
-    """Words like a cell's, which refuse the same wrong steps, so that mistakes show without an agent."""
+    """Words like a cell's, which reject the same invalid steps, so that errors show without an agent."""
     return memoryview(bytearray(64)).cast("q")

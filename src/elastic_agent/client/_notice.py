@@ -1,4 +1,4 @@
-"""What stands behind :func:`elastic_agent.client.notice` and :func:`elastic_agent.client.leave`."""
+"""Implements :func:`elastic_agent.client.notice` and :func:`elastic_agent.client.leave`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # The words of a cell, see elastic_agent.client._cells. Not defined there, because that loads mmap.
 NOTICE, CAUSE, DEADLINE_NS, LOOKS, LEFT = 2, 3, 4, 5, 6
 CAUSES = ("preempted", "walltime", "drain", "grow", "operator")
-"""Why workers are told that they will be stopped; the word counts from 1."""
+"""Why workers get a notice that they will be stopped; the word in the cell counts from 1."""
 
 
 class Notice(Record):
@@ -79,7 +79,7 @@ class NoticeBoard:
         self._agreed = max(self._agreed, serial)
 
     def leave(self) -> NoReturn:
-        """Say that this worker saved, and end it."""
+        """Report that this worker saved, and end it."""
         words = self._pulse.words
         words[LEFT] = max(words[NOTICE], self._agreed)
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""Lets the agent ask for the stacks of all threads of a worker, even of one stuck in a C call."""
+"""Lets the agent request the stacks of all threads of a worker, even of one stuck in a C call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker may know of itself: :class:`Worker`, and inside it, apart, its :class:`Placement`.
+"""A worker's view of itself: :class:`Worker`, and inside it, separate, its :class:`Placement`.
 
 Written by hand rather than as dataclasses or named tuples: importing either costs this module's user
 several times what everything else here does.
@@ -52,7 +52,7 @@ class Record:
         return hash((type(self), *self._fields().values()))
 
     def __reduce__(self) -> tuple[object, tuple[type, dict[str, object]]]:
-        # The default would set the fields one by one, which __setattr__ refuses.
+        # The default would set the fields one by one, which __setattr__ rejects.
         return (_rebuild, (type(self), self._fields()))
 
 
@@ -61,7 +61,7 @@ def _rebuild(kind: type[Record], fields: dict[str, object]) -> Record:
 
 
 class Placement(Record):
-    """Where this worker stands in the world of *this generation*. UNSTABLE, all of it.
+    """The position of this worker in the world of *this generation*. UNSTABLE, all of it.
 
     The next generation may give every one of these numbers to another worker. They are for setting up
     the process group, sharding the data and deciding who logs; never for naming anything that outlives
@@ -98,10 +98,10 @@ class Placement(Record):
 
 
 class Worker(Record):
-    """Who this worker is, for good, and in :attr:`placement` where it stands for now.
+    """The stable identity of this worker, and in :attr:`placement` its position in this generation.
 
     The fields directly on this object are *stable*: they may name things that outlive a generation.
-    What is in ``placement`` may not. How far "stable" reaches without elastic-agent is told at
+    What is in ``placement`` may not. For what "stable" means without elastic-agent see
     :func:`elastic_agent.client.current`.
     """
 

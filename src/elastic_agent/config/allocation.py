@@ -1,7 +1,7 @@
-"""Whether what somebody asks for can be had in the Slurm step that the agent is a task of.
+"""Checks settings against the Slurm step that the agent is a task of.
 
-What a person says goes before what Slurm says. Some of it can only be a mistake: then it is an error now, and not a
-wait of ten minutes for nodes that cannot come.
+Settings of the user take precedence over those from Slurm. Some of them can only be mistakes: these are an error
+now, instead of a wait of ten minutes for nodes that cannot join.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def check_allocation(builder: SettingsBuilder, environ: Mapping[str, str]) -> No
     """Compare node count and endpoint with the step's; nothing to compare outside Slurm.
 
     Raises:
-        UsageError: more nodes are needed than Slurm gave, and no place is named where others could join.
+        UsageError: more nodes are needed than Slurm allocated, and no endpoint is given where others could join.
     """
     hosts = step_hosts(environ) if is_step(environ) else []
     if not hosts or builder.values["standalone"]:
@@ -37,7 +37,7 @@ def check_allocation(builder: SettingsBuilder, environ: Mapping[str, str]) -> No
 
 
 def _note_foreign_host(builder: SettingsBuilder, host: str, hosts: list[str], shown: str) -> None:
-    """Right for a server outside the job, and for a run of several jobs; a surprise where a name was left over."""
+    """Right for a server outside the job, and for a run of several jobs; otherwise probably a stale setting."""
     known = {name.split(".")[0] for name in hosts}
     is_address = host.replace(".", "").isdecimal() or ":" in host
     if host in ("localhost", "127.0.0.1", "::1") and len(hosts) > 1:

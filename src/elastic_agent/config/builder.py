@@ -1,4 +1,4 @@
-"""The settings while they are being worked out."""
+"""The settings while they are being determined."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic_agent.config.sources.base import Given, Layer, Source
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something the user should know that stops nothing."""
+    """A message to the user that is not an error."""
 
     level: Literal["info", "warning"]
     text: str
@@ -28,7 +28,7 @@ class SettingsBuilder:
     notes: list[Note] = field(default_factory=list)
 
     def take(self, spec: Spec, given: Given) -> None:
-        """Understand a given text; raises ``UsageError`` with the one line for the user."""
+        """Parse a given text; raises ``UsageError`` with the one line for the user."""
         self.texts[spec.name] = given.text
         if not given.text and spec.kind.empty_is_unset:
             self.put(spec.name, default_of(spec.name), given.source)
@@ -36,19 +36,19 @@ class SettingsBuilder:
         try:
             self.put(spec.name, spec.kind.parse(given.text), given.source)
         except BadValueError as bad:
-            raise complaint(given, spec, bad) from None
+            raise usage_error(given, spec, bad) from None
 
     def put(self, name: str, value: Any, source: Source) -> None:
-        """Set a value that is already understood."""
+        """Set a value that is already parsed."""
         self.values[name] = value
         self.sources[name] = source
 
     def is_given(self, name: str) -> bool:
-        """Whether somebody set it (the site included), and not to nothing."""
+        """Whether it was set (also by the site), and not to an empty value."""
         return self.sources[name].layer is not Layer.DEFAULT and self.values[name] is not None
 
     def is_site_default(self, name: str) -> bool:
-        """Whether only the machine's manager says so: what a person says goes before, in other words too."""
+        """Whether its value is a site default: settings of the user take precedence, also under another name."""
         return self.sources[name].layer is Layer.SITE
 
     def forget(self, name: str) -> None:
@@ -57,11 +57,11 @@ class SettingsBuilder:
         self.texts.pop(name, None)
 
     def note(self, text: str) -> None:
-        """Keep something to tell the user at the start."""
+        """Keep a note to log at the start."""
         self.notes.append(Note("info", text))
 
     def warn(self, text: str) -> None:
-        """Keep something that is probably a mistake."""
+        """Keep a warning about a probable mistake."""
         self.notes.append(Note("warning", text))
 
     def wrong(self, name: str, wrong: str, expected: str = "") -> UsageError:
@@ -81,7 +81,7 @@ def default_of(name: str) -> Any:
     raise KeyError(name)
 
 
-def complaint(given: Given, spec: Spec, bad: BadValueError) -> UsageError:
+def usage_error(given: Given, spec: Spec, bad: BadValueError) -> UsageError:
     """One line: where it came from, what was given, what is wrong with it, what is accepted."""
     parts = [f"{given.source}: got {quoted(given.text)}" + (f", {bad.wrong}" if bad.wrong else "")]
     parts.append(f"expected {spec.kind.accepted}")

@@ -71,7 +71,7 @@ def check_notices(builder: SettingsBuilder) -> None:
 
 
 def check_requeue(builder: SettingsBuilder) -> None:
-    """A command that will never be run deserves a word."""
+    """Warn about a command that will never be run."""
     if builder.values["requeue"] == "never" and builder.is_given("requeue_command"):
         builder.warn(
             f"{builder.sources['requeue_command']} has no effect: {builder.sources['requeue']} is never"
@@ -79,7 +79,7 @@ def check_requeue(builder: SettingsBuilder) -> None:
 
 
 def check_script(builder: SettingsBuilder, script: str, environ: Mapping[str, str]) -> None:
-    """The script can be started as the settings say; raises ``UsageError``."""
+    """The script can be started with these settings; raises ``UsageError``."""
     check_working_directory()
     values = builder.values
     if values["module"] and values["no_python"] and not values["run_path"]:
@@ -147,7 +147,7 @@ def check_working_directory() -> None:
 
 
 def check_module(name: str) -> None:
-    """A module to start can be found, as far as that can be told without importing its packages.
+    """A module to start can be found, as far as that can be determined without importing its packages.
 
     Raises:
         UsageError: it certainly cannot.

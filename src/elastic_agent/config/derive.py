@@ -1,4 +1,4 @@
-"""Settings that follow from others: where the agents meet, and where files go."""
+"""Settings that follow from others: the endpoint, and where files go."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from elastic_agent.config.values import STATIC_PORT, NodeRange
 from elastic_agent.values import ETCD_PORT, Endpoint
 
 ETCD_ONLY = ("etcd_prefix", "etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file")
-"""Settings that say how to get into etcd."""
+"""Settings for the access to etcd."""
 
-_NOWHERE_TO_MEET = (
+_NO_ENDPOINT = (
     "which is more than one node and requires a rendezvous endpoint",
     "--rdzv-endpoint HOST[:PORT] as well, the same on every node, or --nnodes 1",
 )
 
 
 def derive_rendezvous(builder: SettingsBuilder) -> None:
-    """Settle endpoint and standalone from what was given: torchrun's ways of saying it become ours.
+    """Determine endpoint and standalone from what was given, including torchrun's spellings.
 
     Raises:
         UsageError: more than one node and no endpoint, or an endpoint that does not fit the node count.
     """
-    _put_person_before_site(builder)
+    _put_user_before_site(builder)
     _endpoint_from_master(builder)
     if builder.values["rdzv_backend"] != ETCD:
         for name in ETCD_ONLY:
             if builder.is_given(name) and builder.values[name] != default_of(name):
                 builder.warn(f"{builder.sources[name]} has no effect without --rdzv-backend etcd")
     if builder.values["rdzv_backend"] == ETCD:
-        _meet_in_etcd(builder)
+        _check_etcd(builder)
     elif builder.values["rdzv_endpoint"] is not None and builder.values["rdzv_endpoint"].others:
         raise builder.wrong(
             "rdzv_endpoint", "which names several endpoints; c10d uses only one", "one HOST[:PORT]"
@@ -49,7 +49,7 @@ def derive_rendezvous(builder: SettingsBuilder) -> None:
     elif builder.values["standalone"]:
         _stand_alone(builder)
     elif builder.values["rdzv_endpoint"] is None:
-        _meet_nobody(builder, Source(Layer.DEFAULT, "default: no endpoint is given and --nnodes is 1"))
+        _run_alone(builder, Source(Layer.DEFAULT, "default: no endpoint is given and --nnodes is 1"))
     elif builder.values["rdzv_endpoint"].port == 0:
         _free_port(builder)
     if builder.texts.get("rdzv_backend", "").strip().lower() == "static" and builder.values["rdzv_endpoint"]:
@@ -60,8 +60,8 @@ def derive_rendezvous(builder: SettingsBuilder) -> None:
         )
 
 
-def _put_person_before_site(builder: SettingsBuilder) -> None:
-    """The site's place to meet is for those who named none, in whatever way."""
+def _put_user_before_site(builder: SettingsBuilder) -> None:
+    """The site's endpoint is used only if the user gave none, in any form."""
     alone = builder.values["standalone"]
     elsewhere = builder.values["rdzv_backend"] == ETCD or any(
         builder.is_given(name) for name in ("master_addr", "master_port")
@@ -72,8 +72,8 @@ def _put_person_before_site(builder: SettingsBuilder) -> None:
         builder.forget("nnodes")
 
 
-def _meet_in_etcd(builder: SettingsBuilder) -> None:
-    """What etcd needs, and nothing of what only c10d has."""
+def _check_etcd(builder: SettingsBuilder) -> None:
+    """The settings that etcd requires, and none that are for c10d only."""
     if builder.values["standalone"]:
         raise builder.wrong(
             "standalone", f"but {builder.sources['rdzv_backend']} uses etcd", "only one of the two"
@@ -100,7 +100,7 @@ def _meet_in_etcd(builder: SettingsBuilder) -> None:
 
 
 def _check_access(builder: SettingsBuilder, endpoint: Endpoint) -> None:
-    """Certificates and password: complete, readable, and not by everyone."""
+    """Certificates and password: complete, readable, and not readable by every user."""
     for one, other in (("etcd_cert", "etcd_key"), ("etcd_key", "etcd_cert")):
         if builder.is_given(one) and not builder.is_given(other):
             raise builder.wrong(one, f"which requires --{other.replace('_', '-')}", "both or neither")
@@ -149,14 +149,14 @@ def _stand_alone(builder: SettingsBuilder) -> None:
     builder.put("rdzv_endpoint", None, builder.sources["standalone"])
 
 
-def _meet_nobody(builder: SettingsBuilder, why: Source) -> None:
+def _run_alone(builder: SettingsBuilder, why: Source) -> None:
     if builder.values["nnodes"].most > 1:
-        raise builder.wrong("nnodes", *_NOWHERE_TO_MEET)
+        raise builder.wrong("nnodes", *_NO_ENDPOINT)
     builder.put("standalone", True, why)
 
 
 def _free_port(builder: SettingsBuilder) -> None:
-    """``localhost:0`` is torchrun's way of saying standalone; no second node could find such a port."""
+    """``localhost:0`` means standalone, as in torchrun; no second node could find such a port."""
     if builder.values["nnodes"].most > 1:
         raise builder.wrong(
             "rdzv_endpoint",
@@ -172,7 +172,7 @@ def derive_directories(builder: SettingsBuilder, environ: Mapping[str, str]) -> 
     """Fill in the state directory and the log directory where none is named.
 
     Raises:
-        UsageError: neither the user's home nor the place for temporary files has a folder for the state.
+        UsageError: neither the user's home nor the directory for temporary files has a folder for the state.
     """
     if not builder.is_given("state_dir"):
         folder = default_state_dir(environ)

@@ -1,4 +1,4 @@
-"""Where the agent keeps files when nobody says where."""
+"""The default directories of the agent's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     """The folder for what must outlive the agent: the user's state folder, else a temporary one."""
     home = environ.get("HOME", "")
     base = environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # the XDG specification says to ignore a relative one
+    if not os.path.isabs(base):  # the XDG specification requires to ignore a relative one
         base = os.path.join(home, ".local", "state") if os.path.isabs(home) else ""
     if base:
         wanted = Path(base, "elastic-agent")

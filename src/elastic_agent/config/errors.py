@@ -1,4 +1,4 @@
-"""The one error a user's mistake in the settings leads to, and the search for what was meant."""
+"""The error for invalid settings, and suggestions for misspelled names."""
 
 from __future__ import annotations
 

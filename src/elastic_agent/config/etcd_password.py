@@ -1,4 +1,4 @@
-"""The password for etcd: where it comes from, and who must not see it.
+"""The password for etcd: its sources, and how it is kept out of environments and messages.
 
 It is no setting, because settings are printed. What is done here protects it from accidents: an environment that is
 inherited, logged or sent along with an error report. Workers run as the agent's user, who can read the agent's memory
@@ -71,7 +71,7 @@ def _is_world_readable(path: Path) -> bool:
     try:
         return bool(path.stat().st_mode & stat.S_IROTH)
     except OSError:
-        return False  # whether it can be read at all is for others to say
+        return False  # whether it can be read is checked elsewhere
 
 
 def _is_loopback(host: str) -> bool:

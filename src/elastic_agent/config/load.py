@@ -1,4 +1,4 @@
-"""From command line, environment, file and site to the settings in force, each with where it came from."""
+"""From command line, environment, file and site to the settings in force, each with its source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from elastic_agent.config.allocation import check_allocation
-from elastic_agent.config.builder import Note, SettingsBuilder, complaint, default_of
+from elastic_agent.config.builder import Note, SettingsBuilder, default_of, usage_error
 from elastic_agent.config.checks import (
     check_notices,
     check_paths,
@@ -54,11 +54,11 @@ def load_settings(
     Args:
         argv: the words after the program's name (and after the command's).
         environ: the environment, usually ``os.environ``.
-        site_sources: what the machine's manager says; the first that gives a setting wins.
+        site_sources: defaults from the machine's manager; the first that gives a setting wins.
 
     Raises:
         UsageError: something is wrong; its text is the one line to show.
-        HelpRequested, VersionRequested: these options stand on the command line.
+        HelpRequested, VersionRequested: the command line has these options.
     """
     return resolve(parse_command_line(argv), environ, site_sources=site_sources)
 
@@ -78,8 +78,8 @@ def resolve(
         environ: the environment.
         site_sources: see ``load_settings``.
         script_needed: a missing script is an error.
-        only: the settings that the command has, by name; of others, and of the script, environment, file and site
-            may say what they like. None: all.
+        only: the settings that the command has, by name; for others, and for the script, any value in environment,
+            file and site is ignored. None: all.
     """
     builder = SettingsBuilder()
     variables = read_environment(environ)
@@ -121,7 +121,7 @@ def _read_file(named: Given | None) -> SettingsFile:
     try:
         path = spec.kind.parse(named.text)
     except BadValueError as bad:
-        raise complaint(named, spec, bad) from None
+        raise usage_error(named, spec, bad) from None
     return read_settings_file(path, named.source)
 
 

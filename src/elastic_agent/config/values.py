@@ -1,4 +1,4 @@
-"""The typed values of settings that are more than a number or a word, and that only the upper rooms know."""
+"""The typed values of settings that are more than a number or a word, and that only the upper packages use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The journal of systemd: an entry with fields for each line of the log, in the journal's own protocol.
+"""systemd's journal: an entry with fields for each line of the log, in the journal's own protocol.
 
-``journalctl ELASTIC_RUN=digits -p warning`` finds what lines of text would hide. See "Native Journal Protocol" on
-systemd.io; a line that the journal does not take goes to stderr instead, which it reads too. While it hangs, lines are
-lost: training is worth more.
+With fields, ``journalctl ELASTIC_RUN=digits -p warning`` can filter the log. See "Native Journal Protocol" on
+systemd.io; a line that the journal does not accept goes to stderr instead, which it reads too. While it hangs,
+lines are lost: training is worth more.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _name(key: str) -> str:
 
 def _field(name: str, value: str) -> bytes:
     data = value.encode(errors="backslashreplace")[:LARGEST_BYTES]
-    if b"\n" in data:  # lines would be taken for fields
+    if b"\n" in data:  # the lines would be parsed as fields
         return name.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n"
     return name.encode() + b"=" + data + b"\n"
 
@@ -76,7 +76,7 @@ class JournalHandler(logging.Handler):
         self._socket.settimeout(PATIENCE_S)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self._socket.close()
         super().close()
 

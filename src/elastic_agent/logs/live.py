@@ -1,6 +1,6 @@
-"""Saying what is waited for: a line that is rewritten in place on a terminal, sparse log lines elsewhere.
+"""Shows what a process waits for: a line that is rewritten in place on a terminal, sparse log lines elsewhere.
 
-There is no thread here: whoever waits calls ``tick`` when ``next_due_s`` has come, or at any other time.
+There is no thread here: the waiting code calls ``tick`` when ``next_due_s`` has come, or at any other time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StatusLine:
             self._write(f"{prefix}{text}\n{self._status}")
 
     def show(self, status: str) -> None:
-        """Put ``status`` in place of the one that stands there; it is cut at the terminal's width."""
+        """Replace the status by ``status``; it is cut at the terminal's width."""
         with self._lock:
             line = status[: self._columns() - 1]
             if line != self._status:
@@ -42,14 +42,14 @@ class StatusLine:
                 self._write(_ERASE_LINE + line)
 
     def clear(self) -> None:
-        """Take the status away."""
+        """Remove the status."""
         with self._lock:
             if self._status:
                 self._status = ""
                 self._write(_ERASE_LINE)
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone: nobody reads it, and nothing ends for that
+        with contextlib.suppress(OSError):  # the terminal is gone: not an error
             try:
                 self._stream.write(text)
             except UnicodeEncodeError:
@@ -64,10 +64,10 @@ class StatusLine:
 
 
 class WaitingReporter:
-    """Tells what is waited for, and for how long already.
+    """Shows what is waited for, and for how long already.
 
-    With a status line the text stands there and nothing is logged. Without one it is logged at 0, 10, 30 and
-    60 s, then every 60 s, and when the facts change (at most once a second, however many nodes arrive).
+    With a status line the text is shown there and nothing is logged. Without one it is logged at 0, 10, 30 and 60
+    s, then every 60 s, and when the facts change (at most once a second, however many nodes arrive).
 
     Args:
         status: the terminal's status line, or None.
@@ -84,17 +84,17 @@ class WaitingReporter:
         self._since_s: float | None = None
         self._text = ""
         self._facts: dict[str, object] = {}
-        self._told_facts: dict[str, object] = {}
+        self._shown_facts: dict[str, object] = {}
         self._told_s = 0.0
         self._logs_due = 0  # how many of the planned log times have passed
 
     def update(self, text: str, facts: Mapping[str, object], already_s: float = 0.0) -> None:
-        """Say what is waited for now.
+        """Set what is waited for now.
 
         Args:
-            text: the sentence for a person.
+            text: the sentence to show.
             facts: the few values whose change is worth a log line, and its fields; one that is the text itself
-                is not said twice.
+                is not shown twice.
             already_s: for how long it was waited for before the first update, seconds.
         """
         self._text, self._facts = text, dict(facts)
@@ -122,7 +122,7 @@ class WaitingReporter:
         if due_s is not None and now_s >= due_s:
             fields = {name: value for name, value in self._facts.items() if value != self._text}
             self._log(self._text, waited_s=round(now_s - self._since_s, 1), **fields)
-            self._told_s, self._told_facts = now_s, self._facts
+            self._told_s, self._shown_facts = now_s, self._facts
             while self._planned_s(self._since_s) <= now_s:
                 self._logs_due += 1
 
@@ -134,7 +134,7 @@ class WaitingReporter:
         if self._status is not None:
             return self._told_s + _REFRESH_S
         planned_s = self._planned_s(self._since_s)
-        if self._logs_due and self._facts != self._told_facts:
+        if self._logs_due and self._facts != self._shown_facts:
             return min(planned_s, self._told_s + _CHANGE_GAP_S)
         return planned_s
 

@@ -1,4 +1,4 @@
-"""How one log line looks: for a person, or as JSON. Pure functions from an event's fields to text."""
+"""The format of one log line: for the console, or as JSON. Pure functions from an event's fields to text."""
 
 from __future__ import annotations
 

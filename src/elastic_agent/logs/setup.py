@@ -28,7 +28,7 @@ _LIBRARY_LEVEL = logging.WARNING
 
 
 class _Log:
-    """What the process's log knows besides its configuration in ``logging`` and structlog."""
+    """The state of the process's log besides its configuration in ``logging`` and structlog."""
 
     def __init__(self) -> None:
         self.context: dict[str, Any] = {}  # replaced as a whole, so that other threads see a consistent one
@@ -46,8 +46,8 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     Args:
         log_format: ``console``, ``json``, or ``auto`` for console on a terminal, entries with fields where
             ``stream`` goes to systemd's journal, and JSON elsewhere.
-        level: ``debug``, ``info``, ``warning`` or ``error``. Libraries are heard from ``warning`` on, with
-            ``debug`` from ``info`` on.
+        level: ``debug``, ``info``, ``warning`` or ``error``. Messages of libraries are logged from ``warning`` on,
+            with ``debug`` from ``info`` on.
         stream: where the lines go, usually standard error.
     """
     on_terminal = stream.isatty()
@@ -89,13 +89,13 @@ def get_logger(**fields: object) -> BoundLogger:
 
 
 def bind_context(*, run: str | None = None, node: str | None = None, generation: int | None = None) -> None:
-    """Say what every later line carries, in every thread. None leaves a field as it is."""
+    """Set fields of every later line, in every thread. None leaves a field as it is."""
     given = {"run": run, "node": node, "generation": generation}
     _log.context = {**_log.context, **{name: value for name, value in given.items() if value is not None}}
 
 
 def adopt_library_loggers() -> None:
-    """Take away the handlers that torch gives its loggers when it is imported.
+    """Remove the handlers that torch gives its loggers when it is imported.
 
     Their lines then come out once and in our form. To be called after importing torch; handlers that write to
     files stay.
@@ -137,7 +137,7 @@ def _formatter(render: Processor) -> ProcessorFormatter:
 
 
 def _add_context(_logger: Any, _method: str, fields: EventDict) -> EventDict:
-    """What the call itself says goes before it. Not structlog's own context, which each thread has for itself."""
+    """Fields of the call take precedence over it. Not structlog's own context, which is per thread."""
     for name, value in _log.context.items():
         fields.setdefault(name, value)
     return fields

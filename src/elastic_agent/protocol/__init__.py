@@ -1,4 +1,4 @@
-"""The protocol, pure: records, who decides what, who gets which rank. No torch, no threads, no clock.
+"""The protocol as pure code: records, decisions, ranks. No torch, no threads, no clock.
 
 Other packages import its names from here.
 """
@@ -9,7 +9,7 @@ from .activity import TRANSITIONS, Activity, Event
 from .cluster_view import Decision, count, names
 from .codec import (
     MAX_PLAN_BYTES,
-    MAX_TOLD_GENERATION,
+    MAX_REPORTED_GENERATION,
     RecordError,
     check_follows,
     check_whole,
@@ -63,7 +63,7 @@ __all__ = [
     "ANSWERS_PER_LEASE",
     "FINISHED_BEFORE",
     "MAX_PLAN_BYTES",
-    "MAX_TOLD_GENERATION",
+    "MAX_REPORTED_GENERATION",
     "NODE_ID_HELD",
     "RECORD_VERSION",
     "RENEWALS_PER_LEASE",

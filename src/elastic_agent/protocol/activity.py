@@ -1,7 +1,7 @@
 """What a node's workers are doing, and what changes it: every transition of the node's state machine.
 
 :class:`~.node.Node` decides which event has happened and what follows from it; the activity changes only as
-:data:`TRANSITIONS` says. The diagram in docs/protocol.md is made from this table.
+:data:`TRANSITIONS` defines. The diagram in docs/protocol.md is made from this table.
 """
 
 from __future__ import annotations

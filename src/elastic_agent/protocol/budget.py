@@ -28,7 +28,7 @@ WRITTEN_EVERY_S = 1.0
 
 
 def remaining(plan: Plan) -> int:
-    """How many failures the run survives from now on; less than 0 if the budget was made smaller meanwhile."""
+    """How many more failures the run survives; negative if the budget was reduced meanwhile."""
     counting = plan.charged - _forgiven(plan).forgiven
     return min(plan.policy.max_restarts - counting, MAX_COUNT - plan.charged)
 
@@ -80,7 +80,7 @@ def with_progress(now: ClusterView, plan: Plan) -> Plan:
         stalled_s = failure.stalled_s if failure is not None else 0.0
         seconds = min(max(0.0, _progress_s(now, plan) - stalled_s), _most_s(plan))
         budget = msgspec.structs.replace(plan.budget, progress_s=seconds, in_a_row=0, signature="")
-        if failure is not None:  # only what comes before any progress can repeat
+        if failure is not None:  # only a failure before any progress can repeat
             failure = msgspec.structs.replace(failure, signature="")
         return msgspec.structs.replace(plan, budget=budget, failure=failure)
     if _delays(plan):
@@ -120,7 +120,7 @@ def _made_progress(now: ClusterView, failure: Failure | None) -> bool:
 
 
 def _progress_s(now: ClusterView, plan: Plan) -> float:
-    """What the plan knows, and what was counted since the world runs."""
+    """The progress that the plan holds, and what was counted since the world started to run."""
     began_s, known_s = now.clock.world_runs_since_s, plan.budget.progress_s
     if began_s is None:
         return known_s

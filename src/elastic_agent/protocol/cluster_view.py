@@ -1,4 +1,4 @@
-"""What the coordinator's rules look at: the plan, who is there, and since when. Pure."""
+"""The coordinator's input: the plan, the members, and when each was seen. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PROGRESS_S = 60.0
 
 @dataclass(frozen=True)
 class Decision:
-    """What the coordinator wants done, and why.
+    """What to do next, and why.
 
     ``plan`` follows the current plan's version by one, or is None when nothing changes. ``revoke``
     are incarnations whose leases are to be revoked, with the reason (each may fail: a renewal won the race).
     ``forget`` are incarnations whose records can be removed. ``wake_s`` is the time, by the
-    coordinator's clock, at which to decide again if nothing is heard before.
+    coordinator's clock, at which to decide again if no record changes before.
     """
 
     reason: str
@@ -32,7 +32,7 @@ class Decision:
     forget: tuple[str, ...] = ()
     wake_s: float = FAR_S
     done: bool = False
-    """The run is over and everybody alive knows it."""
+    """The run is over and every live node has acknowledged it."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class PhaseClock:
         return clock
 
     def skip(self, lasted_s: float) -> None:
-        """Do not count that long. (A notice's end is somebody else's, and comes all the same.)"""
+        """Exclude this time. (The end of a notice is not moved: it is a deadline of the scheduler or the user.)"""
         self.since_s += lasted_s
         if self.enough_since_s is not None:
             self.enough_since_s += lasted_s
@@ -81,20 +81,20 @@ class PhaseClock:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """One look at the run."""
+    """The state of the run at one moment."""
 
     plan: Plan
     ledger: LeaseLedger
     clock: PhaseClock
     now_s: float
     by_node: dict[str, Sighting] = field(default_factory=dict)
-    """For each node the incarnation that speaks for it: alive, not refused, the newest proven one."""
+    """For each node its current incarnation: alive, not refused, the newest proven one."""
     losses: dict[str, int] = field(default_factory=dict)
     """How often in a row each node was lost without progress, participants being cleared included."""
 
     @classmethod
     def of(cls, plan: Plan, ledger: LeaseLedger, clock: PhaseClock, now_s: float) -> ClusterView:
-        """Sort out who speaks for each node."""
+        """Determine the current incarnation of each node."""
         speaking = current_incarnations(plan, ledger.sightings.values())
         return cls(plan, ledger, clock, now_s, speaking, count_losses(plan, ledger))
 
@@ -109,11 +109,11 @@ class ClusterView:
         return max(0.0, self.clock.notice_ends_s - self.now_s)
 
     def sighting(self, seat: Seat) -> Sighting | None:
-        """What is known of the incarnation that holds this seat."""
+        """The records of the incarnation that holds this seat."""
         return self.ledger.sightings.get(seat.incarnation)
 
     def ready(self) -> list[Sighting]:
-        """Nodes whose newest word is that they can run the generation being formed."""
+        """Nodes whose newest record states that they are ready for the generation being formed."""
         generation, leaving = self.plan.generation, self.plan.leaving
         return [
             one
@@ -124,9 +124,9 @@ class ClusterView:
         ]
 
     def penalty_until_s(self, sighting: Sighting) -> float:
-        """Until when a node that keeps getting lost is kept waiting."""
+        """Until when a node that was lost repeatedly is kept waiting."""
         times = self.losses.get(sighting.member.node_id, 0)
-        if times < 2:  # a first loss is nobody's habit
+        if times < 2:  # a single loss is not a pattern
             return 0.0
         return sighting.first_seen_s + min(2.0 ** min(times, 30) * self.policy.settle_s, 300.0)
 
@@ -137,7 +137,7 @@ class ClusterView:
 
 
 def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
-    """The plan's count of losses, and who of the generation being cleared turned out to be lost.
+    """The plan's count of losses, and the participants of the generation being cleared that turned out to be lost.
 
     Often that is noticed only while the next one forms: the others' collectives fail long before a lease ends.
     """
@@ -150,7 +150,7 @@ def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
 
 
 def current_incarnations(plan: Plan, sightings: Iterable[Sighting]) -> dict[str, Sighting]:
-    """For each node the incarnation to listen to."""
+    """For each node its current incarnation."""
     chosen: dict[str, Sighting] = {}
     for one in sightings:
         if not one.alive or one.member.incarnation in plan.refused or one.member.state is State.LEFT:
@@ -169,7 +169,7 @@ def leased_too_long(one: Sighting, policy: Policy) -> bool:
 
 
 def _precedes(one: Sighting, other: Sighting) -> bool:
-    """Whether ``one`` rather than ``other`` speaks for their node: a proven successor, else the elder."""
+    """Whether ``one``, not ``other``, is their node's current incarnation: a proven successor, else the elder."""
     if other.member.incarnation in one.member.replaces:
         return True
     if one.member.incarnation in other.member.replaces:
@@ -178,7 +178,7 @@ def _precedes(one: Sighting, other: Sighting) -> bool:
 
 
 def stopped_before(member: Member, generation: int) -> bool:
-    """Whether the node itself says that its workers of every generation below this one are stopped."""
+    """Whether the node's record states that its workers of every generation below this one are stopped."""
     if member.state is State.READY:
         return member.generation >= generation
     if member.state is State.STOPPED:
@@ -187,7 +187,7 @@ def stopped_before(member: Member, generation: int) -> bool:
 
 
 def departed(view: ClusterView) -> tuple[str, ...]:
-    """Incarnations that were asked to leave and whose workers have exited: they said so, or they are fenced."""
+    """Incarnations that were to leave and whose workers have exited: they reported it, or they are fenced."""
     ledger = view.ledger
     replaced = {old for one in ledger.sightings.values() for old in one.member.replaces}
 
@@ -204,7 +204,7 @@ def departed(view: ClusterView) -> tuple[str, ...]:
 def clearance_deadlines(view: ClusterView) -> dict[str, float]:
     """Seats of earlier generations whose workers may still run, with the time by which they cannot.
 
-    The time is infinite for a node that is alive and has not said that it stopped.
+    The time is infinite for a node that is alive and has not reported that it stopped.
     """
     gone: set[str] = set()
     for one in view.ledger.sightings.values():
@@ -225,7 +225,7 @@ def clearance_deadlines(view: ClusterView) -> dict[str, float]:
 
 
 def carried(now: ClusterView) -> Notice | None:
-    """What the workers of the next generation have to be told: only that the run ends."""
+    """The notice to repeat to the workers of the next generation: only that the run ends."""
     notice = now.plan.notice
     if notice is None or not notice.ends:
         return None

@@ -21,16 +21,16 @@ MAX_RECORD_BYTES = 256 * 1024
 MAX_PLAN_BYTES = 4 * 1024 * 1024
 """Largest plan or world record accepted, in bytes (a world of 4,096 nodes takes about 600 KiB)."""
 
-MAX_TOLD_GENERATION = 2**40
+MAX_REPORTED_GENERATION = 2**40
 """The highest generation that a node is believed to have known (a new one each second reaches it in 35,000 years): the
 coordinator goes above it, and what it publishes then must be in bounds too."""
 
 MAX_AHEAD = 1_000_000
-"""How many versions a plan may be ahead of the newest that its reader knows, who has missed fewer at worst."""
+"""How many versions a plan may be ahead of the newest that its reader knows, which is more than it can miss."""
 
 
 class RecordError(ValueError):
-    """A record that is malformed, oversized or of a foreign version; the message says where."""
+    """A record that is malformed, oversized or of a foreign version; the message names the place."""
 
 
 R = TypeVar("R", Member, Lease, Plan, World, History)
@@ -91,10 +91,10 @@ def check_whole(plan: Plan) -> None:
     """Check a plan that was put together from what the store has of it.
 
     Raises:
-        RecordError: it says that a generation runs, but not which world; its world is of a later generation; or its
+        RecordError: its generation runs, but it has no world; its world is of a later generation; or its
             generation is one that no run reaches.
     """
-    if plan.generation > 2 * MAX_TOLD_GENERATION:
+    if plan.generation > 2 * MAX_REPORTED_GENERATION:
         raise RecordError(f"plan of generation {plan.generation}, above the maximum")
     sealed = plan.world.generation if plan.world is not None else 0
     if plan.phase is Phase.RUNNING and (plan.world is None or sealed != plan.generation):
@@ -117,13 +117,13 @@ def check_readable(plan: Plan) -> None:
     """Check a plan that is about to be published as its readers will.
 
     Raises:
-        RecordError: they would refuse it; the message names what and where.
+        RecordError: they would reject it; the message names what and where.
     """
     check_whole(decode(Plan, encode(plan)))
 
 
 def _check(record: object) -> None:
-    """What types alone cannot say."""
+    """The checks that types cannot express."""
     if isinstance(record, Member) and record.version != RECORD_VERSION:
         raise RecordError(
             f"member record of version {record.version}; this agent supports version {RECORD_VERSION}"

@@ -1,10 +1,10 @@
-"""The one agent that decides, without I/O: feed it what is in the store, ask it what to do.
+"""The coordinator of a run, without I/O: it takes in the records of the store and decides what to do.
 
 Theory of operation. The driver (an agent's coordinator thread, or the simulator) reads member and lease
 records, hands them to :meth:`Coordinator.observe`, and calls :meth:`Coordinator.decide`. The decision may
 hold a plan to publish (a compare-and-set against the version before it), leases to revoke (likewise) and
 records to remove. The driver reports what of it came about (:meth:`published`, :meth:`revoked`,
-:meth:`forgotten`) and asks again until nothing is left to do. After an unknown outcome it re-reads the plan and
+:meth:`forgotten`) and repeats this until nothing is left to do. After an unknown outcome it re-reads the plan and
 calls :meth:`adopt_plan`. Time is an argument everywhere: seconds of the coordinator's own clock.
 """
 
@@ -38,7 +38,7 @@ from .running import decide_running, whole_world_runs
 FINISHED_BEFORE = "the run has already finished and is not repeated under the same id"
 
 MAX_REFUSED = 256
-"""How many incarnations are told at a time that they may not take part: every node reads about them."""
+"""How many refusals a plan holds at most: every node reads them."""
 
 FORGET_AT_ONCE = 16
 """How many records are removed before the coordinator reads what is new: each takes a round trip to the store."""
@@ -48,7 +48,7 @@ ACK_PATIENCE_LEASES = 2.0
 
 
 class Coordinator:
-    """Holds the plan, the memory of who was seen when, and the phase's clock."""
+    """Holds the plan, the ledger of leases, and the phase's clock."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Coordinator:
         remembered: History | None = None,
         store_born_s: float = -FAR_S,
     ) -> None:
-        """Start a term.
+        """Start to coordinate a run.
 
         Args:
             now_s: the coordinator's clock.
             plan: the newest plan in the store, if there is one.
-            remembered: what this agent has on disk of the run, used when the store is empty.
-            store_born_s: by when at the latest this life of the store had begun, if an earlier one may have known
-                nodes of which this agent's disk says nothing.
+            remembered: the run history on this agent's disk, used when the store is empty.
+            store_born_s: the latest time at which this store can have been created, if an earlier one may have known
+                nodes that are missing from this agent's disk.
         """
         self.plan = plan
         self.ledger = LeaseLedger(born_s=now_s)
@@ -74,9 +74,9 @@ class Coordinator:
         self._remembered = remembered
         self._store_born_s = store_born_s
         self._intruder: History | None = None
-        """What somebody else's plan said of generations, see :meth:`intruded`."""
+        """The history in a plan of another writer, see :meth:`found_foreign_plan`."""
 
-    # -- what the driver tells ------------------------------------------------------------------
+    # -- input from the driver ------------------------------------------------------------------
 
     def observe(self, member: Member, lease: Lease, now_s: float, written_s: float | None = None) -> None:
         """Take in the newest records of one incarnation; ``written_s``: see :meth:`LeaseLedger.observe`."""
@@ -96,17 +96,17 @@ class Coordinator:
         self.adopt_plan(plan, now_s)
 
     def adopt_plan(self, plan: Plan, now_s: float) -> None:
-        """Take the store's newest plan, whoever wrote it."""
+        """Take the store's newest plan, written by this coordinator or another."""
         if self.plan is None or plan.version > self.plan.version:
             before = (self.plan.phase, self.plan.generation) if self.plan is not None else None
             new_phase = before != (plan.phase, plan.generation)
             self.clock = PhaseClock.of(plan, self.clock, now_s, new_phase=new_phase)
             self.plan = plan
 
-    def intruded(self, other: Plan, now_s: float) -> None:
-        """Somebody who does not coordinate the run has written this plan: publish above it.
+    def found_foreign_plan(self, other: Plan, now_s: float) -> None:
+        """A process that does not coordinate the run has written this plan: publish above it.
 
-        Nodes may have followed it, so that its generation is over too. Nothing else that it says counts.
+        Nodes may have followed it, so its generation is used up as well. The rest of the plan is ignored.
         """
         if self.plan is None:
             self.adopt_plan(other, now_s)
@@ -115,22 +115,22 @@ class Coordinator:
         self._intruder = History(other.generation, other.world)
 
     def stood_still(self, now_s: float, lasted_s: float) -> None:
-        """The coordinator did nothing for that long, until now, because it was paused: nobody else is to blame.
+        """The coordinator was paused for that long, until now: no node is considered late because of it.
 
-        To be told after everything was read again. No lease ends right now, and no phase's time ran meanwhile.
+        Call this after all records were read again. Leases are extended, and the time does not count for the phase.
         """
         self.ledger.compensate_pause(now_s)
         self.clock.skip(lasted_s)
 
     @property
-    def anybody_here(self) -> bool:
+    def has_live_members(self) -> bool:
         """Whether a member is alive and has not left."""
         return any(one.alive and one.member.state is not State.LEFT for one in self.ledger.sightings.values())
 
-    # -- what the driver asks -------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------
 
     def decide(self, now_s: float) -> Decision:
-        """What to do now, with the reason. Calling it again without news changes nothing."""
+        """What to do now, with the reason. A second call without new input changes nothing."""
         decision = self._decide(now_s)
         return decision if decision.plan is None else self._readable(decision, decision.plan)
 
@@ -172,7 +172,7 @@ class Coordinator:
         return replace(decision, plan=budget.with_progress(now, following))
 
     def _readable(self, decision: Decision, plan: Plan) -> Decision:
-        """Never publish what every node refuses to read: it would wait for ever for a plan that it can follow.
+        """Never publish a plan that nodes reject: they would wait for ever for one that they can follow.
 
         Records are bounded so that this takes more of them than a run has (a world too large for one plan, say).
         """
@@ -210,7 +210,7 @@ class Coordinator:
         fresh = Plan(RECORD_VERSION, 1, Phase.FORMING, 1, "the run starts", policy)
         if history is None:
             return Decision(fresh.reason, fresh)
-        if history.settled and history.outcome is Phase.STOPPED:  # the same run, taken up again
+        if history.settled and history.outcome is Phase.STOPPED:  # the same run, resumed
             again = _next_life(fresh, history)
             return Decision(again.reason, again)
         once = policy.finishes_once and history.outcome is Phase.FINISHED
@@ -243,7 +243,7 @@ class Coordinator:
     def _alone(self, decision: Decision, now_s: float) -> Decision:
         """The same, but nothing is formed while nodes may run that only an earlier life of the store knew.
 
-        Each of them either tells this store what it runs or has lost its lease by then.
+        By then each of them has either registered with what it runs, or lost its lease.
         """
         if decision.plan is None or decision.plan.phase is not Phase.FORMING:
             return decision
@@ -256,14 +256,14 @@ class Coordinator:
         )
 
     def _adopt_or_reform(self, known: Plan, world: World, now_s: float) -> Decision:
-        """A new store, a known world: leave it alone if all of it still runs, else form the next."""
+        """A new store, a known world: keep the world if all of it still runs, else form the next."""
         if known.generation > world.generation:
             return self._reform_after_store_loss(known, "the store was lost while a generation was forming")
-        unheard: list[str] = []
+        missing: list[str] = []
         for seat in world.seats:
             one = self.ledger.sightings.get(seat.incarnation)
             if one is None:
-                unheard.append(seat.node_id)
+                missing.append(seat.node_id)
                 continue
             runs = one.alive and one.member.state in (State.RUNNING, State.SUCCEEDED)
             if not runs or one.member.generation != world.generation:
@@ -272,13 +272,13 @@ class Coordinator:
         replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
         if any(seat.incarnation in replaced for seat in world.seats):
             return self._reform_after_store_loss(known, "the store was lost, and a participant was restarted")
-        if not unheard:
+        if not missing:
             reason = f"the store was lost; generation {world.generation} continues without a restart"
             return Decision(reason, msgspec.structs.replace(known, phase=Phase.RUNNING, reason=reason))
         until_s = self.ledger.born_s + known.policy.lease_ttl_s
         if now_s < until_s:
-            return Decision(f"the store is empty; waiting for {names(unheard)} to register", wake_s=until_s)
-        return self._reform_after_store_loss(known, f"the store was lost together with {names(unheard)}")
+            return Decision(f"the store is empty; waiting for {names(missing)} to register", wake_s=until_s)
+        return self._reform_after_store_loss(known, f"the store was lost together with {names(missing)}")
 
     @staticmethod
     def _reform_after_store_loss(known: Plan, reason: str) -> Decision:
@@ -287,18 +287,18 @@ class Coordinator:
 
     def _newest_history(self) -> History | None:
         return max(
-            reversed(self._told()), key=lambda one: one.newness, default=None
+            reversed(self._histories()), key=lambda one: one.newness, default=None
         )  # our own, if several are equal
 
-    def _told(self) -> list[History]:
-        told = [one.member.history for one in self.ledger.sightings.values()] + [
+    def _histories(self) -> list[History]:
+        reported = [one.member.history for one in self.ledger.sightings.values()] + [
             self._remembered,
             self._intruder,
         ]
-        return [one for one in told if one is not None]
+        return [one for one in reported if one is not None]
 
     def _higher_history(self) -> History | None:
-        """Somebody knows of a later generation than this store does.
+        """A history of a later generation than the one in this store, if a node or the disk has one.
 
         While a world runs, of a later *world* in which workers may run. A generation that was only to be formed may
         be one that a coordinator wrote to its disk and could not publish, having lost leadership: no worker ever ran
@@ -307,9 +307,9 @@ class Coordinator:
         plan = self.plan
         if plan is None:
             return None
-        later = [one for one in self._told() if one.generation > plan.generation]
-        if plan.is_terminal:  # the run is not over while nodes train that this store had not heard of
-            later = [one for one in later if one in self._told_by_trainees()]
+        later = [one for one in self._histories() if one.generation > plan.generation]
+        if plan.is_terminal:  # the run is not over while nodes train that were not registered here
+            later = [one for one in later if one in self._reported_by_running()]
         if plan.phase is Phase.RUNNING:
             worlds = [one for one in later if one.world is not None and not one.settled]
             later = [
@@ -317,9 +317,9 @@ class Coordinator:
             ]
         return max(reversed(later), key=lambda one: one.rank, default=None)
 
-    def _told_by_trainees(self) -> list[History]:
-        """By live nodes that run the very world of which they tell."""
-        told = []
+    def _reported_by_running(self) -> list[History]:
+        """Histories of live nodes that run the world which their history names."""
+        reported = []
         for one in self.ledger.sightings.values():
             history, running = one.member.history, one.alive and one.member.state is State.RUNNING
             world = history.world if history is not None else None
@@ -329,25 +329,25 @@ class Coordinator:
                 and world is not None
                 and world.generation == one.member.generation
             ):
-                told.append(history)
-        return told
+                reported.append(history)
+        return reported
 
     def _unknown_worlds(self, now: ClusterView) -> Decision | None:
-        """Live nodes tell of worlds in which they may still run, and which this plan does not wait for.
+        """Clear worlds in which live nodes may still run, and which this plan does not wait for.
 
         Nothing of the run's own past is like that: a node that was not cleared then has lost its lease since. But two
-        runs of one name may have shared the memory on disk, and what this machine remembers is the other one's.
+        runs of one name may have shared the state directory, and the history on this machine is the other run's.
         """
         plan = now.plan
         if plan.phase is not Phase.FORMING:
             return None
         awaited = {seat.incarnation for seat in unproven(plan)}
-        told = [
+        reported = [
             one.member.history
             for one in now.ledger.sightings.values()
             if one.alive and one.member.incarnation not in awaited and _may_run(one.member, plan.generation)
         ]
-        histories = [one for one in told if one is not None]
+        histories = [one for one in reported if one is not None]
         seats = {
             seat.incarnation: seat for one in histories if one.world is not None for seat in one.world.seats
         }
@@ -370,9 +370,9 @@ class Coordinator:
 
     @staticmethod
     def _above(now: ClusterView, history: History) -> Decision:
-        """Go above a later generation that was heard of only now; its world is to be cleared as well.
+        """Go above a later generation that has become known only now; its world is to be cleared as well.
 
-        Of a run that ended in order, as in the first plan of a store: no worker of it is left, and unless it was
+        If that run ended in order, as for the first plan of a store, no worker of it is left, and unless it was
         stopped, this is another run under its name, which has all its restarts.
         """
         plan = now.plan
@@ -405,7 +405,7 @@ class Coordinator:
         return overdue
 
     def _refusals(self, now: ClusterView) -> Plan | None:
-        """Who may not take part: a second agent with a living node's id, a lease longer than the run's."""
+        """Incarnations to refuse: a second agent with a live node's id, a lease longer than the run's."""
         refused = {key: why for key, why in now.plan.refused.items() if key in now.ledger.sightings}
         for one in now.ledger.sightings.values():
             if not one.alive or one.member.incarnation in refused or one.member.state is State.LEFT:
@@ -437,7 +437,7 @@ class Coordinator:
 
     @staticmethod
     def _with_departures(now: ClusterView, decision: Decision) -> Decision:
-        """Publish, if nothing else is to be published, that nodes which were asked to leave have left.
+        """Publish, if nothing else is to be published, that nodes which were to leave have left.
 
         Commands such as ``drain`` return by this: only then has the last worker of the node exited.
         """
@@ -478,7 +478,7 @@ class Coordinator:
 
     @staticmethod
     def _still_stopping(now: ClusterView) -> dict[str, float]:
-        """Whose workers may still run although the run is over: until then no other life of it may begin.
+        """Seats whose workers may still run although the run is over: until then the run cannot be started again.
 
         Only a stop finds workers running, and these may take longer to end than the outcome is kept.
         """
@@ -489,9 +489,10 @@ class Coordinator:
 
     @staticmethod
     def _newcomers_after_stop(now: ClusterView) -> list[Sighting]:
-        """Nodes that want to go on with the stopped run: they have read that it was stopped, and say so.
+        """Nodes that are to resume the stopped run: their records show that they have read the stop.
 
-        A node that has not read it yet may have been in the run, whatever its record says and however late it is seen.
+        A node that has not read it yet may have been in the run, whatever its record contains and however late it
+        is seen.
         """
         if now.plan.phase is not Phase.STOPPED:
             return []
@@ -499,7 +500,7 @@ class Coordinator:
         return [one for one in now.by_node.values() if (one.member.state, one.member.generation) == next_life]
 
     def _with_housekeeping(self, decision: Decision, now_s: float) -> Decision:
-        """Add what is due in any phase: the next lease to end, records nobody needs any more."""
+        """Add what is due in any phase: the next lease to end, records that are no longer needed."""
         assert self.plan is not None  # the caller looked
         needed = {seat.incarnation for seat in self.plan.uncleared}
         needed |= (
@@ -526,7 +527,7 @@ class Coordinator:
 
 
 def _may_run(member: Member, generation: int) -> bool:
-    """Whether this node tells of a world before this generation in which it has a seat, and has not stopped since."""
+    """Whether this node, by its history, has a seat in a world before this generation and has not stopped since."""
     world = member.history.world if member.history is not None else None
     if world is None or world.generation >= generation or world.seat_of(member.incarnation) is None:
         return False
@@ -534,7 +535,7 @@ def _may_run(member: Member, generation: int) -> bool:
 
 
 def _next_life(fresh: Plan, ended: Plan | History) -> Plan:
-    """A stopped run goes on: above its generation, with the restarts that it has used."""
+    """A stopped run resumes: above its generation, with the restarts that it has used."""
     reason = f"resuming the run after generation {ended.generation}, in which it was stopped"
     again = msgspec.structs.replace(
         fresh,

@@ -1,8 +1,8 @@
-"""Coordinator's rules while a generation is forming: when it is sealed, and with whom. Pure.
+"""The coordinator's rules while a generation is forming: when it is sealed, and with which nodes. Pure.
 
-The order of the questions is the protocol: (1) is everybody who could still run an older generation
-cleared? (2) is the failure that brought us here charged, and is the budget spent? (3) are enough nodes
-ready, and is there anybody worth waiting for?
+The order of the questions is the protocol: (1) are all nodes cleared that could still run an older generation? (2)
+is the failure that ended the previous generation charged, and is the budget exhausted? (3) are enough nodes ready,
+and are there more to wait for?
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STOP_SLACK_S = 5.0
 
 
 def decide_forming(now: ClusterView) -> Decision:
-    """Seal the generation, fail the run, or say what is awaited."""
+    """Seal the generation, fail the run, or wait, with the reason."""
     waits = clearance_deadlines(now)
     if waits:
         return await_clearing(now, waits)
@@ -72,8 +72,8 @@ def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
     """Nothing is sealed while workers of an older generation may run.
 
     Args:
-        now: the situation.
-        waits: who is waited for, as :func:`~.cluster_view.clearance_deadlines` says.
+        now: the cluster view.
+        waits: the seats to wait for, from :func:`~.cluster_view.clearance_deadlines`.
     """
     nodes = {seat.incarnation: seat.node_id for seat in now.plan.uncleared}
     revoke: dict[str, str] = {}
@@ -94,7 +94,7 @@ def await_clearing(now: ClusterView, waits: dict[str, float]) -> Decision:
 def _charge(now: ClusterView) -> bool:
     """Whether the failure that ended the previous generation counts against the budget.
 
-    Not when a participant was lost, came back anew or left: then the others' collectives fail because a
+    Not when a participant was lost, was restarted or left: then the others' collectives fail because a
     peer vanished. Not when no user code ran, unless the node that cannot start cannot be spared either.
     """
     failure = now.plan.failure
@@ -135,7 +135,7 @@ def _repeated(now: ClusterView) -> Decision:
 
 
 def _sentence(before: str, summary: str, after: str) -> str:
-    """Words around a failure's summary, which gives way if there is no room for all."""
+    """A failure's summary in a sentence; the summary is shortened if there is no room for all."""
     room = LONGEST_REASON - len(before) - len(after)
     return before + (summary if len(summary) <= room else summary[: room - 1] + "…") + after
 
@@ -153,7 +153,7 @@ def _fail(now: ClusterView, reason: str, failure: Failure | None) -> Decision:
 
 
 def _choose(now: ClusterView, ready: list[Sighting]) -> list[Sighting]:
-    """Who takes part, at most max nodes: those of the previous world first, then by seating order.
+    """The participants, at most max nodes: those of the previous world first, then by seating order.
 
     Nodes that keep getting lost or cannot start are left out while enough others remain.
     """
@@ -182,7 +182,7 @@ def _with_a_host(now: ClusterView, chosen: list[Sighting], ready: list[Sighting]
 def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     """Below min: wait, with a limit."""
     now.clock.enough_since_s = None
-    came = names(f"{one.member.node_id} ({count(one.member.slots, 'worker')})" for one in chosen) or "nobody"
+    came = names(f"{one.member.node_id} ({count(one.member.slots, 'worker')})" for one in chosen) or "none"
     least = now.policy.least_fit(len(chosen))
     missing = least - len(chosen)
     until_s = now.clock.since_s + now.policy.join_timeout_s
@@ -199,7 +199,7 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
 
 
 def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> float:
-    """Until when to wait for nodes beyond those chosen; in the past if there is nobody to wait for."""
+    """Until when to wait for nodes beyond those chosen; in the past if there are none to wait for."""
     here = {one.member.node_id for one in chosen}
     coming = [
         one
@@ -213,7 +213,7 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> float:
     enough_s = now.clock.enough_since_s if now.clock.enough_since_s is not None else now.now_s
     cap_s = enough_s + 3 * now.policy.settle_s
     seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
-    if seated & here:  # a re-formation: survivors wait for nobody who is not already here
+    if seated & here:  # a re-formation: survivors wait only for nodes that are registered
         return min(cap_s, now.clock.since_s + now.policy.settle_s) if coming else now.now_s
     arrivals = [now.ledger.nodes_since_s.get(one.member.node_id, 0.0) for one in [*chosen, *coming]]
     return min(cap_s, max(arrivals) + now.policy.settle_s)
@@ -255,7 +255,7 @@ def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision
 
 
 def _await_offer(now: ClusterView, members: list[Member]) -> Decision:
-    """No node of them can hold out a bootstrap store: wait, with a limit; each tries again with its renewals."""
+    """None of these nodes can offer a bootstrap store: wait, with a limit; each tries again with its renewals."""
     why = "; ".join(one.failure.summary for one in members if one.failure is not None) or "no reason given"
     limit_s = now.policy.join_timeout_s
     assert now.clock.enough_since_s is not None  # there are enough nodes
@@ -274,7 +274,7 @@ def _cost(plan: Plan) -> str:
 
 
 def _losses(now: ClusterView, nodes: int) -> dict[str, int]:
-    """A node for which a running world was ended, and which then left its place empty, counts as lost."""
+    """A node for which a running world was ended, and which then did not take its seat, counts as lost."""
     losses = dict(now.losses)
     came = {one.member.node_id for one in now.ready()}
     if nodes < now.policy.max_nodes:

@@ -1,7 +1,7 @@
 """Both sides of a lease. Pure: time comes in as an argument, in seconds.
 
 The holder counts from the moment it *sent* its last successful renewal; the coordinator counts from the
-moment it *saw* that renewal, or from an earlier one by which it had certainly been written (see
+moment it *saw* that renewal, or from an earlier moment by which the renewal had certainly been written (see
 :mod:`.revisions`); either is later. So by the coordinator's reckoning a lease never ends before it has ended by
 the holder's, save for the clocks' rates, which the fence margin covers.
 """
@@ -23,7 +23,7 @@ RENEWALS_THAT_PROVE_LIFE = 3
 """A dead agent's last renewal may be noticed late, and one more may have been under way when it died."""
 
 PAUSE_COMPENSATION_LEASES = 1 / 3
-"""How much of its time a lease has left at least, after the coordinator itself stood still."""
+"""How much of its time a lease has left at least, after the coordinator itself was paused."""
 
 MAX_PAUSE_COMPENSATIONS = 3
 """So often since its last renewal. A coordinator that is always late must revoke the dead nevertheless."""
@@ -63,8 +63,8 @@ class HeldLease:
 class FirstSent:
     """When the write that is being attempted was first sent.
 
-    A write whose answer was lost may have happened. When it is repeated and then found done, nobody can tell
-    which attempt did it, and the coordinator may have seen the record since the first: the lease counts from there.
+    A write whose answer was lost may have happened. When it is repeated and then found done, it is unknown which
+    attempt did it, and the coordinator may have seen the record since the first: the lease counts from there.
     """
 
     _what: object = None
@@ -79,7 +79,7 @@ class FirstSent:
 
 @dataclass(frozen=True)
 class Sighting:
-    """What the coordinator knows of one incarnation: its record and its lease by the coordinator's clock."""
+    """One incarnation as the coordinator sees it: its record, and its lease by the coordinator's clock."""
 
     member: Member
     lease: Lease
@@ -88,7 +88,7 @@ class Sighting:
     renewals_s: tuple[float, ...] = ()
     """When its last few renewals were noticed."""
     pause_compensations: int = 0
-    """How often its end was put off since its last renewal."""
+    """How often its end was postponed since its last renewal."""
 
     def seen_alive_since(self, moment_s: float) -> bool:
         """Whether it has certainly renewed after this moment."""
@@ -107,12 +107,12 @@ class Sighting:
 
 @dataclass
 class LeaseLedger:
-    """The coordinator's memory of who was seen when. Times are the coordinator's own, in seconds."""
+    """The coordinator's ledger of incarnations and when each was seen. Times are by its own clock, in seconds."""
 
     born_s: float
     sightings: dict[str, Sighting] = field(default_factory=dict)
     nodes_since_s: dict[str, float] = field(default_factory=dict)
-    """When each node (not: incarnation) was first heard of."""
+    """When each node (not: incarnation) was first seen."""
 
     def observe(self, member: Member, lease: Lease, now_s: float, written_s: float | None = None) -> None:
         """Take in the newest record and lease of an incarnation.
@@ -140,9 +140,9 @@ class LeaseLedger:
             self.sightings[incarnation] = replace(known, lease=known.lease.revoke())
 
     def compensate_pause(self, now_s: float) -> None:
-        """Put off the end of every lease that lives: the coordinator itself stood still until now.
+        """Postpone the end of every live lease: the coordinator itself was paused until now.
 
-        What was sent to it meanwhile may still be on its way. To put off a revocation is always safe.
+        What was sent to it meanwhile may still be on its way. To postpone a revocation is always safe.
         """
         for key, one in self.sightings.items():
             if not one.alive or one.pause_compensations >= MAX_PAUSE_COMPENSATIONS:

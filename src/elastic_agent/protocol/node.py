@@ -1,15 +1,15 @@
 """One node's side of the protocol, without I/O: events in, actions out.
 
-All that moves a node lives here, and its transitions in :mod:`.activity`. ``rendezvous/participant.py`` carries out the
-actions for whatever runs the workers (the agent, the sidecar of a stock torchrun, the simulator), which reports what
-came of them.
+All of a node's decisions are made here; its transitions are in :mod:`.activity`. ``rendezvous/participant.py``
+carries out the actions for the component that runs the workers (the agent, the sidecar of a stock torchrun, the
+simulator), which reports the results.
 
-Rules kept here: a node says ``ready(g)`` only when no worker of it runs; it starts generation g only from
-``ready(g)``, with a seat of its own incarnation, after a fresh renewal and a fresh look at the plan
-(``Prepare``); whatever overtakes a start stops it; a lost lease stops everything without grace.
+Invariants kept here: a node publishes ``ready(g)`` only when no worker of it runs; it starts generation g only from
+``ready(g)``, with a seat of its own incarnation, after a fresh renewal and a fresh read of the plan (``Prepare``);
+a newer plan cancels a start; a lost lease stops everything without grace.
 
-To be stopped in good order a node does not stop its workers: it asks (``RequestStop``), the coordinator gives every
-worker of the world a notice (``Notify``), and what follows comes as the next plan.
+For a graceful shutdown a node does not stop its workers itself: it publishes a request (``RequestStop``), the
+coordinator gives every worker of the world a notice (``Notify``), and the next plan contains what follows.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
     DRAINED = "drained"
     STOPPED = "stopped"
-    """The run was ended early, as asked."""
+    """The run was stopped on request."""
     REFUSED = "refused"
     UNREACHABLE = "unreachable"
-    """The store could not be reached, or is none."""
+    """The store could not be reached, or the endpoint is not a store."""
     STUCK = "stuck"
     """Workers could not be stopped (uninterruptible sleep)."""
 
@@ -60,14 +60,14 @@ class Announce:
 
 @dataclass(frozen=True)
 class RequestStop:
-    """Write this into the node's member record, for the coordinator to hear; None: it need not stand there any more."""
+    """Write this request into the node's member record for the coordinator; None: remove it from there."""
 
     stop_request: StopRequest | None
 
 
 @dataclass(frozen=True)
 class Notify:
-    """Tell the workers that run now."""
+    """Give the running workers a notice."""
 
     notice: Notice
 
@@ -114,9 +114,9 @@ Action: TypeAlias = Announce | RequestStop | Notify | Prepare | StartWorkers | S
 
 
 def misquoted(plan: Plan, member: Member) -> str:
-    """What a running world says of a node against the node's own record; empty if nothing.
+    """How a node's seat in a running world differs from the node's own record; empty if it does not.
 
-    A node starts as many workers as its seat has slots: what it did not offer is not to be asked of it.
+    A node starts as many workers as its seat has slots, so the seat must not have more than the node offers.
     """
     runs = plan.world if plan.phase is Phase.RUNNING else None
     seat = runs.seat_of(member.incarnation) if runs is not None else None
@@ -137,9 +137,9 @@ class Node:
         remembered: History | None = None,
         ignored: Callable[[Activity, Event], None] = lambda activity, event: None,
     ) -> None:
-        """``remembered``: what this machine has on disk of the run.
+        """``remembered``: the run history on this machine's disk.
 
-        ``ignored``: told of events that the table of transitions does not have.
+        ``ignored``: called with events that the table of transitions does not have.
         """
         self.incarnation = incarnation
         self._newest_sealed = 0
@@ -154,20 +154,20 @@ class Node:
         self.plan: Plan | None = None
         self._draining: str | None = None
         self._stop_request: tuple[StopRequest, int] | None = None
-        """What stands in the member record, and the generation then."""
+        """The state in the member record, and its generation."""
         self._life: int | None = None
-        """Which life of the run this node knows of."""
+        """The life of the run that this node has last read."""
         self._stop_requests = 0
-        """Serial of the newest ask."""
+        """Serial of the newest request."""
         self._end_known: Notice | None = None
-        """By which this node has learnt that the run is to end."""
-        self._told = 0
+        """The plan from which this node knows that the run is to end."""
+        self._given = 0
         """Serial of the newest notice that the present workers were given."""
         self._handles_notices = False
         self._interrupted: Failure | None = None
-        """How a signal ended workers that run, or ran, now."""
+        """How a signal ended workers of the present generation."""
         self._has_participated = False
-        """This node has seen the run going on."""
+        """This node has seen the run in progress."""
         self._lease_lost: str | None = None
         self._ending: Depart | None = None
         self._lingers = False
@@ -179,7 +179,7 @@ class Node:
         return self._activity
 
     def _on(self, event: Event, generation: int | None = None) -> bool:
-        """Change the activity as the table says. ``generation``: of the workers that the event comes from.
+        """Change the activity by the table. ``generation``: of the workers that the event comes from.
 
         Returns:
             Whether the event has an effect.
@@ -196,12 +196,12 @@ class Node:
 
     @property
     def has_participated(self) -> bool:
-        """Whether this node has seen the run going on, under whatever incarnation."""
+        """Whether this node has seen the run in progress, under any incarnation."""
         return self._has_participated
 
     @property
     def next_stop_request(self) -> int:
-        """Serial for what is asked next."""
+        """Serial for the next request."""
         return self._stop_requests + 1
 
     # -- the plan -------------------------------------------------------------------------------
@@ -209,8 +209,8 @@ class Node:
     def plan_changed(self, plan: Plan) -> list[Action]:
         """A newer plan was read. Older ones are ignored (see :meth:`store_replaced`).
 
-        So is the plan of a store that lost its data, whose coordinator knows less of the run than this node does: the
-        session tells it, and the plan after that is one to follow.
+        So is the plan of a store that lost its data, whose coordinator knows less of the run than this node does:
+        the session sends it the run history, and the plan after that is valid.
         """
         if self.activity is Activity.GONE or (self.plan is not None and plan.version <= self.plan.version):
             return []
@@ -220,10 +220,10 @@ class Node:
             self._newest_sealed = max(self._newest_sealed, plan.world.generation)
         self.plan = plan
         self._life = plan.life
-        if not plan.is_terminal:  # a stopped run that was taken up again has no end any more
+        if not plan.is_terminal:  # a stopped run that was resumed has no end any more
             self._end_known = plan.notice if plan.notice is not None and plan.notice.ends else None
         if self._lease_lost is not None:
-            return []  # it speaks of an incarnation that is over; only the stop counts now
+            return []  # it concerns an incarnation that is over; only the stop counts now
         if self.incarnation in plan.refused:
             return self._end(Depart(Outcome.REFUSED, plan.refused[self.incarnation]), Grace.NONE)
         if plan.is_terminal:
@@ -236,13 +236,13 @@ class Node:
         return self._acknowledged(plan) + self._sealed(plan)
 
     def _over(self, plan: Plan) -> list[Action]:
-        """The run has come to its end, whatever that is."""
+        """The run has ended, with any outcome."""
         if plan.phase is Phase.FINISHED:
             return self._end(Depart(Outcome.FINISHED, plan.reason), Grace.NONE)
         if plan.phase is Phase.FAILED:
             return self._end(Depart(Outcome.FAILED, plan.reason), Grace.NONE)
         if self._wants_next_life:
-            # To a coordinator, a node that has not read the stop yet looks the same: only the node itself knows.
+            # A node that has not read the stop yet has the same record: only the node itself can tell the two apart.
             self._life = plan.generation + 1
             return self._announce(State.READY, plan.generation + 1)
         if self._lingers and plan.uncleared and self._ending is None:
@@ -250,7 +250,7 @@ class Node:
         return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.DRAIN)
 
     def _await_others(self, plan: Plan) -> list[Action]:
-        """The run is stopped; this node says so when its own workers are, and waits for those of others."""
+        """The run is stopped; report it when this node's workers are stopped, and wait for those of others."""
         if not self._on(Event.RUN_STOPPED):
             return []
         if self.activity is Activity.STOPPING:
@@ -259,7 +259,7 @@ class Node:
 
     @property
     def _wants_next_life(self) -> bool:
-        """Whether the run was stopped before this node came, and not because this node asked for it."""
+        """Whether the run was stopped before this node joined, and not on this node's request."""
         return not self._has_participated and not self._requests_end
 
     @property
@@ -281,15 +281,15 @@ class Node:
         return self._end(Depart(Outcome.STOPPED, self.plan.reason), Grace.DRAIN)
 
     def _acknowledged(self, plan: Plan) -> list[Action]:
-        """What was asked for need not be said any longer than it takes to come true.
+        """Withdraw a request once it has taken effect.
 
-        That the run is to end is said to the end: should the store be lost meanwhile, the next one has to know. But
-        not in another life of the run, which began while this node was cut off.
+        A request to end the run stays to the end: should the store be lost meanwhile, the next one has to know of
+        it. But not in another life of the run, which began while this node was disconnected.
         """
         if self._stop_request is None:
             return []
         stop_request, generation = self._stop_request
-        if not stop_request.life:  # asked for before the first plan
+        if not stop_request.life:  # requested before the first plan
             return self.request_stop(stop_request)
         if stop_request.life < plan.life:
             self._stop_request = None
@@ -305,9 +305,9 @@ class Node:
         return self._stop_request is not None and self._stop_request[0].leaver is None
 
     def store_replaced(self) -> list[Action]:
-        """The store was lost and a new one found: its plan versions start anew; say again where we stand.
+        """The store was lost and a new one found: its plan versions restart; publish this node's state again.
 
-        And that the run is to end, whoever wanted it: who asked for it may have read that it is stopped, and gone.
+        Also that the run is to end, even on another node's request: that node may have read the stop and left.
         """
         self.plan = None
         if self.activity is Activity.GONE:
@@ -326,7 +326,7 @@ class Node:
         if not self._on(Event.FORMING):
             return []  # stopping: ready follows when stopped
         if self.activity is Activity.IDLE:
-            return self._say_ready()
+            return self._publish_ready()
         hang = plan.failure is not None and plan.failure.kind is FailureKind.HANG
         return [StopWorkers(Grace.RESTART, plan.reason, dump_stacks=hang)]
 
@@ -348,11 +348,11 @@ class Node:
     def _notify(self) -> list[Action]:
         """Give the workers that run the notice of the plan, unless they have it."""
         plan = self.plan
-        if plan is None or plan.notice is None or plan.notice.serial == self._told:
+        if plan is None or plan.notice is None or plan.notice.serial == self._given:
             return []
         if not self._on(Event.NOTICE, plan.generation):
             return []
-        self._told = plan.notice.serial
+        self._given = plan.notice.serial
         return [Notify(plan.notice)]
 
     # -- the workers ----------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class Node:
             return []
         if not self._on(Event.PREPARED, generation):
             return []
-        self._told, self._handles_notices, self._interrupted = 0, False, None
+        self._given, self._handles_notices, self._interrupted = 0, False, None
         return [StartWorkers(plan.world), *self._notify()]
 
     def prepare_failed(self, generation: int, failure: Failure) -> list[Action]:
@@ -394,7 +394,7 @@ class Node:
         return self._announce(State.SUCCEEDED, generation)
 
     def interrupted(self, generation: int, how: Failure) -> list[Action]:
-        """A worker of this generation was ended by a signal that asks this node to stop as well."""
+        """A worker of this generation was ended by a signal that makes this node stop as well."""
         if not self._on(Event.INTERRUPTED, generation):
             return []
         self._interrupted = how
@@ -407,7 +407,7 @@ class Node:
         return self._announce(State.SAVED, generation)
 
     def handles_notices(self, generation: int) -> list[Action]:
-        """Workers of this generation were seen to look at notices."""
+        """Workers of this generation handle notices."""
         if not self._on(Event.HANDLES_NOTICES, generation):
             return []
         self._handles_notices = True
@@ -427,7 +427,7 @@ class Node:
         if self._ending is not None:
             return self._end(self._ending, Grace.NONE)
         if self.plan is not None and self.plan.phase is Phase.FORMING:
-            return self._say_ready()
+            return self._publish_ready()
         if self.plan is not None and self.is_lingering:
             return self._await_others(self.plan)
         return []  # the plan that follows the failure is still to come
@@ -452,7 +452,7 @@ class Node:
         return []
 
     def request_stop(self, stop_request: StopRequest) -> list[Action]:
-        """Somebody at this node wants a node to leave, or the whole run to end."""
+        """A user, a signal or the scheduler at this node requests that a node leaves, or that the run ends."""
         if self.activity is Activity.GONE or self._ending is not None:
             return []
         if self._requests_end and stop_request.leaver is not None:
@@ -461,7 +461,7 @@ class Node:
             stop_request = msgspec.structs.replace(stop_request, life=self._life)
         self._stop_request, self._stop_requests = (stop_request, self.generation), stop_request.serial
         if self._requests_end and self.plan is not None and self.plan.phase is Phase.STOPPED:
-            return self._over(self.plan)  # what is asked for has happened
+            return self._over(self.plan)  # the request has already taken effect
         return [RequestStop(stop_request)] if self._life is not None else []  # else with the first plan
 
     def drain(self, reason: str, stop_request: StopRequest | None = None) -> list[Action]:
@@ -469,7 +469,7 @@ class Node:
 
         Args:
             reason: in words.
-            ask: with what to ask for it, so that workers may save first; None: leave at once.
+            stop_request: the request to publish, so that workers may save first; None: leave at once.
         """
         if self._draining is not None or self._ending is not None or self.activity is Activity.GONE:
             return []
@@ -486,37 +486,37 @@ class Node:
         return self.leave_now()
 
     def leave_now(self) -> list[Action]:
-        """What was to be left in good order is left at once: nobody answered, or nothing runs."""
+        """End a graceful leave at once: the coordinator did not answer, or no workers run."""
         reason = self._draining
         if reason is None or self._ending is not None or self.activity is Activity.GONE:
             return []
         ending = Depart(Outcome.DRAINED, reason)
         if self.announced.state is State.SUCCEEDED and self.activity is Activity.IDLE:
             self._on(Event.LEAVE)
-            return [ending]  # its success stands; LEFT would take it back
+            return [ending]  # its success counts; LEFT would revert it
         if self.activity in (Activity.STARTING, Activity.RUNNING):
             return self._announce(State.LEAVING, self.generation) + self._end(ending, Grace.DRAIN)
         return self._end(ending, Grace.DRAIN)
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def _say_ready(self) -> list[Action]:
+    def _publish_ready(self) -> list[Action]:
         assert self.plan is not None  # only called under a forming plan
         self.generation = self.plan.generation
         return self._announce(State.READY, self.plan.generation)
 
     def _announce(self, state: State, generation: int, failure: Failure | None = None) -> list[Action]:
         works = state in (State.RUNNING, State.SAVED)
-        said = Announce(
+        announced = Announce(
             state,
             generation,
             self._interrupted if works else failure,
             handles_notices=self._handles_notices and works,
         )
-        if said == self.announced:
+        if announced == self.announced:
             return []
-        self.announced = said
-        return [said]
+        self.announced = announced
+        return [announced]
 
     def _end(self, ending: Depart, grace: Grace) -> list[Action]:
         self._ending = ending

@@ -1,8 +1,8 @@
-"""Coordinator's rules of being stopped in good order: who asked for it, what workers are told, when it is done. Pure.
+"""The coordinator's rules for a graceful shutdown: requests, notices to workers, and when a notice is over. Pure.
 
-A notice is for everybody, whoever asked: a rank that leaves alone leaves the others in a collective that never ends. So
-all workers of the world are told, save at one step, and leave; then the run ends, or goes on without the nodes that
-were to leave, or with the ones that waited. What has not left at the deadline is stopped.
+A notice always goes to all workers: a rank that exits alone leaves the others in a collective that never ends. So
+all workers of the world get it, save at the same step, and exit; then the run ends, or continues without the nodes
+that were to leave, or with the ones that waited. Workers that are still running at the deadline are stopped.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .leases import Sighting
 from .records import Cause, Notice, Phase, Plan, Seat, State, StopRequest, World
 
 PROMPT = frozenset({Cause.DRAIN, Cause.GROW, Cause.OPERATOR})
-"""Causes for which workers that do not look at notices are stopped at once. The others leave them their time."""
+"""Causes for which workers that do not handle notices are stopped at once. For the others they keep their time."""
 
 
 def acknowledge(now: ClusterView) -> Decision | None:
-    """Follow what nodes asked for since the last look; None if there is nothing new."""
+    """Apply the stop requests that are new since the last call; None if there are none."""
     requests = [
         (one.member.incarnation, one.member.stop_request)
         for one in now.ledger.sightings.values()
@@ -47,7 +47,7 @@ def acknowledge(now: ClusterView) -> Decision | None:
 
 
 def _is_of_this_life(now: ClusterView, stop_request: StopRequest) -> bool:
-    """Whether it was not asked for before the run was taken up again, by a node that was cut off meanwhile."""
+    """Whether the request is not from before the run was resumed, by a node that was disconnected meanwhile."""
     return stop_request.life >= now.plan.life
 
 
@@ -55,18 +55,18 @@ def _follow(now: ClusterView, plan: Plan, stop_request: StopRequest) -> Plan:
     if plan.is_terminal:
         return plan
     if stop_request.leaver is None:
-        if plan.phase is Phase.FORMING:  # nobody runs, or what runs is being stopped already
+        if plan.phase is Phase.FORMING:  # no workers run, or they are being stopped already
             return stopped(
                 now,
                 plan,
                 Notice(now.plan.version + 1, stop_request.cause, 0.0, stop_request.words, ends=True),
             )
-        return _tell(now, plan, stop_request)
+        return _give(now, plan, stop_request)
     leaver = now.by_node.get(stop_request.leaver)
     if leaver is None or leaver.member.incarnation in plan.leaving:
         return plan
     plan = msgspec.structs.replace(plan, leaving=(*plan.leaving, leaver.member.incarnation))
-    return _tell(now, plan, stop_request) if _runs(now, leaver) else plan
+    return _give(now, plan, stop_request) if _runs(now, leaver) else plan
 
 
 def _runs(now: ClusterView, one: Sighting) -> bool:
@@ -78,8 +78,8 @@ def _runs(now: ClusterView, one: Sighting) -> bool:
     )
 
 
-def _tell(now: ClusterView, plan: Plan, stop_request: StopRequest) -> Plan:
-    """Give the workers a notice; one that they have already becomes no milder and ends no later by it."""
+def _give(now: ClusterView, plan: Plan, stop_request: StopRequest) -> Plan:
+    """Give the workers a notice; it neither softens nor extends one that they have already."""
     known, ends, left_s = plan.notice, stop_request.leaver is None, stop_request.left_s
     cause, words = stop_request.cause, stop_request.words
     if known is not None:
@@ -99,7 +99,7 @@ def announce_growth(now: ClusterView, newcomers: list[str]) -> Decision:
 
 
 def any_handles_notices(now: ClusterView, world: World) -> bool:
-    """Whether workers of this world are known to look at notices."""
+    """Whether workers of this world are known to handle notices."""
     known = (now.sighting(seat) for seat in world.seats)
     return any(one is not None and one.member.handles_notices for one in known)
 
@@ -120,7 +120,7 @@ def decide_under_notice(
     """Wait until the workers of ``busy`` seats have left too, at most until the deadline; then go on.
 
     Args:
-        now: the situation; its plan has a notice.
+        now: the cluster view; its plan has a notice.
         world: the world that runs.
         busy: its seats whose workers have neither left nor succeeded.
         joining: nodes that wait to be let in.
@@ -137,7 +137,7 @@ def decide_under_notice(
 
 
 def after_notice(now: ClusterView, notice: Notice, joining: tuple[str, ...] = ()) -> Decision:
-    """The notice is over: everybody left, or the deadline has come."""
+    """The notice is over: all workers have exited, or the deadline has passed."""
     if notice.ends:
         return Decision(notice.words, stopped(now, now.plan, notice))
     plan = forming_plan(now.plan, notice.words, free=True, notice=None, joining=joining)

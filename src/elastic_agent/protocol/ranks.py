@@ -1,4 +1,4 @@
-"""Who gets which ranks. Pure."""
+"""The assignment of ranks. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .records import Member, Seat
 _DIGITS = re.compile(r"(\d+)")
 
 MAX_REMEMBERED_NODES = 4096
-"""How many nodes that once had a seat keep their place in the order."""
+"""How many nodes that once had a seat keep their position in the order."""
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -25,7 +25,7 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
 def seating_order(members: Iterable[Member], remembered: Sequence[str]) -> list[Member]:
     """Members in rank order: those that were seated before in their old order, then the new ones.
 
-    New nodes are ordered by the rank they asked for, if any, then by natural order of their names.
+    New nodes are ordered by their preferred rank, if any, then by natural order of their names.
     """
     place = {node_id: index for index, node_id in enumerate(remembered)}
 

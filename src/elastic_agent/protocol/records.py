@@ -1,4 +1,4 @@
-"""What the nodes and the coordinator say to each other: records, typed and bounded.
+"""The records that the nodes and the coordinator exchange, typed and bounded.
 
 Each node writes its own :class:`Member` and :class:`Lease`; only the coordinator writes the
 :class:`Plan`. How they become bytes and which bytes are accepted: :mod:`.codec`.
@@ -43,21 +43,21 @@ Signature = Annotated[str, Meta(max_length=64, pattern=r"\A[0-9a-f]*\Z")]
 
 
 class State(enum.StrEnum):
-    """What a node says of itself, always together with the generation it speaks of."""
+    """The state of a node, always together with a generation g."""
 
     READY = "ready"
-    """My workers of every generation below this one are stopped; I can run this one."""
+    """The node's workers of every generation below g are stopped; it can run g."""
     RUNNING = "running"
     FAILED = "failed"
     SUCCEEDED = "succeeded"
     SAVED = "yielded"
-    """After a notice my workers saved and left; none of this generation runs any more."""
+    """After a notice the node's workers saved and exited; none of g runs any more."""
     LEAVING = "leaving"
-    """My workers are being stopped and I shall not come back."""
+    """The node's workers are being stopped and it will not return."""
     STOPPED = "stopped"
-    """The run was stopped, and so are my workers of this generation; I stay only until those of all nodes are."""
+    """The run was stopped, and so are the node's workers of g; it stays only until those of all nodes are."""
     LEFT = "left"
-    """My workers are stopped (or stuck in the kernel for good) and I am not coming back."""
+    """The node's workers are stopped (or stuck in the kernel for good) and it will not return."""
 
 
 class FailureKind(enum.StrEnum):
@@ -72,8 +72,8 @@ class FailureKind(enum.StrEnum):
     BOOTSTRAP = "bootstrap"
     """The generation's bootstrap store could not be reached; no user code ran."""
     INTERRUPTED = "interrupted"
-    """Workers were ended by a signal that their agent received too; what it asks for follows. Not a failure of
-    theirs: it goes with the states RUNNING and YIELDED."""
+    """Workers were ended by a signal that their agent received too, which publishes what the signal means. Not a
+    failure of theirs: it goes with the states RUNNING and SAVED."""
     TOO_FEW = "too-few"
     """The outcome of a run for which not enough nodes came in time."""
 
@@ -86,7 +86,7 @@ class Phase(enum.StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"
-    """It was ended early, as asked; whoever starts it again goes on above its generation."""
+    """It was stopped on request; when it is started again, it resumes above this generation."""
 
     @property
     def is_terminal(self) -> bool:
@@ -95,7 +95,7 @@ class Phase(enum.StrEnum):
 
 
 class Cause(enum.StrEnum):
-    """Why workers are told that they will be stopped."""
+    """Why workers get a notice that they will be stopped."""
 
     PREEMPTED = "preempted"
     WALLTIME = "walltime"
@@ -115,7 +115,9 @@ class Growth(enum.StrEnum):
     """Also by a plain restart, some time after the last one came."""
 
 
-class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Failure(
+    Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={"unreachable_node": "blames"}
+):
     """The first failure of a node in a generation, in words a person can use."""
 
     kind: FailureKind
@@ -124,7 +126,7 @@ class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     """The end of what the worker wrote about it, if known."""
     slot: Count | None = None
     returncode: int | None = None
-    blames: Name | None = None
+    unreachable_node: Name | None = None
     """For a bootstrap failure: the node whose bootstrap store could not be reached."""
     signature: Signature = ""
     """The same for the same error at the same place in the script. Empty if the error is not known well enough, or if
@@ -146,15 +148,15 @@ class Address(Struct, frozen=True, array_like=True):
 
 
 class StopRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a node asks of the coordinator: that a node leaves, or that the whole run ends."""
+    """A node's request to the coordinator: that a node leaves, or that the whole run ends."""
 
     serial: Annotated[int, Meta(ge=1, le=MAX_COUNT)]
-    """Grows with every ask of this incarnation."""
+    """Grows with every request of this incarnation."""
     cause: Cause
     left_s: Seconds
     """How long workers have until they are stopped."""
     words: Text
-    """Who wants it, for people."""
+    """The origin of the request, in words."""
     leaver: Name | None = None
     """The node that is to leave; None: the run is to end everywhere."""
     life: Generation = 0
@@ -162,7 +164,7 @@ class StopRequest(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What every worker of the running world is told: save, and leave by then."""
+    """The notice to every worker of the running world: save, and exit by then."""
 
     serial: Version
     """The version of the plan that it came with."""
@@ -171,7 +173,7 @@ class Notice(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """How long workers had when it was published."""
     words: Text
     ends: bool = False
-    """The run ends when everybody has left, or else the next generation is formed."""
+    """The run ends when all workers have exited; otherwise the next generation is formed."""
 
 
 class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -189,11 +191,11 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     grow_delay_s: Seconds = 1.0
     """How long after the last one came a running world is restarted for newcomers, without a notice."""
     notice_s: Seconds = 60.0
-    """How long workers have to save before a world that grows is formed anew."""
+    """How long workers have to save before a growing world is replaced by the next one."""
     node_counts: Annotated[tuple[Nodes, ...], Meta(max_length=1024)] = ()
     """How many nodes a world may have: multiples of the one number given, or one of several. Empty: any number."""
     finishes_once: bool = False
-    """A run that has finished is not begun anew under its name."""
+    """A run that has finished is not started again under its name."""
     restart_window_s: Seconds = 3600.0
     """For each so long that training makes progress, one charged failure is forgiven; 0: none ever is."""
     restart_backoff_s: Seconds = 60.0
@@ -220,7 +222,7 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
 
 class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The versions of script and software on a node. The coordinator warns once about each node that differs."""
+    """The versions of script and software on a node. The coordinator logs one warning for each node that differs."""
 
     script: Text = ""
     python: Text = ""
@@ -229,7 +231,7 @@ class Fingerprint(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
 
 
 class Seat(Struct, frozen=True, array_like=True):
-    """One node's place in a world: its workers have ranks first_rank .. first_rank + slots - 1."""
+    """One node's entry in a world: its workers have ranks first_rank .. first_rank + slots - 1."""
 
     node_id: Name
     incarnation: Name
@@ -240,7 +242,7 @@ class Seat(Struct, frozen=True, array_like=True):
 
 
 class World(Struct, frozen=True, forbid_unknown_fields=True):
-    """Who takes part in one generation, in order of group rank; frozen."""
+    """The participants of one generation, in order of group rank; frozen."""
 
     generation: Generation
     seats: tuple[Seat, ...]
@@ -282,7 +284,7 @@ class Budget(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 class History(
     Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={"outcome": "verdict"}
 ):
-    """What a machine remembers of the run, for a store that knows nothing (see :meth:`Plan.history`)."""
+    """The state of the run as a machine keeps it, for a store without it (see :meth:`Plan.history`)."""
 
     generation: Generation
     """The highest generation that was ever published, as far as this machine knows."""
@@ -293,7 +295,7 @@ class History(
     outcome: Phase | None = None
     """How the run ended, if it has."""
     settled: bool = False
-    """Everybody alive knew the outcome; whoever comes now begins anew, above this generation."""
+    """Every live node knew the outcome; nodes that join now start a new run, above this generation."""
     lease_ttl_s: Annotated[float, Meta(ge=0, le=LONGEST_LEASE_S)] = 0.0
     """The longest lease of any node of the run, seconds."""
     fence_margin_s: Seconds = 0.0
@@ -345,9 +347,9 @@ class Member(
     fingerprint: Fingerprint = Fingerprint()
     history: History | None = None
     handles_notices: bool = False
-    """Workers of this node look at notices."""
+    """Workers of this node handle notices."""
     stop_request: StopRequest | None = None
-    """Until the coordinator has heard it."""
+    """Until the coordinator has acknowledged it."""
 
 
 class Lease(
@@ -360,7 +362,7 @@ class Lease(
     beat: Count = 0
     revoked: bool = False
     why: Text = ""
-    """For what it was revoked, for people."""
+    """Why it was revoked, in words."""
 
     def renewed(self) -> Lease:
         """The record a renewal writes over this one."""
@@ -372,7 +374,7 @@ class Lease(
 
 
 NODE_ID_HELD = "is held by a living agent"
-"""What every refusal for a taken node id says."""
+"""Part of every refusal for a node id that is in use."""
 
 
 class Plan(
@@ -382,7 +384,7 @@ class Plan(
     forbid_unknown_fields=True,
     rename={"uncleared": "awaiting", "acknowledged": "heard", "requeuer": "delegate"},
 ):
-    """The coordinator's newest word. Each version follows exactly the one before."""
+    """The coordinator's latest decision. Each version follows exactly the one before."""
 
     format: int
     version: Version
@@ -402,8 +404,8 @@ class Plan(
     Failed: the failure the run ended with."""
     failed_node: Name | None = None
     free: bool = False
-    """Forming: a participant of the previous generation is known to have been lost, to have come back
-    anew or to have left, so its failure is not charged."""
+    """Forming: a participant of the previous generation is known to have been lost, to have restarted or to have
+    left, so its failure is not charged."""
     succeeded: tuple[Name, ...] = ()
     """Incarnations whose success in this generation is kept although they are gone."""
     order: tuple[Name, ...] = ()
@@ -419,15 +421,15 @@ class Plan(
     avoid_bootstrap: tuple[Name, ...] = ()
     """Nodes whose bootstrap store could not be reached from everywhere."""
     notice: Notice | None = None
-    """What the workers of the running world were told; while the next one forms, what they are going to be told."""
+    """The notice to the workers of the running world; while the next one forms, the notice that they will get."""
     leaving: tuple[Name, ...] = ()
-    """Incarnations that were asked to leave and whose workers may still run."""
+    """Incarnations that are to leave and whose workers may still run."""
     acknowledged: dict[Name, Count] = {}
-    """The newest ask of each incarnation that was heard."""
+    """The newest request of each incarnation that was acknowledged."""
     requeuer: Name | None = None
-    """Stopped: the incarnation that speaks for the run outside of it (has the job queued again, say)."""
+    """Stopped: the incarnation whose agent acts for the run outside of it (requeues the job, say)."""
     life: Generation = 1
-    """The first generation since the run began, or was taken up again after a stop; earlier asks are void."""
+    """The first generation since the run began, or was resumed after a stop; earlier requests are void."""
 
     @property
     def is_terminal(self) -> bool:
@@ -435,7 +437,7 @@ class Plan(
         return self.phase.is_terminal
 
     def history(self, *, settled: bool = False) -> History:
-        """What has to be kept on disk of this plan, by the coordinator before anybody can read it."""
+        """What has to be on disk of this plan; the coordinator writes it before any node can read the plan."""
         outcome = self.phase if self.is_terminal else None
         return History(
             self.generation,

@@ -1,7 +1,7 @@
-"""When something was written at the latest, told by the revisions of a store that numbers its writes. Pure.
+"""Upper bounds of write times, from the revisions of a store that numbers its writes. Pure.
 
 Theory of operation. A new coordinator finds leases in the store and does not know when they were renewed: clocks of
-two machines are never compared, and it did not look before its term. But every answer of such a store names the
+two machines are never compared, and it did not read them before its term. But every answer of such a store names the
 newest revision there is. Whatever carries that revision or a lower one had been written before the answer came. So a
 process that keeps, for each answer, the revision and the moment by its own clock knows of every record it finds later
 a moment before which it was written: that of the earliest answer that names the record's revision or a higher one.
@@ -17,27 +17,27 @@ MOST_KEPT = 64
 
 
 class RevisionTimes:
-    """What the answers of one store told one process, with the times by its clock, in seconds.
+    """The revisions in the answers of one store to one process, with the times by its clock, in seconds.
 
     It may be used from several threads: of two answers that are entered at once one may get lost, and what it would
     have dated is dated later.
     """
 
     def __init__(self) -> None:
-        self._told: tuple[str, tuple[tuple[int, float], ...]] = ("", ())
-        """The store, and (revision, when it was told), both growing."""
+        self._seen: tuple[str, tuple[tuple[int, float], ...]] = ("", ())
+        """The store, and (revision, when it was seen), both growing."""
 
     def saw(self, store: str, revision: int, now_s: float) -> None:
         """This store has come to this revision. Another store counts from its own beginning."""
-        known, told = self._told
+        known, seen = self._seen
         if store != known:
-            told = ()
-        if not told or revision > told[-1][0]:
-            self._told = (store, (*told, (revision, now_s))[-MOST_KEPT:])
+            seen = ()
+        if not seen or revision > seen[-1][0]:
+            self._seen = (store, (*seen, (revision, now_s))[-MOST_KEPT:])
 
     def written_by(self, store: str, revision: int) -> float | None:
-        """By when at the latest what carries this revision had been written; None if no answer tells."""
-        known, told = self._told
+        """The latest time at which this revision can have been written; None if unknown."""
+        known, seen = self._seen
         if store != known:
             return None
-        return next((at_s for one, at_s in told if one >= revision), None)
+        return next((at_s for one, at_s in seen if one >= revision), None)

@@ -1,4 +1,4 @@
-"""Coordinator's rules while a generation runs: who is lost, what failed, who may come in, when it is done. Pure."""
+"""The coordinator's rules while a generation runs: lost nodes, failures, nodes that join, its end. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .notices import announce_growth, any_handles_notices, decide_under_notice, 
 from .records import Failure, FailureKind, Growth, Phase, Seat, State, World
 
 EXPLAIN_S = 15.0
-"""How long an agent may take to ask for what a signal means that ended its workers: it may have to ask a scheduler."""
+"""How long an agent may take to publish what a signal that ended its workers means: it may query a scheduler."""
 
 
 def decide_running(now: ClusterView) -> Decision:
@@ -23,10 +23,10 @@ def decide_running(now: ClusterView) -> Decision:
         return _finish(now, world)
     busy = [seat for seat in waiting if not has_saved(now, seat)]
     ending = now.plan.notice is not None and now.plan.notice.ends
-    # Who has left for the run's end has done its part: to lose it now is no loss.
+    # A node that has left for the run's end has done its part: it does not count as lost.
     lost = [seat for seat in (busy if ending else waiting) if _is_lost(now, seat)]
     failed = _first_failure(now, waiting)
-    leaving = [seat for seat in waiting if _says(now, seat, State.LEAVING, State.LEFT)]
+    leaving = [seat for seat in waiting if _is_in_state(now, seat, State.LEAVING, State.LEFT)]
     dropped = [seat for seat in waiting if _dropped_out(now, seat)]
     if lost or failed or leaving or dropped:
         return _reform(now, lost, failed, leaving, dropped)
@@ -57,37 +57,37 @@ def whole_world_runs(now: ClusterView) -> bool:
     """Whether the workers of all nodes were started, and none is known to have failed."""
     started = (State.RUNNING, State.SUCCEEDED, State.SAVED)
     seats = now.plan.world.seats if now.plan.world is not None else ()
-    return all(_succeeded(now, seat) or _says_now(now, seat, *started) for seat in seats)
+    return all(_succeeded(now, seat) or _is_now_in_state(now, seat, *started) for seat in seats)
 
 
-def _says_now(now: ClusterView, seat: Seat, *states: State) -> bool:
+def _is_now_in_state(now: ClusterView, seat: Seat, *states: State) -> bool:
     known = now.sighting(seat)
-    return known is not None and known.member.state in states and _speaks_of(now, known)
+    return known is not None and known.member.state in states and _is_of_this_generation(now, known)
 
 
 def _succeeded(now: ClusterView, seat: Seat) -> bool:
-    return _says_now(now, seat, State.SUCCEEDED) or seat.incarnation in now.plan.succeeded
+    return _is_now_in_state(now, seat, State.SUCCEEDED) or seat.incarnation in now.plan.succeeded
 
 
-def _speaks_of(now: ClusterView, known: Sighting) -> bool:
+def _is_of_this_generation(now: ClusterView, known: Sighting) -> bool:
     return known.member.generation == now.plan.generation
 
 
 def _is_lost(now: ClusterView, seat: Seat) -> bool:
-    """Its lease was revoked; or it was never heard since this store was born, and its lease is over."""
+    """Its lease was revoked; or it never registered in this store, and its lease is over."""
     known = now.sighting(seat)
     if known is None:
         return now.now_s >= now.ledger.born_s + now.policy.lease_ttl_s
     return not known.alive
 
 
-def _says(now: ClusterView, seat: Seat, *states: State) -> bool:
+def _is_in_state(now: ClusterView, seat: Seat, *states: State) -> bool:
     known = now.sighting(seat)
     return known is not None and known.member.state in states
 
 
 def _dropped_out(now: ClusterView, seat: Seat) -> bool:
-    """It speaks of a later generation than this one: it does not run this one any more."""
+    """Its record is of a later generation than this one: it does not run this one any more."""
     known = now.sighting(seat)
     return known is not None and known.member.generation > now.plan.generation
 
@@ -101,7 +101,7 @@ def _is_slow(now: ClusterView, seat: Seat) -> bool:
 def _first_failure(now: ClusterView, seats: list[Seat]) -> tuple[Seat, Failure] | None:
     for seat in seats:
         known = now.sighting(seat)
-        if known is None or known.member.state is not State.FAILED or not _speaks_of(now, known):
+        if known is None or known.member.state is not State.FAILED or not _is_of_this_generation(now, known):
             continue
         failure = known.member.failure or Failure(
             FailureKind.WORKER, f"{seat.node_id} failed without giving a reason"
@@ -111,19 +111,19 @@ def _first_failure(now: ClusterView, seats: list[Seat]) -> tuple[Seat, Failure] 
 
 
 def _interrupted(now: ClusterView, seat: Seat) -> bool:
-    """Whether a signal that asks its agent to stop has ended workers of this seat."""
+    """Whether a signal that makes its agent stop has ended workers of this seat."""
     known = now.sighting(seat)
-    failure = known.member.failure if known is not None and _speaks_of(now, known) else None
+    failure = known.member.failure if known is not None and _is_of_this_generation(now, known) else None
     return failure is not None and failure.kind is FailureKind.INTERRUPTED
 
 
-def _anybody_interrupted(now: ClusterView) -> bool:
+def _any_interrupted(now: ClusterView) -> bool:
     """Then what fails elsewhere fails because these workers are gone."""
     return now.plan.world is not None and any(_interrupted(now, seat) for seat in now.plan.world.seats)
 
 
 def _await_explanation(now: ClusterView, interrupted: list[Seat]) -> Decision:
-    """What the signal asks for follows: until then others may still save."""
+    """The agent publishes what the signal means: until then others may still save."""
     who = names(seat.node_id for seat in interrupted)
     if now.clock.interrupted_since_s is None:
         now.clock.interrupted_since_s = now.now_s
@@ -160,7 +160,7 @@ def _reform(
             reason,
             failure=failed[1] if failed else None,
             failed_node=failed[0].node_id if failed else None,
-            free=bool(lost or leaving or dropped) or _anybody_interrupted(now),
+            free=bool(lost or leaving or dropped) or _any_interrupted(now),
             losses=losses,
             start_failures=_start_failures(now),
             avoid_bootstrap=_avoid_bootstrap(now),
@@ -170,11 +170,11 @@ def _reform(
 
 
 def _start_failures(now: ClusterView) -> dict[str, int]:
-    """Count a node's failures before user code ran; a node that got as far as running starts anew."""
+    """Count a node's failures before user code ran; the count restarts at 0 when the node runs."""
     counts = dict(now.plan.start_failures)
     for seat in now.plan.world.seats if now.plan.world else ():
         known = now.sighting(seat)
-        if known is None or not _speaks_of(now, known):
+        if known is None or not _is_of_this_generation(now, known):
             continue
         failure = known.member.failure
         before_user_code = failure is not None and failure.kind in (FailureKind.START, FailureKind.BOOTSTRAP)
@@ -186,15 +186,15 @@ def _start_failures(now: ClusterView) -> dict[str, int]:
 
 
 def _avoid_bootstrap(now: ClusterView) -> tuple[str, ...]:
-    """Nodes blamed for an unreachable bootstrap store; forgotten once a generation got running."""
-    blamed = list(now.plan.avoid_bootstrap)
+    """Nodes whose bootstrap store was unreachable; cleared once a generation runs."""
+    unreachable = list(now.plan.avoid_bootstrap)
     for seat in now.plan.world.seats if now.plan.world else ():
         known = now.sighting(seat)
-        failure = known.member.failure if known is not None and _speaks_of(now, known) else None
-        if failure is not None and failure.blames and failure.blames not in blamed:
-            blamed.append(failure.blames)
-    everybody = len(now.plan.world.seats) if now.plan.world else 0
-    return tuple(blamed) if len(blamed) < everybody else ()
+        failure = known.member.failure if known is not None and _is_of_this_generation(now, known) else None
+        if failure is not None and failure.unreachable_node and failure.unreachable_node not in unreachable:
+            unreachable.append(failure.unreachable_node)
+    total = len(now.plan.world.seats) if now.plan.world else 0
+    return tuple(unreachable) if len(unreachable) < total else ()
 
 
 def _finish(now: ClusterView, world: World) -> Decision:
@@ -206,7 +206,7 @@ def _finish(now: ClusterView, world: World) -> Decision:
 
 
 def _keep_successes(now: ClusterView, world: World) -> Decision | None:
-    """Write down the success of nodes that are gone, before their records are."""
+    """Record the success of nodes that are gone, before their records are removed."""
     gone = [
         seat.incarnation
         for seat in world.seats
@@ -225,7 +225,7 @@ def _keep_successes(now: ClusterView, world: World) -> Decision | None:
 def _admit(now: ClusterView, world: World) -> Decision:
     """Let waiting nodes in, in batches: when the newest has waited for long enough."""
     start_by_s = now.clock.since_s + now.policy.start_timeout_s
-    starting = [seat for seat in world.seats if _says(now, seat, State.READY)]
+    starting = [seat for seat in world.seats if _is_in_state(now, seat, State.READY)]
     wake_s = start_by_s if starting else FAR_S
     steady = Decision(
         f"{count(len(world.seats), 'node')}, {count(world.world_size, 'worker')} running", wake_s=wake_s
@@ -254,7 +254,7 @@ def _admit(now: ClusterView, world: World) -> Decision:
 
 
 def _candidates(now: ClusterView, world: World, handles_notices: bool) -> list[Sighting]:
-    """Who may come in now: by the policy of growth, unless it only comes back to a seat that it had."""
+    """Nodes that may join now: by the growth policy, unless a node only returns to a seat that it had."""
     grow = now.policy.grow
     grows = grow is Growth.AFTER or (grow is Growth.AT_NOTICE and handles_notices)
     return [one for one in _waiting_to_join(now, world) if grows or _comes_back(now, one)]

@@ -18,7 +18,7 @@ async def run_async(steps: Steps[T], perform: Callable[[Effect[Any]], Awaitable[
 
     Args:
         steps: the driver.
-        perform: performs one effect: returns the answer, or raises what the driver is to see.
+        perform: performs one effect: returns the answer, or raises its error.
     """
     try:
         effect = next(steps)
@@ -46,7 +46,7 @@ async def call(thread: AbandonableThread, work: Callable[[], T], timeout_s: floa
     answer: asyncio.Future[T] = loop.create_future()
 
     def came_back(done: Future[T]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
             loop.call_soon_threadsafe(_hand_over, done, answer)
 
     def give_up() -> None:
@@ -63,7 +63,7 @@ async def call(thread: AbandonableThread, work: Callable[[], T], timeout_s: floa
 
 
 def _hand_over(done: Future[T], answer: asyncio.Future[T]) -> None:
-    """Whoever waited may be gone by now (timed out, cancelled); then its outcome is nobody's."""
+    """The waiting task may be gone by now (timed out, cancelled); then the outcome is dropped."""
     if answer.done():
         return
     if done.cancelled():

@@ -36,7 +36,7 @@ class BootstrapOffers:
         return (yield from OfferBootstrap(local_address))
 
     def keep_only(self, world: World) -> None:
-        """This world is about to start: no store is needed but its own, if this node serves it."""
+        """This world is about to start: only its own store is still needed, if this node serves it."""
         newest = self.newest
         if newest is not None and (newest.address != world.bootstrap or len(world.seats) == 1):
             newest.rests = False

@@ -1,8 +1,8 @@
 """Coordinates one run: reads its records, and carries the coordinator's decisions out on the store and the disk.
 
-A driver without I/O (see :mod:`.effects`): the agent runs it in a thread, the simulator in virtual time. Hints say
-whose records changed. They only save time: the leases are read whenever a renewal is due, and all records every lease
-period, so that a lost hint costs time and never correctness.
+A driver without I/O (see :mod:`.effects`): the agent runs it in a thread, the simulator in virtual time. Hints name
+the nodes whose records changed. They only save time: the leases are read whenever a renewal is due, and all records
+every lease period, so that a lost hint costs time and never correctness.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KEEP_OVER_S = 60.0
 """How long the records of a run that is over stay in the store once no node of it is left."""
 
 IDLE_S = 60.0
-"""How often a run is looked at that has no live node and is not over."""
+"""How often a run is checked that has no live node and is not over."""
 
 _WHAT_RUNS = {
     "script": "a different script",
@@ -68,7 +68,7 @@ MAX_COMPLAINTS = 1000
 
 
 class Log(Protocol):
-    """Where a driver writes what people should know."""
+    """The log that a driver writes to."""
 
     def debug(self, event: str, **fields: Any) -> Any: ...
     def info(self, event: str, **fields: Any) -> Any: ...
@@ -92,10 +92,10 @@ class RunDriver:
 
         Args:
             clock: seconds of the coordinator's own clock.
-            log: for people.
+            log: the agent's log.
             store_born_s: see :class:`~elastic_agent.protocol.coordinator.Coordinator`.
             keep_over_s: how long the records of a run that is over, or never began, stay when no node is left.
-            idle_s: how often a run without live nodes is looked at.
+            idle_s: how often a run without live nodes is checked.
         """
         self.needed = True
         """Whether a live node still depends on the store for this run."""
@@ -154,7 +154,7 @@ class RunDriver:
         self.winding_up = False
 
     def _begin(self) -> Steps[None]:
-        """Learn what the store and the disk say of the run."""
+        """Read the state of the run from the store and the disk."""
         now_s = self._clock()
         plan = yield from ReadPlan()
         history = yield from LoadHistory()
@@ -189,14 +189,14 @@ class RunDriver:
         self._decide_s = decision.wake_s
         self.over = decision.done
         self.winding_up = self.plan is not None and self.plan.is_terminal
-        self.needed = self._coordinator.anybody_here and not decision.done
-        unused = not self._coordinator.anybody_here and (decision.done or self.plan is None)
+        self.needed = self._coordinator.has_live_members and not decision.done
+        unused = not self._coordinator.has_live_members and (decision.done or self.plan is None)
         self._unused_since_s = min(self._unused_since_s, now_s) if unused else math.inf
 
     def _remove_unused(self) -> Steps[bool]:
-        """Remove the run's records, unless a node has come meanwhile: it is then looked for at once."""
+        """Remove the run's records, unless a node has registered meanwhile: its records are then read at once."""
         yield from self._read(None)
-        if not self._coordinator.anybody_here and (yield from RemoveRun(self._settled_history)):
+        if not self._coordinator.has_live_members and (yield from RemoveRun(self._settled_history)):
             return True
         self._unused_since_s = math.inf
         self._full_read_s = self._clock()
@@ -239,8 +239,8 @@ class RunDriver:
         return self.plan.policy.lease_ttl_s if self.plan is not None else 1.0
 
     def _take_in(self, snapshot: Snapshot, now_s: float) -> None:
-        for complaint in snapshot.rejected:
-            self._warn_once("ignored an invalid record in the store", what=complaint)
+        for problem in snapshot.rejected:
+            self._warn_once("ignored an invalid record in the store", what=problem)
         for key, member in snapshot.members.items():
             lease = snapshot.leases.get(key)
             if lease is not None:
@@ -254,7 +254,7 @@ class RunDriver:
                 self._coordinator.observe(sightings[key].member, lease, now_s)
 
     def _compare(self, member: Member) -> None:
-        """Warn once of what a node would run, or was told, otherwise than the first one."""
+        """Warn once about each node whose software or settings differ from the first one's."""
         if member.incarnation in self._compared:
             return
         self._compared.add(member.incarnation)
@@ -277,7 +277,7 @@ class RunDriver:
             yield from self._allow_for_own_pause()
             decision = self._coordinator.decide(self._clock())
             if decision.plan is not None and self.plan is None:
-                yield from self._read_all()  # a node that has just come may run what no other node knows of
+                yield from self._read_all()  # a node that has just registered may run a world that no other node knows
                 decision = self._coordinator.decide(self._clock())
             yield from self._report(decision)
             progress = yield from self._revoke(decision.revoke)
@@ -334,11 +334,11 @@ class RunDriver:
                 f"plan version {newest.version} in the store was not written by this coordinator; "
                 "continuing with a higher version"
             )
-            self._coordinator.intruded(newest, self._clock())
+            self._coordinator.found_foreign_plan(newest, self._clock())
         return self.plan is not before
 
     def _save(self, history: History) -> Steps[None]:
-        """Keep on disk what a new store would have to know; training goes on where that cannot be done."""
+        """Write the run history to disk, for a new store; if that fails, training continues."""
         try:
             yield from SaveHistory(history)
         except OSError as error:
@@ -357,9 +357,9 @@ class RunDriver:
 
 
 def differences(model: Member, member: Member) -> list[str]:
-    """What ``member`` would run, or was told, otherwise than ``model``; a sentence each.
+    """How the software and settings of ``member`` differ from those of ``model``; a sentence each.
 
-    The run goes by the model's rules; what a node runs is its own, and may well be meant.
+    The run follows the model's policy; different software may be intended.
     """
     found: list[str] = []
     for field, words in _WHAT_RUNS.items():

@@ -1,4 +1,4 @@
-"""What the coordinator's driver asks of the store and of the disk, and how a thread performs it."""
+"""The effects of the coordinator's driver on the store and the disk, and how a thread performs them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Forget(StoreEffect[None]):
 
 @dataclass(frozen=True)
 class WriteStatus(StoreEffect[None]):
-    """Write, for people, what the coordinator waits for."""
+    """Write, in words, what the coordinator waits for."""
 
     text: str
 
@@ -108,7 +108,7 @@ class WriteStatus(StoreEffect[None]):
 
 @dataclass(frozen=True)
 class LoadHistory(DiskEffect[History | None]):
-    """Read what this machine knows of the run's past."""
+    """Read the run history on this machine's disk."""
 
     def perform(self, run_id: str, history_store: RunHistoryStore) -> History | None:
         return history_store.load(run_id)
@@ -116,7 +116,7 @@ class LoadHistory(DiskEffect[History | None]):
 
 @dataclass(frozen=True)
 class SaveHistory(DiskEffect[None]):
-    """Write what a new store would have to know, unless something newer is there."""
+    """Write the run history to disk, unless a newer one is there."""
 
     history: History
 
@@ -143,7 +143,7 @@ class RemoveRun(Effect[bool]):
     """Remove all records of the run; False if a node has registered meanwhile."""
 
     ended: History | None
-    """What the next run of this name has to know of this one; None if it never began."""
+    """The state of this run that the next run of its name needs; None if it never began."""
 
 
 def performer(

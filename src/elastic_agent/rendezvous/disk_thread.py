@@ -31,7 +31,7 @@ class DiskThread:
         """A call timed out and has not come back yet."""
 
     def submit(self, kind: str, work: Callable[[], T]) -> Future[T]:
-        """Have ``work`` done after what was asked for before, in place of what waits of the same ``kind``.
+        """Queue ``work`` after earlier calls; it replaces a queued call of the same ``kind``.
 
         Returns:
             The outcome of the work, or of a newer one that takes its place. It cannot be cancelled.
@@ -73,7 +73,7 @@ class DiskThread:
         if not done:
             outcome.add_done_callback(
                 lambda late: late.cancelled() or late.exception()
-            )  # it was said already
+            )  # it was reported already
             raise timed_out(timeout_s)
         return outcome.result()
 

@@ -1,6 +1,6 @@
 """Drivers without I/O: generators that yield effects, which a runner performs.
 
-A driver decides what is asked of the store, the disk and the clock, and in which order. It performs nothing itself:
+A driver decides which requests to make to the store, the disk and the clock, and in which order. It performs none:
 it yields an *effect* and receives the answer; an error of the effect is raised where it was yielded.
 
     is_published = yield from Publish(plan)
@@ -23,7 +23,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Effect(Generic[T_co]):
-    """What a driver asks of its runner; ``T_co`` is the type of the answer."""
+    """A request of a driver to its runner; ``T_co`` is the type of the answer."""
 
     __slots__ = ()
 
@@ -64,7 +64,8 @@ def back_offs(first_s: float, most_s: float) -> Iterator[float]:
 
 
 class Signal:
-    """What one part of a driver, or its owner, sets and another part waits for; a set before the wait is not lost.
+    """A flag that one part of a driver, or its owner, sets and another part waits for; a set before the wait is not
+    lost.
 
     One part waits for it at a time.
     """
@@ -118,7 +119,7 @@ def run(steps: Steps[T], perform: Callable[[Effect[Any]], Any]) -> T:
 
     Args:
         steps: the driver.
-        perform: performs one effect: returns the answer, or raises what the driver is to see.
+        perform: performs one effect: returns the answer, or raises its error.
     """
     try:
         effect = next(steps)

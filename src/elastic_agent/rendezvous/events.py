@@ -1,4 +1,4 @@
-"""What a session tells its owner. All events arrive in the owner's event loop, in order."""
+"""The events of a session. All of them are delivered in the owner's event loop, in order."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PrepareFailed:
 
 @dataclass(frozen=True)
 class Unusable:
-    """The endpoint will never work (somebody else answers there)."""
+    """The endpoint will never work (another program answers there)."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""elastic-agent's own rendezvous as torch's interface shows it.
+"""elastic-agent's own rendezvous behind torch's interface.
 
 The agent is driven by events and never polls, so most of the interface has nothing to do; the handler that does
 work for stock torchrun is in :mod:`elastic_agent.torchrun.handler`.
@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 
 
 class AgentRendezvous(RendezvousHandler):
-    """elastic-agent's rendezvous as torch's interface shows it; the agent itself drives the session."""
+    """elastic-agent's rendezvous behind torch's interface; the agent itself drives the session."""
 
     def __init__(self, run_id: str, backend: str) -> None:
         self._run_id = run_id
@@ -22,7 +22,7 @@ class AgentRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers meet over a store that an agent hosts."""
+        """Workers use a bootstrap store that an agent hosts."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -39,7 +39,7 @@ class AgentRendezvous(RendezvousHandler):
         """Nothing to do: the run ends by its outcome."""
 
     def num_nodes_waiting(self) -> int:
-        """Nobody needs to ask: the agent is told."""
+        """Always 0: the agent is notified of waiting nodes and does not poll."""
         return 0
 
     def get_run_id(self) -> str:

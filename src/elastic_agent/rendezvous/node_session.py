@@ -3,9 +3,9 @@
 :meth:`NodeSession.live` runs four parts side by side. They share the object's state, and none waits for a request
 of another one:
 
-    timer        asks for renewals; notices that the lease has run out, also while every request hangs
+    timer requests renewals; detects that the lease has run out, also while every request hangs
     connection   dials; once connected, runs two parts until the connection breaks, and dials again:
-                     pump     registers, renews the lease, writes the member record, looks before a start
+                     pump registers, renews the lease, writes the member record, checks before a start
                      watch    waits for the next plan, on a connection of its own
     bootstrap    dials the bootstrap store of the world that is about to start
 
@@ -13,7 +13,7 @@ What has to be written is kept as *state*, not as a queue: after a broken connec
 again, so nothing is lost or reordered. The parts are generators that yield effects (see :mod:`.effects` and
 :mod:`.store_requests`). The agent performs them in its asyncio loop (:mod:`.session`), the simulator in virtual time.
 
-The owner calls methods that only change the state, and is told of events in order.
+The owner calls methods that only change the state, and receives events in order.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ class NodeSession:
             lease_ttl_s: how long a lease lasts, seconds.
             clock: CLOCK_BOOTTIME, seconds.
             address: under which the other nodes reach this one; None: the one it reaches the store from.
-            warn: told of what is wrong without consequence for this node (message, reason), for the log.
+            warn: logs a problem without consequences for this node (message, reason).
         """
         self.member = member
         self.store_id: str | None = None
         self.history: History | None = None
-        """What is told to a store that knows nothing of the run."""
+        """The run history, for a store without one."""
         self._clock = clock
         self._warn = warn
         self._ttl_s = lease_ttl_s
         self._patience_s = lease_ttl_s / ANSWERS_PER_LEASE
         """An answer that takes longer is not waited for: a fresh connection may save the lease."""
-        self._tell: Callable[[events.SessionEvent], None] = lambda event: None
+        self._callback: Callable[[events.SessionEvent], None] = lambda event: None
         self._may_renew: Callable[[], bool] = lambda: True
         self._lease: HeldLease | None = None
         self._first_sent = FirstSent()
@@ -108,7 +108,7 @@ class NodeSession:
         self._renew_due = self._offer_due = False
         """Offer: a bootstrap store could not be offered, and it is time to try again."""
         self._renew_at_s, self._timer_due_s = 0.0, math.inf
-        """When the timer asks for the next renewal; when it is to run next: if it runs later, the agent was paused."""
+        """When the timer requests the next renewal, and when it runs next: if later, the agent was paused."""
         self._prepare: World | None = None
         self._offers = BootstrapOffers()
         self._dialled: World | None = None
@@ -121,7 +121,7 @@ class NodeSession:
         self._registered_in: tuple[str, str] | None = None
         """Store and incarnation of the last registration."""
         self._retell = False
-        """The new incarnation has not been told the plan yet."""
+        """The plan has not been delivered to the new incarnation yet."""
         self._over: str | None = None
         """The incarnation whose lease was lost: it is never registered again."""
         self._own_address = address
@@ -129,30 +129,30 @@ class NodeSession:
         self._all_written = Signal()
         self._commands: Connection | None = None
 
-    def listen(self, tell: Callable[[events.SessionEvent], None]) -> None:
-        """Have every event told to ``tell``, in the loop."""
-        self._tell = tell
+    def listen(self, callback: Callable[[events.SessionEvent], None]) -> None:
+        """Call ``callback`` with every event, in the loop."""
+        self._callback = callback
 
     def renew_only_if(self, test: Callable[[], bool]) -> None:
         """Have the lease renewed only while ``test`` holds; without it, as long as the loop turns."""
         self._may_renew = test
 
-    # -- what the owner asks --------------------------------------------------------------------
+    # -- requests of the owner ------------------------------------------------------------------
 
-    def announce(self, said: Announce) -> None:
+    def announce(self, announced: Announce) -> None:
         """Have this written into the member record as soon as the store answers."""
         self.member = msgspec.structs.replace(
             self.member,
-            state=said.state,
-            generation=said.generation,
-            failure=said.failure,
-            handles_notices=said.handles_notices,
+            state=announced.state,
+            generation=announced.generation,
+            failure=announced.failure,
+            handles_notices=announced.handles_notices,
             bootstrap=None,
         )
         self._work.set()
 
     def request_stop(self, stop_request: StopRequest | None) -> None:
-        """Have this stand in the member record, for the coordinator to hear."""
+        """Have this written into the member record, for the coordinator."""
         self.member = msgspec.structs.replace(self.member, stop_request=stop_request)
         self._work.set()
 
@@ -196,14 +196,14 @@ class NodeSession:
     def until_written(self, timeout_s: float) -> Steps[bool]:
         """Wait until the store has the newest member record; False if that takes longer."""
         if self.store_id is None or self._over == self.member.incarnation:
-            return False  # there is no store to tell, or no lease
+            return False  # there is no store to write to, or no lease
         self._all_written.take()
         if self._written is self.member:
             return True
         return (yield from Wait(self._all_written, timeout_s))
 
     def read_status(self) -> Steps[str]:
-        """What the coordinator waits for, in words; empty if it cannot be asked."""
+        """What the coordinator waits for, in words; empty if it cannot be read."""
         if self._commands is None:
             return ""
         try:
@@ -223,7 +223,7 @@ class NodeSession:
             self._offers.close()
 
     def _keep_time(self) -> Steps[None]:
-        """Ask for renewals, and notice when the lease has run out."""
+        """Request renewals, and detect when the lease has run out."""
         self._time_next_renewal(self._clock())
         while True:
             now_s = self._clock()
@@ -239,16 +239,16 @@ class NodeSession:
             yield from Sleep(self._timer_due_s - now_s)
 
     def _why_not_renewed(self, now_s: float) -> str:
-        """What the timer shows: a paused agent (Ctrl-Z, a suspended machine) must not be taken for a silent store."""
+        """A late timer means a paused agent (Ctrl-Z, a suspended machine), not a store that does not answer."""
         paused_s = now_s - self._timer_due_s
         if paused_s > self._ttl_s / RENEWALS_PER_LEASE:
             return f"this agent was paused for {paused_s:.1f} s (stopped, or its machine was suspended or overloaded)"
         return "it was not renewed in time because the store did not answer"
 
     def _time_next_renewal(self, sent_s: float) -> None:
-        """In even steps from the last one, whatever that was for: the coordinator looks when it expects the next.
+        """In even steps from the last one, of any kind: the coordinator reads the lease when the next is expected.
 
-        What is out of step it notices late, and with it the loss of this node.
+        A renewal out of step is seen late, and so is the loss of this node.
         """
         self._renew_at_s = next_renewal_s(self._ttl_s, sent_s, self._clock())
 
@@ -260,7 +260,7 @@ class NodeSession:
         if self._over == self.member.incarnation:
             return
         self._over = self.member.incarnation
-        self._tell(events.LeaseLost(f"lost the lease of {self._ttl_s:g} s: {why}"))
+        self._callback(events.LeaseLost(f"lost the lease of {self._ttl_s:g} s: {why}"))
 
     # -- the connection -------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class NodeSession:
             try:
                 yield from self._attend()
             except TransportError as error:  # also: no port is free for an offer, or none of ours answers
-                self._tell(events.Disconnected(str(error)))
+                self._callback(events.Disconnected(str(error)))
                 yield from Sleep(REDIAL_MIN_S)
 
     def _attend(self) -> Steps[None]:
@@ -289,9 +289,9 @@ class NodeSession:
             try:
                 return (yield from Connect("commands"))
             except NotAStoreError as error:
-                self._tell(events.Unusable(str(error)))
+                self._callback(events.Unusable(str(error)))
             except UnreachableError as error:
-                self._tell(events.Disconnected(str(error)))
+                self._callback(events.Disconnected(str(error)))
             yield from BackOff(next(pauses_s))
 
     def _connected(self, commands: Connection) -> None:
@@ -303,7 +303,7 @@ class NodeSession:
         self._commands = commands
         self._written = None
         self._renew_due = True  # the last renewal may have been lost with the connection
-        self._tell(events.Connected(commands.store_id, replaced))
+        self._callback(events.Connected(commands.store_id, replaced))
         if replaced:
             self._registered_in = None
             if self._lease is not None and self._lease.expired(self._clock()):
@@ -335,16 +335,16 @@ class NodeSession:
             self._warn("ignored an invalid plan in the store", f"version {plan.version}: {objection}")
             return
         self.plan = plan
-        told = plan.history()
-        if self.history is None or told.rank >= self.history.rank:
-            self.history = told
+        history = plan.history()
+        if self.history is None or history.rank >= self.history.rank:
+            self.history = history
         elif self._knows_more_than(plan) and self.member.history != self.history:
             self.member = msgspec.structs.replace(self.member, history=self.history)
             self._work.set()
-        self._tell(events.PlanSeen(plan))
+        self._callback(events.PlanSeen(plan))
 
     def _knows_more_than(self, plan: Plan | None) -> bool:
-        """Whether a coordinator that has got to this plan has to be told what this node remembers of the run."""
+        """Whether a coordinator at this plan needs this node's run history."""
         return self.history is not None and (plan is None or self.history.generation > plan.generation)
 
     # -- the pump -------------------------------------------------------------------------------
@@ -401,10 +401,10 @@ class NodeSession:
         deadline_s = self._hold(held, sent_s)
         self._registered_in = (store.store_id, member.incarnation)
         self._renew_due = False
-        self._written = self.member if self._same_word(member) else None
-        self._tell(events.Registered(member.incarnation, deadline_s))
+        self._written = self.member if self._is_unchanged(member) else None
+        self._callback(events.Registered(member.incarnation, deadline_s))
         if self._retell and self.plan is not None:
-            self._tell(events.PlanSeen(self.plan))
+            self._callback(events.PlanSeen(self.plan))
         self._retell = False
 
     def _first_sent_s(self, store: Connection, lease: Lease) -> float:
@@ -427,7 +427,7 @@ class NodeSession:
         if self.member.incarnation == incarnation:
             self._lose(_revocation(stored))
 
-    def _same_word(self, member: Member) -> bool:
+    def _is_unchanged(self, member: Member) -> bool:
         mine = msgspec.structs.replace(self.member, bootstrap=member.bootstrap, failure=member.failure)
         if mine != member:
             return False
@@ -439,14 +439,14 @@ class NodeSession:
         member = self.member
         if _lacks_offer(member):
             member = yield from self._with_offer(member)
-            if not self._same_word(member):
+            if not self._is_unchanged(member):
                 return  # overtaken while the store was being created
         if member != self._written:  # else there is still no offer, for the same reason
             yield from self._ask(store, WriteMember(member))
         self._written = member
 
     def _with_offer(self, member: Member) -> Steps[Member]:
-        """Hold out a fresh bootstrap store, or say why not; then it is tried again with the next renewal."""
+        """Offer a fresh bootstrap store, or the reason for none; then it is tried again with the next renewal."""
         try:
             offer = yield from self._offers.open(self._local_address)
         except TransportError as error:
@@ -471,7 +471,7 @@ class NodeSession:
         if ok:
             deadline_s = self._hold(held.renewed(renewed, sent_s), sent_s)
             self._offer_due = self._may_offer_again()
-            self._tell(events.Renewed(deadline_s))
+            self._callback(events.Renewed(deadline_s))
             return
         stored = yield from self._ask(store, ReadLease(held.record.incarnation))
         if self._lease is not held:
@@ -483,7 +483,7 @@ class NodeSession:
             self._renew_due = True
 
     def _get_ready(self, store: Connection, world: World) -> Steps[None]:
-        """The last look before workers are started. The lease goes on being renewed while the store is dialled."""
+        """The last check before workers are started. The lease continues to be renewed while the store is dialled."""
         self._renew_due = True
         while self._renew_due and self._lease is not None:
             yield from self._renew(store)
@@ -505,7 +505,7 @@ class NodeSession:
         self._dialled_changed.set()
 
     def _dial_bootstrap_stores(self) -> Steps[None]:
-        """One after the other; the lease goes on being renewed meanwhile."""
+        """One after the other; the lease continues to be renewed meanwhile."""
         while True:
             world = self._dialled
             if world is None:
@@ -527,10 +527,10 @@ class NodeSession:
             return
         self._dialled = None
         if problem is not None:
-            self._tell(events.PrepareFailed(world.generation, _unreachable(world, problem)))
+            self._callback(events.PrepareFailed(world.generation, _unreachable(world, problem)))
             return
         self._offers.keep_only(world)
-        self._tell(events.Prepared(world.generation))
+        self._callback(events.Prepared(world.generation))
 
 
 def _lacks_offer(member: Member) -> bool:
@@ -547,4 +547,4 @@ def _revocation(stored: Lease | None) -> str:
 
 def _unreachable(world: World, error: Exception) -> Failure:
     summary = f"the bootstrap store of {world.bootstrap_node} cannot be reached: {error}"
-    return Failure(FailureKind.BOOTSTRAP, summary[:512], blames=world.bootstrap_node)
+    return Failure(FailureKind.BOOTSTRAP, summary[:512], unreachable_node=world.bootstrap_node)

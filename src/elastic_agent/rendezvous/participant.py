@@ -1,9 +1,9 @@
-"""A node's part in a run, without I/O: its state machine, its session with the store, and what carries actions out.
+"""A node's part in a run, without I/O: its state machine, its session with the store, and the action interpreter.
 
     session ──events──▶ Participant.take_in ──▶ Node ──actions──▶ Participant.perform ──▶ session, workers, reporter
 
-The same for whatever the workers are: those of an agent, those of a stock torchrun, or simulated ones. The owner tells
-the node what becomes of the workers, and hands what the node answers to :meth:`Participant.perform`.
+The same for all kinds of workers: those of an agent, those of a stock torchrun, or simulated ones. The owner
+reports to the node what happens to the workers, and passes the node's actions to :meth:`Participant.perform`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .node_session import NodeSession
 
 @dataclass(frozen=True)
 class Workers:
-    """The port to this node's workers. Nothing here blocks; the owner tells the node what comes of it."""
+    """The port to this node's workers. Nothing here blocks; the owner reports the results to the node."""
 
     set_deadline: Callable[[float | None], None]
     """No worker may run after this moment (CLOCK_BOOTTIME); None: none may run."""
@@ -61,7 +61,7 @@ class Participant:
     def __init__(
         self, session: NodeSession, workers: Workers, reporter: Reporter, new_incarnation: Callable[[], str]
     ) -> None:
-        """``session``: with what is remembered of the run; its owner hands every event of it to :meth:`take_in`."""
+        """``session``: with the run history; its owner passes every event of it to :meth:`take_in`."""
         self.node = Node(session.member.incarnation, session.history, self.event_ignored)
         self._session = session
         self._workers = workers
@@ -69,7 +69,7 @@ class Participant:
         self._new_incarnation = new_incarnation
 
     def take_in(self, event: events.SessionEvent) -> None:
-        """The session tells something."""
+        """Handle an event of the session."""
         match event:
             case events.Connected(replaced=True):
                 self.perform(self.node.store_replaced())
@@ -93,7 +93,7 @@ class Participant:
         )
 
     def perform(self, actions: Iterable[Action]) -> None:
-        """Carry out what the node answered, in order."""
+        """Carry out the node's actions, in order."""
         for action in actions:
             self._carry_out(action)
 

@@ -1,4 +1,4 @@
-"""What an agent keeps on disk of a run, so that generations never repeat when the store is lost."""
+"""The history of a run on an agent's disk, so that generations never repeat when the store is lost."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from elastic_agent.protocol import History, RecordError, decode, encode
 from .disk_thread import DiskThread
 
 KEPT_SETTLED = 200
-"""So many runs that ended in order are remembered, the newest."""
+"""How many runs that ended in order are kept, the newest."""
 
 KEPT_UNNAMED = 200
-"""So many runs without a given name are remembered that did not end in order, the newest; named ones all are."""
+"""How many runs without a given name that did not end in order are kept, the newest; named ones all are."""
 
 SAVE_TIMEOUT_S = 1.0
 """How long a write is waited for. What it records is less urgent than the leases that go on meanwhile."""
@@ -40,30 +40,30 @@ def new_run_id() -> str:
 
 
 def c10d_store(port: int) -> str:
-    """The name of a c10d store that this machine serves; whatever its clients call the machine does not matter."""
+    """The name of a c10d store that this machine serves; it does not depend on the name that clients dial."""
     return f"c10d {platform.node()}:{port}"
 
 
 class RunHistoryStore:
     """A folder per run in the agent's state directory; shared by the agents of a machine.
 
-    Each state of a run has a file of its own, whose name sorts as the states rank: whoever writes late, with an
-    older state, does not write over a newer one, and nobody needs a lock. Older files are removed.
+    Each state of a run has a file of its own, whose name sorts as the states rank: a late write of an older state
+    does not overwrite a newer one, and no lock is needed. Older files are removed.
 
     Written by rename, without fsync: what must be survived is the death of a process. A machine that loses its
     power is gone for longer than a lease, and by then no worker of the old store's worlds runs any more.
     """
 
     def __init__(self, state_dir: Path, store: str | None = None) -> None:
-        """Where a run is known by the name and by the ``store`` where it meets, or (None) by its name alone."""
+        """``store``: part of the runs' names on disk besides the run id; None: the run id alone."""
         self._runs = state_dir / "runs"
         self._suffix = f"={hashlib.sha256(store.encode()).hexdigest()[:12]}" if store is not None else ""
         self._nodes = state_dir / "nodes"
         self._own: set[str] = set()
-        """Runs that this process keeps the memory of."""
+        """Runs whose history this process writes."""
 
     def load(self, run_id: str) -> History | None:
-        """What is remembered of the run, or None; an unreadable file counts as nothing."""
+        """The history of the run, or None; an unreadable file counts as none."""
         folder = self._folder(run_id)
         for name in reversed(_states(folder)):
             with contextlib.suppress(OSError, RecordError):
@@ -71,7 +71,7 @@ class RunHistoryStore:
         return None
 
     def save(self, run_id: str, history: History) -> None:
-        """Remember this, unless something newer is remembered already.
+        """Store this history, unless a newer one is stored.
 
         Raises:
             OSError: the state directory cannot be written.
@@ -95,12 +95,12 @@ class RunHistoryStore:
             self._prune()
 
     def settle(self, run_id: str) -> None:
-        """If an outcome is remembered: whoever comes from now on begins a new run under that name."""
+        """If the history has an outcome: agents that start from now on begin a new run under that name."""
         known = self.load(run_id)
         if known is not None and known.outcome is not None and not known.settled:
             with contextlib.suppress(
                 OSError
-            ):  # then the run is over for whoever comes, which is an answer too
+            ):  # then the run is over for every later agent, which is an answer too
                 self.save(run_id, msgspec.structs.replace(known, settled=True))
 
     def _prune(self) -> None:
@@ -129,7 +129,7 @@ class RunHistoryStore:
                 state.parent.rmdir()  # fails if there is more in it
 
     def _is_over(self, run_id: str) -> bool:
-        """Whether no agent takes part in an unnamed run: the ids of its nodes are not remembered either."""
+        """Whether no agent takes part in an unnamed run: the ids of its nodes are not on disk either."""
         is_known = run_id in self._own or (self._nodes / run_id).exists()
         return _UNNAMED.fullmatch(run_id) is not None and not is_known
 
@@ -141,20 +141,20 @@ class BoundedRunHistoryStore(RunHistoryStore):
     """The same on a disk that may hang, with time limits. May be used by several threads."""
 
     def __init__(self, history_store: RunHistoryStore) -> None:
-        """``history_store``: what is used in a thread of its own."""
+        """``history_store``: is used in a thread of its own."""
         self._history_store = history_store
         self._disk = DiskThread("state-directory")
 
     def load(self, run_id: str) -> History | None:
-        """What is remembered of the run, or None.
+        """The history of the run, or None.
 
         Raises:
-            TimeoutError: the disk does not answer; this tells nothing of what is remembered.
+            TimeoutError: the disk does not answer; a history may exist.
         """
         return self._disk.call(f"load {run_id}", lambda: self._history_store.load(run_id), LOAD_TIMEOUT_S)
 
     def save(self, run_id: str, history: History) -> None:
-        """Remember this, unless something newer is remembered already.
+        """Store this history, unless a newer one is stored.
 
         Raises:
             TimeoutError: the disk does not answer; this, or what is to be saved later, is written when it does.
@@ -167,23 +167,23 @@ class BoundedRunHistoryStore(RunHistoryStore):
         return self._disk.submit(f"save {run_id}", lambda: self._history_store.save(run_id, history))
 
     def settle(self, run_id: str) -> None:
-        """If an outcome is remembered: whoever comes from now on begins a new run under that name."""
+        """If the history has an outcome: agents that start from now on begin a new run under that name."""
         with contextlib.suppress(TimeoutError):  # it is done later, if this process lives to see it
             self._disk.call(f"settle {run_id}", lambda: self._history_store.settle(run_id), SAVE_TIMEOUT_S)
 
 
 class VolatileRunHistoryStore(RunHistoryStore):
-    """Of a run that nobody could take up again: it ends with this process, and so does its memory."""
+    """For a run that cannot be resumed: it ends with this process, and so does its history."""
 
     def __init__(self) -> None:
         self._histories: dict[str, History] = {}
 
     def load(self, run_id: str) -> History | None:
-        """What is remembered of the run, or None."""
+        """The history of the run, or None."""
         return self._histories.get(run_id)
 
     def save(self, run_id: str, history: History) -> None:
-        """Remember this, unless something newer is remembered already."""
+        """Store this history, unless a newer one is stored."""
         known = self.load(run_id)
         if known is None or known.rank <= history.rank:
             self._histories[run_id] = history

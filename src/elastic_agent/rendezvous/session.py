@@ -1,9 +1,9 @@
-"""A node's session in its owner's asyncio loop: what :class:`~.node_session.NodeSession` decides is performed here.
+"""A node's session in its owner's asyncio loop: performs the effects of :class:`~.node_session.NodeSession`.
 
 Blocking store calls are made in threads that can be abandoned
 (:class:`~elastic_agent.transport.abandonable_thread.AbandonableThread`), a thread for each connection. The parts of
-the session are asyncio tasks, so the timer that notices the end of the lease runs while any of these calls hangs; and
-an agent whose loop does not turn does not renew.
+the session are asyncio tasks, so the timer that detects the end of the lease runs while any of these calls hangs;
+and an agent whose loop hangs does not renew.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Session(NodeSession):
         """Prepare; nothing is dialled before :meth:`run`.
 
         Args:
-            connector: how to reach the store.
+            dialer: how to reach the store.
             member: the node's record, in its first state.
             lease_ttl_s: how long a lease lasts, seconds.
             address: under which the other nodes reach this one; None: the one it reaches the store from.
@@ -54,7 +54,7 @@ class Session(NodeSession):
         return await run_async(self.until_written(timeout_s), self._perform)
 
     async def status(self) -> str:
-        """What the coordinator waits for, in words; empty if it cannot be asked."""
+        """What the coordinator waits for, in words; empty if it cannot be read."""
         return await run_async(self.read_status(), self._perform)
 
     async def _perform(self, effect: Effect[Any]) -> Any:

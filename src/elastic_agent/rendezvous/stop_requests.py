@@ -1,7 +1,7 @@
 """Requests to leave the run, or to end it, without I/O.
 
-The coordinator is asked first, so that workers may save. Should it not answer, the node leaves all the same, a little
-after the time given.
+A request goes to the coordinator first, so that workers may save. If it does not answer, the node leaves anyway, a
+little after the time given.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from elastic_agent.protocol import Action, Cause, StopRequest
 from .participant import Participant
 
 ANSWER_PATIENCE_S = 2.0
-"""How much longer than the workers' time this node waits for the coordinator's word before it leaves without."""
+"""How much longer than the workers' time this node waits for the coordinator's answer before it leaves without."""
 
 
 class StopRequests:
-    """What one node is asked for by signals, commands and the scheduler."""
+    """The requests to one node by signals, commands and the scheduler."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class StopRequests:
         """Prepare for requests.
 
         Args:
-            participant: the node that is asked.
+            participant: the node.
             node_id: its id.
-            looks: whether workers that run now look at notices.
-            call_later: has something called after so many seconds.
+            handles_notices: whether workers that run now handle notices.
+            call_later: calls a function after a number of seconds.
         """
         self._participant = participant
         self._node = participant.node
@@ -41,10 +41,10 @@ class StopRequests:
         self._call_later = call_later
 
     def leave(self, reason: str, left_s: float) -> float:
-        """This node is to leave, its workers and all others having saved, for which they get so much time.
+        """This node is to leave after its workers and all others have saved, for which they get this much time.
 
         Returns:
-            For how many seconds the coordinator's word is awaited at most.
+            For how many seconds the coordinator's answer is awaited at most.
         """
         self._participant.perform(self._node.stop_lingering())
         stop_request = self._new(Cause.DRAIN, left_s, f"{self._node_id} is leaving ({reason})", self._node_id)
@@ -60,18 +60,18 @@ class StopRequests:
         return stop_request
 
     def end_run(self, cause: Cause, left_s: float, words: str) -> StopRequest:
-        """The whole run is to end, everybody having saved."""
+        """The whole run is to end after all workers have saved."""
         stop_request = self._new(cause, left_s, words, None)
         self._participant.perform(self._node.request_stop(stop_request))
         self._in_the_end(left_s + ANSWER_PATIENCE_S, lambda: self._node.drain(words))
         return stop_request
 
     def _new(self, cause: Cause, left_s: float, words: str, leaver: str | None) -> StopRequest:
-        # They may have begun to since the last look; the coordinator has to know it now.
+        # They may have begun to since the last check; the coordinator has to know it now.
         if self._handles_notices():
             self._participant.perform(self._node.handles_notices(self._node.generation))
         return StopRequest(self._node.next_stop_request, cause, left_s, words[:512], leaver)
 
     def _in_the_end(self, after_s: float, act: Callable[[], Iterable[Action]]) -> None:
-        """What has been done by then is not done again."""
+        """At the time given, do what has not been done by then."""
         self._call_later(after_s, lambda: self._participant.perform(act()))

@@ -1,4 +1,4 @@
-"""What a node's session asks of the store and of bootstrap stores: effects for its runner to perform."""
+"""Requests of a node's session to the store and to bootstrap stores: effects for its runner to perform."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .effects import Effect, T_co
 
 
 class BootstrapOffer(Protocol):
-    """A fresh store that this node holds out for one generation."""
+    """A fresh store that this node offers for one generation."""
 
     rests: bool
     """Whether its port is not used again for a while, as workers of other machines may know it; True at first."""
@@ -33,22 +33,22 @@ class StoreDialer(Protocol):
         """A new connection.
 
         Raises:
-            UnreachableError: nobody answers (yet); dialling again may help.
-            NotAStoreError: somebody else answers there; dialling again will not help.
+            UnreachableError: nothing answers (yet); dialling again may help.
+            NotAStoreError: another program answers there; dialling again will not help.
         """
 
     def offer_bootstrap(self, local_address: str) -> BootstrapOffer:
         """Start a fresh store for the workers of the generation this node gets ready for.
 
         Raises:
-            TransportError: it cannot be started now; one line says why.
+            TransportError: it cannot be started now; the message is one line.
         """
 
     def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
         """Check that a generation's bootstrap store answers.
 
         Raises:
-            TransportError: it does not; one line says how.
+            TransportError: it does not; the message is one line.
         """
 
 
@@ -87,8 +87,8 @@ class Call(Effect[T_co]):
     """Make a request and receive the answer.
 
     Raises:
-        StoreLostError: there was no answer in time, or the connection broke. What was asked may or may not have
-            happened, and the connection is of no use any more.
+        StoreLostError: there was no answer in time, or the connection broke. The request may or may not have been
+        carried out, and the connection is of no use any more.
     """
 
     connection: Connection

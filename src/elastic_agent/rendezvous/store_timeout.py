@@ -25,7 +25,7 @@ class StoreTimeout:
         """Stands for the time since the store was lost."""
 
     def take_in(self, event: events.SessionEvent) -> None:
-        """The session tells something."""
+        """Handle an event of the session."""
         match event:
             case events.Connected():
                 self._was_connected, self._dialling = True, None

@@ -1,4 +1,4 @@
-"""How the nodes of a world make sure, over its bootstrap store, that all of them are there."""
+"""A barrier of the nodes of a world at its bootstrap store: all of them have joined, or none proceeds."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Gathering:
         self._size = size
 
     def come(self, rank: int, timeout_s: float) -> bool:
-        """Wait for everybody; False if one of them called it off. All that hear of it hear the same.
+        """Wait for all nodes; False if one of them cancelled. All nodes that get an answer get the same one.
 
-        When the time is over, this node calls it off.
+        At the time-out, this node cancels.
         """
         if self._enlist(_CAME, rank):
             self._client.exchange(_DECISION, b"", _COMPLETE)
@@ -38,7 +38,7 @@ class Gathering:
         return self._client.peek(_DECISION) == _COMPLETE
 
     def call_off(self) -> None:
-        """This node will not come, or not stay; without effect once everybody was there."""
+        """Cancel: this node will not join, or not stay; without effect once all nodes have joined."""
         self._client.exchange(_DECISION, b"", _CALLED_OFF)
 
     def go(self, rank: int) -> None:
@@ -48,10 +48,10 @@ class Gathering:
         self._client.confirm()
 
     def see_all_gone(self, timeout_s: float) -> bool:
-        """Wait until nobody needs the store any more; False at the time-out."""
+        """Wait until no node needs the store any more; False at the time-out."""
         return self._client.wait(_ALL_GONE, timeout_s)
 
     def _enlist(self, key: str, rank: int) -> bool:
-        """Whether everybody is on the list now."""
+        """Whether all nodes are on the list now."""
         self._client.append(key, str(rank))
         return len(set((self._client.peek(key) or b"").split())) >= self._size

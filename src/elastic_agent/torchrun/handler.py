@@ -1,14 +1,14 @@
 """torch's ``RendezvousHandler`` for stock torchrun: ``torchrun --rdzv-backend elastic …``.
 
 torchrun gets its worlds from a *sidecar process*, which takes part in the run for it (:mod:`.sidecar`). A
-process of its own, because torch's store client does not go well with torchrun: its blocked threads abort a
+process of its own, because torch's store client does not work well inside torchrun: its blocked threads abort a
 process that exits under them, and it warns of every wait that ends by its time-out, which cannot be turned off
 once torch is imported. Nor can it be forked from torchrun, which would save the memory of another import of torch
 (150 MB): torch imports numpy, whose OpenBLAS starts a thread per core, and a fork of a process with threads may find
-their locks held for ever. The two talk over a socket pair; when one end closes, the other knows.
+their locks held for ever. The two communicate over a socket pair; when one end closes, the other detects it.
 
-What torchrun cannot give: its workers are not fenced (no guard kills them at the lease's deadline), it counts
-restarts for each of its agents by itself, and a torchrun that gives up leaves the run to the others.
+Limitations with torchrun: its workers are not fenced (no guard kills them at the lease's deadline), it counts
+restarts for each of its agents separately, and a torchrun that gives up leaves the run to the others.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ LAST_MOMENT_S = 3.0
 MEANT_FOR_TORCHRUN: frozenset[int] = frozenset(
     (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 )
-"""Never delivered to the sidecar: torchrun tells it to leave. Without SIGTSTP: a torchrun that the terminal stops is
-not to be counted on."""
+"""Never delivered to the sidecar: torchrun makes it leave by a message. Without SIGTSTP: a torchrun that the terminal
+stops is not responsive."""
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """Prefix of the keys of torchrun's exit barrier; torch's private name, which a test compares."""
@@ -76,12 +76,12 @@ class ElasticRendezvous(RendezvousHandler):
     """The rendezvous for stock torchrun. One worker seat stands for each node; torchrun assigns the ranks."""
 
     def __init__(self, backend: str, run_id: str, begin: Begin, timeout_s: float) -> None:
-        """Start the sidecar, so that it is up by the time a world is asked for.
+        """Start the sidecar, so that it is up by the time a world is requested.
 
         Args:
             backend: the name this handler was registered under.
             run_id: the run's id as the user gave it.
-            begin: what the sidecar is told first.
+            begin: the first message to the sidecar.
             timeout_s: how long ``next_rendezvous`` waits at most, seconds.
         """
         self._backend = backend
@@ -114,7 +114,7 @@ class ElasticRendezvous(RendezvousHandler):
         if self._sidecar.is_gone:
             self._replace_sidecar()
         self._stale = False
-        self._sidecar.tell(NextWorld())
+        self._sidecar.send(NextWorld())
         sealed = self._await_world(time.monotonic() + self._timeout_s)
         address = sealed.bootstrap
         try:
@@ -131,14 +131,14 @@ class ElasticRendezvous(RendezvousHandler):
                 f"the bootstrap store at {address} cannot be reached: {reason}"
             ) from None
         return RendezvousInfo(
-            _AgentStore(store, lambda: self._sidecar.tell(Finishing())),
+            _AgentStore(store, lambda: self._sidecar.send(Finishing())),
             sealed.rank,
             sealed.size,
             RendezvousStoreInfo(address.host, address.port),
         )
 
     def num_nodes_waiting(self) -> int:
-        """More than 0 as soon as the world of the last rendezvous is over, so that torchrun comes again."""
+        """More than 0 as soon as the world of the last rendezvous is over, so that torchrun starts the next one."""
         with contextlib.suppress(EOFError):
             for message in self._sidecar.received():
                 self._take(message)
@@ -151,13 +151,13 @@ class ElasticRendezvous(RendezvousHandler):
     def set_closed(self) -> None:
         """torchrun gives up: leave the run to the others."""
         self._over = Over("torchrun closed the rendezvous")
-        self._sidecar.tell(Leave(succeeded=False))
+        self._sidecar.send(Leave(succeeded=False))
 
     def shutdown(self) -> bool:
         """Leave the run, once the others need nothing of this node any more.
 
-        torchrun calls this at its end, after its workers; when they failed, while the exception that says so is
-        under way.
+        torchrun calls this at its end, after its workers have exited; if they failed, while that exception is being
+        propagated.
         """
         atexit.unregister(self._leave_at_exit)
         succeeded = sys.exception() is None
@@ -206,7 +206,7 @@ class ElasticRendezvous(RendezvousHandler):
         return f"no world was formed within {self._timeout_s:g} s at {where}{why}"
 
     def _replace_sidecar(self) -> None:
-        """It died; torchrun has stopped its workers, so the new one can vouch for that."""
+        """The sidecar died; torchrun has stopped its workers, so the new sidecar can report that."""
         old = self._begin.member
         incarnation = new_incarnation()
         replaces = (*old.replaces, old.incarnation)[-64:]
@@ -216,7 +216,7 @@ class ElasticRendezvous(RendezvousHandler):
 
 
 class _AgentStore(PrefixStore):
-    """The store torchrun's agents exchange ranks over; notices when this one comes to the exit barrier."""
+    """The store over which torchrun's agents exchange ranks; detects when this one enters the exit barrier."""
 
     def __init__(self, store: TCPStore, on_finishing: Callable[[], None]) -> None:
         super().__init__("torchelastic-agents", store)
@@ -247,13 +247,13 @@ class _Sidecar:
         self._channel: Channel[FromSidecar] = Channel(ours, FromSidecar)
         self._messages: deque[FromSidecar] = deque()
         self.is_gone = False
-        self.tell(begin)
+        self.send(begin)
 
-    def tell(self, message: FromTorchrun) -> None:
+    def send(self, message: FromTorchrun) -> None:
         self._channel.send(message)
 
     def received(self) -> list[FromSidecar]:
-        """What it has said, without waiting. Raises EOFError when it is gone."""
+        """The messages received so far, without waiting. Raises EOFError when it is gone."""
         try:
             self._messages.extend(self._channel.arrived())
         except EOFError:
@@ -264,7 +264,7 @@ class _Sidecar:
         return received
 
     def listen(self, timeout_s: float) -> FromSidecar | None:
-        """The next thing it says; None at the time-out. Raises EOFError when it is gone."""
+        """Its next message; None at the time-out. Raises EOFError when it is gone."""
         deadline_s = time.monotonic() + timeout_s
         while not self._messages:
             if not self._channel.wait(deadline_s - time.monotonic()):
@@ -281,8 +281,8 @@ class _Sidecar:
             return "still running"
 
     def send_leave(self, message: Leave, timeout_s: float | None) -> None:
-        """Wait until it has done what the others need of it; not for longer than ``timeout_s``."""
-        self.tell(message)
+        """Wait until the other nodes do not need it any more, at most ``timeout_s``."""
+        self.send(message)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

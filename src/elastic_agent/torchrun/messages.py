@@ -1,4 +1,4 @@
-"""What a torchrun and its sidecar process say to each other: one JSON message a line, over a socket pair."""
+"""The messages between torchrun and its sidecar process: one JSON object a line, over a socket pair."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Begin(Struct, frozen=True, tag=True):
     """torchrun's first message: what the sidecar is for."""
 
     endpoint: tuple[Address, ...]
-    """Where to meet; of an etcd, its members."""
+    """The rendezvous endpoint; of an etcd, its members."""
     etcd: Access | None
     run_id: str
     member: Member
@@ -46,7 +46,7 @@ class Begin(Struct, frozen=True, tag=True):
 
 
 class NextWorld(Struct, frozen=True, tag=True):
-    """No worker of torchrun's runs; it wants a place in the next world."""
+    """No worker of torchrun runs; it requests a seat in the next world."""
 
 
 class Finishing(Struct, frozen=True, tag=True):
@@ -54,13 +54,13 @@ class Finishing(Struct, frozen=True, tag=True):
 
 
 class Leave(Struct, frozen=True, tag=True):
-    """torchrun is about to end, no worker of its runs. ``succeeded``: they had all exited with 0."""
+    """torchrun is about to exit, and no worker of it runs. ``succeeded``: they had all exited with 0."""
 
     succeeded: bool
 
 
 class Sealed(Struct, frozen=True, tag=True):
-    """The next world, in which every node has come to its bootstrap store."""
+    """The next world, all of whose nodes have joined at its bootstrap store."""
 
     rank: int
     size: int
@@ -68,7 +68,7 @@ class Sealed(Struct, frozen=True, tag=True):
 
 
 class Stale(Struct, frozen=True, tag=True):
-    """That world is over; torchrun is to stop its workers and ask for the next."""
+    """That world is over; torchrun is to stop its workers and request the next."""
 
 
 class Over(Struct, frozen=True, tag=True):
@@ -76,7 +76,7 @@ class Over(Struct, frozen=True, tag=True):
 
     reason: str
     unreachable: bool = False
-    """Because the store cannot be reached, or is none."""
+    """Because the store cannot be reached, or the endpoint is not a store."""
 
 
 class Trouble(Struct, frozen=True, tag=True):
@@ -92,11 +92,11 @@ FromSidecar: TypeAlias = Sealed | Stale | Over | Trouble
 class Channel(Generic[T]):
     """One end. ``receive`` and ``arrived`` raise :class:`EOFError` when the other end is gone."""
 
-    def __init__(self, sock: socket.socket, hears: Any) -> None:
-        """``hears``: the type of the messages that arrive here."""
+    def __init__(self, sock: socket.socket, received: Any) -> None:
+        """``received``: the type of the messages that arrive here."""
         sock.setblocking(False)
         self._sock = sock
-        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(hears)
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(received)
         self._buffer = b""
 
     def fileno(self) -> int:
@@ -104,11 +104,11 @@ class Channel(Generic[T]):
         return self._sock.fileno()
 
     def send(self, message: FromTorchrun | FromSidecar) -> None:
-        """Say something; nobody hears it when the other end is gone or has not listened for ages."""
+        """Send a message; it is lost if the other end is gone or its buffer is full."""
         try:
             self._sock.sendall(msgspec.json.encode(message) + b"\n")
         except OSError:
-            return  # whoever waits for an answer sees the end
+            return  # a receiver detects the end
 
     def arrived(self) -> list[T]:
         """What has come so far, without waiting."""
@@ -136,5 +136,5 @@ class Channel(Generic[T]):
         return bool(select.select([self._sock], [], [], max(0.0, timeout_s))[0])
 
     def close(self) -> None:
-        """Let the other end know that this one is gone."""
+        """Close this end; the other one detects it."""
         self._sock.close()

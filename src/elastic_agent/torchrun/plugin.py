@@ -29,21 +29,21 @@ from .handler import ElasticRendezvous
 from .messages import Access, Begin
 
 TORCHRUN_STOPS_WITHIN_S = 35.0
-"""torchrun gives its workers 30 s between SIGTERM and SIGKILL, and looks after them several times a second."""
+"""torchrun gives its workers 30 s between SIGTERM and SIGKILL, and polls them several times a second."""
 
 
 def elastic_handler() -> RendezvousHandlerCreator:
-    """What torch's entry-point group ``torchrun.handlers`` asks for: the creator of handlers."""
+    """The creator of handlers, as torch's entry-point group ``torchrun.handlers`` expects it."""
     return create_handler
 
 
 def elastic_etcd_handler() -> RendezvousHandlerCreator:
-    """The same for runs that meet in etcd."""
+    """The same for runs in etcd."""
     return create_etcd_handler
 
 
 def create_etcd_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """As :func:`create_handler`, to meet in etcd; the endpoint may name several members, separated by commas.
+    """As :func:`create_handler`, for etcd; the endpoint may name several members, separated by commas.
 
     ``--rdzv-conf`` may also set ``etcd_prefix``, ``etcd_user``, ``etcd_password_file`` (or the password is in the
     variable ELASTIC_AGENT_ETCD_PASSWORD), and by torch's own names ``cacert``, ``cert`` and ``key``.
@@ -114,9 +114,9 @@ def _safe(text: str, longest: int) -> str:
     return re.sub(r"[^A-Za-z0-9_@+-]", "-", text)[: longest - 13] + f"-{digest}"
 
 
-def _log_level(said: str) -> str:
-    """torchrun's LOGLEVEL in our words."""
-    level = said.lower()
+def _log_level(level_name: str) -> str:
+    """The level of the agent's log for torchrun's LOGLEVEL."""
+    level = level_name.lower()
     return level if level in ("debug", "info", "warning", "error") else "warning"
 
 
@@ -130,7 +130,7 @@ def _endpoint(params: RendezvousParameters, default_port: int) -> Endpoint:
 
 
 def _access(params: RendezvousParameters) -> Access:
-    """How to get into etcd; the password is taken out of the environment, so that no worker inherits it."""
+    """The access to etcd; the password is removed from the environment, so that no worker inherits it."""
     password = take_password(os.environ)
     file = params.get("etcd_password_file")
     if file:

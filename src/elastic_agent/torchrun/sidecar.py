@@ -1,15 +1,15 @@
 """Takes part in a run for a stock torchrun, in a process beside it (see :mod:`.handler` for why).
 
-    waiting ──world sealed──▶ gathering ──everybody came──▶ torchrun runs its workers ──▶ finishing ──▶ goodbye
-       ▲                          │ called off                     │ Stale
+    waiting ──world sealed──▶ gathering ──all nodes join──▶ torchrun runs its workers ──▶ finishing ──▶ Leave
+       ▲                          │ cancelled                      │ Stale
        └──────────────────────────┴────────── NextWorld ◀──────────┘
 
-torchrun exchanges ranks over the bootstrap store without any regard for who may have died meanwhile, so it is
-let go there only after the sidecars of the whole world have met at that store (*gathering*). Whether they
-have, or whether one of them saw the world end before, is settled by one compare-and-set on that store.
+torchrun exchanges ranks over the bootstrap store without checking whether a node has died meanwhile, so it gets the
+world only after the sidecars of all its nodes have joined at that store (*gathering*). Whether they have, or
+whether one of them saw the world end before, is decided by one compare-and-set on that store.
 
-The node's state machine is the same as the agent's. It is told that workers started when torchrun is about to
-start them, and that they are stopped when torchrun asks for the next world.
+The node's state machine is the same as the agent's. Workers count as started when torchrun is about to start them,
+and as stopped when torchrun requests the next world.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ START_S = 60.0
 FLUSH_S = 2.0
 STORE_CALL_S = 5.0
 NOTICE_S = 10.0
-"""torchrun's user is told why it does not end when that takes longer than this."""
+"""If torchrun's exit takes longer than this, the reason is logged."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Presence:
     gathering: Gathering | None = None
     called_off: bool = False
     let_go: bool = False
-    """torchrun was sent there."""
+    """torchrun got this world."""
 
 
 class Sidecar:
@@ -94,7 +94,7 @@ class Sidecar:
             RunHistoryStore(Path(begin.state_dir), _store(begin))
         )
         self._backend.set_run_id(begin.run_id)
-        self._backend.history_store.settle(begin.run_id)  # a torchrun that is started anew is a new run
+        self._backend.history_store.settle(begin.run_id)  # a torchrun that is started again is a new run
         self._session = Session(self._backend, begin.member, policy.lease_ttl_s, begin.local_addr)
         self._participant = Participant(
             self._session,
@@ -102,7 +102,7 @@ class Sidecar:
                 set_deadline=_ignore,  # torchrun's workers cannot be fenced
                 start=self._start_workers,
                 stop=lambda action: self._stop(),
-                notify=_ignore,  # torchrun has no way to tell its workers
+                notify=_ignore,  # torchrun cannot give its workers a notice
             ),
             Reporter(announced=_ignore, rejoins=_ignore, departs=self._over),
             new_incarnation,
@@ -117,7 +117,7 @@ class Sidecar:
         """torchrun waits for a world."""
         self._finishing = False
         self._outcome: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
-        """While finishing: the run's end, or None when the others go on without this node."""
+        """While finishing: the run's end, or None when the others continue without this node."""
         self._met = False
         self._ended: machine.Depart | None = None
         self._leaving: asyncio.Future[Leave] = asyncio.get_running_loop().create_future()
@@ -125,13 +125,13 @@ class Sidecar:
         self._log = get_logger()
 
     async def run(self, first: list[FromTorchrun]) -> None:
-        """Until torchrun has said goodbye and the others need nothing more of this node.
+        """Run until torchrun has sent Leave and the others need nothing more of this node.
 
         Args:
-            first: what torchrun has said already.
+            first: the messages of torchrun received already.
 
         Raises:
-            EOFError: torchrun is gone without a word.
+            EOFError: torchrun exited without a message.
         """
         for message in first:
             self._take(message)
@@ -205,7 +205,7 @@ class Sidecar:
         self._asked = True
         self._forget_presence()
         if self._ended is not None:
-            self._say_over(self._ended)
+            self._report_over(self._ended)
             return
         if self._node.activity in (Activity.STARTING, Activity.RUNNING):
             reason = f"{self._member.node_id}: torchrun is restarting its workers"
@@ -213,7 +213,7 @@ class Sidecar:
         self._workers_stopped()
 
     def _finish(self) -> None:
-        """torchrun's workers are done; it will not come for another world."""
+        """torchrun's workers are done; it will not request another world."""
         self._finishing = True
         if self._node.activity is Activity.RUNNING:
             self._perform(self._node.succeeded(self._node.generation))
@@ -289,14 +289,14 @@ class Sidecar:
 
     def _over(self, ending: machine.Depart) -> None:
         self._ended = ending
-        self._say_over(ending)
+        self._report_over(ending)
 
-    def _say_over(self, ending: machine.Depart) -> None:
+    def _report_over(self, ending: machine.Depart) -> None:
         unreachable = ending.outcome is Outcome.UNREACHABLE
         reason = ending.reason if unreachable else f"the run is over: {ending.reason}"
         self._channel.send(Over(reason, unreachable))
 
-    # -- meeting the others at the bootstrap store ----------------------------------------------
+    # -- gathering at the bootstrap store -------------------------------------------------------
 
     async def _gather(self, world: World) -> None:
         rank = world.node_rank(self._node.incarnation)
@@ -308,7 +308,7 @@ class Sidecar:
         except TransportError as error:
             problem = str(error)
         if not presence.let_go:
-            self._not_met(world, problem)
+            self._not_gathered(world, problem)
             return
         self._asked = False
         self._channel.send(Sealed(rank, len(world.seats), world.bootstrap))
@@ -326,8 +326,8 @@ class Sidecar:
             presence.thread, lambda: gathering.come(presence.rank, limit_s), limit_s + STORE_CALL_S
         )
 
-    def _not_met(self, world: World, problem: str) -> None:
-        """The world ended, or its store was lost, before everybody was there: wait for the next one."""
+    def _not_gathered(self, world: World, problem: str) -> None:
+        """The world ended, or its store was lost, before all nodes had joined: wait for the next one."""
         self._forget_presence()
         if problem and self._node.activity is Activity.RUNNING:
             summary = (
@@ -342,7 +342,7 @@ class Sidecar:
             self._presence = None
 
     async def _call_off(self, presence: _Presence) -> None:
-        """Let those who have come already know that this node does not."""
+        """Cancel the barrier, so that nodes that have joined already do not wait for this one."""
         address = presence.world.bootstrap
         try:
             await run_abandonable(lambda: Gathering(address, 0, STORE_CALL_S).call_off(), STORE_CALL_S)
@@ -366,7 +366,7 @@ class Sidecar:
                 self._perform(self._node.plan_changed(outcome))
 
     async def _take_leave(self, presence: _Presence, gathering: Gathering) -> None:
-        """torchrun is through its exit barrier here; whoever hosts it waits until all are."""
+        """torchrun has passed its exit barrier here; the node that hosts it waits until all have."""
         offer = self._session.offer
         hosts = offer is not None and offer.address == presence.world.bootstrap
         with contextlib.suppress(StoreLostError):
@@ -377,13 +377,13 @@ class Sidecar:
                 )
 
     async def _host_on(self) -> None:
-        """A host keeps serving until nobody needs its store any more."""
-        notice = asyncio.get_running_loop().call_later(NOTICE_S, self._say_why_not_ended)
+        """A host keeps serving until no run needs its store any more."""
+        notice = asyncio.get_running_loop().call_later(NOTICE_S, self._log_why_not_ended)
         while self._backend.busy_with:
             await self._backend.changed()
         notice.cancel()
 
-    def _say_why_not_ended(self) -> None:
+    def _log_why_not_ended(self) -> None:
         runs = ", ".join(self._backend.busy_with)
         self._log.warning(
             f"torchrun is done; keeping the rendezvous store at {self._backend.shown} up for {runs}"
@@ -396,7 +396,7 @@ class Sidecar:
 
 
 def _store(begin: Begin) -> str:
-    """What tells this run from others of its name: torchrun's default is the same for all, and nothing else does."""
+    """Distinguishes this run from others with the same id: torchrun's default id is the same for all."""
     if begin.etcd is None:
         return c10d_store(begin.endpoint[0].port)
     return f"etcd {','.join(map(str, begin.endpoint))}"
@@ -427,7 +427,7 @@ def main() -> int:
     try:
         asyncio.run(_live(channel, int(sys.argv[2])))
     except EOFError:
-        return 1  # torchrun was killed: the lease tells the others
+        return 1  # torchrun was killed: the others see the lease expire
     except Exception:
         get_logger().exception("internal error of the rendezvous for torchrun")
         return 1

@@ -1,6 +1,6 @@
 """Access to a store: the interfaces that every store implements, and what they share.
 
-The only code that talks to a store. Each store is a package of its own (:mod:`.c10d`, :mod:`.etcd`), which is not
+The only code that accesses a store. Each store is a package of its own (:mod:`.c10d`, :mod:`.etcd`), which is not
 imported from here: each loads a large library.
 """
 

@@ -14,9 +14,9 @@ T = TypeVar("T")
 class AbandonableThread:
     """Runs what it is given one after the other, in a daemon thread of its own.
 
-    A store call can block past its own time-out (under a silent network drop by 25 s and more); whoever waits
-    for it must be able to stop waiting. :meth:`abandon` leaves the thread to itself: it ends when its call
-    comes back, whatever is still queued is cancelled.
+    A store call can block past its own time-out (by 25 s and more if the network drops packets silently); its
+    caller must be able to stop waiting. :meth:`abandon` leaves the thread behind: it ends when its call returns,
+    and queued calls are cancelled.
     """
 
     def __init__(self, name: str) -> None:

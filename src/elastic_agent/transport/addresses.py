@@ -1,4 +1,4 @@
-"""Host names and addresses: whose they are, how they are reached, and sockets on them."""
+"""Host names and addresses: which machine they belong to, how they are reached, and sockets on them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resolve(host: str) -> list[Address]:
 
 
 def is_loopback_name(host: str) -> bool:
-    """Whether the endpoint *says* loopback: every machine then means itself.
+    """Whether the endpoint is *named* as loopback: it is then a different machine on each machine.
 
     A machine's own name that resolves to 127.0.1.1 on that machine (Debian's /etc/hosts) does not: other machines
     resolve it to a real address.
@@ -69,7 +69,7 @@ def _is_own(family: int, address: str) -> bool:
         if plain.is_loopback or plain.is_unspecified or not _binds_anything(family):
             return True
         with socket.socket(family, socket.SOCK_DGRAM) as datagram:
-            datagram.connect((address, 9))  # sends nothing: it asks the routing table
+            datagram.connect((address, 9))  # sends nothing: it only queries the routing table
             return str(datagram.getsockname()[0]) == address
     return False
 
@@ -83,7 +83,7 @@ def _binds_anything(family: int) -> bool:
 
 
 def listen(host: str, port: int, backlog: int = 4096) -> socket.socket:
-    """A listening socket for ``host``, no wider than it says (see :func:`_to_listen_at`).
+    """A listening socket for ``host``, on no more interfaces than necessary (see :func:`_to_listen_at`).
 
     Raises:
         OSError: the port is taken (EADDRINUSE) or may not be used.
@@ -131,7 +131,7 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
     """A connection to the first address of the host that takes one.
 
     Raises:
-        UnreachableError: none does; one line says why.
+        UnreachableError: none does; the message is one line.
     """
     addresses = resolve(host)
     problems: list[str] = []
@@ -175,7 +175,7 @@ def _explain(error: OSError, timeout_s: float) -> str:
 def local_address_towards(host: str, sock: socket.socket) -> str:
     """The address of this machine on the connection ``sock`` to ``host``, as other nodes can dial it.
 
-    On the host of the store itself that connection may run over loopback although the endpoint does not say so;
+    On the host of the store itself that connection may run over loopback although the endpoint is not named so;
     then it is the address under which the machine reaches the outside.
     """
     address = _plain(str(sock.getsockname()[0]))
@@ -221,9 +221,9 @@ __all__ = [
 def interface_of(address: str) -> str | None:
     """The interface that has this address, or None: a loopback one, or a name, or not this machine's.
 
-    Gloo, left alone, binds to whatever the machine's own name resolves to, which on many machines is
-    127.0.1.1: then no other machine can reach it. The agent knows better, because the other agents reach
-    this address.
+    Gloo by default binds to the address that the machine's own name resolves to, which on many machines is
+    127.0.1.1: then no other machine can reach it. The agent has a better address: the one that the other agents
+    reach.
     """
     try:
         wanted = ipaddress.ip_address(address.partition("%")[0])

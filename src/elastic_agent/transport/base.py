@@ -1,4 +1,4 @@
-"""What the rest of the package needs of a store, and nothing more.
+"""The interfaces of a store: what the rest of the package needs of it, and nothing more.
 
 Every call may block, for at most the link's time-out, and is therefore made from a thread that can be
 abandoned (see :mod:`.abandonable_thread`), never from the loop that must act on time. A link is used by one thread
@@ -15,19 +15,19 @@ from elastic_agent.protocol import Lease, Member, Plan
 
 
 class TransportError(Exception):
-    """Base of all errors of a store; the message is one line for a person."""
+    """Base of all errors of a store; the message is one line."""
 
 
 class StoreLostError(TransportError):
-    """The store did not answer, or the connection broke. What was asked may or may not have happened."""
+    """The store did not answer, or the connection broke. The request may or may not have been carried out."""
 
 
 class UnreachableError(TransportError):
-    """Nobody answers at the endpoint, or its name cannot be resolved; dialling again may help."""
+    """Nothing answers at the endpoint, or its name cannot be resolved; dialling again may help."""
 
 
 class NotAStoreError(TransportError):
-    """Somebody answers at the endpoint, but it is no store of ours; dialling again will not help."""
+    """The endpoint answers, but is not a store of elastic-agent; dialling again will not help."""
 
 
 class NodeLink(Protocol):
@@ -42,7 +42,7 @@ class NodeLink(Protocol):
         """The address of this machine on the way to the store: one that the other nodes can reach too."""
 
     def register(self, member: Member, lease: Lease) -> Lease | None:
-        """Make an incarnation known, with its first records (or write them again).
+        """Register an incarnation with its first records (or write them again).
 
         Returns the lease as it was written, which differs from ``lease`` in its beat if an earlier one of this
         incarnation was there; None, and nothing is written, if that one was revoked.
@@ -61,7 +61,7 @@ class NodeLink(Protocol):
         """The newest plan, or None before the first."""
 
     def read_status(self) -> str:
-        """What the coordinator says it is waiting for, in words; empty if nothing was said."""
+        """What the coordinator is waiting for, in words; empty if it wrote nothing."""
 
     def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
         """Wait, without polling, until a plan newer than ``after_version`` is there; None at the time-out.
@@ -81,7 +81,7 @@ class Snapshot:
     leases: Mapping[str, Lease] = field(default_factory=dict)
     rejected: tuple[str, ...] = ()
     written_s: Mapping[str, float] = field(default_factory=dict)
-    """By when at the latest a lease was written (``time.monotonic()``), of those of which that is known."""
+    """The latest time at which each lease can have been written (``time.monotonic()``), where known."""
 
 
 class CoordinatorLink(Protocol):
@@ -97,10 +97,10 @@ class CoordinatorLink(Protocol):
         """The newest plan, or None before the first."""
 
     def publish(self, plan: Plan) -> bool:
-        """Write the plan if its version still follows the newest; False if somebody else was first."""
+        """Write the plan if its version still follows the newest; False if another writer was first."""
 
     def write_status(self, text: str) -> None:
-        """Say in words what is awaited; overwrites what was said before."""
+        """Write, in words, what is awaited; overwrites the text before."""
 
     def revoke(self, lease: Lease, why: str = "") -> bool:
         """Compare-and-set the lease to its revoked form; False if it was renewed meanwhile."""

@@ -45,7 +45,8 @@ def no_dns_queries() -> Iterator[None]:
 
 
 def shorten_lookups() -> None:
-    """Have this process wait for an unanswered name server 2 s at most, not 10, unless the user said otherwise.
+    """Have this process wait for an unanswered name server 2 s at most, not 10, unless the user configured another
+    time.
 
     torch's store looks up the name of its peer, on every connection; a lost packet stalls that connection.
     The C library reads the variable now; it is gone before any worker could inherit it.

@@ -1,4 +1,4 @@
-"""Member and lease records as they come out of a store: what is none is described once and passed over."""
+"""Reads member and lease records from a store: an invalid one is described once and skipped."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import MAX_TOLD_GENERATION, Lease, Member, RecordError, decode
+from elastic_agent.protocol import MAX_REPORTED_GENERATION, Lease, Member, RecordError, decode
 
 GONE = b"-"
-"""Stands where a forgotten incarnation's records were: they can be written no more."""
+"""Replaces the records of a forgotten incarnation: they cannot be written any more."""
 
-_MOST_COMPLAINTS = 1000
+_MOST_REPORTED = 1000
 
-Complain = Callable[[str], None]
-"""Told in words of what is in the store and should not be."""
+ReportInvalid = Callable[[str], None]
+"""Called with a description of each invalid record in the store."""
 
 
-def log_complaint(complaint: str) -> None:
+def log_invalid(problem: str) -> None:
     """Log it."""
-    get_logger().warning("ignored an invalid record in the store", what=complaint)
+    get_logger().warning("ignored an invalid record in the store", what=problem)
 
 
 class RecordReader:
     """Reads one run's records; most did not change since the last time."""
 
     def __init__(self, prefix: str) -> None:
-        """``prefix``: where the run's keys lie, for complaints."""
+        """``prefix``: of the run's keys, for descriptions of invalid ones."""
         self._prefix = prefix
         self._members: dict[str, tuple[bytes, Member | None]] = {}
         self._rejected: set[str] = set()
 
     def member(self, name: str, data: bytes, rejected: list[str]) -> Member | None:
-        """The record in ``data``; None if it was forgotten, or is bad (which ``rejected`` then says)."""
+        """The record in ``data``; None if it was forgotten, or is invalid (then described in ``rejected``)."""
         if data == GONE:
             self._members.pop(name, None)
             return None
@@ -54,18 +54,18 @@ class RecordReader:
 
     def _without_tale(self, member: Member, rejected: list[str]) -> Member:
         """The member as it is, or without a history that no run can have."""
-        told = member.history
-        if told is None or told.generation <= MAX_TOLD_GENERATION:
+        history = member.history
+        if history is None or history.generation <= MAX_REPORTED_GENERATION:
             return member
         self._reject(
-            f"{self._prefix}/m/{member.incarnation}: reports generation {told.generation}, which is "
+            f"{self._prefix}/m/{member.incarnation}: reports generation {history.generation}, which is "
             "above the maximum; the report is ignored",
             rejected,
         )
         return msgspec.structs.replace(member, history=None)
 
     def leases(self, found: Mapping[str, bytes], rejected: list[str] | None) -> dict[str, Lease]:
-        """The leases in these bytes, by incarnation; ``rejected``: where to complain, if anywhere."""
+        """The leases in these bytes, by incarnation; ``rejected``: takes descriptions of invalid ones."""
         leases: dict[str, Lease] = {}
         for name, data in found.items():
             if data == GONE:
@@ -80,10 +80,10 @@ class RecordReader:
                 leases[name] = lease
         return leases
 
-    def _reject(self, complaint: str, rejected: list[str]) -> None:
-        if complaint not in self._rejected and len(self._rejected) < _MOST_COMPLAINTS:
-            self._rejected.add(complaint)
-            rejected.append(complaint)
+    def _reject(self, problem: str, rejected: list[str]) -> None:
+        if problem not in self._rejected and len(self._rejected) < _MOST_REPORTED:
+            self._rejected.add(problem)
+            rejected.append(problem)
 
 
 def lease_in(data: bytes | None, name: str) -> Lease | None:

@@ -1,8 +1,8 @@
 """The workers of one generation as a torch process context, on a guard instead of `subprocess`.
 
-torch's redirects, tee, filters and error files work as ever. What differs: nothing here waits. The guard's
-events are handed in (`handle`), `_poll` looks at what is known, stopping is the guard's business, and the
-part of `close` that waits for torch's log threads can be left to a `BackgroundCloser`.
+torch's redirects, tee, filters and error files work as usual. The difference: nothing here waits. The guard's
+events are passed in (`handle`), `_poll` evaluates them, the guard stops the workers, and the part of `close` that
+waits for torch's log threads can be left to a `BackgroundCloser`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from elastic_agent.workers.guard.client import (
     SpawnFailed,
     Stopped,
 )
-from elastic_agent.workers.output.last_words import LastWords, read_last_words
+from elastic_agent.workers.output.final_output import FinalOutput, read_final_output
 
 if TYPE_CHECKING:
     from torch.numa.binding import NumaOptions
 
 __all__ = ["BackgroundCloser", "WorkerContext"]
 
-_COULD_NOT_START = 127  # what shells say of a command that they cannot run
+_COULD_NOT_START = 127  # the exit codes of shells for a command that they cannot run
 _CLOSE_MARGIN_S = 10.0
 
 
@@ -70,12 +70,12 @@ class WorkerContext(PContext):
         entrypoint: Program to run; `args` are its arguments by local rank.
         envs: Variables by local rank, on top of this process's own.
         logs_specs: Makes the log files; adds to `envs`.
-        closer: Who runs `close_later`.
+        closer: Runs `close_later`.
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
-        events: Where `_poll` and `close` get events from (usually `guard.read_events`, when nobody else
-            reads it); None: somebody calls `handle`.
+        events: Where `_poll` and `close` get events from (usually `guard.read_events`, if nothing else reads
+            it); None: the owner calls `handle`.
     """
 
     def __init__(
@@ -146,16 +146,16 @@ class WorkerContext(PContext):
     @property
     def failures(self) -> list[failure.WorkerFailure]:
         """Workers that failed by themselves, the first one first; not those that a stop ended. Reads their files."""
-        return [self.failure(slot, self.last_words(slot)) for slot in self._failed]
+        return [self.failure(slot, self.final_output(slot)) for slot in self._failed]
 
-    def last_words(self, slot: int) -> LastWords:
-        """What the files of a worker that has ended say. May block as long as a file system hangs."""
+    def final_output(self, slot: int) -> FinalOutput:
+        """The content of the files of a worker that has ended. May block as long as a file system hangs."""
         streams = {"stdout": self.stdouts[slot], "stderr": self.stderrs[slot]}
         files = {name: path for name, path in streams.items() if path not in ("", os.devnull)}
-        return read_last_words(self.error_files[slot], files)
+        return read_final_output(self.error_files[slot], files)
 
-    def failure(self, slot: int, words: LastWords) -> failure.WorkerFailure:
-        """How a worker failed, by its exit, which `handle` has been told, and by what its files say."""
+    def failure(self, slot: int, words: FinalOutput) -> failure.WorkerFailure:
+        """How a worker failed, by its exit, which `handle` has received, and by the content of its files."""
         event = self._exits[slot]
         return failure.describe(
             slot, event.returncode, words.error_file, words.stderr or event.stderr_tail, words.no_room
@@ -173,7 +173,7 @@ class WorkerContext(PContext):
     # --- torch's extension points -----------------------------------------------------------------
 
     def start(self) -> None:
-        """Ask the guard for the workers. Installs no signal handlers, unlike torch's contexts.
+        """Have the guard start the workers. Installs no signal handlers, unlike torch's contexts.
 
         Raises RuntimeError when the guard's last generation is not stopped yet.
         """
@@ -199,7 +199,7 @@ class WorkerContext(PContext):
         )
 
     def _poll(self) -> RunProcsResult | None:
-        """None while all run; the result once all succeeded or one failed. Unlike torch's it stops nobody."""
+        """None while all run; the result once all succeeded or one failed. Unlike torch's it stops no worker."""
         self._pull_events()
         if self._result is None:
             self._result = self._conclude()
@@ -277,12 +277,12 @@ class WorkerContext(PContext):
         error_file = self.error_files[slot]
         try:
             result = ProcessFailure(slot, pid, exitcode, error_file if os.path.isfile(error_file) else "")
-        except Exception:  # whatever the worker wrote there, it is not what torch expects
+        except Exception:  # the worker wrote something there that torch does not expect
             result = ProcessFailure(slot, pid, exitcode, "")
         if message:
             result.message = message
-        elif slot in self._failed and (told := self.failure(slot, self.last_words(slot)).message):
-            result.message = told
+        elif slot in self._failed and (reported := self.failure(slot, self.final_output(slot)).message):
+            result.message = reported
         # torch finds the first failure by whole seconds, of which the error file's are the worker's own;
         # the order of the deaths, in which these are made, decides among equal ones.
         result.timestamp = int(time.time())

@@ -1,6 +1,6 @@
-"""What is told of a worker that failed: who, how, and the error in one line.
+"""The description of a worker's failure: which worker, how it ended, and the error in one line.
 
-Pure: works on what the guard and the worker's error file said.
+Pure: works on the guard's events and the content of the worker's error file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TAIL_BYTES = 2 * 1024
 _TRACEBACK = "Traceback (most recent call last):"
 # torch's exception hook puts the rank before every line of a traceback.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-# What the C++ runtime and Python say before they abort.
+# What the C++ runtime and Python print before they abort.
 _NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTILINE)
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 
@@ -122,7 +122,7 @@ def _from_error_file(content: str) -> tuple[str, str]:
 
 
 def _error_in(stderr: str, returncode: int) -> str:
-    """The line of `stderr` that says most: the end of the last traceback, a native error, the last line."""
+    """The most informative line of `stderr`: the end of the last traceback, a native error, the last line."""
     if returncode < 0:
         native = _NATIVE.findall(stderr)
         return native[-1] if native else ""

@@ -23,14 +23,14 @@ class RunningWorker:
 
     @property
     def output(self) -> str:
-        """Where its standard error goes, as far as a person can open that."""
+        """Where its standard error goes, if that can be opened."""
         return open_file(self.pid, 2)
 
 
 def find_workers(uid: int, run_id: str | None = None) -> list[RunningWorker]:
     """A user's workers, of one run if it is named. Their own children are left out.
 
-    Root could read the environment of every process, but what stands in that of another user's is not to be trusted.
+    Root could read the environment of every process, but another user's content is not to be trusted.
     """
     found = {one.pid: one for one in _marked(uid) if run_id in (None, one.run_id)}
     own = [one for one in found.values() if not _is_child_of(one, found)]

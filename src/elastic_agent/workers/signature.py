@@ -1,4 +1,4 @@
-"""Tells whether two failures are the same error at the same place, so that trying again is of no use.
+"""Determines whether two failures are the same error at the same line, so that a restart is of no use.
 
 Pure. A failure that another attempt may well cure has no signature: errors of memory, devices, collectives,
 connections and time-outs. Most of those are besides the mere consequence of what happened to another worker.
@@ -36,7 +36,7 @@ _MISTAKES = frozenset(
         "UnboundLocalError",
     }
 )
-"""These are mistakes in the script, whatever their words."""
+"""These are errors in the script, with any message."""
 _MAY_PASS = re.compile(
     r"""
     memory | allocat | \bcu(?:da|dnn|blas|fft) | \bhip\b | [nr]ccl | gloo | accelerator | \bgpu | \bibv | infiniband

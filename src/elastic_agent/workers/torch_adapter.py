@@ -1,4 +1,4 @@
-"""Every private name of torch that `workers` uses, with a check that says which one a new torch took away."""
+"""Every private name of torch that `workers` uses, with a check for names that a new version of torch removed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def with_numa_binding(argv: Sequence[str], local_rank: int, options: NumaOptions
 
 
 def missing() -> list[str]:
-    """What of this torch is not as the functions above need it; each entry is a sentence."""
+    """How this version of torch differs from what the functions above need; each entry is a sentence."""
     problems = []
     source = _source(PContext.start)
     for needed in ("self._start()", "self._tail_logs", "tail_log.start()"):

@@ -1,7 +1,7 @@
-"""What an agent does when a user of its machine asks: tell about the run, have a node leave, end the run.
+"""The agent's side of the commands of its machine's users: describe the run, drain a node, stop the run.
 
-The last answer to ``drain`` and ``stop`` comes when the last worker process of the node, or of the run, has exited, so
-that the machine can be rebooted; or it says that this could not be confirmed.
+The last answer to ``drain`` and ``stop`` is sent when the last worker process of the node, or of the run, has
+exited, so that the machine can be rebooted; or it states that this could not be confirmed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Commands:
         self._times = {"drain": drain_s, "stop": stop_s}
 
     async def act(self, command: Command) -> AsyncIterator[Answer]:
-        """The answers to a command, as they come about."""
+        """The answers to a command, as they become available."""
         match command.do:
             case "describe":
                 yield Answer(run_id=self._run_id, node=self._node_id, nodes=self._nodes())

@@ -1,7 +1,7 @@
-"""Where an agent hears commands of this machine's users: a socket of its own, one JSON message a line.
+"""The control socket, on which an agent receives commands of this machine's users: one JSON message a line.
 
-The socket is a name outside the file system, so nothing is left of it when the agent is gone, however that ended. It
-carries the user's number and the agent's process id, and some chance; only that user and root are listened to.
+The socket is a name outside the file system, so nothing is left of it when the agent is gone, however it ended. The
+name contains the user's number, the agent's process id and random digits; only that user and root are served.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from elastic_agent.protocol import Name, Seconds
 LONGEST_LINE = 16 * 1024
 
 ANSWER_S = 2.0
-"""How long an agent may take to say what it is, before it counts as unable to."""
+"""How long an agent may take to describe itself, before it counts as unable to."""
 
 SEARCH_S = 5.0
 """How long all agents of the machine together may take."""
 
 CONNECTIONS = 128
-"""How many are asked at the same time."""
+"""How many are queried at the same time."""
 
 _NAME = re.compile(rb" @(elastic-agent/([0-9]{1,10})/([0-9]{1,10})-[0-9a-f]{1,32})$", re.MULTILINE)
 """Our sockets in /proc/net/unix. Other programs' names may hold any bytes."""
@@ -43,15 +43,15 @@ class Command(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     do: Annotated[str, Meta(max_length=32)]
     """describe, drain or stop."""
     node: Name | None = None
-    """drain: who is to leave; None: the agent that receives this."""
+    """drain: the node that is to leave; None: that of the agent that receives this."""
     left_s: Seconds | None = None
-    """How long workers have to save; None: as the agent's settings say."""
+    """How long workers have to save; None: by the agent's settings."""
     words: Annotated[str, Meta(max_length=256)] = ""
-    """Who wants it, for people."""
+    """The origin of the command, in words."""
 
 
 class Answer(Struct, frozen=True, omit_defaults=True):
-    """What the agent says to it; the last one has ``done``."""
+    """The agent's answer; the last one has ``done``."""
 
     text: str = ""
     done: bool = True
@@ -89,7 +89,7 @@ class ControlSocket:
         return control
 
     async def close(self, patience_s: float) -> None:
-        """Accept no more commands; the last answers of those that wait may take so long to get out."""
+        """Accept no more commands; sending the last answers may take this long."""
         if self._server is not None:
             self._server.close()
         if self._conversations:
@@ -103,7 +103,7 @@ class ControlSocket:
             if _peer(writer.get_extra_info("socket")) in (0, os.geteuid()):
                 await self._converse(reader, writer)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):
-            pass  # it has gone, or does not speak this protocol: that disturbs no other
+            pass  # it has gone, or uses another protocol: others are not affected
         finally:
             self._conversations.discard(task)
             writer.close()
@@ -137,7 +137,7 @@ class AgentAddress:
 
     name: str
     uid: int
-    """Whose it says to be; checked when it is connected to."""
+    """The user in its name; checked on connection."""
     pid: int
     """The agent's, in its own namespace."""
 
@@ -154,7 +154,7 @@ def agents_here() -> list[AgentAddress]:
 
 
 async def describe_all(addresses: list[AgentAddress]) -> dict[AgentAddress, Answer]:
-    """What these agents are, as far as they answer in time: one that is stopped, or a fake, holds up no other."""
+    """Descriptions of these agents, if they answer in time: one that is stopped, or a fake, delays no other."""
     gate = asyncio.Semaphore(CONNECTIONS)
     described: dict[AgentAddress, Answer] = {}
 
@@ -177,7 +177,7 @@ async def describe_all(addresses: list[AgentAddress]) -> dict[AgentAddress, Answ
 
 
 async def command(address: AgentAddress, wanted: Command) -> AsyncIterator[Answer]:
-    """Have an agent do something; its answers until the last, or until it is gone.
+    """Send an agent a command; its answers until the last, or until it is gone.
 
     Raises:
         OSError: there is no such agent any more, or the socket is another user's.

@@ -1,4 +1,4 @@
-"""Tells the person at the terminal what happens and what is waited for."""
+"""The console reporter: messages about events, and a status line for what the agent is waiting for."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ JOIN_CAUSES = (
     "machine, or a firewall between the machines"
 )
 PATIENCE_S = 2.0
-"""Waits shorter than this are nobody's worry and are not reported."""
+"""Shorter waits are not reported."""
 
 
 class ConsoleReporter:
     """Log lines for what happened, one live line (or sparse log lines) for what is awaited."""
 
     def __init__(
-        self, endpoint: Callable[[], str], ask_status: Callable[[], Awaitable[str]], dial_causes: str = ""
+        self, endpoint: Callable[[], str], read_status: Callable[[], Awaitable[str]], dial_causes: str = ""
     ) -> None:
-        """Say nothing yet.
+        """Prepare; nothing is shown yet.
 
         Args:
             endpoint: gives it as the user wrote it, with the port once that is known.
-            ask_status: fetches the coordinator's words.
+            read_status: reads what the coordinator is waiting for.
             dial_causes: what usually keeps the store from answering, in words.
         """
         self._endpoint = endpoint
         self._dial_causes = dial_causes
-        self._ask_status = ask_status
+        self._read_status = read_status
         self._log = get_logger()
         self._reporter = waiting_reporter()
         self._timer: asyncio.TimerHandle | None = None
@@ -48,26 +48,26 @@ class ConsoleReporter:
         self._facts: dict[str, object] = {}
         self._incarnation = ""
         """Of this node, in the plans that are shown."""
-        self._news: tuple[Phase, int, str] | None = None
-        self._told_of: tuple[int, str] | None = None
+        self._shown_plan: tuple[Phase, int, str] | None = None
+        self._announced: tuple[int, str] | None = None
         """The generation, and the incarnation in it, that was announced last."""
         self._world = ""
         """What runs with this node, or how the run ended; empty while neither is so."""
-        self._told = ""
-        """What the workers were told, while they may save."""
+        self._notice = ""
+        """The notice to the workers, while they may save."""
         self.last_problem = ""
         """Why the store did not answer when it was dialled last."""
 
     def headline(self, step: int | None = None) -> str:
-        """How it stands now, in one line; ``step``: the newest that a worker named."""
+        """The status in one line; ``step``: the newest that a worker reported."""
         world = f"{self._world}, step {step}" if self._world and step is not None else self._world
         waits = self._text if self._timer is not None else ""
-        return "; ".join(filter(None, (world, self._told, waits))) or (
+        return "; ".join(filter(None, (world, self._notice, waits))) or (
             "joining the run" if self._was_connected else f"connecting to {self._endpoint()}"
         )
 
     def on_event(self, event: events.Event) -> None:
-        """Show what changes what is awaited, or how the run stands."""
+        """Show events that change what the agent waits for, or the status of the run."""
         match event:
             case events.RunAgreed():
                 self._connected(False)
@@ -114,30 +114,30 @@ class ConsoleReporter:
 
     def _plan(self, plan: Plan) -> None:
         bind_context(generation=plan.generation)
-        news = plan.phase, plan.generation, plan.reason
-        is_news, self._news = (
-            news != self._news,
-            news,
+        shown_plan = plan.phase, plan.generation, plan.reason
+        is_changed, self._shown_plan = (
+            shown_plan != self._shown_plan,
+            shown_plan,
         )  # other plans differ in details that do not matter here
-        self._world = self._told = ""
+        self._world = self._notice = ""
         if plan.phase is Phase.FORMING:
-            if is_news:
+            if is_changed:
                 self._log.info(f"forming generation {plan.generation}: {plan.reason}")
             self._text, self._facts = f"forming generation {plan.generation}", {}
             self._await_soon(True)
         elif plan.phase is Phase.RUNNING and plan.world is not None:
             self._rest()
-            self._running(plan, plan.world, is_news)
+            self._running(plan, plan.world, is_changed)
         else:
             self._rest()
             say = self._log.error if plan.phase is Phase.FAILED else self._log.info
             tail = {"tail": plan.failure.tail} if plan.failure is not None and plan.failure.tail else {}
             verb = "was stopped" if plan.phase is Phase.STOPPED else plan.phase.value
             self._world = f"the run {verb}: {plan.reason}"
-            if is_news:
+            if is_changed:
                 say(self._world, **tail)
 
-    def _running(self, plan: Plan, world: World, is_news: bool) -> None:
+    def _running(self, plan: Plan, world: World, is_changed: bool) -> None:
         seat = world.seat_of(self._incarnation)
         if seat is None:
             self._text = (
@@ -152,15 +152,15 @@ class ConsoleReporter:
             f"{count(world.world_size, 'worker')}"
         )
         if plan.notice is not None:
-            self._told = f"{plan.notice.words}: workers are saving and exiting"
-        if self._told_of == (
+            self._notice = f"{plan.notice.words}: workers are saving and exiting"
+        if self._announced == (
             plan.generation,
             self._incarnation,
         ):  # the world is the same, only the plan is newer
-            if plan.notice is None and is_news:  # of that the workers' notice tells
+            if plan.notice is None and is_changed:  # the notice is shown instead
                 self._log.info(f"generation {plan.generation} continues: {plan.reason}")
             return
-        self._told_of = plan.generation, self._incarnation
+        self._announced = plan.generation, self._incarnation
         last = seat.first_rank + seat.slots - 1
         ranks = f"rank {last}" if seat.slots == 1 else f"ranks {seat.first_rank}-{last}"
         self._log.info(
@@ -194,7 +194,7 @@ class ConsoleReporter:
         self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
 
     async def _fetch_status(self) -> None:
-        words = await self._ask_status()
+        words = await self._read_status()
         if not self._awaits_status:
             return
         if words:
@@ -203,7 +203,7 @@ class ConsoleReporter:
         self._report()
 
     def _report(self) -> None:
-        """Show the wait; what usually causes it is said once, in a line that stays."""
+        """Show the wait; its common causes are logged once, in a line that stays."""
         self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
         if self._causes and self._causes != self._told_causes:
             self._told_causes = self._causes

@@ -1,4 +1,4 @@
-"""A record of everything that happened, one JSON object a line, for tests and post-mortems."""
+"""The event log: one JSON object per event and line, for tests and post-mortems."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EventLog:
         """
         self._context = context
         self._handle: int | None = None
-        self._told = False
+        self._warned = False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             # The loop must not wait for the reader of a FIFO, neither here nor when it writes.
@@ -111,8 +111,8 @@ class EventLog:
         try:
             os.write(self._handle, (json.dumps(line, default=str) + "\n").encode())
         except OSError as error:  # the run matters more than its record
-            if not self._told:
-                self._told = True
+            if not self._warned:
+                self._warned = True
                 get_logger().warning(
                     "cannot write the event journal; some events are missing from it", error=str(error)
                 )

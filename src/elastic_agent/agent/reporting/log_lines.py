@@ -1,4 +1,4 @@
-"""A log line for each event that is one message, whatever came before; the console reporter logs the others."""
+"""Log lines for events whose message does not depend on earlier events; the console reporter logs the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastic_agent.workers.guard.client import Cold, GuardLost, SpawnerDied, War
 
 
 def log_event(event: events.Event) -> None:
-    """Log it, if it is for the person at the terminal."""
+    """Log it, if it is of interest to a user."""
     _log_agent(event)
     _log_workers(event)
     _log_warm_start(event)

@@ -1,7 +1,7 @@
-"""What systemd is told of an agent that it runs: that it is up, how it stands, that its loop turns.
+"""Notifications to systemd about an agent that runs as a service: readiness, status, watchdog keep-alives.
 
-Everything is sent from one timer of the agent's own loop. When the loop hangs, systemd hears nothing, and its watchdog
-ends the agent; another thread would go on saying that all is well.
+All of them are sent by one timer of the agent's own loop. When the loop hangs, systemd receives nothing, and its
+watchdog ends the agent; another thread would keep sending keep-alives.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, ext
 
 LOOK_EVERY_S = 0.5
 LOOK_EVERY_AT_START_S = 0.1
-"""Somebody may wait for the start to be over."""
+"""Short, because other units may wait for the start to complete."""
 
 EXTENSION_S = 60.0
-"""For so long a start or a stop may take longer, from each time that we say so."""
+"""How much longer a start or a stop may take, from each notification on."""
 EXTEND_EVERY_S = EXTENSION_S / 4
 
 LAST_WORD_S = 1.0
-"""What is said at the end is said once, so it may take that long."""
+"""The last notification is sent only once, so it may take this long."""
 
 ANSWER_S = 0.5
 """After a registration the coordinator may refuse this node; that comes at once, or not at all."""
 
 
 class SystemdReporter:
-    """Tells systemd about one agent. Without a systemd that listens it does nothing at all."""
+    """Notifies systemd about one agent. Does nothing if no systemd is listening."""
 
     def __init__(self, manager: SystemdNotifier, headline: Callable[[], str]) -> None:
-        """``headline``: how the agent stands, in one line, for a person."""
+        """``headline``: the agent's status in one line."""
         self._manager = manager
         self._headline = headline
         self._registered = False
@@ -42,8 +42,8 @@ class SystemdReporter:
         self._runs = False
         """Its workers run."""
         self._hosting = False
-        """Its part is over, but it may serve the store to others, for who knows how long."""
-        self._said = ""
+        """Its part is over, but it may serve the store to others for an unknown time."""
+        self._sent_status = ""
         self._up = False
         self._stopping = ""
         self._registered_since_s: float | None = None
@@ -51,14 +51,14 @@ class SystemdReporter:
         self._extend_due_s = 0.0
 
     def start(self) -> None:
-        """Say how it stands from now on; to be called in the agent's loop."""
+        """Notify systemd from now on; to be called in the agent's loop."""
         if self._manager.watchdog_s is not None:
             faulthandler.enable()  # its SIGABRT writes down where we hang
         if self._manager.listens:
             self._tick()
 
     def on_event(self, event: events.Event) -> None:
-        """Take note of what decides how the agent stands; the timer tells systemd."""
+        """Update the status from an event; the timer notifies systemd."""
         match event:
             case events.LeaveSignalled(reason=reason):
                 self._stop(reason)
@@ -80,13 +80,13 @@ class SystemdReporter:
             self._stopping = reason
             self._manager.notify(STOPPING)
             self._extend_due_s = 0.0
-            self._say()
+            self._send_status()
 
     def ended(self, how: str, *, in_order: bool) -> None:
         """Its part is over, and so is the loop; ``how`` is what remains to be read.
 
-        ``in_order``: it has nothing to complain of. To systemd a start that ends before it is up is a failure, so
-        it hears that it was up, even of an agent that came when everything was over.
+        ``in_order``: it ended without an error. For systemd a start that ends before the service is ready is a
+        failure, so readiness is reported even for an agent that started after the run was over.
         """
         if (
             in_order and not self._up
@@ -95,23 +95,23 @@ class SystemdReporter:
         self._manager.notify(STOPPING, status(how), patience_s=LAST_WORD_S)
 
     def _tick(self) -> None:
-        self._say()
+        self._send_status()
         pause_s = LOOK_EVERY_S if self._up else LOOK_EVERY_AT_START_S
         asyncio.get_running_loop().call_later(pause_s, self._tick)
 
-    def _say(self) -> None:
+    def _send_status(self) -> None:
         now_s = asyncio.get_running_loop().time()
         headline = self._headline()
-        before = (self._said, self._up, self._alive_due_s, self._extend_due_s)
+        before = (self._sent_status, self._up, self._alive_due_s, self._extend_due_s)
         lines = [*self._news(headline, now_s), *self._signs_of_life(now_s)]
-        if lines and not self._manager.notify(*lines):  # it is behind with reading: the next time, then
-            self._said, self._up, self._alive_due_s, self._extend_due_s = before
+        if lines and not self._manager.notify(*lines):  # systemd's socket is full: retried at the next tick
+            self._sent_status, self._up, self._alive_due_s, self._extend_due_s = before
 
     def _news(self, headline: str, now_s: float) -> list[str]:
         lines = []
         words = f"{self._stopping}: {headline}" if self._stopping else headline
-        if words != self._said:
-            self._said = words
+        if words != self._sent_status:
+            self._sent_status = words
             lines.append(status(words))
         if not self._up and self._is_up(now_s):
             self._up = True

@@ -1,7 +1,7 @@
 """The Slurm job that this agent is a task of: when it ends, and how it is put back into the queue.
 
-What Slurm tells in the environment is read by ``config/sources/slurm.py``. Here is what only its controller knows or
-does; ``scontrol`` and ``scancel`` ask it.
+Slurm's environment variables are read by ``config/sources/slurm.py``. This module uses what only its controller
+knows or does, through ``scontrol`` and ``scancel``.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ RESERVE_S = 10.0
 """What is kept of a job's last seconds, for stopping workers that have not left and for requeueing."""
 
 NEAR_S = 3600.0
-"""A signal that comes earlier before the job's end is a person's, and says nothing of that end."""
+"""A signal that comes earlier before the job's end was sent by a user, and is unrelated to that end."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """What the controller says of the job's end."""
+    """The job's end as reported by the controller."""
 
     left_s: float | None
-    """Seconds until Slurm kills the job; None: there is no limit, or nobody knows."""
+    """Seconds until Slurm kills the job; None: there is no limit, or it is unknown."""
 
     preempted: bool
     """Another job takes its place. Its end is then the end of the time of grace that the site gives."""
@@ -52,16 +52,16 @@ class SlurmJob:
     """One job, in one of its lives."""
 
     id: str
-    """As ``scontrol`` wants it."""
+    """In the form that ``scontrol`` accepts."""
 
     requeues: int
-    """How often it was put back into the queue before this life, by whomever."""
+    """How often it was requeued before this life, by the agent or others."""
 
     end_s: float | None = None
     """Its end as seconds since 1970, as the environment has it (from Slurm 23.02 on)."""
 
     first: bool = True
-    """This is the first task of its step. A signal comes to all of them: this one asks what it means."""
+    """This is the first task of its step. All tasks receive a signal: this one queries what it means."""
 
     node: str = ""
     """The node of this task, as Slurm names it."""
@@ -81,7 +81,7 @@ class SlurmJob:
         )
 
     async def end(self) -> JobEnd:
-        """How long the job has, as its controller says now. Never raises: a notice is good without it."""
+        """How long the job has, as its controller reports it now. Never raises: a notice is useful without it."""
         try:
             facts = await self._facts()
         except SlurmError as error:
@@ -157,7 +157,7 @@ async def run_requeue_command(command: str) -> str:
 
 
 def parse_facts(text: str) -> dict[str, str]:
-    """What we ask for in the first line of ``scontrol show job -o``.
+    """The fields that are used from the first line of ``scontrol show job -o``.
 
     The first of each name counts: a comment or a path, which may hold anything, comes later in the line.
     """

@@ -28,7 +28,7 @@ class SlurmNode:
 
     @staticmethod
     async def ask(name: str) -> SlurmNode:
-        """Ask the controller. Raises ``SlurmError``."""
+        """Query the controller. Raises ``SlurmError``."""
         facts = parse_node(await scontrol("show", "node", "-o", name))
         return SlurmNode(
             name, facts.get("NodeAddr", ""), facts.get("NodeHostName", ""), facts.get("State", "")
@@ -45,7 +45,7 @@ def parse_node(text: str) -> dict[str, str]:
 def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoint:
     """The endpoint by the address that Slurm has for it, if its host is a node's name that only Slurm knows.
 
-    Names of nodes need not be host names. Blocks while the controller is asked; unchanged if it does not answer.
+    Names of nodes need not be host names. Blocks while the controller is queried; unchanged if it does not answer.
     """
     if not is_step(environ) or endpoint.host not in step_hosts(environ) or _resolves(endpoint.host):
         return endpoint

@@ -1,4 +1,4 @@
-"""After the end: whether the job goes back into the queue, and who puts it there.
+"""After the end: whether the job is requeued, and by which agent.
 
 The decision is pure; ``requeue`` carries it out. The job is requeued when it was stopped because its time ran out
 or because another job takes its place, with the training state saved; never when the run finished, failed or was
@@ -23,22 +23,22 @@ if TYPE_CHECKING:  # it imports torch, which nothing here needs
     from elastic_agent.agent.supervisor import Ending
 
 REASONS = frozenset({Cause.PREEMPTED, Cause.WALLTIME})
-"""Why a job is stopped that would go on if it could."""
+"""The reasons for a stop after which a job is requeued."""
 
 TURN_S = REQUEUE_TIMEOUT_S + 15.0
-"""How long each survivor leaves a lost job to the one before it."""
+"""How long each survivor waits for the one before it to act."""
 
 RESCUERS = 3
 """So many survivors try; the others end."""
 
 
 RETRY_MIN_S, RETRY_MAX_S, MAX_ATTEMPTS = 1.0, 30.0, 12
-"""A controller that does not answer may be restarting, or have failed with the node: it is asked for a few minutes."""
+"""A controller that does not answer may be restarting, or have failed with the node: retried for a few minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequeuePolicy:
-    """What the settings say: ``--requeue``, ``--requeue-command``, ``--max-requeues``."""
+    """The requeue settings: ``--requeue``, ``--requeue-command``, ``--max-requeues``."""
 
     when: str
     command: str
@@ -46,7 +46,7 @@ class RequeuePolicy:
 
     @staticmethod
     def of(settings: Settings) -> RequeuePolicy:
-        """What these settings say."""
+        """The policy in these settings."""
         return RequeuePolicy(settings.requeue, settings.requeue_command or "", settings.max_requeues)
 
 
@@ -61,7 +61,7 @@ class Stop:
     """Why it was stopped: preempted, walltime, drain, grow, operator."""
 
     chosen: bool
-    """This node's agent is the one that speaks for the run (the plan's requeuer)."""
+    """This node's agent is the one that requeues (the plan's requeuer)."""
 
     @staticmethod
     def of(ending: Ending, incarnation: str) -> Stop:
@@ -75,7 +75,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, and the sentence for the log; an empty one: there is nothing to say."""
+    """What to do, and the sentence for the log; empty: nothing to log."""
 
     act: bool
     why: str = ""
@@ -137,25 +137,26 @@ async def requeue(policy: RequeuePolicy, job: SlurmJob | None) -> Done:
 async def rescue(policy: RequeuePolicy, job: SlurmJob) -> Done | None:
     """Requeue, or else cancel, a job that lost the node of its batch script; None: there is nothing to do here.
 
-    Called when the store does not answer any more, so the surviving agents cannot agree who acts. Slurm's order of the
-    nodes decides: each leaves the one before it ``TURN_S``. Slurm may end this process before this returns.
+    Called when the store does not answer any more, so the surviving agents cannot agree which of them acts. Slurm's
+    order of the nodes decides: each gives the one before it ``TURN_S``. Slurm may end this process before this
+    returns.
     """
     try:
-        survivors = await _ask_patiently(job)
+        survivors = await _query_repeatedly(job)
         if job.node not in survivors[:RESCUERS]:
             return None
         turn = survivors.index(job.node)
         if turn:
             await asyncio.sleep(turn * TURN_S)
-            if not await _ask_patiently(job):
+            if not await _query_repeatedly(job):
                 return None
     except SlurmError as error:
         return Done("error", f"cannot determine whether job {job.id} lost its batch host: {error}")
     return await _requeue_or_cancel(policy, job)
 
 
-async def _ask_patiently(job: SlurmJob) -> list[str]:
-    """The survivors; asks again while the controller does not answer. Raises ``SlurmError`` in the end."""
+async def _query_repeatedly(job: SlurmJob) -> list[str]:
+    """The survivors; retries while the controller does not answer. Raises ``SlurmError`` in the end."""
     attempts = tenacity.AsyncRetrying(
         wait=tenacity.wait_random_exponential(multiplier=RETRY_MIN_S, max=RETRY_MAX_S),
         retry=tenacity.retry_if_exception_type(SlurmError),

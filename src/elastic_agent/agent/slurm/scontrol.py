@@ -12,11 +12,11 @@ ASK_TIMEOUT_S = 10.0
 
 
 class SlurmError(Exception):
-    """A command did not do what it was asked for. ``str()`` is one line: what was seen, and what to do."""
+    """A command failed. ``str()`` is one line: what was seen, and what to do."""
 
 
 async def scontrol(*words: str, timeout_s: float = ASK_TIMEOUT_S, **variables: str) -> str:
-    """What ``scontrol`` prints when it is called so. Raises ``SlurmError``."""
+    """The output of ``scontrol`` with these arguments. Raises ``SlurmError``."""
     return await run_command(("scontrol", *words), timeout_s, **variables)
 
 
@@ -47,7 +47,7 @@ async def run_command(words: Sequence[str], timeout_s: float, *, shown: str = ""
             f"cannot start {words[0]} on this node: {error.strerror}; expected it on the PATH"
         ) from None
     try:
-        output, complaint = await asyncio.wait_for(process.communicate(), timeout_s)
+        output, stderr = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
         raise SlurmError(f"{shown!r} did not complete within {timeout_s:g} s") from None
     finally:
@@ -56,12 +56,12 @@ async def run_command(words: Sequence[str], timeout_s: float, *, shown: str = ""
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:
-        said = _one_line(complaint) or _one_line(output) or "no output"
+        said = _one_line(stderr) or _one_line(output) or "no output"
         raise SlurmError(f"{shown!r} failed with exit code {process.returncode}: {said}")
     return output.decode(errors="replace")
 
 
 def _one_line(output: bytes) -> str:
-    """The last line that says something, without control characters."""
+    """The last line that is not blank, without control characters."""
     lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     return "".join(character for character in lines[-1] if character.isprintable())[:200] if lines else ""

@@ -29,7 +29,7 @@ def worker_command(settings: Settings, slot: int) -> tuple[str, ...]:
 
 
 def job_fingerprint(settings: Settings) -> str:
-    """Tells jobs apart that share an endpoint without a run id: by the script's name and content.
+    """Distinguishes jobs that share an endpoint without a run id, by the script's name and content.
 
     The same script gives the same fingerprint on every machine, wherever it lies there.
     """

@@ -1,4 +1,4 @@
-"""Where heartbeat files lie: in memory, or on a disk when the memory for such files is full."""
+"""The location of heartbeat files: in memory, or on a disk when the memory for such files is full."""
 
 from __future__ import annotations
 

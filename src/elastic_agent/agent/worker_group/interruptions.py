@@ -1,13 +1,13 @@
-"""Workers that were ended by a signal which asks their agent to stop as well: neither a failure nor a success.
+"""Workers that were ended by a signal which makes their agent stop as well: neither a failure nor a success.
 
 Some schedulers and service managers send such a signal to every process of a job, not to the agents alone: Slurm with
 ``proctrack/linuxproc``, or ``systemctl kill`` on a scope. A worker that dies of it, or handles it by saving and exiting
-(with whatever code), ends because it was asked to.
+(with any code), ends because of the signal, not by a failure.
 
-The agent must have received the signal too; what it asks for then follows. Beyond that, a worker that died of this
-very signal needs no other evidence. For one that exited, the guard is the witness: it hears the signal exactly where
-the workers do, and the worker must not have ignored it. So a worker that ignores the signal, as those of a Slurm step
-ignore the notice signal, succeeds or fails as ever.
+The agent must have received the signal too; it then acts on it. Beyond that, a worker that was killed by this very
+signal needs no other evidence. For one that exited, the guard provides it: it receives the signal exactly when the
+workers do, and the worker must not have ignored it. So a worker that ignores the signal, as those of a Slurm step
+ignore the notice signal, succeeds or fails as usual.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SPREAD_S = 0.1
 
 
 class StopSignals:
-    """The signals that ask this agent to stop, and which of them it has received."""
+    """The signals that make this agent stop, and which of them it has received."""
 
     def __init__(self, handled: Iterable[int] = ()) -> None:
         self.handled = set(handled)
@@ -56,10 +56,10 @@ class Interruptions:
         self._ignored = frozenset(ignored)
         self._reached: dict[int, set[int]] = {}
 
-    def guard_heard(self, signum: int, pids: Mapping[int, int | None]) -> None:
+    def guard_received(self, signum: int, pids: Mapping[int, int | None]) -> None:
         """The guard received this signal; the workers of these slots run, or have just ended (None).
 
-        What one that is gone made of it cannot be seen any more: then it counts what it began with.
+        Whether a process that is gone ignored it cannot be seen any more: its initial setting is used then.
         """
         if signum not in self._signals.handled:
             return

@@ -25,7 +25,7 @@ from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.failure import signal_name
 from elastic_agent.workers.guard import client as guard_events
 from elastic_agent.workers.guard.client import Guard, boottime_s
-from elastic_agent.workers.output.last_words import NOTHING_READ, LastWords
+from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 
@@ -33,15 +33,15 @@ STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
 """A real-time signal that neither glibc, Python, torch nor NCCL uses."""
 
 HANG_LOOKS_PER_TIMEOUT = 20
-"""Progress is looked at this often per hang time-out."""
+"""How often progress is checked per hang time-out."""
 
 LOOK_AT_LEAST_EVERY_S = 5.0
 
 NOTICE_POLL_EVERY_S = (0.05, 1.0)
-"""The first pause between two looks whether workers look at notices, and the longest; it grows."""
+"""The shortest and longest pause between checks whether workers handle notices; it grows."""
 
-LAST_WORDS_S = 2.0
-"""How long it may take to read what a failed worker's files say."""
+FINAL_OUTPUT_S = 2.0
+"""How long reading a failed worker's files may take."""
 
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
@@ -58,12 +58,12 @@ class _Running:
     interrupted: bool = False
     """A worker was ended by such a signal."""
     gone: bool = False
-    """No process is left; what they left is being cleared away."""
+    """No process is left; their leftover resources are being removed."""
     stopping: bool = False
     succeeding: bool = False
     failed: bool = False
-    told: bool = False
-    """How a worker failed has been told."""
+    reported: bool = False
+    """A worker's failure was reported."""
 
     @property
     def generation(self) -> int:
@@ -99,9 +99,9 @@ class Runner:
         self._gpu = GpuMemory()
         self._running: _Running | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """The next look at the workers' progress, or the stop that lets them write their stacks first."""
+        """The next check of the workers' progress, or the stop that lets them write their stacks first."""
         self._notice_poll_timer: asyncio.TimerHandle | None = None
-        """The next look whether workers look at notices."""
+        """The next check whether workers handle notices."""
 
     @property
     def pids(self) -> list[int]:
@@ -110,7 +110,7 @@ class Runner:
 
     @property
     def step(self) -> int | None:
-        """The newest step that a worker which runs now named by its heartbeat; None if none did, or only step 0."""
+        """The newest step that a running worker reported by its heartbeat; None if none did, or only step 0."""
         running = self._running
         if running is None or running.stopping:
             return None
@@ -149,19 +149,19 @@ class Runner:
             self._guard.stop(grace_s)
 
     def notify(self, notice: Notice, stopped_s: float) -> bool:
-        """Tell the workers, if any run, that they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).
+        """Give the workers the notice, if any run; they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).
 
-        Nothing they do not look at disturbs them.
+        Workers that do not handle notices are not affected.
         """
         running = self._running
         if running is None or running.gone:
             return False
-        running.heartbeats.tell(notice.serial, notice.cause.value, int(stopped_s * 1e9))
+        running.heartbeats.notify(notice.serial, notice.cause.value, int(stopped_s * 1e9))
         return True
 
     @property
     def handles_notices(self) -> bool:
-        """Whether a worker that runs now looks at notices."""
+        """Whether a running worker handles notices."""
         running = self._running
         return running is not None and any(running.heartbeats.handles_notices(slot) for slot in running.pids)
 
@@ -176,7 +176,7 @@ class Runner:
             self._notice_poll_timer = None
 
     def _stacks(self) -> bool:
-        """Ask the workers that know how for the stacks of all their threads; they go to their stderr."""
+        """Have the workers that support it write the stacks of all their threads to their stderr."""
         running = self._running
         if running is None:
             return False
@@ -204,7 +204,7 @@ class Runner:
             running.heartbeats.close()
             running.cleanup.clear(lambda _: None)
 
-    # -- what the guard says --------------------------------------------------------------------
+    # -- events of the guard --------------------------------------------------------------------
 
     def handle(self, event: guard_events.GuardEvent) -> None:
         """One message of the guard."""
@@ -253,7 +253,7 @@ class Runner:
         if running.heartbeats.left(event.slot):
             self._left(running, event)
         elif not suspects:
-            self._judge(running, event)
+            self._classify(running, event)
         elif self._stop_signals.received(suspects):
             self._interrupted(running, event, suspects)
         else:
@@ -268,16 +268,16 @@ class Runner:
         if self._stop_signals.received(suspects):
             self._interrupted(running, event, suspects)
         else:
-            self._judge(running, event)
+            self._classify(running, event)
 
-    def _judge(self, running: _Running, event: guard_events.Exited) -> None:
-        """Nothing but the worker itself, or what it met with, is the cause of its end."""
+    def _classify(self, running: _Running, event: guard_events.Exited) -> None:
+        """The cause of the worker's end is the worker itself, or an error that it encountered."""
         if event.returncode == 0:
             self._end_if_all_have(running)
         else:
             running.failed = True
             first = next((one for one in running.held if one.returncode != 0), event)
-            self._read_last_words(running, first)
+            self._read_final_output(running, first)
 
     def _left(self, running: _Running, event: guard_events.Exited) -> None:
         if event.returncode != 0:
@@ -285,10 +285,10 @@ class Runner:
         self._end_if_all_have(running)
 
     def _interrupted(self, running: _Running, event: guard_events.Exited, suspects: frozenset[int]) -> None:
-        self._tell_interrupted(running, event, suspects)
+        self._report_interrupted(running, event, suspects)
         self._end_if_all_have(running)
 
-    def _tell_interrupted(
+    def _report_interrupted(
         self, running: _Running, event: guard_events.Exited, suspects: frozenset[int]
     ) -> None:
         """The worker ended because its node is to stop: neither a failure nor a success."""
@@ -310,7 +310,7 @@ class Runner:
         for slot, event in running.exited.items():
             suspects = running.interruptions.suspects(slot, event.returncode)
             if not running.heartbeats.left(slot) and self._stop_signals.received(suspects):
-                self._tell_interrupted(running, event, suspects)
+                self._report_interrupted(running, event, suspects)
                 return
 
     def _end_if_all_have(self, running: _Running) -> None:
@@ -327,44 +327,44 @@ class Runner:
                 pids[slot] = None
                 if event.at_boottime_s < since_s:
                     del pids[slot]
-            running.interruptions.guard_heard(signum, pids)
+            running.interruptions.guard_received(signum, pids)
 
-    def _read_last_words(self, running: _Running, event: guard_events.Exited) -> None:
-        """Tell how a worker failed as soon as its files have been read; a file server that hangs is not waited for."""
+    def _read_final_output(self, running: _Running, event: guard_events.Exited) -> None:
+        """Report how a worker failed as soon as its files have been read; do not wait for a file server that hangs."""
         loop = asyncio.get_running_loop()
         context, slot = running.context, event.slot
 
         def read() -> None:
-            words = context.last_words(slot)
+            words = context.final_output(slot)
             with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-                loop.call_soon_threadsafe(tell, words)
+                loop.call_soon_threadsafe(deliver, words)
 
-        def tell(words: LastWords) -> None:
+        def deliver(words: FinalOutput) -> None:
             late.cancel()
-            if self._running is running and not running.told:
-                running.told = True
+            if self._running is running and not running.reported:
+                running.reported = True
                 failure = self._failure(running, event, words)
                 self._report(events.WorkersFailed(event.generation, failure))
 
-        late = loop.call_later(LAST_WORDS_S, tell, NOTHING_READ)
-        threading.Thread(target=read, name="last-words", daemon=True).start()
+        late = loop.call_later(FINAL_OUTPUT_S, deliver, NOTHING_READ)
+        threading.Thread(target=read, name="final-output", daemon=True).start()
 
-    def _failure(self, running: _Running, event: guard_events.Exited, words: LastWords) -> Failure:
-        told = running.context.failure(event.slot, words)
+    def _failure(self, running: _Running, event: guard_events.Exited, words: FinalOutput) -> Failure:
+        reported = running.context.failure(event.slot, words)
         return Failure(
             FailureKind.WORKER,
-            told.summary(self._node_id)[:512],
-            told.tail[-4096:],
+            reported.summary(self._node_id)[:512],
+            reported.tail[-4096:],
             slot=event.slot,
             returncode=event.returncode,
-            signature=told.signature,
+            signature=reported.signature,
             progressed=any(running.heartbeats.read(slot)[0] for slot in running.pids),
         )
 
     def _stopped(self, event: guard_events.Stopped) -> None:
         running, unkillable = self._running, event.unkillable
         if running is not None and (running.generation != event.generation or running.gone):
-            return  # one that had stopped already was told to: this is the second answer
+            return  # a repeated stop command: this is the second answer
         self._cancel_timer()
         self._report(event)
         if running is None:
@@ -378,7 +378,7 @@ class Runner:
             self._clear(running, unkillable)
 
     def _clear(self, running: _Running, unkillable: tuple[int, ...]) -> None:
-        """Clear away what the workers left, but do not let the next generation wait long for it."""
+        """Remove what the workers left, but do not delay the next generation by much."""
         loop = asyncio.get_running_loop()
 
         def cleared(what: Cleared) -> None:
@@ -395,7 +395,7 @@ class Runner:
     def _all_gone(self, running: _Running, unkillable: tuple[int, ...]) -> None:
         """Nothing is left of these workers; the next may start."""
         if self._running is not running:
-            return  # the guard was lost meanwhile, or this was told before
+            return  # the guard was lost meanwhile, or this was reported before
         self._running = None
         self._cancel_timer()
         self._cancel_notice_poll()
@@ -413,7 +413,7 @@ class Runner:
     # -- progress -------------------------------------------------------------------------------
 
     def _watch_progress(self, seen: dict[int, tuple[int, float]]) -> None:
-        """Look at the heartbeats by a timer of the loop; a worker that used them and stopped has failed."""
+        """Check the heartbeats by a timer of the loop; a worker that used them and stopped has failed."""
         running = self._running
         if running is None or self._hang_timeout_s <= 0 or running.failed or running.stopping:
             return
@@ -433,7 +433,7 @@ class Runner:
         self._timer = loop.call_later(pause_s, self._watch_progress, seen)
 
     def _poll_notice_handling(self, pause_s: float) -> None:
-        """Look now and then whether a worker has begun to look at notices: then growth need not cost a step."""
+        """Check from time to time whether a worker has begun to handle notices: then growth need not cost a step."""
         running = self._running
         if running is None or running.gone or running.stopping:
             return

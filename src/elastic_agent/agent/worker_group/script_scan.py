@@ -1,4 +1,4 @@
-"""What a script does that only a worker with a Python of its own can do. Its source is looked at, nothing runs."""
+"""Finds what a script does that requires a worker with a Python of its own. Reads the source; nothing is executed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from elastic_agent.workers.spawner.import_variables import is_read_at_import
 
 _TITLES = "setproctitle"
 _HINTS = (b"environ", b"putenv", _TITLES.encode())
-"""A file without any of these needs no closer look."""
+"""A file without any of these is not parsed."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 @dataclass(frozen=True)
 class _Change:
-    """An environment variable gets a value; None: one that the source does not tell."""
+    """An environment variable is set; value None: not known from the source."""
 
     name: str
     value: str | None
@@ -47,7 +47,7 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
                 source = opened.read()
             tree = ast.parse(source) if any(hint in source for hint in _HINTS) else ast.Module([], [])
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            continue  # the worker says what is wrong with it
+            continue  # the worker reports the error
         name = os.path.basename(file)
         change = next((one for one in _changes_before_torch(tree) if one.has_effect(environ)), None)
         if change is not None:

@@ -1,4 +1,4 @@
-"""Whether workers can be started warm, and what their spawner has to be told."""
+"""Whether workers can be started warm, and the configuration of their spawner."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str,
 
 
 def why_cold(settings: Settings) -> str | None:
-    """Why workers are started cold although warm ones were asked for; None when they are not."""
+    """Why workers are started cold although warm ones are configured; None when they are not."""
     if settings.no_python and not settings.run_path:
         return "--no-python runs a program other than Python"
     if settings.python_exec not in (None, sys.executable):
@@ -48,7 +48,7 @@ def why_cold(settings: Settings) -> str | None:
 
 @cache
 def _script_needs_own_python(script: str, is_module: bool, folder: str, nproc_per_node: str) -> str | None:
-    """Asked once in an agent's life, as its spawner is made once: a script that changes is not looked at again."""
+    """Evaluated once per agent, as its spawner is made once: a script that changes is not read again."""
     environ = {**os.environ, **libraries_environment(os.environ, likely_slots(nproc_per_node) or 1)}
     return needs_own_python(script, is_module=is_module, folder=folder, environ=environ)
 
@@ -61,7 +61,7 @@ def is_warm(settings: Settings) -> bool:
 def start_guard(settings: Settings, *, owns_process: bool) -> Guard:
     """Start the guard, and with it the spawner, if workers are to be warm and their number is known.
 
-    ``owns_process``: whoever called handles ``WorkerBornError``, so the spawner may be a fork of this process.
+    ``owns_process``: the caller handles ``WorkerBornError``, so the spawner may be a fork of this process.
     Then torch is imported here, before.
 
     Raises:
@@ -94,7 +94,7 @@ def _started_plainly() -> bool:
 
 
 def _forks_well() -> bool:
-    """Whether nothing that was imported here minds a fork; otherwise a spawner of its own finds out, and says why."""
+    """Whether everything imported here survives a fork; otherwise a separate spawner finds out, and reports why."""
     from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
 
     try:

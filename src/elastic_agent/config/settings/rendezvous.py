@@ -1,4 +1,4 @@
-"""Where the nodes of a run meet: the settings under the heading ``RENDEZVOUS``."""
+"""The rendezvous of a run: the settings under the heading ``RENDEZVOUS``."""
 
 # ruff: noqa: RUF009 - setting returns a dataclass field, which is what a default may be
 

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class Layer(IntEnum):
-    """The places a setting may come from; the smallest one that gives a value wins."""
+    """The layers that a setting may come from; the smallest one that gives a value wins."""
 
     FLAG = 0
     ENVIRONMENT = 1
@@ -18,7 +18,7 @@ class Layer(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One place; ``name`` is what to look for: ``--nnodes``, ``PET_NNODES``, ``run.toml: nnodes``."""
+    """One source; ``name`` is what to look for: ``--nnodes``, ``PET_NNODES``, ``run.toml: nnodes``."""
 
     layer: Layer
     name: str
@@ -29,7 +29,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as it was given, not yet understood."""
+    """A value as it was given, not yet parsed."""
 
     text: str
     source: Source

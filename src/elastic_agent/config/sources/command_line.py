@@ -1,7 +1,7 @@
 """The command line: torchrun's options and ours, with argparse, made from the specs.
 
-Abbreviations work as in torchrun: what names one of torchrun's options there names the same one here, though
-this parser knows more. For that, every prefix that is unambiguous is an option string of its own.
+Abbreviations work as in torchrun: an abbreviation of one of torchrun's options means the same one here, although
+this parser has more. For that, every prefix that is unambiguous is an option string of its own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ VERSION = "--version"
 
 
 class HelpRequested(Exception):  # noqa: N818 - not an error
-    """``--help`` or ``-h`` stands on the command line; the argument is the command's page, if it has its own."""
+    """The command line has ``--help`` or ``-h``; the argument is the command's page, if it has its own."""
 
 
 class VersionRequested(Exception):  # noqa: N818 - not an error
-    """``--version`` stands on the command line."""
+    """The command line has ``--version``."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> 
 
     Raises:
         UsageError: an unknown or ambiguous option, or one without its value.
-        HelpRequested, VersionRequested: these options stand on it.
+        HelpRequested, VersionRequested: it has these options.
     """
     line = CommandLine()
     parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -171,7 +171,7 @@ def _unique_prefixes(flags: Iterable[str]) -> dict[str, str]:
 
 
 def _explained(error: argparse.ArgumentError) -> str:
-    """argparse's complaint about one option, in our words: the option's first spelling and what it takes."""
+    """argparse's error about one option, as our message: the option's first spelling and what it accepts."""
     flag = (error.argument_name or "").split("/")[0]
     spec = spec_by_name().get(flag[2:].replace("-", "_"))
     if spec is None or spec.kind.is_switch:

@@ -1,4 +1,4 @@
-"""``--rdzv-conf``: torch's keys and ours become settings; nothing in it is dropped in silence."""
+"""``--rdzv-conf``: torch's keys and ours become settings; none is dropped silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine's own manager says: used where nobody set anything, before the built-in default.
+"""Site defaults: settings from the machine's manager (Slurm, systemd), used where the user set none.
 
 A site source is a function from the environment to the settings it knows. A new manager is one more function
 in ``SITE_DEFAULTS``; the first one that gives a setting wins.

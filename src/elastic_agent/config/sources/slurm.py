@@ -1,4 +1,4 @@
-"""What Slurm says of a job step: `srun elastic-agent train.py` needs no option of its own.
+"""Settings from the environment of a Slurm job step: `srun elastic-agent train.py` needs no options.
 
 Everything is read from the environment that `srun` gives its tasks (srun(1), "OUTPUT ENVIRONMENT VARIABLES"), so it
 works on nodes where Slurm's commands are not installed. Pure.
@@ -44,7 +44,7 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
         "finish_once": ("true", "a requeued job keeps its id"),
     }
     if len(hosts) == 1:
-        del texts["rdzv_endpoint"]  # nobody to meet
+        del texts["rdzv_endpoint"]  # a single node
     return {
         name: Given(text, Source(Layer.SITE, f"Slurm ({origin})"))
         for name, (text, origin) in texts.items()
@@ -75,7 +75,7 @@ def run_id(environ: Mapping[str, str]) -> str:
 
 
 def endpoint_port(job_id: int) -> int:
-    """The port where the agents of a job meet; jobs that share a node have different ones, as good as always."""
+    """The port of a job's endpoint; jobs that share a node almost always have different ones."""
     return FIRST_PORT + job_id % PORTS
 
 

@@ -20,10 +20,10 @@ def open_backend(
     fence_margin_s: float,
     port_range: PortRange | None = None,
 ) -> RendezvousBackend:
-    """A place at the endpoint: in etcd if there is an ``access`` to it, else at a c10d store. Dials nobody yet."""
+    """The rendezvous backend for the endpoint: etcd if ``access`` is given, else c10d. Does not connect yet."""
     port_rest_s = 2 * (lease_ttl_s + fence_margin_s)
     if access is None:
-        from .c10d.backend import C10dBackend  # torch takes seconds, and who serves handles signals before
+        from .c10d.backend import C10dBackend  # torch takes seconds, and a server handles signals before
 
         return C10dBackend(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
     from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second

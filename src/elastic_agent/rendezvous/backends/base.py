@@ -1,4 +1,4 @@
-"""What every rendezvous backend has, whatever store it uses."""
+"""The interface of all rendezvous backends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RendezvousBackend(abc.ABC):
 
     @property
     def shown(self) -> str:
-        """The endpoint as a person writes it."""
+        """The endpoint as users write it."""
         return str(self._endpoint)
 
     def set_run_id(self, run_id: str) -> None:
@@ -46,11 +46,11 @@ class RendezvousBackend(abc.ABC):
 
     @abc.abstractmethod
     def agree(self, fingerprint: str) -> str:
-        """Find the run of this job at the endpoint, or found it. Blocks for one dial at most.
+        """Find the run of this job at the endpoint, or create it. Blocks for one dial at most.
 
         Raises:
-            UnreachableError: nobody answers (yet).
-            NotAStoreError: somebody else does.
+            UnreachableError: nothing answers (yet).
+            NotAStoreError: another program answers.
             StoreLostError: the store went away meanwhile.
         """
 
@@ -65,7 +65,8 @@ class RendezvousBackend(abc.ABC):
     def run_ended(self) -> None:
         """This node's part ended in order: the next start of the same job is a new run, under the same name too.
 
-        Only the coordinator learns whether everybody heard the outcome; but any machine may coordinate next time.
+        Only the coordinator knows whether all nodes acknowledged the outcome; but any machine may coordinate next
+        time.
         """
         if self.run_id is not None:
             self.history_store.settle(self.run_id)
@@ -89,32 +90,32 @@ class RendezvousBackend(abc.ABC):
     @property
     @abc.abstractmethod
     def busy_with(self) -> list[str]:
-        """Runs that still need what this process does for them beside its own part."""
+        """Runs that still depend on this process, besides its own part."""
 
     async def changed(self) -> None:
-        """Wait until what ``busy_with`` says may have changed."""
+        """Wait until ``busy_with`` may have changed."""
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         if self.busy_with:
             await self._changed.wait()
 
     def _poke(self) -> None:
-        """What ``busy_with`` says may have changed; from any thread."""
+        """Wake the waiting task: ``busy_with`` may have changed; from any thread."""
         loop, changed = self._loop, self._changed
         if loop is not None and changed is not None and not loop.is_closed():
             loop.call_soon_threadsafe(changed.set)
 
     def remember(self, plan: Plan) -> None:
-        """Keep on disk what a new store would have to know; returns at once.
+        """Write the run history to disk, for a new store; returns at once.
 
         Nothing waits for it: what has to be on disk before a node may act on a plan is the coordinator's to write.
         """
         if self.run_id is not None:
             self.history_store.save_soon(self.run_id, plan.history()).add_done_callback(
-                self._say_if_not_saved
+                self._log_if_not_saved
             )
 
-    def _say_if_not_saved(self, outcome: Future[None]) -> None:
+    def _log_if_not_saved(self, outcome: Future[None]) -> None:
         error = outcome.exception()
         if error is not None:
             self._log.warning("cannot write the state directory", error=str(error))

@@ -1,4 +1,4 @@
-"""The fresh store over which the workers of one generation meet."""
+"""Bootstrap stores: a fresh store for each generation, where its workers initialise their process group."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class PortPicker:
     """Chooses ports that have not been used for a while.
 
     Workers of an old generation that were paused with their whole host must not find a later generation's
-    store on the port they know; a port that no other host's workers know need not rest. Ports of a range are
-    taken in turn, from a random one on, so that a restarted agent, which remembers nothing, most likely takes
-    others than before.
+    store on the port they know; a port that no other host's workers know can be reused at once. Ports of a range
+    are taken in turn, from a random one on, so that a restarted agent, which has no record of them, most likely
+    takes others than before.
     """
 
     def __init__(
         self, ports: Iterable[int] | None, rest_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``ports``: those allowed, None for any; ``rest_s``: how long one rests after its last use."""
+        """``ports``: those allowed, None for any; ``rest_s``: for how long a port is not reused."""
         self._ports = list(ports) if ports is not None else None
         self._rest_s = rest_s
         self._clock = clock
@@ -164,7 +164,7 @@ def dial_bootstrap(address: Address, timeout_s: float) -> None:
     """Check that a store answers at a bootstrap store's address.
 
     Raises:
-        TransportError: none does; one line says how that shows.
+        TransportError: none does; the message is one line.
     """
     try:
         sock = connect(address.host, address.port, timeout_s)

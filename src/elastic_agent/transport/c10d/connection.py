@@ -6,7 +6,7 @@ from elastic_agent.transport.addresses import connect, local_address_towards
 from elastic_agent.transport.base import (
     NotAStoreError,
 )
-from elastic_agent.transport.record_reader import log_complaint
+from elastic_agent.transport.record_reader import log_invalid
 from elastic_agent.values import Endpoint
 
 from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
@@ -21,8 +21,8 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, 
     """A connection to the store at the endpoint, its id, and our own address on the way there.
 
     Raises:
-        UnreachableError: nobody answers, or nobody answers in time.
-        NotAStoreError: what answers is no store of ours.
+        UnreachableError: nothing answers, or not in time.
+        NotAStoreError: what answers is not a store of elastic-agent.
         StoreLostError: it broke off in between.
     """
     probe = connect(endpoint.host, endpoint.port, timeout_s)
@@ -58,8 +58,8 @@ def agree_run_id(endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s:
     agreed = client.exchange(key, b"", proposal.encode())
     while (name := name_in(agreed)) is None:
         expected = b""
-        if agreed != CLEARING:  # nobody of ours wrote that
-            log_complaint(f"{key}: {agreed[:64]!r} is not a run id")
+        if agreed != CLEARING:  # not written by elastic-agent
+            log_invalid(f"{key}: {agreed[:64]!r} is not a run id")
             expected = agreed
         agreed = client.exchange(key, expected, proposal.encode())
     jobs = f"{run_prefix(name)}/jobs"

@@ -8,7 +8,7 @@ from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import (
     Snapshot,
 )
-from elastic_agent.transport.record_reader import GONE, Complain, RecordReader, lease_in, log_complaint
+from elastic_agent.transport.record_reader import GONE, RecordReader, ReportInvalid, lease_in, log_invalid
 
 from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefix
 from .plans import PlanReader, PlanWriter
@@ -23,11 +23,13 @@ MAX_RUNS_BYTES = 1024 * 1024
 class C10dInbox:
     """Hints for the coordinator, over all runs of the store."""
 
-    def __init__(self, waiting: StoreClient, asking: StoreClient, complain: Complain = log_complaint) -> None:
+    def __init__(
+        self, waiting: StoreClient, requests: StoreClient, report_invalid: ReportInvalid = log_invalid
+    ) -> None:
         self._waiting = waiting
-        self._asking = asking
-        self._complain = complain
-        self._complained = False
+        self._requests = requests
+        self._report_invalid = report_invalid
+        self._reported = False
         self._key = f"{ROOT}/inbox"
 
     def wait(self, timeout_s: float) -> list[tuple[str, str]]:
@@ -42,44 +44,44 @@ class C10dInbox:
         names = name_in(run_id), name_in(incarnation)
         if names[0] is not None and names[1] is not None:
             return names[0], names[1]
-        if not self._complained:  # once is enough: whoever writes there writes much
-            self._complained = True
-            self._complain(f"{self._key}: {item[:64]!r} is not a hint")
+        if not self._reported:  # once is enough: such a writer may write a lot
+            self._reported = True
+            self._report_invalid(f"{self._key}: {item[:64]!r} is not a hint")
         return None
 
     def runs(self) -> tuple[str, ...]:
         """Every run that ever registered here."""
-        return tuple(names_in((self._asking.peek(f"{ROOT}/runs") or b"")[:MAX_RUNS_BYTES]))
+        return tuple(names_in((self._requests.peek(f"{ROOT}/runs") or b"")[:MAX_RUNS_BYTES]))
 
     def strike(self, run_id: str) -> None:
-        """Take a removed run off that list."""
+        """Remove a run from that list."""
         key = f"{ROOT}/runs"
-        while run_id in names_in(listed := self._asking.peek(key) or b""):
+        while run_id in names_in(listed := self._requests.peek(key) or b""):
             others = [name for name in names_in(listed) if name != run_id]
-            self._asking.exchange(key, listed, "".join(f"\n{name}\n" for name in others).encode())
+            self._requests.exchange(key, listed, "".join(f"\n{name}\n" for name in others).encode())
 
     def wake(self) -> None:
         """Wake the waiting thread (from another one)."""
-        self._asking.push(self._key, "")
+        self._requests.push(self._key, "")
 
 
 class C10dCoordinatorLink:
     """The coordinator's connection to one run (see ``CoordinatorLink``)."""
 
-    def __init__(self, client: StoreClient, run_id: str, complain: Complain = log_complaint) -> None:
+    def __init__(self, client: StoreClient, run_id: str, report_invalid: ReportInvalid = log_invalid) -> None:
         self._client = client
         self._prefix = run_prefix(run_id)
-        self._plans = PlanReader(client, self._prefix, complain)
+        self._plans = PlanReader(client, self._prefix, report_invalid)
         self._writer = PlanWriter(client, self._prefix, self._plans)
         self._known: dict[str, None] = {}
-        """Everybody on the roster who is not forgotten, in its order."""
+        """All incarnations on the roster that are not forgotten, in its order."""
         self._roster_read = 0
         self._forgotten: set[str] = set()
         self._records = RecordReader(self._prefix)
 
     def read(self, incarnations: Collection[str] | None) -> Snapshot:
         """Records of these incarnations, or of all. A bad one is described once for each content."""
-        names = self._everybody() if incarnations is None else list(incarnations)
+        names = self._registered() if incarnations is None else list(incarnations)
         keys = [f"{self._prefix}/{kind}/{name}" for name in names for kind in "ml"]
         found = self._client.peek_many(keys)
         rejected: list[str] = []
@@ -100,15 +102,15 @@ class C10dCoordinatorLink:
 
     def read_leases(self) -> Mapping[str, Lease]:
         """All leases."""
-        names = self._everybody()
+        names = self._registered()
         found = self._client.peek_many([f"{self._prefix}/l/{name}" for name in names])
         return self._records.leases(self._leases_in(names, found), None)
 
-    def _everybody(self) -> list[str]:
+    def _registered(self) -> list[str]:
         """The roster only grows: what is new of it is read."""
         roster = self._client.peek(f"{self._prefix}/roster") or b""
         if len(roster) < self._roster_read:
-            self._roster_read = 0  # somebody wrote over it; whom we know we know
+            self._roster_read = 0  # it was overwritten; the incarnations read before are kept
         for name in names_in(roster[self._roster_read :]):
             if name not in self._forgotten:
                 self._known.setdefault(name)
@@ -137,7 +139,7 @@ class C10dCoordinatorLink:
         return stored == wanted
 
     def write_status(self, text: str) -> None:
-        """Say in words what is awaited."""
+        """Write, in words, what is awaited."""
         self._client.put(f"{self._prefix}/status", text[:MAX_STATUS_CHARS].encode("utf-8", "replace"))
 
     def forget(self, incarnation: str) -> None:
@@ -148,10 +150,10 @@ class C10dCoordinatorLink:
             self._client.put(f"{self._prefix}/{kind}/{incarnation}", GONE)
 
     def remove_run(self) -> bool:
-        """Remove everything of a run that nobody needs any more; False if somebody new has come.
+        """Remove all records of a run that is not needed any more; False if a new node has registered.
 
-        The run's life ends first: who registers meanwhile notices that at the end, and begins anew; who had
-        registered before is on the roster.
+        The run's life ends first: a node that registers meanwhile detects that at the end, and registers again; one
+        that had registered before is on the roster.
         """
         self._client.delete([f"{self._prefix}/life"])
         roster = names_in(self._client.peek(f"{self._prefix}/roster") or b"")
@@ -164,7 +166,7 @@ class C10dCoordinatorLink:
         return True
 
     def _release_jobs(self) -> None:
-        """Remove what says that a job's run is this one; what says that it is another one stays."""
+        """Remove the keys that map a job to this run; those that map it to another one stay."""
         run_id = self._prefix.rpartition("/")[2].encode()
         for fingerprint in names_in(self._client.peek(f"{self._prefix}/jobs") or b""):
             key = f"{ROOT}/default/{fingerprint}"

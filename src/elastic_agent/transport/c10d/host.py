@@ -25,10 +25,10 @@ MOST_OPEN_FILES = 65536
 
 
 def find_or_host(endpoint: Endpoint, timeout_s: float) -> C10dHost | None:
-    """Host the store if nobody does and the endpoint is this machine; None if somebody does.
+    """Host the store if there is none and the endpoint is this machine; None if there is one.
 
     Raises:
-        UnreachableError: nobody answers, and the endpoint is another machine.
+        UnreachableError: nothing answers, and the endpoint is another machine.
         NotAStoreError: something else listens there.
     """
     if endpoint.port != 0:

@@ -14,7 +14,7 @@ Keys, all under ``elastic-agent/1/``:
     r/<run>/latest           newest plan version  r/<run>/part/<digest>    part of a plan, by content
     r/<run>/status           what the coordinator waits for, in words
 
-Whatever else is found under these keys was not written by us: it is reported once and passed over.
+Anything else under these keys was not written by elastic-agent: it is reported once and ignored.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ def names_in(data: bytes) -> list[str]:
 
 
 def enlist(client: StoreClient, roster: str, name: str) -> None:
-    """Add a line; it begins with a line's end, should anybody have left one unfinished."""
+    """Add a line; it begins with a newline, in case the last line is incomplete."""
     client.append(roster, f"\n{name}")

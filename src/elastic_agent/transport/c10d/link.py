@@ -11,7 +11,7 @@ from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import (
     StoreLostError,
 )
-from elastic_agent.transport.record_reader import GONE, Complain, lease_in, log_complaint
+from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, log_invalid
 from elastic_agent.values import Endpoint
 
 from .connection import open_store
@@ -34,15 +34,15 @@ class C10dLink:
         store_id: str,
         local_address: str,
         run_id: str,
-        complain: Complain = log_complaint,
+        report_invalid: ReportInvalid = log_invalid,
     ) -> None:
-        """``complain`` is told of what is in the store and should not be."""
+        """``report_invalid`` is called with each invalid record in the store."""
         self._client = client
         self._store_id = store_id
         self._local_address = local_address
         self._run_id = run_id
         self._prefix = run_prefix(run_id)
-        self._plans = PlanReader(client, self._prefix, complain)
+        self._plans = PlanReader(client, self._prefix, report_invalid)
         self._life = client.exchange(f"{self._prefix}/life", b"", secrets.token_hex(4).encode())
         self._written: dict[str, bytes] = {}
         """Each incarnation's member record as this connection knows it."""
@@ -58,11 +58,11 @@ class C10dLink:
         return self._local_address
 
     def register(self, member: Member, lease: Lease) -> Lease | None:
-        """Write the records first, then the roster: whoever reads a name there finds its records.
+        """Write the records first, then the roster: a reader of the roster finds the records of each name.
 
         Raises:
             StoreLostError: also if an earlier run of this name was removed since this link was dialled; plan
-                versions start anew then, as in a new store.
+                versions restart then, as in a new store.
         """
         granted = self._claim(lease)
         if granted is None:
@@ -144,7 +144,7 @@ class C10dLink:
         return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
 
     def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:
-        """Wait for a newer plan; whoever fell behind gets the newest at once."""
+        """Wait for a newer plan; a reader that fell behind gets the newest at once."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             plan = self._plans.newest()
@@ -156,5 +156,5 @@ class C10dLink:
                 return None
 
     def close(self) -> None:
-        """Let go of the connection; it closes when no call is under way any more."""
+        """Release the connection; it closes when no call is in progress any more."""
         self._client.close()

@@ -4,9 +4,9 @@ A plan is read by every node, so it is kept small: its world and its order of no
 stored under their digests, and a connection that has seen them does not read them again. A forming plan mostly
 awaits exactly the seats of the world it carries; then they are not written twice.
 
-Old plans are overwritten with a mark rather than deleted: nobody can publish such a version anew, and whoever
-waits for one wakes up. The marks go later; whatever versions somebody writes here, what is kept and what is removed at
-the end is bounded.
+Old plans are overwritten with a mark rather than deleted: such a version cannot be published again, and nodes that
+wait for one wake up. The marks are removed later; what is kept, and what is removed at the end, is bounded for any
+versions that another client may write here.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ T = TypeVar("T")
 
 KEPT_PLANS = 16
 KEPT_MARKS = 1000
-"""How many marks of plans that were cleared away are kept: nodes that fall behind further begin at the newest plan."""
+"""How many marks of removed plans are kept: nodes that fall behind further begin at the newest plan."""
 INLINE_NAMES = 16
 """An order of at most so many nodes stays in the plan."""
 
 _CACHED = 4
 _CLEARED = b"-"
-"""Stands under a version whose plan was cleared away."""
+"""The value of a version whose plan was removed."""
 _Order = tuple[Name, ...]
 
 
@@ -63,18 +63,18 @@ _ORDERS = msgspec.json.Decoder(_Order)
 
 
 class _DamagedError(Exception):
-    """What stands under a version is no plan; the text says why."""
+    """The value of a version is not a plan; the text is the reason."""
 
 
 class PlanReader:
     """Reads the plans of one run over one connection."""
 
-    def __init__(self, client: StoreClient, prefix: str, complain: Callable[[str], None]) -> None:
-        """``complain`` is told of everything in the store that is no plan, once each."""
+    def __init__(self, client: StoreClient, prefix: str, report_invalid: Callable[[str], None]) -> None:
+        """``report_invalid`` is called once with everything in the store that is not a plan."""
         self._client = client
         self._prefix = prefix
-        self._complain = complain
-        self._complaints: set[str] = set()
+        self._report_invalid = report_invalid
+        self._reported: set[str] = set()
         self._worlds: dict[str, World] = {}
         self._orders: dict[str, _Order] = {}
         self._best: Plan | None = None
@@ -86,7 +86,7 @@ class PlanReader:
         return f"{self._prefix}/plan/{version}"
 
     def newest(self) -> Plan | None:
-        """The newest plan, or None; whatever is no plan is complained of and passed over."""
+        """The newest plan, or None; anything that is not a plan is reported and skipped."""
         if self._walk() == _CLEARED:
             self._walk()  # versions go on above a mark that stands last, and the pointer was written before it
         if self._best is None and self.end > 0:
@@ -115,9 +115,9 @@ class PlanReader:
                 data = self._client.peek(self.key(announced))
                 if data is not None and data != _CLEARED:
                     return announced, data
-            before, announced = announced, self._announced()  # cleared away in between: there is a newer one
+            before, announced = announced, self._announced()  # removed in between: there is a newer one
         if before and announced == before:
-            self.tell(
+            self.report(
                 f"{self._prefix}/latest names version {before}, which does not exist or has no predecessor"
             )
         return known + 1, self._client.peek_awaited(self.key(known + 1))
@@ -133,7 +133,7 @@ class PlanReader:
             return 0
         text = data[:32].decode("ascii", "replace")
         if not text.isdecimal() or len(text) > 16:
-            self.tell(f"{self._prefix}/latest: {text!r} is not a plan version")
+            self.report(f"{self._prefix}/latest: {text!r} is not a plan version")
             return 0
         return int(text)
 
@@ -151,7 +151,7 @@ class PlanReader:
             plan = self.open(data, version)
             check_follows(plan, self._best)
         except (_DamagedError, RecordError) as error:
-            self.tell(f"{self.key(version)}: {error}")
+            self.report(f"{self.key(version)}: {error}")
             return False
         self._best = plan
         return True
@@ -203,15 +203,15 @@ class PlanReader:
         try:
             self.open(data, version)
         except _DamagedError as error:
-            self.tell(f"{self.key(version)}: {error}")
+            self.report(f"{self.key(version)}: {error}")
             return False
         return True
 
-    def tell(self, complaint: str) -> None:
-        """Complain, once."""
-        if complaint not in self._complaints and len(self._complaints) < 1000:
-            self._complaints.add(complaint)
-            self._complain(complaint)
+    def report(self, problem: str) -> None:
+        """Report it, once."""
+        if problem not in self._reported and len(self._reported) < 1000:
+            self._reported.add(problem)
+            self._report_invalid(problem)
 
 
 class PlanWriter:
@@ -229,7 +229,7 @@ class PlanWriter:
         """The key of the mark below versions that were skipped."""
 
     def publish(self, plan: Plan) -> bool:
-        """Write the version if it follows the newest and nobody else has written it."""
+        """Write the version if it follows the newest and no other client has written it."""
         newest = self._reader.newest()
         if plan.version != (newest.version if newest is not None else 0) + 1:
             return False
@@ -258,7 +258,7 @@ class PlanWriter:
         """
         following = self._reader.key(last + 1)
         self._client.exchange(following, b"", _CLEARED)
-        if version > last + KEPT_PLANS:  # far above, where clearing away would not get to
+        if version > last + KEPT_PLANS:  # far above the versions that are removed
             if self._skipped is not None:
                 self._client.delete([self._skipped])
             self._client.delete(self._keys_up_to(last))
@@ -281,7 +281,7 @@ class PlanWriter:
             self._client.delete([self._reader.key(version - KEPT_PLANS - KEPT_MARKS)])
 
     def remove_all(self) -> None:
-        """Remove every plan: the run is over, and nobody reads them any more."""
+        """Remove every plan: the run is over, and no node reads them any more."""
         self._reader.newest()
         keys = self._keys_up_to(self._reader.end)
         kept = self._client.peek_many(keys[-KEPT_PLANS:])

@@ -1,11 +1,11 @@
-"""torch's TCPStore client with its sharp edges covered; every call of it in the package is made here.
+"""torch's TCPStore client with workarounds for its pitfalls; every call of it in the package is made here.
 
-What was measured with torch 2.13 and shapes this module:
+Observations with torch 2.13 that this module is based on:
 
-- ``get`` and ``multi_get`` block on a missing key. A compare-and-set that expects a value nobody writes, and wants
-  that same value, answers at once, creates nothing, and tells a missing key from an empty one. But it wakes everybody
-  who waits for that key: two who wait and look in this way keep each other awake for ever. Keys that are waited
-  for are looked at with ``check`` first.
+- ``get`` and ``multi_get`` block on a missing key. A compare-and-set whose expected and desired value are the same
+  unused value answers at once, creates nothing, and distinguishes a missing key from an empty one. But it wakes
+  all clients that wait for that key: two that wait and poll in this way wake each other for ever. Keys that are
+  waited for are read with ``check`` first.
 - ``set``, ``append`` and ``queue_push`` are sent and not answered: only a later call shows that they arrived.
 - ``queue_len`` and ``list_keys`` hold Python's global lock while they wait for the answer, so a frozen server
   freezes the whole process: they are not used.
@@ -30,7 +30,7 @@ from elastic_agent.transport.name_lookups import no_dns_queries
 CALL_TIMEOUT_S = 10.0
 
 MAX_COMPARED_BYTES = 4 * 1024 * 1024
-"""A larger value is not ours: it was appended to by somebody else, and may be too large for a message (see above)."""
+"""A larger value was appended to by another program, and may be too large for a message (see above)."""
 
 _NOTHING = b"\x00elastic-agent: no such key\x00"
 _BATCH = 512
@@ -68,17 +68,17 @@ class StoreClient:
     # -- reading, never blocking on what is not there -------------------------------------------
 
     def peek(self, key: str) -> bytes | None:
-        """The value, or None. Not for keys that somebody may be waiting for: see :meth:`peek_awaited`."""
+        """The value, or None. Not for keys that a client may be waiting for: see :meth:`peek_awaited`."""
         with store_errors():
             value: bytes = self._store.compare_set(key, _NOTHING, _NOTHING)
         return None if value == _NOTHING else value
 
     def peek_awaited(self, key: str) -> bytes | None:
-        """The value, or None, without waking those who wait for the key while it is missing."""
+        """The value, or None, without waking clients that wait for the key while it is missing."""
         return self.peek(key) if self.has_all([key]) else None
 
     def has_all(self, keys: Sequence[str]) -> bool:
-        """Whether every one of these keys exists; does not wake those who wait for one of them."""
+        """Whether every one of these keys exists; does not wake clients that wait for one of them."""
         with store_errors():
             there: bool = self._store.check(list(keys))
         return there
@@ -103,7 +103,7 @@ class StoreClient:
             return {key: value for key, value in values.items() if value is not None}
 
     def _present(self, keys: Sequence[str]) -> list[str]:
-        """Those that exist. One question asks for all; only where some are missing it is asked of halves."""
+        """Those that exist. One request checks all; only if some are missing, each half is checked."""
         if not keys:
             return []
         if self.has_all(keys):
@@ -133,8 +133,8 @@ class StoreClient:
     def exchange(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Compare-and-set; the value afterwards. ``b""`` is expected of a missing key.
 
-        A missing key of which something else was expected answers with that expectation: only ``desired`` as the
-        answer tells success. A value that may be too large to be sent is removed first, if it stands there.
+        For a missing key with another expected value, the answer is that expected value: only the answer
+        ``desired`` means success. A value that may be too large to be sent is removed first.
         """
         if len(expected) > MAX_COMPARED_BYTES:
             if self.peek(key) == expected:
@@ -181,7 +181,7 @@ class StoreClient:
         return items
 
     def close(self) -> None:
-        """Let go of the connection; it closes when no call is under way any more."""
+        """Release the connection; it closes when no call is in progress any more."""
         self._open = None
 
 

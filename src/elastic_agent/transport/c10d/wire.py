@@ -1,8 +1,8 @@
-"""The first words of torch's TCPStore protocol, spoken by hand.
+"""The first messages of torch's TCPStore protocol, sent over a plain socket.
 
-torch's client, pointed at something that is no store or at one that is frozen, waits for ever, past its own
-time-out. So before it is let loose, a plain socket with a time-out says hello and listens for the answer. This is
-torch's private language: a test says so when a new torch speaks another.
+torch's client, when it connects to something that is not a store or is frozen, waits for ever, past its own
+time-out. So before it is used, a plain socket with a time-out sends the first message and reads the answer. The
+protocol is private to torch: a test fails when a new version of torch changes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROVOKED_S = 0.5
 
 
 def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: bool = True) -> None:
-    """Ask whoever is connected for a sign of life as a TCPStore; ``provoke``: and try to make others speak.
+    """Check that the other end answers as a TCPStore does; ``provoke``: also send what makes other servers answer.
 
     Raises:
         UnreachableError: no answer in time: a frozen store, or something that only listens.
@@ -55,7 +55,7 @@ def is_store(sock: socket.socket, timeout_s: float) -> bool:
 
 
 def _provoke(sock: socket.socket) -> bytes:
-    """What a server of a text protocol says to empty lines; a store that is only slow says nothing."""
+    """The answer of a server of a text protocol to empty lines; a store that is only slow does not answer them."""
     sock.settimeout(PROVOKED_S)
     try:
         sock.sendall(b"\r\n\r\n")

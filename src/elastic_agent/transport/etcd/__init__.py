@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .client import CALL_TIMEOUT_S, EtcdClient, Revisions
 from .keys import RunKeys, run_life, store_id
-from .leadership import Leadership, NotLeaderError, await_vacancy, campaign_for
+from .leadership import Leadership, NotLeaderError, await_no_leader, campaign_for
 from .link import EtcdLink, KeptLeases
 from .plans import UnknownPlanError
 
@@ -18,7 +18,7 @@ __all__ = [
     "Revisions",
     "RunKeys",
     "UnknownPlanError",
-    "await_vacancy",
+    "await_no_leader",
     "campaign_for",
     "run_life",
     "store_id",

@@ -5,8 +5,8 @@ directly"), unless protobuf is slowed down to its pure Python implementation by 
 modules carry their descriptors as serialized bytes, though. Those are read out of the installed files, and the modules
 built from them with what protobuf offers for this since 3.20, before etcd3 is imported.
 
-Only its messages and stubs are used. "Dependencies" in docs/architecture.md says why not its client, and why the stubs
-are not generated from etcd's own files.
+Only its messages and stubs are used. "Dependencies" in docs/architecture.md explains why its client is not used,
+and why the stubs are not generated from etcd's own files.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _serialized_descriptor(module: str) -> bytes:
 
 @contextmanager
 def _quiet_grpc() -> Iterator[None]:
-    """gRPC reads at import how much it writes to standard error; the variable is gone before a worker inherits it."""
+    """gRPC reads its log level from this variable at import; it is removed before a worker inherits it."""
     name = "GRPC_VERBOSITY"
     if name in os.environ:
         yield
@@ -88,7 +88,7 @@ def _quiet_grpc() -> Iterator[None]:
 
 
 grpc: Any
-"""gRPC itself: whoever needs it takes it from here, for imported first elsewhere it would not be quiet."""
+"""gRPC itself: import it from here, because it logs to standard error if it is imported elsewhere first."""
 
 rpc: Any
 """Messages (``rpc.RangeRequest``) and stubs (``rpc.KVStub``) of etcd's API version 3."""

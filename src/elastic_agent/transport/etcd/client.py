@@ -1,7 +1,7 @@
 """One connection to one member of an etcd cluster: every call bounded in time, every error in one line.
 
-A call that ends without an answer raises ``StoreLostError``: what it asked may have happened. Nothing is
-repeated here but a call that etcd turned away because the login had expired.
+A call that ends without an answer raises ``StoreLostError``: the request may have been carried out. The only call
+that is repeated here is one that etcd rejected because the login had expired.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALL_TIMEOUT_S = 1.0
 """A member that does not answer within this time is given up for another one."""
 
 MAX_OPERATIONS = 120
-"""Operations in one transaction; etcd takes 128 unless told otherwise."""
+"""Operations in one transaction; etcd's default limit is 128."""
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
@@ -56,7 +56,7 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True)
 class News:
-    """What a watch brought: the revision to go on from, and the keys written or deleted since the last time."""
+    """The result of a watch: the revision to continue from, and the keys written or deleted since the last time."""
 
     next_revision: int
     written: dict[bytes, bytes]
@@ -65,18 +65,18 @@ class News:
 
 @dataclass(frozen=True)
 class Revisions:
-    """When this process was told of the revisions of one etcd (``time.monotonic()``)."""
+    """When this process first saw the revisions of one etcd (``time.monotonic()``)."""
 
     store: str = ""
     """The name of this life of the etcd; in another one the revisions are others."""
     times: RevisionTimes = field(default_factory=RevisionTimes)
 
     def saw(self, revision: int) -> None:
-        """An answer, or news, with this revision came just now."""
+        """An answer or a watch event with this revision came just now."""
         self.times.saw(self.store, revision, time.monotonic())
 
     def written_by(self, revision: int) -> float | None:
-        """By when at the latest what carries this revision had been written, if that is known."""
+        """The latest time at which this revision can have been written, if that is known."""
         return self.times.written_by(self.store, revision)
 
 
@@ -120,7 +120,7 @@ class EtcdClient:
         self.endpoint = endpoint
         self.local_address = local_address
         self.revisions = Revisions()
-        """What answers over this connection tell; to be replaced when it is known whose they are."""
+        """The revisions seen over this connection; replaced when the etcd at its other end is known."""
         self._line = line
         self._access = access
         self._timeout_s = timeout_s
@@ -134,8 +134,8 @@ class EtcdClient:
         """Connect and log in.
 
         Raises:
-            UnreachableError: nobody answers there, or not in time.
-            NotAStoreError: who answers is no etcd, or does not let us in.
+            UnreachableError: nothing answers there, or not in time.
+            NotAStoreError: what answers is not etcd, or denies access.
         """
         probe = _reach(endpoint, timeout_s)
         try:
@@ -169,7 +169,7 @@ class EtcdClient:
         return self._line is other._line
 
     def close(self) -> None:
-        """Take no more calls, end the watches that are under way, let go of the connection; does not block."""
+        """Take no more calls, end the watches in progress, release the connection; does not block."""
         with self._lock:
             if not self._open:
                 return
@@ -190,7 +190,7 @@ class EtcdClient:
         """The RangeResponse of a key, or of all keys from ``key`` up to ``end``; as a majority of etcd has it.
 
         Raises:
-            CompactedError: what was there in that revision is forgotten (0: the newest, which never is).
+            CompactedError: that revision was compacted (0: the newest, which never is).
         """
         request = rpc.RangeRequest(key=key, range_end=end or b"", revision=revision)
         return self._ask(self._line.kv.Range, request)
@@ -215,7 +215,7 @@ class EtcdClient:
         return int(self._call(self._line.leases.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s)).ID)
 
     def keep_alive(self, lease_id: int) -> None:
-        """Have the lease begin anew.
+        """Keep the lease alive: its time starts again.
 
         Raises:
             LeaseGoneError: it is gone.
@@ -479,7 +479,7 @@ def _details(error: Any) -> str:
 
 
 def _timed_out(error: Any) -> bool:
-    """Whether the time given was over: etcd is told of it as well, and sometimes says so first, in its own words."""
+    """Whether the time-out was over: etcd knows it as well, and sometimes reports it first, in its own words."""
     words = ("context deadline exceeded", "etcdserver: request timed out")
     return _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED or any(one in _details(error) for one in words)
 
@@ -493,7 +493,7 @@ def _is_expired_login(details: str) -> bool:
 
 
 def explain(error: Any, shown: str, access: EtcdAccess, timeout_s: float) -> TransportError:
-    """What went wrong, in one line for a person."""
+    """What went wrong, in one line."""
     code, details = _code(error), " ".join(_details(error).split())
     status = grpc.StatusCode
     if "authentication failed" in details:
@@ -543,5 +543,5 @@ def _broken_connection(details: str, shown: str, access: EtcdAccess) -> Transpor
 
 
 def _tail(details: str) -> str:
-    """gRPC puts its causes in a row; the last is the one that a person can use."""
+    """gRPC lists a chain of causes; the last is the one that helps a user."""
     return details.rpartition("last error: ")[2][-200:]

@@ -3,12 +3,12 @@
 Keys, all under ``<prefix>/1/``:
 
     id                       random name of this etcd's life (another one means that its data were lost), and
-                             the etcd lease whose rest tells how old it is
+                             the etcd lease whose remaining time shows its age
     r/<run>/life             random name of this life of the run's records, which ends when they are removed
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
     r/<run>/plan             the newest plan (see :mod:`.plans`)
     r/<run>/status           what the coordinator waits for, in words
-    r/<run>/leader           who coordinates
+    r/<run>/leader the coordinator
     r/<run>/ended            of the last life: generation, outcome and what else the next one has to know
 """
 
@@ -57,7 +57,7 @@ class RunKeys:
 
 
 def store_id(client: EtcdClient, prefix: str) -> str:
-    """The random name of this etcd's life; made up by whoever comes first.
+    """The random name of this etcd's life; written by the first agent that connects.
 
     Raises:
         NotAStoreError: something else of that name is there.
@@ -89,7 +89,7 @@ def _begin_life(client: EtcdClient, key: bytes) -> None:
 
 
 def run_life(client: EtcdClient, keys: RunKeys) -> bytes:
-    """The random name of this life of the run's records; made up by the first node that comes."""
+    """The random name of this life of the run's records; written by the first node that registers."""
     found = client.get(keys.life)
     if found is None:
         made = secrets.token_hex(4).encode()

@@ -1,9 +1,9 @@
 """Leadership of a run in etcd: the coordinator's link, and how an agent becomes the coordinator.
 
-A lease is renewed and revoked by transactions on its record, as in every store of ours, and judged by the
-coordinator's clock. The leases of etcd itself serve two ends: records of nodes that have died with everybody
-else go by themselves, and the ``leader`` key goes with the agent that holds it. Every write of the coordinator is a
-transaction that compares that key, so a former leader writes nothing.
+A node's lease is renewed and revoked by transactions on its record, as in a c10d store, and expires by the
+coordinator's clock. The leases of etcd itself serve two purposes: the records of a run whose agents have all died
+are removed by etcd, and the ``leader`` key is removed when the agent that holds it dies. Every write of the
+coordinator is a transaction that compares that key, so a former leader writes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import History, Lease, Member, Plan, RecordError, decode, encode
 from elastic_agent.transport.base import Snapshot, StoreLostError
-from elastic_agent.transport.record_reader import GONE, RecordReader, lease_in, log_complaint
+from elastic_agent.transport.record_reader import GONE, RecordReader, lease_in, log_invalid
 
 from .client import (
     MAX_OPERATIONS,
@@ -47,7 +47,7 @@ GRAVE_S = 3600
 """How long no forgotten incarnation can be written again."""
 
 ENDED_S = 30 * 24 * 3600
-"""How long the generations of a run that ended are remembered in etcd, so that the next one of its name goes above."""
+"""How long the generation of an ended run is kept in etcd, so that the next run of its name goes above it."""
 
 _Pair = tuple[Any | None, Any | None]
 """A member record and a lease, each as etcd stores it (KeyValue)."""
@@ -77,11 +77,11 @@ class Leadership:
         self._is_leader = was_created_at(keys.leader, since)
         self._since = since
         self._records = RecordReader(keys.shown)
-        self._plans = PlanReader(client, keys.plan, log_complaint)
+        self._plans = PlanReader(client, keys.plan, log_invalid)
         self._next_revision = since
         self._watch: Watch | None = None
         self._lost = ""
-        """Why we are not in office any more; empty while we are, as far as known."""
+        """Why leadership was lost; empty while this agent leads, as far as known."""
         self._resigned = False
 
     def keep_alive(self) -> bool:
@@ -95,18 +95,18 @@ class Leadership:
     def write_mark(self) -> None:
         """Write the leader key again, which every agent of the run watches.
 
-        So each of them knows by when everything was written that had been written before: the lease of the
-        coordinator's own node above all, which may be lost together with it.
+        So each of them can date everything that had been written before: above all the lease of the coordinator's
+        own node, which may be lost together with it.
         """
         self._while_leading([], [put(self._keys.leader, self._who.encode(), self._lease_id)])
 
     def lose(self, reason: str) -> None:
-        """We are not in office any more: whatever waits for etcd over our connection ends with that (any thread)."""
+        """Leadership is lost: end every call that waits for etcd over this connection (any thread)."""
         self._lost = reason
         self._client.close()
 
     def resign(self) -> None:
-        """Give the office up, so that another agent takes over at once. Does what it can, raises nothing."""
+        """Resign, so that another agent takes over at once. Best effort; raises nothing."""
         if self._resigned:
             return
         self._resigned = True
@@ -195,14 +195,14 @@ class Leadership:
         return plan
 
     def read_ended(self) -> History | None:
-        """What is known of the last run of this name, whose records were removed."""
+        """The history of the last run of this name, whose records were removed."""
         found = self._client.get(self._keys.ended)
         if found is None:
             return None
         try:
             return decode(History, found.value)
         except RecordError as error:
-            log_complaint(f"{self._keys.ended.decode()}: {error}")
+            log_invalid(f"{self._keys.ended.decode()}: {error}")
             return None
 
     def store_age_s(self) -> float:
@@ -215,7 +215,7 @@ class Leadership:
             return 0.0
         named = NAME_WITH_AGE.fullmatch(found.value.decode("ascii", "replace"))
         left_s = self._client.left_s(int(named[1], 16)) if named is not None else -1
-        return max(0.0, AGE_KNOWN_S - left_s - 1.0) if left_s >= 0 else math.inf  # etcd tells whole seconds
+        return max(0.0, AGE_KNOWN_S - left_s - 1.0) if left_s >= 0 else math.inf  # etcd reports whole seconds
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Leadership:
             has_read = True
 
     def write_status(self, text: str) -> None:
-        """Say in words what is awaited; goes with our office."""
+        """Write, in words, what is awaited; removed when leadership ends."""
         data = text[:MAX_STATUS_CHARS].encode("utf-8", "replace")
         self._while_leading([], [put(self._keys.status, data, self._lease_id)])
 
@@ -268,7 +268,7 @@ class Leadership:
         )
 
     def remove_run(self, ended: History) -> None:
-        """The run is over and every agent alive knows: leave nothing of it but what the next one has to know."""
+        """The run is over and all live agents know it: remove all but what the next run of its name needs."""
         key = self._keys.ended
         kept = self._client.grant(ENDED_S)
         before, after = delete(self._keys.root, key), delete(key + b"\0", prefix_end(self._keys.root))
@@ -293,7 +293,7 @@ class Leadership:
         return done
 
 
-def await_vacancy(client: EtcdClient, keys: RunKeys, patience_s: float) -> bytes | None:
+def await_no_leader(client: EtcdClient, keys: RunKeys, patience_s: float) -> bytes | None:
     """Wait until the run has nodes and no coordinator: the life of its records; None if that takes longer.
 
     A run whose records were removed has none until a node comes to the next one of its name.
@@ -318,7 +318,7 @@ def campaign_for(
         client: becomes the term's own if there is one.
         keys: of the run.
         who: a name for logs.
-        lease_ttl_s: of the run's nodes, seconds; the office outlives its holder by less than that.
+        lease_ttl_s: of the run's nodes, seconds; the leader key outlives its holder by less than that.
         life: of the run's records.
     """
     ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
@@ -332,7 +332,7 @@ def campaign_for(
 
 
 def _becomes_free(client: EtcdClient, leader: bytes, revision: int, timeout_s: float) -> bool:
-    """Whether the leader key goes within this time. Meanwhile its holder's marks tell by when others wrote."""
+    """Whether the leader key is removed within this time. Meanwhile its holder's marks date the writes of others."""
     with (
         contextlib.suppress(CompactedError),
         closing(client.follow(leader, None, revision, timeout_s)) as changes,

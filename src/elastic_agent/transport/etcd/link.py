@@ -11,7 +11,7 @@ import msgspec
 
 from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import StoreLostError
-from elastic_agent.transport.record_reader import GONE, Complain, lease_in, log_complaint
+from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, log_invalid
 
 from .client import (
     CompactedError,
@@ -28,7 +28,7 @@ from .plans import PlanReader
 from .watch import Watch
 
 KEPT_LEASES = 4.0
-"""So many lease times after its last sign of life, what a node wrote goes by itself."""
+"""After this many lease times without a keep-alive, etcd removes a node's records."""
 
 LEAST_KEPT_S = 20.0
 
@@ -57,7 +57,7 @@ class KeptLeases:
         return lease_id
 
     def gone(self, incarnation: str) -> None:
-        """etcd says that there is no such lease."""
+        """etcd reports that there is no such lease."""
         self._ids.pop(incarnation, None)
 
 
@@ -70,7 +70,7 @@ class EtcdLink:
         keys: RunKeys,
         store: str,
         kept: KeptLeases,
-        complain: Complain = log_complaint,
+        report_invalid: ReportInvalid = log_invalid,
         let_go: Callable[[], None] = lambda: None,
         on_renewal: Callable[[], None] = lambda: None,
     ) -> None:
@@ -81,7 +81,7 @@ class EtcdLink:
             keys: of the run.
             store: this etcd's name.
             kept: the etcd leases that records hang on.
-            complain: told of what is there and should not be.
+            report_invalid: called with each invalid record.
             let_go: called when the link is closed.
             on_renewal: called when a lease was written.
         """
@@ -91,7 +91,7 @@ class EtcdLink:
         self._keys = keys
         self._store_id = store
         self._kept = kept
-        self._plans = PlanReader(client, keys.plan, complain)
+        self._plans = PlanReader(client, keys.plan, report_invalid)
         self._watch: Watch | None = None
         self._written: dict[str, int] = {}
         """In which revision this incarnation's member record was written, as far as known."""
@@ -112,7 +112,7 @@ class EtcdLink:
 
         Raises:
             StoreLostError: also if an earlier run of this name was removed since this link was dialled; plan
-                versions start anew then, as in a new store.
+                versions restart then, as in a new store.
         """
         name = lease.incarnation
         lease_key, member_key = self._keys.lease(name), self._keys.member(name)
@@ -153,7 +153,7 @@ class EtcdLink:
                 return
             found = done.responses[0].response_range.kvs
             if not found or found[0].mod_revision == known or found[0].value == GONE:
-                return  # it was forgotten: its lease tells
+                return  # it was forgotten, as its lease shows
             self._written[name] = found[0].mod_revision
 
     def renew(self, expected: Lease, renewed: Lease) -> bool:
@@ -211,6 +211,6 @@ class EtcdLink:
         return plan
 
     def close(self) -> None:
-        """Let go of the connection; ends what is under way."""
+        """Release the connection; ends calls in progress."""
         self._let_go()
         self._client.close()

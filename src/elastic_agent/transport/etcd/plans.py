@@ -1,4 +1,4 @@
-"""The plan of a run in etcd: one key, whose newest revision counts; what is no plan is passed over."""
+"""The plan of a run in etcd: one key, whose newest revision counts; anything that is not a plan is skipped."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def _decode_plan(data: bytes) -> Plan:
 
 
 class PlanReader:
-    """The newest plan, over one connection; what is none is complained of once."""
+    """The newest plan, over one connection; anything else in the key is reported once."""
 
-    def __init__(self, client: EtcdClient, key: bytes, complain: Callable[[str], None]) -> None:
-        """``complain`` is told of everything in the key that is no plan."""
+    def __init__(self, client: EtcdClient, key: bytes, report_invalid: Callable[[str], None]) -> None:
+        """``report_invalid`` is called with everything in the key that is not a plan."""
         self._client = client
         self._key = key
-        self._complain = complain
-        self._told: set[bytes] = set()
+        self._report_invalid = report_invalid
+        self._reported: set[bytes] = set()
         self.revision = 0
         """In which the key was written last, as of the last reading; 0: it is missing."""
         self.next_revision = 0
         """To go on watching from."""
         self.best: Plan | None = None
         self.unknown = False
-        """There was a plan, and nothing says any more which: no other may begin in its place."""
+        """There was a plan, which cannot be read any more: no other may be published in its place."""
 
     def read(self) -> Plan | None:
-        """The newest plan as a majority of etcd has it; what is damaged is passed over."""
+        """The newest plan as a majority of etcd has it; a damaged one is skipped."""
         found = self._client.range(self._key)
         self.next_revision = found.header.revision + 1
         self.unknown = False
@@ -82,16 +82,16 @@ class PlanReader:
             plan = _decode_plan(data)
             check_follows(plan, self.best)
         except RecordError as error:
-            if data[:200] not in self._told and len(self._told) < 100:
-                self._told.add(data[:200])
-                self._complain(f"{self._key.decode()}: {error}")
+            if data[:200] not in self._reported and len(self._reported) < 100:
+                self._reported.add(data[:200])
+                self._report_invalid(f"{self._key.decode()}: {error}")
             return False
         self.best = plan
         return True
 
 
 class UnknownPlanError(StoreLostError):
-    """The run has a plan that cannot be read, so nobody can say what the next one is."""
+    """The run has a plan that cannot be read, so the next one cannot be determined."""
 
     def __init__(self, key: bytes) -> None:
         super().__init__(

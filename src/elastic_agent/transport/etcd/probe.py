@@ -1,9 +1,9 @@
-"""The first words of a connection to etcd, spoken by hand: TLS, and how HTTP/2 begins.
+"""The first messages of a connection to etcd, sent over a plain socket: TLS, and the beginning of HTTP/2.
 
-gRPC says of whatever it meets at a port that is no etcd's, or of a certificate that is not right, not much more than
-that the connection broke; and of a member that stands still nothing before a call's time is over. So before it is let
-loose, a plain socket with a time-out (and Python's TLS) finds out who is there and, if that is no etcd that takes
-us, what is wrong and what to do.
+If a port is not etcd's, or a certificate is wrong, gRPC reports little more than that the connection broke; and if
+a member is frozen, nothing before a call's time-out. So before gRPC is used, a plain socket with a time-out (and
+Python's TLS) determines what answers there and, if it is not an etcd that grants access, what is wrong and what to
+do.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from elastic_agent.values import Endpoint, EtcdAccess
 
 _FRAME_HEADER, _SETTINGS = 9, 4
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2 begins with, and settings in which it asks for nothing."""
+"""The preface of an HTTP/2 client, and settings without any parameter."""
 
 _SECOND_LOOK_S = 0.15
 """Once something is wrong: how long to look for what it is. The time-out covers this too."""
 
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _WRONG_NAME = (62, 64)
-"""OpenSSL's numbers of what is wrong with a certificate; all others say that nobody trusted vouches for it."""
+"""OpenSSL's error numbers for a bad certificate; all others mean that no trusted authority issued it."""
 
 
 def probe_server(sock: socket.socket, endpoint: Endpoint, access: EtcdAccess, timeout_s: float) -> None:
-    """Return if something that may be etcd is at the other end of the new connection ``sock``, and takes us.
+    """Return if something that may be etcd is at the other end of the new connection ``sock``, and grants access.
 
     Raises:
-        UnreachableError: it says nothing in time, or hangs up: it may do better next time.
+        UnreachableError: it does not answer in time, or closes the connection: another attempt may succeed.
         NotAStoreError: it never will.
     """
     sock.settimeout(max(timeout_s - _SECOND_LOOK_S, timeout_s / 2))
@@ -59,7 +59,7 @@ def probe_server(sock: socket.socket, endpoint: Endpoint, access: EtcdAccess, ti
 
 
 def _receive(stream: socket.socket) -> bytes:
-    """As much as tells what it is; less at the end of the connection."""
+    """As much as is needed to identify the server; less at the end of the connection."""
     data = b""
     while len(data) < _FRAME_HEADER and (more := stream.recv(64)):
         data += more
@@ -83,7 +83,7 @@ def _context(access: EtcdAccess) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
     try:
-        if access.ca is None:  # gRPC brings its own list of whom to trust, and judges by it
+        if access.ca is None:  # gRPC verifies against its own list of authorities
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         else:
@@ -152,15 +152,15 @@ def _silent(endpoint: Endpoint, timeout_s: float) -> TransportError:
 
 
 def _other_answer(answer: bytes, endpoint: Endpoint, access: EtcdAccess) -> TransportError:
-    if access.tls and _speaks_plainly(endpoint):
+    if access.tls and _is_plaintext(endpoint):
         return NotAStoreError(
             f"etcd at {endpoint} does not use TLS; remove --etcd-ca, --etcd-cert and --etcd-key, or set "
             "up TLS there"
         )
-    if not access.tls and _speaks_tls(endpoint):
+    if not access.tls and _uses_tls(endpoint):
         return NotAStoreError(f"{endpoint} requires TLS; give the trusted CA certificates as --etcd-ca")
     if not answer and access.tls:
-        answer = _said_plainly(endpoint)
+        answer = _read_plaintext(endpoint)
     if not answer:  # one that is just ending, a proxy before one that is not there yet
         return UnreachableError(f"{endpoint} closed the connection without an answer")
     return NotAStoreError(
@@ -176,11 +176,11 @@ def _is_c10d(endpoint: Endpoint) -> bool:
         return False
 
 
-def _speaks_plainly(endpoint: Endpoint) -> bool:
-    return _is_etcds(_said_plainly(endpoint))
+def _is_plaintext(endpoint: Endpoint) -> bool:
+    return _is_etcds(_read_plaintext(endpoint))
 
 
-def _said_plainly(endpoint: Endpoint) -> bytes:
+def _read_plaintext(endpoint: Endpoint) -> bytes:
     try:
         with connect(endpoint.host, endpoint.port, _SECOND_LOOK_S) as sock:
             sock.settimeout(_SECOND_LOOK_S)
@@ -190,10 +190,10 @@ def _said_plainly(endpoint: Endpoint) -> bytes:
         return b""
 
 
-def _speaks_tls(endpoint: Endpoint) -> bool:
+def _uses_tls(endpoint: Endpoint) -> bool:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is said to it
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent over it
     try:
         with connect(endpoint.host, endpoint.port, _SECOND_LOOK_S) as sock:
             sock.settimeout(_SECOND_LOOK_S)

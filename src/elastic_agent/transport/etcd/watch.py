@@ -1,8 +1,8 @@
 """A watch that stays open between waits.
 
-etcd brings a watch that begins in the past, be it by one revision, up to date only in a round that it makes ten times
-a second; and since every renewal of a lease is a revision, almost every watch begins in the past. One that is open is
-told at once.
+etcd serves a watch that begins in the past, even by one revision, only in a loop that runs ten times a second; and
+since every renewal of a lease is a revision, almost every watch begins in the past. One that is open gets changes
+at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Watch:
         """What has come since the last time; if nothing, wait for the next. Empty at the time-out.
 
         Raises:
-            CompactedError: some revisions are gone: read anew and begin another watch.
+            CompactedError: some revisions are gone: read the keys again and begin another watch.
             StoreLostError: the connection broke.
         """
         found: list[News] = []

@@ -1,7 +1,7 @@
 """After a generation's last process: what it left is removed before the next generation starts.
 
-A thread does what may take long: looking at what the processes hold while they live, which is the only time it
-can be seen, and clearing away when they are gone.
+A thread does what may take long: inspecting what the processes hold while they live, which is the only time it can
+be seen, and removing it when they are gone.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from elastic_agent.workers.cleanup.shm_cleanup import SharedMemorySweep, SweepRe
 __all__ = ["CLEANUP_LIMIT_S", "Cleanup", "Cleared"]
 
 FIRST_LOOK_S, LOOK_EVERY_S = 0.5, 10.0
-"""Pauses between looks at the processes, which double from one to the other."""
+"""Pauses between inspections of the processes, which double each time."""
 
 SHORTEST_PAUSE_S, PAUSE_PER_LOOK = 0.02, 10.0
-"""Between looks because files appeared: at least this, and so many times what the look before took."""
+"""Between inspections because files appeared: at least this, and this many times the duration of the last one."""
 
 CLEANUP_LIMIT_S = 2.0
 """The next generation does not wait longer."""
@@ -39,7 +39,7 @@ _Job = Callable[[], None]
 
 @dataclass(frozen=True)
 class Cleared:
-    """What the sweep found, and who still has memory on a GPU."""
+    """The result of the sweep, and the processes that still have memory on a GPU."""
 
     shared_memory: SweepReport = field(default_factory=SweepReport)
     gpu: tuple[GpuHolder, ...] = ()
@@ -51,7 +51,7 @@ class Cleanup:
     Args:
         guard_pid: All processes of the generation descend from it.
         gpu: The GPUs, used here in one thread at a time.
-        sweep: What looks after /dev/shm.
+        sweep: Removes files from /dev/shm.
     """
 
     def __init__(self, guard_pid: int, gpu: GpuMemory, sweep: SharedMemorySweep | None = None) -> None:
@@ -64,7 +64,7 @@ class Cleanup:
         """Rings when there is a job."""
 
     def started(self, pids: Iterable[int]) -> None:
-        """The workers run; from now on their processes are looked at now and then, and when shared memory appears."""
+        """The workers run: inspect their processes from time to time, and when shared memory appears."""
         self._pids |= {*pids}
         self._sweep.belong(self._pids)
         self._put(self._gpu.prepare)
@@ -73,16 +73,16 @@ class Cleanup:
         threading.Thread(target=self._run, args=(bell,), name="cleanup", daemon=True).start()
 
     def look(self) -> None:
-        """They are about to be stopped: see what they hold, while they still do."""
+        """They are about to be stopped: inspect what they hold, while they still do."""
         self._put(self._note)
 
     @property
     def nothing_to_do(self) -> bool:
-        """All processes are gone, and there is nothing to clear. Fast: one look at /dev/shm."""
+        """Whether all processes are gone and nothing is to be removed. Fast: it lists /dev/shm once."""
         return not self._pids or not (self._gpu.there or self._sweep.candidates())
 
     def clear(self, done: Callable[[Cleared], None], unkillable: Collection[int] = ()) -> None:
-        """Clear away, and call `done` from the thread. `unkillable`: those of the processes that stay."""
+        """Remove what is left, and call `done` from the thread. `unkillable`: processes that stay."""
         self._put(lambda: done(self._cleared({*unkillable})))
         self.close()
 
@@ -132,14 +132,14 @@ class Cleanup:
         return True
 
     def _watch(self, stack: contextlib.ExitStack) -> linux.FolderWatch | None:
-        """None where the kernel has no watch to spare: then files are seen at the timed looks."""
+        """None if the kernel has no inotify watch left: then files are found at the timed inspections."""
         try:
             return stack.enter_context(contextlib.closing(linux.FolderWatch(self._sweep.folder)))
         except OSError:
             return None
 
     def _see(self) -> float:
-        """Files may have appeared. Returns when to look again at the earliest, so that it never takes much time."""
+        """Files may have appeared. Returns the earliest time of the next inspection, to bound the time spent."""
         began_s = time.monotonic()
         if self._sweep.has_unseen:
             self._note()
@@ -162,7 +162,7 @@ class Cleanup:
 
 
 def _readable(fds: list[int], timeout_s: float) -> set[int]:
-    """Not with `select`, which knows no numbers above 1023: who hosts a store may have many connections."""
+    """Not with `select`, which supports no descriptor above 1023: a store's host may have many connections."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

@@ -1,11 +1,10 @@
-"""Who has memory on this machine's NVIDIA GPUs, as the driver (NVML) lists it.
+"""The processes with memory on this machine's NVIDIA GPUs, as listed by the driver (NVML).
 
 A worker's GPU memory is free when its process has ended, except for processes that are stuck in the kernel and
-for those that passed their memory on. The next generation would fail with "out of memory", and say nothing of
-the reason.
+for those that passed their memory on. The next generation would fail with "out of memory", without the reason.
 
-Needs `nvidia-ml-py` (the extra `gpu`); without it, or without a driver, nothing is asked and nobody waits. In a
-container the driver may list numbers of processes that mean nothing there: then none is found.
+Needs `nvidia-ml-py` (the extra `gpu`); without it, or without a driver, there is no check and no wait. In a
+container the driver may list process numbers of another namespace: then none is found.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from elastic_agent.linux import process_name
 __all__ = ["GpuHolder", "GpuMemory"]
 
 _DRIVER = "/dev/nvidiactl"
-_LOOK_EVERY_S = 0.05  # the driver tells nobody when memory is freed
+_LOOK_EVERY_S = 0.05  # the driver has no event for freed memory
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class GpuHolder:
 
 
 class GpuMemory:
-    """The GPUs of this machine. Blocks while it asks the driver; belongs to one thread.
+    """The GPUs of this machine. Blocks while it queries the driver; belongs to one thread.
 
     Args:
         nvml: The library; None: it is loaded when it is first needed, if it is installed.
@@ -53,11 +52,11 @@ class GpuMemory:
 
     @property
     def there(self) -> bool:
-        """Whether there may be GPUs to ask about."""
+        """Whether there may be GPUs."""
         return self._gpus != [] and os.path.exists(self._driver)
 
     def prepare(self) -> None:
-        """Connect to the driver, which may take a second or more where nobody else is."""
+        """Connect to the driver, which may take a second or more if no other process is connected."""
         if self._gpus is not None or not self.there:
             return
         self._gpus = []
@@ -79,7 +78,7 @@ class GpuMemory:
         for number, gpu in enumerate(self._gpus or ()):
             try:
                 running = {int(one.pid) for one in self._nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
-            except Exception as error:  # a GPU that is lost, or does not tell
+            except Exception as error:  # a GPU that is lost, or does not report them
                 logger.debug("GPU %d does not report its processes: %s", number, error)
                 continue
             found += [GpuHolder(number, pid, process_name(pid)) for pid in sorted(running & {*pids})]

@@ -1,10 +1,10 @@
 """Files under /dev/shm that killed workers leave behind: found, attributed with care, removed.
 
-A library removes its shared memory when its process ends in order, or has a helper process do it; when all of
-them are killed at once, as happens to workers whose lease ran out, nobody does. Such files take the machine's
-memory until it is booted anew.
+A library removes its shared memory when its process exits normally, or has a helper process do it; when all of them
+are killed at once, as happens to workers whose lease ran out, it stays. Such files occupy the machine's memory until
+it is rebooted.
 
-Nothing in a file says which run made it, and several runs, containers even, may share /dev/shm. So a file is
+A file does not show which run made it, and several runs, even containers, may share /dev/shm. So a file is
 removed only when all of this holds:
 
 - its name is one that the libraries in `_NAMES` give, and it is a regular file of our user;
@@ -16,9 +16,9 @@ removed only when all of this holds:
 
 A file that no process holds may well be in use: shared memory can be made, closed and attached to again,
 and a tensor on its way from one process to another is held by neither. Therefore "no process holds it" alone is no
-reason to remove anything, and neither is that a worker holds it now: another program may have made it, let go of it
-and handed it over. The first sight comes within milliseconds of the making, where the kernel tells of it; a file that
-is handed over faster than that is taken for the worker's.
+reason to remove anything, and neither is that a worker holds it now: another program may have made it, closed it
+and handed it over. The first inspection follows within milliseconds of the creation, where the kernel reports it; a
+file that is handed over faster than that is taken for the worker's.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class SweepReport:
     removed: tuple[str, ...] = ()
     held: tuple[Held, ...] = ()
     unknown: tuple[str, ...] = ()
-    """Files that stay, because it could not be found out in time whether somebody holds them."""
+    """Files that stay, because it could not be determined in time whether a process holds them."""
 
 
 class SharedMemorySweep:
-    """Looks after what one generation's processes leave; made before they are started.
+    """Removes what one generation's processes leave; made before they are started.
 
     Never raises for what vanishes or may not be read; never follows a link.
 
@@ -97,7 +97,7 @@ class SharedMemorySweep:
         self._before = frozenset(self._list())
         self._pids: set[int] = set()
         """Never 0, which stands for no number."""
-        self._judged: set[_File] = set()
+        self._classified: set[_File] = set()
         """Files that have been seen."""
         self._made_here: set[_File] = set()
         """Those of them that only processes of the generation held at that time."""
@@ -107,7 +107,7 @@ class SharedMemorySweep:
         self._pids |= {*pids}
 
     def note(self, pids: Collection[int]) -> None:
-        """These processes are the generation's, and live; see whose the files are that were not there before.
+        """These processes are the generation's, and live; attribute the files that were not there before.
 
         Reads their maps only when there is such a file.
         """
@@ -121,17 +121,17 @@ class SharedMemorySweep:
         if held:
             held -= self._held_by_others(held, {*pids})
         self._made_here |= {unseen[name] for name in held}
-        self._judged = {file for file in self._judged if file in present} | {*unseen.values()}
+        self._classified = {file for file in self._classified if file in present} | {*unseen.values()}
 
     @property
     def has_unseen(self) -> bool:
-        """Whether there are files that are still to be seen: `note` is due. Takes one look at the folder."""
+        """Whether there are files that are still to be attributed: `note` is due. Lists the folder once."""
         return any(True for _ in self._unseen(self._list()))
 
     def _unseen(self, present: Iterable[_File]) -> Iterator[_File]:
         for file in present:
             by_number = self._trust_pids and _pid_in(file[0]) in self._pids
-            if not by_number and file not in self._before and file not in self._judged:
+            if not by_number and file not in self._before and file not in self._classified:
                 yield file
 
     def _held_by_others(self, names: set[str], pids: set[int]) -> set[str]:
@@ -143,7 +143,7 @@ class SharedMemorySweep:
             return names
 
     def candidates(self) -> list[str]:
-        """Names of files that the generation left, if nobody else holds them. Takes one look at the folder."""
+        """Names of files that the generation left, if no other process holds them. Lists the folder once."""
         return [name for name, inode in self._list() if self._is_ours((name, inode))]
 
     def sweep(self, timeout_s: float = 1.0) -> SweepReport:
@@ -194,10 +194,10 @@ def _pid_in(name: str) -> int:
 
 
 def _holders(names: set[str], deadline_s: float, except_pids: Collection[int] = ()) -> Iterator[Held]:
-    """Which processes of this user hold which of these, as far as they may be looked at.
+    """Which processes of this user hold which of these, as far as they may be inspected.
 
     Raises:
-        TimeoutError: the deadline (of the monotonic clock) passed before all were looked at.
+        TimeoutError: the deadline (of the monotonic clock) passed before all were inspected.
     """
     for pid in processes_of(os.getuid()):
         if pid in except_pids:
@@ -207,13 +207,13 @@ def _holders(names: set[str], deadline_s: float, except_pids: Collection[int] = 
         try:
             found = _held_names(pid) & names
         except OSError:
-            continue  # it ended meanwhile, or has more rights than we: no worker of anybody's
+            continue  # it ended meanwhile, or has more privileges: not a worker
         yield from (Held(name, pid, process_name(pid)) for name in sorted(found))
 
 
 def _held_names(pid: int) -> set[str]:
     """The last parts of the paths of all files that a process has open or mapped.
 
-    Only their names: a process in another mount namespace may know the folder by another one. Raises OSError.
+    Only their names: the folder may have another path in another mount namespace. Raises OSError.
     """
     return {path.rpartition("/")[2] for path in open_files(pid)} | {*mapped_files(pid)}

@@ -1,10 +1,10 @@
-"""The guard: a small process beside the agent; it sees to it that no worker outlives its right to run.
+"""The guard: a small process beside the agent, which ensures that no worker runs longer than the node's lease.
 
-It is the workers' parent. It starts them, tells the agent at once when one ends, stops them, and kills them
-without being asked when
+It is the workers' parent. It starts them, reports to the agent at once when one ends, stops them, and kills them
+without a command when
 
-- the lease's deadline passes. The agent moves the deadline on by writing to shared memory; an agent that is
-  frozen, or hangs in a system call, does not, and that is the point: the guard needs nothing from it;
+- the lease's deadline passes. The agent extends the deadline by writing to shared memory; an agent that is
+  frozen, or hangs in a system call, does not, and the guard does not depend on it;
 - the agent is gone (its socket closes, or its process ends).
 
 When the guard itself dies, the kernel kills the workers (parent-death signal); what they had daemonised falls
@@ -50,7 +50,7 @@ _REPORTED_SIGNALS = linux.JOB_SIGNALS - {
     signal.SIGTTIN,
     signal.SIGTTOU,
 }
-"""The agent is told of these: they may have reached the workers too."""
+"""These are reported to the agent: they may have reached the workers too."""
 
 _LAST_OUTPUT_S = 1.0
 """How long output may take to leave after everything else is done."""
@@ -71,7 +71,7 @@ class Lease:
         return self._timer.fileno()
 
     def timer_fired(self) -> None:
-        """Take note. To another processor's clock the deadline may still be to come: then it fires again."""
+        """Clear the timer. By another processor's clock the deadline may still be to come: then it fires again."""
         self._timer.drain()
         late_ns = self.late_ns()
         if late_ns is not None and late_ns < 0:
@@ -87,7 +87,7 @@ class Lease:
 
 
 class GuardProcess:
-    """Everything the guard does, put together."""
+    """The guard's components and its loop."""
 
     def __init__(self, socket_fd: int, memory_fd: int, agent_pid: int, kill_patience_s: float) -> None:
         self._loop = Loop()

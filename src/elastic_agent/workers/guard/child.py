@@ -38,7 +38,7 @@ class ForkedChild:
     def _reap(self) -> None:
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else collected it
+        except ChildProcessError:  # it was reaped elsewhere
             self.returncode = 0
         else:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None

@@ -1,7 +1,7 @@
 """The agent's handle on its guard process (see `__main__` for what that does and why).
 
-Nothing here blocks except `close` and `kill_orphans`, which say for how long at most. Not thread-safe: one
-thread, the agent's loop, owns a `Guard`.
+Nothing here blocks except `close` and `kill_orphans`, which take a time limit. Not thread-safe: one thread, the
+agent's loop, owns a `Guard`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Ready:
-    """The guard is up and takes commands (they may be sent before)."""
+    """The guard is up and accepts commands (they may be sent before)."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Exited:
     failed first.
 
     `returncode` is negative for a signal; `stderr_tail` is empty when it is 0, and when stderr went to a file, which
-    nobody reads here. `stopping`: the guard was
-    stopping or killing the generation by then, so this is no failure of the worker's own.
+    is not read here. `stopping`: the guard was stopping or killing the generation by then, so this is no failure of
+    the worker's own.
     """
 
     generation: int
@@ -156,7 +156,7 @@ class Fenced:
 
 @dataclass(frozen=True)
 class Signalled:
-    """The guard received this signal, which the agent does not send to it: it was sent to more processes."""
+    """The guard received this signal, which the agent does not send to it: other processes received it too."""
 
     signum: int
 
@@ -194,7 +194,7 @@ class SpawnerDied:
 class WarmLate:
     """`generation` has waited long enough for its standbys: its workers start cold.
 
-    `importing`: the spawner is still at it; otherwise it does not answer, and is replaced.
+    `importing`: the spawner is still importing; otherwise it does not answer, and is replaced.
     """
 
     generation: int
@@ -258,7 +258,7 @@ class Guard:
 
     @classmethod
     def start(cls, kill_patience_s: float = 5.0) -> Guard:
-        """Start a guard for this process; `Ready` tells when it is up. It ends with this process, or by
+        """Start a guard for this process; `Ready` reports when it is up. It ends with this process, or by
         `close`.
 
         `kill_patience_s`: how long after SIGKILL a process may live before `Stopped` is reported without it.
@@ -266,7 +266,7 @@ class Guard:
         """
         with _Means() as means:
             arguments = means.arguments(kill_patience_s)
-            # A session of its own: Ctrl-C and Ctrl-Z on the agent's terminal are the agent's business.
+            # A session of its own: Ctrl-C and Ctrl-Z on the agent's terminal are for the agent only.
             with linux.signals_blocked():
                 process = subprocess.Popen(
                     [sys.executable, *_GUARD_OPTIONS, *arguments],

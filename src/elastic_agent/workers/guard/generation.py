@@ -1,11 +1,11 @@
 """The workers of one generation, from their start until every process they left is gone.
 
-Phases: RUNNING, then TERMINATING (asked to end, grace running), then KILLING (SIGKILL sent), then done;
+Phases: RUNNING, then TERMINATING (signal sent, grace running), then KILLING (SIGKILL sent), then done;
 each step can be skipped, none is ever taken back. A generation ends only by `stop` or `kill`, also when all
 its workers have exited, because they may have left processes behind.
 
-"All gone" is judged by the kernel: the guard is a subreaper, so as long as any descendant lives the guard
-has a child.
+The kernel shows whether all are gone: the guard is a subreaper, so as long as any descendant lives the guard has a
+child.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Worker:
         relay: Relay | None,
         standby_for: LaunchSpec | None = None,
     ) -> None:
-        """`standby_for`: what a standby was told to become."""
+        """`standby_for`: the worker that a standby is to become."""
         self.standby_for = standby_for
         self.slot = slot
         self.pid = pid
@@ -63,7 +63,7 @@ class Generation:
     """Starts, signals, kills and reports one generation's workers.
 
     `abandoned` holds the keys of processes that an earlier generation could not get rid of (SIGKILL sent,
-    asleep in the kernel); nobody waits for those again. `pool`: where warm launches get their processes;
+    asleep in the kernel); they are not waited for again. `pool`: where warm launches get their processes;
     those that have got none after `patience_s` start cold.
     """
 
@@ -94,7 +94,7 @@ class Generation:
         self._held_reports: list[Message] = []
         self._kill_at = 0.0
         self._signum = signal.SIGTERM.value
-        self._told: set[tuple[int, int]] = set()
+        self._signalled: set[tuple[int, int]] = set()
         self._killed: set[tuple[int, int]] = set()
         self._next_scan = 0.0
         self._scan_pause_s = _FIRST_RESCAN_S
@@ -219,7 +219,7 @@ class Generation:
     # --- reports ----------------------------------------------------------------------------------
 
     def _report(self, message: Message) -> None:
-        """Exits are told after the start is: the agent hears of a worker's life in order."""
+        """Exits are reported after the start: the agent receives a worker's events in order."""
         if self._starting:
             self._held_reports.append(message)
         else:
@@ -236,13 +236,13 @@ class Generation:
         return pid in self._workers
 
     def announces(self, pid: int) -> bool:
-        """Whether the loop hears of this worker's death in its turn: do not reap it before."""
+        """Whether the loop will handle this worker's death in order: do not reap it before."""
         return pid in self._workers and self._workers[pid].pidfd is not None
 
     def reap(self, pid: int) -> None:
         """Collect and report a worker that has ended."""
         worker = self._workers[pid]
-        self._start_known(worker)  # before the number may belong to somebody else
+        self._start_known(worker)  # before the pid can be reused
         try:
             reaped, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:  # a standby that died while it was still being adopted: its turn comes
@@ -275,8 +275,8 @@ class Generation:
     def after_reaping(self, childless: bool, news: bool) -> None:
         """Call when the guard has reaped what there was.
 
-        `childless`: it has no child any more. `news`: something may have died, or been asked to, since the
-        last call.
+        `childless`: it has no child any more. `news`: a process may have died, or been signalled, since the last
+        call.
         """
         if self.phase == RUNNING or self.phase == DONE:
             return
@@ -333,16 +333,16 @@ class Generation:
         """Processes that left their worker's group, and have outlived it, get their own signal: once."""
         groups = set(self._pids.values())
         for process in self._remaining():
-            if process.key not in self._told and process.group not in groups:
+            if process.key not in self._signalled and process.group not in groups:
                 linux.send_signal(process.pid, self._signum)
-            self._told.add(process.key)
+            self._signalled.add(process.key)
 
     def _remaining(self) -> list[Process]:
         found = [p for p in linux.descendants(os.getpid()) if p.key not in self._abandoned]
         return self._pool.without_own(found) if self._pool is not None else found
 
     def _kill_descendants(self) -> None:
-        """SIGKILL, again until a scan shows nobody new: a process may fork between the scan and its death."""
+        """SIGKILL, again until a scan shows no new process: one may fork between the scan and its death."""
         for _ in range(_SCANS_AT_ONCE):
             fresh = [p for p in self._remaining() if p.key not in self._killed]
             for process in fresh:
@@ -356,7 +356,7 @@ class Generation:
     # --- time -------------------------------------------------------------------------------------
 
     def next_tick(self) -> float | None:
-        """When `tick` wants to be called, by time.monotonic()."""
+        """When `tick` is due, by time.monotonic()."""
         if self.phase == TERMINATING:
             return self._kill_at
         if self.phase == KILLING:
@@ -378,7 +378,7 @@ class Generation:
             self.start_more()
 
     def _lose_patience(self) -> None:
-        """SIGKILL was sent long ago: who sleeps in the kernel runs no user code again; others are awaited."""
+        """SIGKILL was sent long ago: processes asleep in the kernel run no user code again; others are awaited."""
         self._kill_descendants()
         remaining = self._remaining()
         if all(process.state == "D" for process in remaining):

@@ -1,4 +1,4 @@
-"""What the agent's `Guard` and the guard process say to each other.
+"""The messages between the agent's `Guard` and the guard process.
 
 Two things are shared. A socket pair carries one JSON object per line in each direction; lines are small, so
 neither side ever has reason to block on it. A memory file holds the deadline in its first eight bytes
@@ -25,7 +25,7 @@ TAIL_BYTES = 8 * 1024
 """How much of a worker's last stderr output is kept."""
 
 STARTED = b"\x00"
-"""What a standby says when it has become the worker it was told to become; anything else is why it could not."""
+"""A standby's answer when it has become the requested worker; anything else is the reason why it could not."""
 
 NO_SLOT = -1
 """Slot of a `SpawnFailed` that concerns the whole generation."""

@@ -1,8 +1,8 @@
 """Passing the workers' stderr on to the guard's own, without ever blocking, and keeping its end.
 
 A worker whose stderr goes to no file writes into a pipe (a pseudo-terminal when the guard's stderr is a
-terminal, so that `isatty` stays true). When nobody reads the guard's stderr, the guard stops reading those
-pipes: the workers then block in their own writes, as they would without the guard.
+terminal, so that `isatty` stays true). When the guard's stderr is not read, the guard stops reading those pipes:
+the workers then block in their own writes, as they would without the guard.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def open_sink(fd: int) -> Sink:
         # A second open file on the same pipe or terminal, with flags of its own.
         own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads any more
+        if error.errno == errno.ENXIO:  # a pipe without a reader
             return Sink(len, fd)
         return _threaded_sink(fd)  # another user's
     return Sink(lambda data: os.write(own, data), own)
@@ -156,7 +156,7 @@ class Relay:
         return self._tail.decode(errors="replace")
 
     def started(self) -> None:
-        """Call after the fork: lets go of the worker's end, so that the end of file can be seen."""
+        """Call after the fork: closes the worker's end, so that the end of file can be seen."""
         os.close(self._worker_fd)
 
     def pump(self) -> bool:
@@ -181,7 +181,7 @@ class Relay:
             data = os.read(self.read_fd, _CHUNK_BYTES)
         except BlockingIOError:
             return None
-        except OSError:  # a pseudo-terminal says EIO at its end
+        except OSError:  # a pseudo-terminal returns EIO at its end
             return b""
         self._tail += data
         del self._tail[:-TAIL_BYTES]
@@ -221,9 +221,11 @@ class Relays:
         self._held_up = False
 
     def open(self, stderr: str | None) -> Relay | None:
-        """A relay for a worker whose launch says `stderr`; None when its stderr is to go there directly."""
+        """A relay for a worker with this `stderr` in its launch; None when its stderr is to go there directly."""
         if stderr == os.devnull:
-            relay = Relay(None)  # not to be printed, but a failed worker's last words are wanted all the same
+            relay = Relay(
+                None
+            )  # not printed, but the end of a failed worker's stderr is needed for its error
         elif stderr is None:
             relay = Relay(self._sink)
         else:

@@ -24,7 +24,7 @@ _ERROR_BYTES = 4096
 
 
 class DeadStandbyError(Exception):
-    """A standby died before it had become the worker it was told to become: another one can."""
+    """A standby died before it had become the requested worker: another one can be used."""
 
 
 class LaunchSpec:
@@ -45,7 +45,7 @@ class LaunchSpec:
 
 
 def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
-    """Start a worker; returns its pid and a non-blocking descriptor that tells how the start went.
+    """Start a worker; returns its pid and a non-blocking descriptor with the result of the start.
 
     The descriptor reads as end-of-file once the program runs (or the child died), or holds an error
     message. `stderr_fd` becomes the worker's stderr unless the launch names a file. Raises OSError when it
@@ -95,12 +95,12 @@ def open_pidfd(pid: int) -> int | None:
     """A descriptor that is readable when the process has ended, where the kernel has such."""
     try:
         return os.pidfd_open(pid)
-    except OSError:  # Linux before 5.3; SIGCHLD tells as well, without the order
+    except OSError:  # Linux before 5.3; SIGCHLD reports it as well, without the order
         return None
 
 
 def read_start_error(fd: int) -> str | None:
-    """What `fork_worker`'s descriptor says: None = not known yet, "" = started, else the error."""
+    """The content of `fork_worker`'s descriptor: None = not known yet, "" = started, else the error."""
     try:
         return os.read(fd, _ERROR_BYTES).decode(errors="replace")
     except BlockingIOError:

@@ -1,7 +1,8 @@
 """The guard's side of warm starts: it keeps a spawner and the standbys that the spawner forked.
 
-A standby is a child of the guard that waits, with everything imported, to be told which worker to become.
-Nothing here blocks: standbys arrive as the spawner sends them, and who needs one before waits in the loop.
+A standby is a child of the guard that has everything imported and waits for the command which worker to become.
+Nothing here blocks: standbys arrive as the spawner sends them, and a launch that needs one before waits in the
+loop.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Standby:
 class WarmPool:
     """Standbys for the next generation.
 
-    `report` tells the agent, `changed` whoever waits for a standby that there is one, or that none will come.
+    `report` sends events to the agent; `changed` is called when a waiting launch gets a standby, or when none will
+    come.
     """
 
     def __init__(self, loop: Loop, report: Callable[[Message], None], changed: Callable[[], None]) -> None:
@@ -70,7 +72,7 @@ class WarmPool:
         self._refill_at: float | None = None
 
     def start(self, config: dict[str, Any]) -> None:
-        """Have a spawner as `client.SpawnerConfig` says; one that there is already, and its standbys, end."""
+        """Start a spawner by `client.SpawnerConfig`; an earlier one and its standbys are ended."""
         self.kill()
         for standby in list(self._idle.values()):
             self._forget(self._idle.pop(standby.pid))
@@ -80,7 +82,7 @@ class WarmPool:
         self._start_spawner()
 
     def adopt(self, config: dict[str, Any], pid: int, line_fd: int) -> None:
-        """Use a spawner that is the guard's child already; it is replaced as `config` says when it dies."""
+        """Use a spawner that is the guard's child already; when it dies, it is replaced by `config`."""
         self._config = config
         self._spawner_pid = pid
         self._use_line(socket.socket(fileno=line_fd))
@@ -112,7 +114,7 @@ class WarmPool:
         self._forget(standby)
 
     def overdue(self) -> bool:
-        """The standbys that were asked for do not come. Whether that is because the spawner still imports; if not, it
+        """The requested standbys do not arrive. Whether that is because the spawner still imports; if not, it
         is ended, and replaced."""
         if self._state == READY and self._spawner_pid:
             linux.send_signal(self._spawner_pid, 9)
@@ -141,7 +143,7 @@ class WarmPool:
         return self._pids().issuperset(children)
 
     def _listen(self) -> None:
-        """Hear of every standby that the guard has as a child by now: it was announced before it became one."""
+        """Register every standby that the guard has as a child by now: it was announced before it became one."""
         while self._line is not None and self._read_one():
             pass
 
@@ -153,7 +155,7 @@ class WarmPool:
 
     def reaped(self, pid: int, status: int) -> None:
         """A child that was no worker has ended and was collected."""
-        self._listen()  # what it said, or was said of it, before
+        self._listen()  # messages sent before its end
         standby = self._idle.pop(pid, None)
         if standby is not None:
             self._forget(standby)
@@ -162,7 +164,7 @@ class WarmPool:
             self._spawner_died(os.waitstatus_to_exitcode(status))
 
     def next_tick(self) -> float | None:
-        """When `tick` wants to be called, by time.monotonic()."""
+        """When `tick` is due, by time.monotonic()."""
         return self._refill_at
 
     def tick(self) -> None:
@@ -214,7 +216,7 @@ class WarmPool:
         except OSError:
             data = b""
         if not data:
-            self._close_line()  # the rest is told by its end
+            self._close_line()  # its exit is handled separately
             return False
         fds = array.array("i")
         for _, _, content in ancillary:
@@ -222,10 +224,10 @@ class WarmPool:
         message = json.loads(data)
         if "standby" in message and not fds:  # no descriptor was free to receive it with
             message = {"fork_failed": "this process has too many open files"}
-        self._heard(message, list(fds))
+        self._registered(message, list(fds))
         return True
 
-    def _heard(self, message: Message, fds: list[int]) -> None:
+    def _registered(self, message: Message, fds: list[int]) -> None:
         if "standby" in message:
             self._arrived(message["standby"], fds[0])
         elif "ready_s" in message:
@@ -263,14 +265,14 @@ class WarmPool:
         try:
             self._line.send(json.dumps({"fork": missing}).encode())
             self._requested += missing
-        except OSError:  # it is dying, which is told by its end
+        except OSError:  # it is dying; its exit is handled separately
             pass
 
     def _spawner_died(self, returncode: int) -> None:
         self._spawner_pid = 0
         self._requested = 0
         self._close_line()
-        if self._state == OFF:  # it said why before
+        if self._state == OFF:  # it reported the reason before
             return
         self._deaths += 1
         if self._deaths > _DEATHS_IN_A_ROW:
@@ -300,7 +302,7 @@ class WarmPool:
 
 
 def hand_over(standby: Standby, launch: LaunchSpec, stderr_fd: int | None) -> int:
-    """Tell the standby which worker to become; returns a descriptor like `fork_worker`'s.
+    """Send the standby the worker to become; returns a descriptor like `fork_worker`'s.
 
     Raises OSError when the standby is dead.
     """

@@ -1,1 +1,1 @@
-"""The workers' output: its files, their limits, and what they say at the end."""
+"""The workers' output: its files, their limits, and their content after a worker's end."""

@@ -4,8 +4,8 @@
     <log_dir>/<run id>/latest -> <generation>      the one that was started last
     <log_dir>/latest -> <run id>                   the one that was started last
 
-Several nodes may share the directory on a network file system, so each step must be right whoever else takes
-it at the same time.
+Several nodes may share the directory on a network file system, so each step must be correct also if others take it
+at the same time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_NAME = 120
 _GENERATION_NAME = re.compile(r"\d{6,}")
 _LATEST = "latest"
 _UNNAMED = ".unnamed-run"
-"""A file in the folder of a run that nobody named. Its agents hold a shared lock on it as long as they live."""
+"""A file in the folder of a run without --rdzv-id. Its agents hold a shared lock on it as long as they live."""
 
 
 def file_safe(name: str) -> str:
@@ -59,8 +59,8 @@ class LogFolders:
     Args:
         log_dir: Where runs' folders are; it exists.
         keep_generations: How many generations of a run are kept, the newest included.
-        keep_runs: How many runs are kept that nobody named; this is one of them. None: this one was named, or
-            the directory was, and no run's folder is removed.
+        keep_runs: How many runs without --rdzv-id are kept; this is one of them. None: this run or the directory
+            was named, and no run's folder is removed.
     """
 
     def __init__(self, log_dir: str, keep_generations: int, keep_runs: int | None = None) -> None:
@@ -85,7 +85,7 @@ class LogFolders:
         return directory
 
     def close(self) -> None:
-        """Let go of the run's folder: it may be removed from now on."""
+        """Release the run's folder: it may be removed from now on."""
         if self._marker is not None:
             os.close(self._marker)
             self._marker = None
@@ -100,15 +100,15 @@ class LogFolders:
             return
         with contextlib.suppress(OSError):
             self._marker = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.utime(self._marker)  # its place among the newest
+            os.utime(self._marker)  # its position among the newest
             fcntl.flock(self._marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
         _in_thread(prune_runs, self._log_dir, self._keep_runs)
 
     def _point_to_generation(self, run_directory: Path, generation: int, node_name: str) -> None:
         """Point `latest` at the generation, but never back from one that is newer.
 
-        A higher number alone does not tell: a run that is begun anew under an old name counts from 1 again,
-        beside its namesake's folders. Those have not changed since this agent began.
+        A higher number alone is no proof: a run that is started again under an old name counts from 1 again, next
+        to the folders of the earlier run. Those have not changed since this agent began.
         """
         with contextlib.suppress(OSError, ValueError):
             current = os.readlink(run_directory / _LATEST)
@@ -118,7 +118,7 @@ class LogFolders:
 
 
 def _file_time(directory: str) -> float:
-    """Now, by the clock that stamps files there: a file server's is not ours."""
+    """Now, by the clock of the file system: a file server's may differ from ours."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as probe:
         probe.write(b".")
         probe.flush()
@@ -127,7 +127,7 @@ def _file_time(directory: str) -> float:
 
 
 def _make_anew(directory: Path) -> None:
-    """Make `directory`; one of an earlier run of the same name moves aside, to `NAME~1` and so on."""
+    """Make `directory`; one of an earlier run of the same name is renamed to `NAME~1` and so on."""
     for number in range(1, 1000):
         try:
             directory.mkdir()
@@ -182,7 +182,7 @@ def _all_but_last(names: list[str], keep: int) -> list[str]:
 
 
 def prune_runs(log_dir: str, keep: int) -> None:
-    """Remove the folders of all but the newest `keep` runs that nobody named and no living agent belongs to."""
+    """Remove the folders of runs without --rdzv-id and without a live agent, except the newest `keep`."""
     markers: list[Path] = []
     with contextlib.suppress(OSError), os.scandir(log_dir) as entries:
         markers = [Path(entry.path, _UNNAMED) for entry in entries if entry.is_dir(follow_symlinks=False)]

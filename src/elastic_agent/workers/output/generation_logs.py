@@ -33,7 +33,7 @@ class GenerationLogs(LogsSpecs):
 
     Args:
         log_dir: Where runs' directories are made; a new temporary directory when None. `os.devnull`: no
-            files at all, error files included, whatever `redirects` and `tee` say.
+            files at all, error files included, for any `redirects` and `tee`.
         redirects: Streams that go to a file only, as in torchrun.
         tee: Streams that go to a file and to the console.
         local_ranks_filter: The local ranks whose output is shown; that of others goes to files only, or
@@ -41,7 +41,7 @@ class GenerationLogs(LogsSpecs):
         keep_generations: How many generations' directories are kept for a run, this one included.
         limit_bytes: What a file of a worker's output may take; 0: there is no limit.
         filtered: Streams of which lines are copied to one more file.
-        keep_runs: How many runs' directories are kept that nobody named; None: all, as this one was named.
+        keep_runs: How many directories of runs without --rdzv-id are kept; None: all, as this run was named.
 
     Raises:
         ValueError: `log_dir` cannot be used, or `keep_generations` is below 1.
@@ -81,7 +81,7 @@ class GenerationLogs(LogsSpecs):
         return self._directory == os.devnull
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make the directories of a generation and say what goes where, by local rank.
+        """Make the directories of a generation; returns the destination of each stream, by local rank.
 
         Takes run, node and generation from the workers' environment (ELASTIC_AGENT_*, else torchrun's
         variables) and adds TORCHELASTIC_ERROR_FILE to it. Raises OSError when a directory cannot be made.
@@ -148,7 +148,7 @@ class GenerationLogs(LogsSpecs):
         return self._folders.make(run_id, generation, node_id)
 
     def _output_files(self, dest: LogsDest) -> OutputFiles:
-        """Who besides the workers uses which files: torch's readers follow what is teed or filtered."""
+        """Which files are read during the run: torch's readers follow what is teed or filtered."""
         followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
         for stream, paths, filtered in (
             (Std.OUT, dest.stdouts, dest.filtered_stdout),

@@ -1,17 +1,17 @@
 """Keeps the files that workers write their output to below a size.
 
 Workers and their children append to these files themselves, with descriptors that they inherited, so nothing
-can stand in between: a thread looks at the sizes now and then. How a file is made smaller depends on whether
-somebody reads it on the way:
+can intercept the output: a thread checks the sizes from time to time. How a file is made smaller depends on
+whether torch reads it during the run:
 
-* Usually its content moves away and the file begins anew (what logrotate calls copytruncate): the first time
+* Usually its content is moved away and the file is truncated (what logrotate calls copytruncate): the first time
   to `stdout.log.first`, which stays, later to `stdout.log.previous`, which the next one replaces. So the
-  beginning and the end are kept. Where the file system can take blocks off the beginning of a file (ext4, XFS),
+  beginning and the end are kept. Where the file system can remove blocks from the beginning of a file (ext4, XFS),
   nothing is lost. Elsewhere the file is truncated, and what workers write between the last read and that is
-  lost: the work of some microseconds, or of milliseconds on a busy machine, after every third of the limit.
+  lost: the output of some microseconds, or of milliseconds on a busy machine, after every third of the limit.
 * A file that torch follows (`tee`, filters) must keep its length: torch's reader stays at its offset, and in a
-  file that begins anew it would wait for just as much to come again. There the middle is taken out and leaves
-  a hole, which takes no space and reads as zeros. Few network file systems can do that; elsewhere such a file
+  truncated file it would wait until the file has that length again. There the middle is removed and leaves a
+  hole, which takes no space and reads as zeros. Few network file systems support that; elsewhere such a file
   grows.
 """
 
@@ -37,7 +37,7 @@ LOOK_EVERY_S = 5.0
 """A file may exceed its limit by what a worker writes in this time, as long as it runs."""
 
 CLOSE_S = 5.0
-"""How long the last look may take."""
+"""How long the last check may take."""
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _STAT_BLOCK_BYTES = 512
@@ -54,20 +54,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class OutputFiles:
-    """The files of a generation: those that only the workers use, and those that somebody follows."""
+    """The files of a generation: those that only the workers use, and those that torch follows."""
 
     plain: frozenset[str] = frozenset()
     followed: frozenset[str] = frozenset()
 
 
 class LogLimit:
-    """Looks after the files of the generation that runs, and at its end once more, in a thread of its own.
+    """Limits the files of the running generation, and at its end once more, in a thread of its own.
 
     A thread, because a file system may hang and the agent's loop must not.
 
     Args:
         limit_bytes: What a file may take, the parts of it that were moved away included.
-        look_every_s: Pause between two looks.
+        look_every_s: Pause between two checks.
     """
 
     def __init__(self, limit_bytes: int, look_every_s: float = LOOK_EVERY_S) -> None:
@@ -80,7 +80,7 @@ class LogLimit:
         self._warned: set[str] = set()
 
     def watch(self, files: OutputFiles) -> None:
-        """Look after these from now on; nobody writes to earlier ones any more."""
+        """Limit these files from now on; earlier ones are not written any more."""
         self._written.put(self._files)
         self._files = files
         if self._thread is None and (files.plain or files.followed):
@@ -88,7 +88,7 @@ class LogLimit:
             self._thread.start()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Nobody writes to any of them any more. Waits for the last look, but not longer than that."""
+        """No worker writes any more. Waits for the last check, within its time limit."""
         self._written.put(self._files)
         self._written.put(None)
         if self._thread is not None:
@@ -145,7 +145,7 @@ def begin_anew(path: str, limit_bytes: int) -> None:
 
 
 def _move_beginning(source: FileIO, path: str, part_bytes: int) -> int:
-    """Where the rest begins: at 0, or behind what was copied if that cannot be taken off."""
+    """Where the rest begins: at 0, or after the copied part if that cannot be removed."""
     with open(f"{path}.first", "xb", buffering=0) as copy:
         copied = _copy(source.fileno(), copy.fileno(), 0, part_bytes)
         return 0 if _take_off(source.fileno(), copied, copy) else copied
@@ -155,7 +155,7 @@ def _move_end(source: FileIO, path: str, start: int, part_bytes: int) -> None:
     """Leave an empty file, or nearly so; of what follows `start` the last part is kept."""
     target = f"{path}.previous"
     size = os.fstat(source.fileno()).st_size
-    # A little more than a part is what came since the last look.
+    # A little more than a part: what was written since the last check.
     kept_from = start if size - start <= 2 * part_bytes else size - part_bytes
     is_gap = kept_from > start or os.path.exists(target)
     with contextlib.suppress(FileNotFoundError):
@@ -181,7 +181,7 @@ def _copy(source: int, target: int, start: int, most_bytes: int) -> int:
 
 
 def _take_off(handle: int, end: int, copy: FileIO) -> bool:
-    """Take what is before `end` off the file, in whole blocks; the rest stays, and leaves the copy.
+    """Remove what is before `end` from the file, in whole blocks; the rest stays, and is removed from the copy.
 
     False, and nothing is done, if the file system cannot.
     """
@@ -198,7 +198,7 @@ def _take_off(handle: int, end: int, copy: FileIO) -> bool:
 
 
 def cut_middle(path: str, limit_bytes: int) -> None:
-    """Bring a file that nobody writes to any more, and its parts, within the limit. Its end stays in it.
+    """Bring a file that is not written any more, and its parts, within the limit. Its end stays in it.
 
     Raises OSError.
     """
@@ -264,6 +264,6 @@ def _punch_hole(handle: int, start: int, length: int) -> None:
 
 
 def _fallocate(handle: int, mode: int, start: int, length: int) -> bool:
-    """Whether it succeeded; errno says why not."""
+    """Whether it succeeded; errno is the reason if not."""
     result: int = _libc.fallocate(handle, mode, ctypes.c_int64(start), ctypes.c_int64(length))
     return result == 0

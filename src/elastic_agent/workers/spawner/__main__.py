@@ -1,8 +1,8 @@
 """The spawner: a process that has imported torch, from which workers are forked in milliseconds.
 
-It forks *standbys*: processes that wait, with everything imported, to be told which worker to become. Each is
-forked twice, so that the guard, which is a subreaper, becomes its parent: the guard signals, fences and reaps
-a warm worker exactly as a cold one, and a spawner that dies takes nobody with it.
+It forks *standbys*: processes that have everything imported and wait for the command which worker to become. Each
+is forked twice, so that the guard, which is a subreaper, becomes its parent: the guard signals, fences and reaps a
+warm worker exactly as a cold one, and no worker dies with the spawner.
 
 Run as `python -u workers/spawner/__main__.py ARGUMENTS`: those of `server.serve`, as a JSON array.
 
@@ -16,7 +16,7 @@ import os
 import sys
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-if sys.path and sys.path[0] == _FOLDER:  # run by path: what lies beside this file is nobody's module
+if sys.path and sys.path[0] == _FOLDER:  # run by path: files next to this one are not modules to import
     del sys.path[0]
 _PACKAGES = _FOLDER.rsplit(os.sep, 3)[0]
 _ADDED = _PACKAGES not in sys.path

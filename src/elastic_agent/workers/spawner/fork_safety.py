@@ -25,7 +25,7 @@ class UnsafeError(Exception):
 def check_fork_safety() -> None:
     """Raise UnsafeError when something has been imported here that does not survive a fork. Forks once."""
     for name in _ACCELERATORS:
-        if _asked_of_torch(name, "is_initialized"):
+        if _torch_flag(name, "is_initialized"):
             raise UnsafeError(
                 f"an imported module has initialised torch.{name}, which does not survive a fork"
             )
@@ -39,16 +39,16 @@ def check_fork_safety() -> None:
         raise UnsafeError(f"an imported module has started threads ({names}), which do not survive a fork")
 
 
-def _asked_of_torch(accelerator: str, question: str) -> bool:
+def _torch_flag(accelerator: str, question: str) -> bool:
     ask = getattr(getattr(sys.modules["torch"], accelerator, None), question, None)
     return bool(ask()) if ask is not None else False
 
 
 def _try_a_fork() -> None:
-    """Libraries that mind forks (OpenBLAS) end their threads before one, and some devices forbid it."""
+    """Libraries with fork handlers (OpenBLAS) end their threads before a fork, and some devices forbid it."""
     pid = os.fork()
     if pid == 0:
-        forbidden = any(_asked_of_torch(name, "_is_in_bad_fork") for name in _ACCELERATORS)
+        forbidden = any(_torch_flag(name, "_is_in_bad_fork") for name in _ACCELERATORS)
         os._exit(1 if forbidden else 0)
     if os.waitpid(pid, 0)[1] != 0:
         raise UnsafeError("an accelerator is already in use, and torch does not allow it in forked processes")

@@ -26,7 +26,7 @@ _LIBRARIES = re.compile(
 )
 _TORCH = frozenset(
     (
-        # aten/src/ATen/Context.h: members that are initialised with what the environment says
+        # aten/src/ATen/Context.h: members that are initialised from the environment
         *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_BLAS_PREFER_HIPBLASLT"),
         *("TORCH_LINALG_PREFER_CUSOLVER", "TORCH_LINALG_PREFER_HIPSOLVER", "TORCH_ROCM_FA_PREFER_CK"),
         # c10/util/Logging.cpp, torch/csrc/Module.cpp, torch/csrc/distributed/c10d/debug.cpp
@@ -65,7 +65,7 @@ def is_read_at_import(name: str, value: str | None = None) -> bool:
 
 
 def warn_of_late_changes() -> None:
-    """Have this process say so, once for each variable, when the user's code sets one although torch has read it.
+    """Have this process warn, once for each variable, when the user's code sets one although torch has read it.
 
     Not for what installed packages set for themselves, as scikit-learn does with KMP_INIT_AT_FORK: no user can change
     that, and most scripts import torch before such a package, with the same outcome under plain Python.
@@ -77,14 +77,14 @@ def warn_of_late_changes() -> None:
 
 
 def _warning(putenv: Callable[..., None], pid: int) -> Callable[..., None]:
-    told: set[str] = set()
+    reported: set[str] = set()
 
     def warning_putenv(name: str | bytes, value: str | bytes, /) -> None:
         putenv(name, value)
         named, text = os.fsdecode(name), os.fsdecode(value)
-        is_late = named not in told and is_read_at_import(named, text) and os.environ.get(named) != text
+        is_late = named not in reported and is_read_at_import(named, text) and os.environ.get(named) != text
         if is_late and os.getpid() == pid and sys.stderr is not None and (where := _where()):
-            told.add(named)
+            reported.add(named)
             print(
                 f"elastic-agent: {named} is set{where} after torch was imported, which has read it; "
                 "expected it to be set in the agent's environment, or workers that start cold "
@@ -98,7 +98,7 @@ def _warning(putenv: Callable[..., None], pid: int) -> Callable[..., None]:
 
 
 def _where() -> str:
-    """The place in the user's code; empty if it is in an installed package."""
+    """The line in the user's code; empty if it is in an installed package."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_filename in (__file__, os.__file__, "<frozen os>"):
         frame = frame.f_back

@@ -1,8 +1,8 @@
 """What `ps`, `pgrep -f` and /proc show of a process: its command line, its environment and its name.
 
 A forked worker would show those of the process it was forked from. Overwriting them in place, as setproctitle
-does, has no room for a longer command line and destroys /proc/PID/environ; the kernel can be told of a new
-place for both instead (`prctl(PR_SET_MM_MAP)`, made for restoring checkpoints, open to everybody).
+does, has no room for a longer command line and destroys /proc/PID/environ; instead, the kernel accepts a new
+location for both (`prctl(PR_SET_MM_MAP)`, made for restoring checkpoints, available to every user).
 """
 
 from __future__ import annotations

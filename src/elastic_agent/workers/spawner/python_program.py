@@ -29,7 +29,7 @@ Imported = dict[str, tuple[str | None, str]]
 
 
 class PythonProgram:
-    """What is left to do: execute `code` in `namespace`, or, without code, call `run` with `arguments`.
+    """The remaining step: execute `code` in `namespace`, or, without code, call `run` with `arguments`.
 
     To be done in the outermost frame there is, so that the interpreter ends as it would have ended without us.
     """
@@ -114,7 +114,7 @@ def become(
             return _module_program(argv[3], alter_argv=True)
         return _script_program(argv)
     except Exception:
-        os.execvpe(argv[0], argv, env)  # it cannot run: let CPython itself say why, in its own words
+        os.execvpe(argv[0], argv, env)  # it cannot run: CPython itself reports why
 
 
 # --- the process ----------------------------------------------------------------------------------

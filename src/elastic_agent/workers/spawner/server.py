@@ -1,4 +1,4 @@
-"""What the spawner does: import, check that forking is safe, fork standbys when the guard asks for some."""
+"""The spawner's program: import, check that forking is safe, fork standbys when the guard requests some."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
         forget_files()  # imports what it needs
         _forget_the_agent()
     except UnsafeError as error:
-        _say(line, {"unusable": str(error), "detail": ""})
+        _send(line, {"unusable": str(error), "detail": ""})
         os._exit(0)
     except BaseException:
         detail = traceback.format_exc().encode("ascii", "backslashreplace")[-_DETAIL_BYTES:].decode()
-        _say(line, {"unusable": doing, "detail": detail})
+        _send(line, {"unusable": doing, "detail": detail})
         os._exit(0)
     imported = {
         name: (before.get(name), value) for name, value in os.environ.items() if before.get(name) != value
@@ -92,11 +92,11 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
     gc.freeze()  # or the first collection of every worker would copy all that was imported
     gc.enable()
     show_as(["elastic-spawner"], dict(os.environ))
-    _say(line, {"ready_s": time.monotonic() - started})
+    _send(line, {"ready_s": time.monotonic() - started})
     return _fork_on_request(line, guard_pid, imported)
 
 
-def _say(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
+def _send(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
     ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
     try:
         line.sendmsg([json.dumps(message).encode()], ancillary)
@@ -179,18 +179,18 @@ def _fork_on_request(line: socket.socket, guard_pid: int, imported: Imported) ->
             try:
                 standby = _fork_standby(line)
             except OSError as error:
-                _say(line, {"fork_failed": error.strerror or str(error)})
+                _send(line, {"fork_failed": error.strerror or str(error)})
                 continue
             if standby is not None:
                 return _stand_by(*standby, guard_pid, imported)
 
 
 def _fork_standby(line: socket.socket) -> tuple[socket.socket, int, int] | None:
-    """Fork a grandchild. Returns in it only: its line to the guard, a descriptor that ends when it may go on, and the
-    process between.
+    """Fork a grandchild. Returns in it only: its line to the guard, a descriptor that ends when it may continue,
+    and the intermediate process.
 
-    It is announced before the process between ends, which makes it the guard's child: the guard never has a child
-    that it was not told of. Raises OSError when it cannot fork.
+    It is announced before the intermediate process ends, which makes it the guard's child: the guard never has a
+    child that was not announced. Raises OSError when it cannot fork.
     """
     theirs, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     held, release = os.pipe()
@@ -210,7 +210,7 @@ def _fork_standby(line: socket.socket) -> tuple[socket.socket, int, int] | None:
 
 
 def _announce(line: socket.socket, theirs: socket.socket) -> None:
-    """Tell the guard what the process between says of its child."""
+    """Report to the guard what the intermediate process sends about its child."""
     theirs.settimeout(_FORK_S)
     try:
         answer = theirs.recv(64)
@@ -218,9 +218,9 @@ def _announce(line: socket.socket, theirs: socket.socket) -> None:
         answer = b""
     if answer.isdigit():
         theirs.setblocking(True)
-        _say(line, {"standby": int(answer)}, theirs.fileno())
+        _send(line, {"standby": int(answer)}, theirs.fileno())
     else:
-        _say(line, {"fork_failed": answer.decode(errors="replace") or "the intermediate process died"})
+        _send(line, {"fork_failed": answer.decode(errors="replace") or "the intermediate process died"})
 
 
 def _close(*those: socket.socket | int) -> None:
@@ -229,10 +229,8 @@ def _close(*those: socket.socket | int) -> None:
 
 
 def _fork_again(own: socket.socket, held: int) -> int:
-    """In the process between: returns its number, in its child only; it ends itself when it may."""
-    between_pid = (
-        os.getpid()
-    )  # asked later, its child might get the guard's, which may have adopted it by then
+    """In the intermediate process: returns its number, in its child only; it exits when it may."""
+    between_pid = os.getpid()  # later its child might get the guard's pid, which may have adopted it by then
     try:
         pid = os.fork()
         if pid == 0:
@@ -247,7 +245,7 @@ def _fork_again(own: socket.socket, held: int) -> int:
 def _stand_by(
     line: socket.socket, held: int, between_pid: int, guard_pid: int, imported: Imported
 ) -> PythonProgram:
-    """Wait for the guard's word, then become the worker it names."""
+    """Wait for the guard's command, then become the worker in it."""
     os.setsid()
     os.read(held, 1)
     os.close(held)
@@ -274,7 +272,7 @@ def _stand_by(
 
 
 def _await_adoption(between_pid: int) -> None:
-    """The process between is ending; nothing tells when it has, but it takes no millisecond."""
+    """The intermediate process is ending; there is no event for it, but it takes less than a millisecond."""
     ends = time.monotonic() + _FORK_S
     while os.getppid() == between_pid and time.monotonic() < ends:
         time.sleep(0.0002)
@@ -318,7 +316,7 @@ def _prepare(
 
 
 def _take_signals(ignored: list[int]) -> None:
-    """From here on signals are the worker's. What came before was for the job as a whole, and is not."""
+    """From here on signals are for the worker. Earlier ones were for the job as a whole, and are dropped."""
     linux.forget_job_signals()
     for signum in ignored:
         if signal.getsignal(signum) == signal.SIG_DFL:  # else a preloaded module handles it

@@ -1,7 +1,7 @@
-"""Where the agents of a run meet over c10d: dialling, hosting, and the coordinator that goes with hosting.
+"""The c10d rendezvous backend: dialling, hosting, and the coordinator that runs in the hosting process.
 
-The agent whose machine the endpoint names hosts the store, after it has dialled and found nobody; this
-election repeats on every dial, so another agent of the same machine takes over when the host's agent dies.
+The agent whose machine the endpoint names hosts the store, if it has dialled and nothing answers; this election
+repeats on every dial, so another agent of the same machine takes over when the host's agent dies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class C10dBackend(RendezvousBackend):
         super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
         self._jobs = JobFiles(state_dir)
         self._alone = endpoint.port == 0
-        """Any port will do: no other agent can know it, and this one's next life does not either."""
+        """Any port will do: no other agent can know it, nor can a restart of this one."""
         self._forgets = False
         """What is remembered ends with this process."""
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class C10dBackend(RendezvousBackend):
     # -- which run ------------------------------------------------------------------------------
 
     def agree(self, fingerprint: str) -> str:
-        """Find the run of this job in the store, or found it; see :class:`RendezvousBackend`."""
+        """Find the run of this job in the store, or create it; see :class:`RendezvousBackend`."""
         if self._alone and not self._forgets:
             self.history_store, self._forgets = BoundedRunHistoryStore(VolatileRunHistoryStore()), True
         self._ensure_host()
@@ -64,7 +64,7 @@ class C10dBackend(RendezvousBackend):
         return run_id
 
     def release(self) -> None:
-        """Take the agreed name off the store; see :class:`RendezvousBackend`."""
+        """Remove the agreed name from the store; see :class:`RendezvousBackend`."""
         if self._fingerprint is not None and self.run_id is not None:
             c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S)
 
@@ -74,10 +74,10 @@ class C10dBackend(RendezvousBackend):
         if self._fingerprint is not None:
             self._jobs.remove(f"{self._endpoint} {self._fingerprint}")
 
-    # -- dialling and hosting (a Connector) -----------------------------------------------------
+    # -- dialling and hosting -------------------------------------------------------------------
 
     def connect(self) -> NodeLink:
-        """A new connection to the run's store; if nobody answers, hosts it first if that falls to this machine."""
+        """A new connection to the run's store; hosts it first if nothing answers and the endpoint is local."""
         assert self.run_id is not None  # agreed before
         if self._endpoint.port != 0 and not self._coordinator_failed:
             try:
@@ -91,7 +91,7 @@ class C10dBackend(RendezvousBackend):
 
     @property
     def _coordinator_failed(self) -> bool:
-        """Whether this process hosts a store that nobody coordinates."""
+        """Whether this process hosts a store without a coordinator."""
         return self._host is not None and (self._coordinator is None or self._coordinator.failed)
 
     def _ensure_host(self) -> None:
@@ -122,7 +122,7 @@ class C10dBackend(RendezvousBackend):
         return coordinator.busy_with if coordinator is not None else []
 
     def _poke(self) -> None:
-        if self._coordinator_failed:  # whoever is connected would wait for ever: have all of them dial anew
+        if self._coordinator_failed:  # connected nodes would wait for ever: have all of them reconnect
             with self._lock:
                 if self._coordinator_failed:
                     self._close_host()

@@ -1,7 +1,7 @@
 """Coordinates all runs of a store, in a thread of the process that hosts it.
 
-The thread waits for hints in the store's inbox. It resumes the driver of each run that has hints, or whose time has
-come, and performs what that driver asks for.
+The thread waits for hints in the store's inbox. It resumes the driver of each run that has hints or is due, and
+performs the effects that the driver yields.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorLink, StoreLostError
 
 RUNS_READ_EVERY_S = 2.0
-"""How often it is looked whether runs have come of which no hint told."""
+"""How often the list of runs is read, for runs without a hint."""
 
 MAX_RUNS = 1000
 """How many runs of a store are coordinated at a time."""
 
 LOOKS_PER_TURN = 64
-"""At how many runs that are not coordinated it is looked in a turn: names alone do not hold up those that are."""
+"""How many runs that are not coordinated are checked per turn: mere names must not delay those that are."""
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """How long a run is left alone after an internal error with it."""
@@ -41,7 +41,7 @@ class Inbox(Protocol):
         """Hints as (run id, incarnation); empty at the time-out."""
 
     def runs(self) -> Collection[str]:
-        """Every run that ever registered here and was not struck off."""
+        """Every run that ever registered here and was not removed."""
 
     def strike(self, run_id: str) -> None:
         """Take a removed run off that list."""
@@ -77,9 +77,9 @@ class CoordinatorThread(threading.Thread):
         Args:
             inbox: where nodes leave hints.
             open_link: opens the coordinator's link for a run id.
-            memory: the disk of this machine.
+            history_store: the run histories on this machine's disk.
             on_change: called (in this thread) whenever ``busy_with`` changed, and at the end.
-            on_plan: told (in this thread) of the newest plan of each run, when it is another one.
+            on_plan: called (in this thread) with the newest plan of each run, when it has changed.
             on_turn: called (in this thread) at each turn, as a sign of life.
             keep_over_s: how long a run that is over stays in the store when no node of it is left.
             idle_s: it turns at least this often.
@@ -88,7 +88,7 @@ class CoordinatorThread(threading.Thread):
         self._inbox = inbox
         self._runs_read_s = -math.inf
         self._hinted: dict[str, None] = {}
-        """Runs that are not coordinated and of which a hint told, in order."""
+        """Runs with a hint that are not coordinated yet, in order."""
         self._listed: dict[str, None] = {}
         """Those that are only on the store's list, in order."""
         self._open_link = open_link
@@ -190,13 +190,13 @@ class CoordinatorThread(threading.Thread):
         except Exception as error:
             if self._stopping.is_set():
                 return
-            self._coordinated.pop(run_id, None)  # taken up again, it begins with what the store says
+            self._coordinated.pop(run_id, None)  # the next driver begins with the content of the store
             self._resting[run_id] = rest
             pause_s = next(rest.pauses_s)
             rest.until_s = now_s + pause_s
             trace = (
                 None if isinstance(error, StoreLostError) else error
-            )  # whether it is lost, the inbox tells
+            )  # if the store is lost, reading the inbox fails
             self._log.error(
                 f"error in the coordinator; retrying in {pause_s:g} s",
                 run=run_id,
@@ -234,8 +234,8 @@ class CoordinatorThread(threading.Thread):
         """Run the driver until it waits for hints again, or until the run is removed; None: it is a new one."""
         waiting = run_until(WaitForHints, run.steps, run.perform, hints)
         plan = run.driver.plan
-        if plan is not None and plan is not run.told:
-            run.told = plan
+        if plan is not None and plan is not run.shown:
+            run.shown = plan
             self._on_plan(run.run_id, plan)
         if waiting is not None:
             run.until_s = waiting.until_s
@@ -262,8 +262,8 @@ class _Coordinated:
     perform: Callable[[Effect[Any]], Any]
     until_s: float = -math.inf
     """Until when the driver waits for hints."""
-    told: Plan | None = None
-    """The newest plan that was told of."""
+    shown: Plan | None = None
+    """The newest plan that ``on_plan`` was called with."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ class _JobFile(msgspec.Struct):
 
 
 class JobFiles:
-    """A file per job in the agent's state directory. A job is any text: where its agents meet, and what they run."""
+    """A file per job in the agent's state directory. A job is any text: its endpoint, and what its workers run."""
 
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir / "jobs"
@@ -31,7 +31,7 @@ class JobFiles:
         return _run_in(self._file(job))
 
     def write(self, job: str, run_id: str) -> None:
-        """Remember the job's run; forget the oldest jobs whose agents did not live to do it.
+        """Store the job's run; remove the files of the oldest jobs whose agents were killed.
 
         Raises:
             OSError: the state directory cannot be written.
@@ -42,7 +42,7 @@ class JobFiles:
             run_id_there = _run_in(file)
             if (
                 run_id_there is None or not (self._nodes / run_id_there).exists()
-            ):  # its nodes are forgotten, too
+            ):  # its node ids are removed, too
                 with contextlib.suppress(OSError):
                     file.unlink()
 

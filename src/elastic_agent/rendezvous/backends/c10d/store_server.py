@@ -1,7 +1,8 @@
 """Hosts the c10d store and its coordinator on a machine that takes no part: ``elastic-agent serve``.
 
-What is lost with this process is found again: the agents redial and tell the new store what they run, and the
-state directory tells what was decided last. If all of that is in time for the leases, running worlds go on untouched.
+The state of this process is recovered when it restarts: the agents redial and publish in the new store what they
+run, and the state directory contains the last decisions. If this is done within the leases, running worlds
+continue.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ EVERYWHERE = "0.0.0.0"
 
 
 class CannotServeError(Exception):
-    """The endpoint is not this machine's, or somebody else listens there; the message is one line."""
+    """The endpoint is not this machine's, or another program listens there; the message is one line."""
 
 
 class StopRequests:
-    """SIGTERM and SIGINT from now on; whoever waits for them waits for other news too."""
+    """Receives SIGTERM and SIGINT from now on; a wait for them can also be woken for other reasons."""
 
     def __init__(self) -> None:
         """Take the signals over, until the process ends; one that is ignored (``serve &`` in a script) stays so."""
@@ -56,7 +57,7 @@ class StopRequests:
         self._news.put(signal.Signals(signum).name)
 
     def report(self) -> None:
-        """Wake whoever waits (from any thread)."""
+        """Wake the waiting thread (from any thread)."""
         self._news.put("")
 
     def wait(self) -> str:
@@ -65,15 +66,15 @@ class StopRequests:
 
 
 def serve(endpoint: Endpoint | None, state_dir: Path, stop: StopRequests) -> bool:
-    """Serve until told to stop.
+    """Serve until a signal to stop.
 
     Args:
-        endpoint: where the agents meet; None: this machine's name and the default port.
-        state_dir: where what was decided is kept for the next start.
+        endpoint: the rendezvous endpoint; None: this machine's name and the default port.
+        state_dir: the directory for the run history, read at the next start.
         stop: signals that came since the program began.
 
     Returns:
-        Whether it ended as asked; False if the coordinator failed.
+        Whether it was stopped by a signal; False if the coordinator failed.
 
     Raises:
         CannotServeError: the endpoint is not this machine's, or is taken.
@@ -87,7 +88,7 @@ def serve(endpoint: Endpoint | None, state_dir: Path, stop: StopRequests) -> boo
 
 
 class Server:
-    """The coordinator of a hosted store, and what the log says of its runs."""
+    """The coordinator of a hosted store, and the log lines about its runs."""
 
     def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path, stop: StopRequests) -> None:
         from elastic_agent.rendezvous.coordinator_driver import IDLE_S
@@ -108,36 +109,36 @@ class Server:
             host.coordinator_link,
             BoundedRunHistoryStore(RunHistoryStore(state_dir, c10d_store(host.port))),
             stop.report,
-            on_plan=self._tell,
+            on_plan=self._log_plan,
             on_turn=self._turned,
             idle_s=min(IDLE_S, self._manager.alive_every_s),
         )
 
     def run(self) -> bool:
-        """Coordinate until told to stop; whether that is why it ended."""
+        """Coordinate until a signal to stop; whether that is why it ended."""
         if self._manager.watchdog_s is not None:
             faulthandler.enable()  # its SIGABRT writes down where we hang
         self._coordinator.start()
         self._log.info(f"serving at {self._endpoint}", state_dir=str(self._state_dir))
         self._manager.notify(READY, self._status(), patience_s=DIAL_TIMEOUT_S)
-        while not (asked := self._stop.wait()) and not self._coordinator.failed:
+        while not (signal_name := self._stop.wait()) and not self._coordinator.failed:
             self._manager.notify(self._status())
-        self._end(asked)
-        return bool(asked)
+        self._end(signal_name)
+        return bool(signal_name)
 
-    def _end(self, asked: str) -> None:
+    def _end(self, signal_name: str) -> None:
         self._manager.notify(STOPPING)
         needed_by = list(self._coordinator.busy_with)
         self._coordinator.stop()
-        if not asked:
+        if not signal_name:
             return
         if needed_by:
             self._log.warning(
-                f"{asked} received: closing the store, which is still used by {_enumerated(needed_by)}; "
+                f"{signal_name} received: closing the store, which is still used by {_enumerated(needed_by)}; "
                 "workers keep running if it is back within the lease"
             )
         else:
-            self._log.info(f"{asked} received: closing the store, which no run uses")
+            self._log.info(f"{signal_name} received: closing the store, which no run uses")
 
     def join(self) -> None:
         """After the store was closed: wait for the thread."""
@@ -153,7 +154,7 @@ class Server:
             self._alive_due_s = now_s + self._manager.alive_every_s / 2  # the next turn may be that late
             self._manager.notify(ALIVE)
 
-    def _tell(self, run_id: str, plan: Plan) -> None:
+    def _log_plan(self, run_id: str, plan: Plan) -> None:
         """In the coordinator's thread: a line when a run begins, or is back, and one when it ends."""
         if plan.is_terminal:
             if run_id in self._open:
@@ -182,11 +183,11 @@ def _hosted(endpoint: Endpoint, shown: Endpoint) -> Iterator[C10dHost]:
             )
         host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S)
     except TransportError as error:
-        told = str(error).replace(str(endpoint), str(shown))
-        raise CannotServeError(f"cannot serve at {shown}: {told}") from None
+        problem = str(error).replace(str(endpoint), str(shown))
+        raise CannotServeError(f"cannot serve at {shown}: {problem}") from None
     if host is None:
-        told = _who_answers(endpoint).replace(str(endpoint), str(shown))
-        raise CannotServeError(f"cannot serve at {shown}: {told}")
+        problem = _who_answers(endpoint).replace(str(endpoint), str(shown))
+        raise CannotServeError(f"cannot serve at {shown}: {problem}")
     try:
         yield host
     finally:
@@ -194,7 +195,7 @@ def _hosted(endpoint: Endpoint, shown: Endpoint) -> Iterator[C10dHost]:
 
 
 def _who_answers(endpoint: Endpoint) -> str:
-    """Who has the endpoint, in words."""
+    """The program at the endpoint, in words."""
     from elastic_agent.transport import TransportError, c10d
 
     try:

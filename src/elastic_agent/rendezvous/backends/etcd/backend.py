@@ -1,4 +1,4 @@
-"""Where the agents of a run meet in etcd: dialling its members, and one agent that coordinates at a time."""
+"""The etcd rendezvous backend: dialling etcd's members, and electing one agent as the coordinator."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Members:
         """A connection to a member that answers, and this etcd's name.
 
         Raises:
-            UnreachableError: none answers; the message says of each why.
-            NotAStoreError: none will, however often it is asked.
+            UnreachableError: none answers; the message gives the reason for each.
+            NotAStoreError: none will, after any number of retries.
         """
         problems: list[TransportError] = []
         first = self._preferred
@@ -113,7 +113,7 @@ class Members:
         return client, name
 
     def suspect(self, client: EtcdClient) -> None:
-        """Who used this connection gave it up: whoever dials next begins with another member."""
+        """This connection was given up: the next dial begins with another member."""
         with self._lock:
             shared = self._shared
             if shared is None or not shared.client.is_sibling_of(client):
@@ -129,7 +129,7 @@ class Members:
             before.client.close()
 
     def close(self) -> None:
-        """Let go of the shared connection; who uses it still has it."""
+        """Release the shared connection; its other users keep it."""
         self._share(None)
 
 
@@ -160,14 +160,14 @@ class EtcdBackend(RendezvousBackend):
         self._election: ElectionThread | None = None
 
     def agree(self, fingerprint: str) -> str:
-        """An etcd is shared by many: here every run has a name (the settings see to that)."""
+        """An etcd cluster is shared: here every run has a name (the settings enforce it)."""
         raise NotAStoreError("a run in etcd requires a run id; give --rdzv-id, the same on every node")
 
     def release(self) -> None:
         """No name was agreed."""
 
     def connect(self) -> NodeLink:
-        """A connection to one member; this agent stands for coordinator from the first one on."""
+        """A connection to one member; this agent takes part in the election from the first one on."""
         assert self.run_id is not None  # set before
         client, store = self._members.dial()
         keys = RunKeys(self._access.prefix, self.run_id)
@@ -197,19 +197,19 @@ class EtcdBackend(RendezvousBackend):
         return link
 
     def _mark(self) -> None:
-        """Our lease was renewed: if we coordinate, others are to know by when."""
+        """Our lease was renewed: if this agent coordinates, write a mark, by which others can date it."""
         election = self._election
         if election is not None:
             election.mark()
 
     @property
     def busy_with(self) -> list[str]:
-        """The run, while this agent coordinates it and its outcome is not known to everybody."""
+        """The run, while this agent coordinates it and not every node knows its outcome."""
         election = self._election
         return [self.run_id] if self.run_id and election is not None and election.winding_up else []
 
     def close(self) -> None:
-        """Stand for coordinator no more; another agent takes over at once."""
+        """Withdraw from the election; another agent takes over at once."""
         with self._lock:
             if self._election is not None:
                 self._election.stop()

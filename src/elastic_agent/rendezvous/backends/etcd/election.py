@@ -41,7 +41,7 @@ class Connect(Effect[None]):
 
 
 @dataclass(frozen=True)
-class AwaitVacancy(Effect[bytes | None]):
+class AwaitNoLeader(Effect[bytes | None]):
     """Wait until the run has nodes and no leader: the life of its records; None if that takes longer."""
 
     patience_s: float
@@ -67,7 +67,7 @@ class WaitForMark(Effect[bool | None]):
 
 
 class LeaderEffect(Effect[T_co]):
-    """What only the leader asks of etcd. Raises NotLeaderError when another agent leads."""
+    """A request to etcd that only the leader makes. Raises NotLeaderError when another agent leads."""
 
     __slots__ = ()
 
@@ -102,7 +102,7 @@ class KeepAlive(LeaderEffect[bool]):
 
 @dataclass(frozen=True)
 class WriteMark(LeaderEffect[None]):
-    """Write the leader key again, which every agent watches: what was written before is then known to be older."""
+    """Write the leader key again, which every agent watches: it dates everything written before."""
 
     def perform(self, leadership: Leadership) -> None:
         leadership.write_mark()
@@ -121,7 +121,7 @@ class Election:
     """One agent's part in the election of a run's coordinator, until the run is over."""
 
     def __init__(self, clock: Callable[[], float], log: ElectionLog) -> None:
-        """``clock``: seconds of this machine's clock; ``log``: for people."""
+        """``clock``: seconds of this machine's clock; ``log``: the agent's log."""
         self._clock = clock
         self._log = log
         self._driver: RunDriver | None = None
@@ -170,7 +170,7 @@ class Election:
         """Over one connection: campaign until elected, and lead until that ends."""
         yield from Connect()
         while self._goes_on():
-            life = yield from AwaitVacancy(PATIENCE_S)
+            life = yield from AwaitNoLeader(PATIENCE_S)
             if life is not None and self._goes_on() and (yield from Campaign(life)):
                 return (yield from self._lead())
 
@@ -204,10 +204,10 @@ class Election:
         self._over = True
 
     def _begin_run(self) -> Steps[float]:
-        """The run has no plan: learn how the last one of its name ended, which this machine may have slept through.
+        """The run has no plan: read how the last one of its name ended, which this machine may have missed.
 
-        If etcd does not know either, it is the first of its name, or etcd has lost its data: then an outcome that this
-        machine remembers, and of which it does not know that every node heard it, stands.
+        If that is not in etcd either, it is the first of its name, or etcd has lost its data: then an outcome in
+        this machine's run history is kept, unless every node is known to have acknowledged it.
 
         Returns:
             By when at the latest etcd had its data.
@@ -226,7 +226,7 @@ def keep_leading(clock: Callable[[], float], ttl_s: float, elected_s: float) -> 
     Args:
         clock: seconds of this machine's clock.
         ttl_s: for how long the key lives without being kept alive, seconds.
-        elected_s: when the key was asked for.
+        elected_s: when the key was requested.
 
     Returns:
         Why leadership is lost; empty if it was given up.

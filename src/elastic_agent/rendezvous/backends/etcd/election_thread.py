@@ -15,10 +15,10 @@ from elastic_agent.rendezvous.coordinator_effects import LEAST_WAIT_S, RemoveRun
 from elastic_agent.rendezvous.effects import BackOff, Effect, Sleep, run
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import TransportError
-from elastic_agent.transport.etcd import EtcdClient, Leadership, RunKeys, await_vacancy, campaign_for
+from elastic_agent.transport.etcd import EtcdClient, Leadership, RunKeys, await_no_leader, campaign_for
 
 from .election import (
-    AwaitVacancy,
+    AwaitNoLeader,
     Campaign,
     Connect,
     Election,
@@ -30,7 +30,7 @@ from .election import (
 
 
 class ElectionThread(threading.Thread):
-    """Takes part in a run's election until stopped, or until the run is over and every live node knows."""
+    """Takes part in a run's election until stopped, or until the run is over and every live node knows it."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class ElectionThread(threading.Thread):
 
         Args:
             run_id: the run's name.
-            keys: where the run lies in etcd.
+            keys: the run's keys in etcd.
             dial: a new connection to a member that answers.
-            memory: the disk of this machine.
+            history_store: the run histories on this machine's disk.
             lease_ttl_s: of the run's nodes, seconds.
             on_change: called (in this thread) whenever ``winding_up`` may have changed.
         """
@@ -96,7 +96,7 @@ class ElectionThread(threading.Thread):
             self.winding_up = self._election.winding_up
             self._on_change()
 
-    # -- performing what the election asks for --------------------------------------------------
+    # -- performing the election's effects ------------------------------------------------------
 
     def _perform(self, effect: Effect[Any]) -> Any:
         self._report()
@@ -109,8 +109,8 @@ class ElectionThread(threading.Thread):
                 self._close()
                 self._client = self._dial()
                 return None
-            case AwaitVacancy(patience_s):
-                return await_vacancy(self._connected(), self._keys, patience_s)
+            case AwaitNoLeader(patience_s):
+                return await_no_leader(self._connected(), self._keys, patience_s)
             case Campaign(life):
                 return self._campaign(life)
             case _:
@@ -166,7 +166,7 @@ class LeaderKeyThread(threading.Thread):
     """Keeps the leader key alive. When leadership is lost it closes the connection, so that no call waits longer."""
 
     def __init__(self, leadership: Leadership, elected_s: float) -> None:
-        """``elected_s``: when the key was asked for (``time.monotonic()``)."""
+        """``elected_s``: when the key was requested (``time.monotonic()``)."""
         super().__init__(name="etcd-leader", daemon=True)
         self._leadership = leadership
         self._elected_s = elected_s

@@ -1,4 +1,4 @@
-"""What a worker's files say after its end. Reading may take as long as a file server hangs: not for a loop."""
+"""Reads a worker's files after its end. May block as long as a file server hangs: not for an event loop."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from elastic_agent.workers.guard.messages import TAIL_BYTES
 
-__all__ = ["NOTHING_READ", "LastWords", "read_last_words"]
+__all__ = ["NOTHING_READ", "FinalOutput", "read_final_output"]
 
 _ERROR_FILE_BYTES = 1024 * 1024
 _ROOM_BYTES = 16 * 1024
-"""What a worker may want to write at its end."""
+"""The error and the end of the output of a worker."""
 
 
 @dataclass(frozen=True)
-class LastWords:
+class FinalOutput:
     """As far as they could be read."""
 
     error_file: str = ""
@@ -29,10 +29,10 @@ class LastWords:
     """Why nothing more can be written to its files, and where; empty if something can."""
 
 
-NOTHING_READ = LastWords()
+NOTHING_READ = FinalOutput()
 
 
-def read_last_words(error_file: str, output: dict[str, str]) -> LastWords:
+def read_final_output(error_file: str, output: dict[str, str]) -> FinalOutput:
     """Read them.
 
     Args:
@@ -42,11 +42,11 @@ def read_last_words(error_file: str, output: dict[str, str]) -> LastWords:
     folders = {os.path.dirname(path) for path in output.values()}
     no_room = next(filter(None, map(_no_room_in, sorted(folders))), "")
     stderr = _read(output["stderr"], TAIL_BYTES, end=True) if "stderr" in output else ""
-    return LastWords(_read(error_file, _ERROR_FILE_BYTES), stderr, no_room)
+    return FinalOutput(_read(error_file, _ERROR_FILE_BYTES), stderr, no_room)
 
 
 def _read(path: str, most_bytes: int, *, end: bool = False) -> str:
-    """The beginning of a file, or its end; nothing of what is no file, such as a pipe that nobody writes to."""
+    """The beginning of a file, or its end; empty for anything but a file, such as a pipe without a writer."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             known = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""Looking at a key disturbs nobody who waits for it."""
+"""Reading a key does not wake clients that wait for it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def looked_at_while_waited_for(host: c10d.C10dHost, awaited: bool) -> bool:
 
 def a_host() -> c10d.C10dHost:
     found = c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S)
-    assert found is not None  # port 0: nobody else can be there
+    assert found is not None  # port 0: no other process can have it
     return found
 
 

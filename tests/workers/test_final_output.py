@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.output.last_words import NOTHING_READ, LastWords, read_last_words
+from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput, read_final_output
 
 
 def test_the_error_file_and_the_end_of_stderr(tmp_path: Path) -> None:
     error, stderr = tmp_path / "error.json", tmp_path / "stderr.log"
     error.write_bytes(b'{"message": "caf\xe9"}')
     stderr.write_text("x" * 100_000 + "the end\n")
-    words = read_last_words(str(error), {"stderr": str(stderr), "stdout": str(tmp_path / "missing.log")})
-    assert words == LastWords('{"message": "caf\N{REPLACEMENT CHARACTER}"}', "x" * (8192 - 8) + "the end\n")
+    words = read_final_output(str(error), {"stderr": str(stderr), "stdout": str(tmp_path / "missing.log")})
+    assert words == FinalOutput('{"message": "caf\N{REPLACEMENT CHARACTER}"}', "x" * (8192 - 8) + "the end\n")
 
 
 def test_an_error_file_is_read_up_to_a_megabyte(tmp_path: Path) -> None:
     error = tmp_path / "error.json"
     error.write_text("x" * 2_000_000)
-    assert len(read_last_words(str(error), {}).error_file) == 1024 * 1024
+    assert len(read_final_output(str(error), {}).error_file) == 1024 * 1024
 
 
 def make_fifo(path: Path) -> None:
@@ -37,5 +37,5 @@ def test_what_is_no_file_says_nothing_and_holds_nobody_up(tmp_path: Path, make: 
     assert callable(make)
     for name in ("error.json", "stderr.log"):
         make(tmp_path / name)
-    words = read_last_words(str(tmp_path / "error.json"), {"stderr": str(tmp_path / "stderr.log")})
+    words = read_final_output(str(tmp_path / "error.json"), {"stderr": str(tmp_path / "stderr.log")})
     assert words == NOTHING_READ
