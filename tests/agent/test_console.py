@@ -60,14 +60,14 @@ def told() -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_world_is_announced_once_and_news_about_it_as_such(told: subprocess.CompletedProcess[str]) -> None:
+def test_a_world_is_logged_once_and_changes_to_it_as_updates(told: subprocess.CompletedProcess[str]) -> None:
     announced, news, following = [line for line in told.stderr.splitlines() if " generation " in line][:3]
     assert "generation 3: 1 node, 2 workers; ranks 0-1 here" in announced
     assert "generation 3 continues: refused: node id n1 is held" in news
     assert "generation 4: 1 node, 2 workers; ranks 0-1 here" in following
 
 
-def test_one_line_says_how_it_stands(told: subprocess.CompletedProcess[str]) -> None:
+def test_the_headline_describes_the_status_in_one_line(told: subprocess.CompletedProcess[str]) -> None:
     assert told.stdout.splitlines() == [
         "connecting to host0:0",
         "waiting for the store at host0:29400: refused",

@@ -12,7 +12,7 @@ from tests.ports import free_port
 PATIENCE_S = 60.0
 
 
-def test_two_machines_of_the_same_name_both_take_part(tmp_path: Path) -> None:
+def test_two_machines_with_the_same_host_name_both_take_part(tmp_path: Path) -> None:
     """The second one is refused, takes the next free id, and its workers run (all the guard says was said before)."""
     script = tmp_path / "show.py"
     script.write_text("import os; print(os.environ['ELASTIC_AGENT_NODE_ID'], os.environ['WORLD_SIZE'])")

@@ -19,7 +19,7 @@ def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
     return result.returncode, result.stderr
 
 
-def test_an_error_that_names_a_file_whose_name_is_no_utf_8_costs_one_restart(tmp_path: Path) -> None:
+def test_an_error_with_a_non_utf_8_file_name_costs_one_restart(tmp_path: Path) -> None:
     """The error file is as torch's `@record` writes it."""
     script = """
         import json, os, sys
@@ -36,7 +36,7 @@ def test_an_error_that_names_a_file_whose_name_is_no_utf_8_costs_one_restart(tmp
     assert any(r"exited with code 1: ValueError: cannot read caf\udce9.jpg" in one for one in messages), log
 
 
-def test_a_hanging_worker_whose_name_the_kernel_cut_within_a_character_is_restarted(tmp_path: Path) -> None:
+def test_a_hanging_worker_whose_name_was_cut_within_a_character_is_restarted(tmp_path: Path) -> None:
     """Its stacks are asked for first, for which the process is looked at. One of that name runs elsewhere, too."""
     hang = """
         import os, signal
@@ -53,7 +53,7 @@ def test_a_hanging_worker_whose_name_the_kernel_cut_within_a_character_is_restar
     assert "workers are writing their stacks" in log
 
 
-def test_pipes_in_the_place_of_a_workers_files_hold_nobody_up(tmp_path: Path) -> None:
+def test_pipes_in_place_of_a_workers_files_do_not_block_the_agent(tmp_path: Path) -> None:
     script = """
         import os, sys
         error_file = os.environ["TORCHELASTIC_ERROR_FILE"]
@@ -69,7 +69,7 @@ def test_pipes_in_the_place_of_a_workers_files_hold_nobody_up(tmp_path: Path) ->
     assert "exited with code 7" in log
 
 
-def test_a_full_disk_for_the_output_is_named_as_the_cause(tmp_path: Path) -> None:
+def test_a_full_output_disk_is_reported_as_the_cause(tmp_path: Path) -> None:
     """The error itself cannot be written there."""
     script = tmp_path / "train.py"
     script.write_text("import os; os.write(1, bytes(60_000)); raise RuntimeError('x' * 60_000)")

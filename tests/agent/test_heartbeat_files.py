@@ -32,13 +32,13 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_is_on_a_disk_where_memory_cannot_be_used(tmp_path: Path, temporary: Path) -> None:
+def test_it_is_on_disk_if_shared_memory_cannot_be_used(tmp_path: Path, temporary: Path) -> None:
     with make_heartbeat_file(2, str(tmp_path / "nowhere")) as file:
         assert Path(file.path).parent == temporary
         assert file.slots == 2
 
 
-def test_both_places_are_named_where_neither_can_be_used(tmp_path: Path, temporary: Path) -> None:
+def test_the_error_names_both_directories_if_neither_can_be_used(tmp_path: Path, temporary: Path) -> None:
     temporary.rmdir()
     nowhere = str(tmp_path / "nowhere")
     with pytest.raises(
@@ -48,7 +48,7 @@ def test_both_places_are_named_where_neither_can_be_used(tmp_path: Path, tempora
     assert f"see df {nowhere}" in str(told.value)
 
 
-def test_workers_start_where_shared_memory_is_full(tmp_path: Path) -> None:
+def test_workers_start_if_shared_memory_is_full(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("from elastic_agent import client; client.heartbeat(1); print('trained')")
     agent = [*COMMAND, "--state-dir", str(tmp_path / "state"), "--worker-start", "cold", str(script)]
@@ -93,11 +93,11 @@ def test_files_of_killed_agents_are_removed_and_no_others(tmp_path: Path) -> Non
         alive.communicate()
 
 
-def test_there_may_be_nothing_to_sweep(tmp_path: Path) -> None:
+def test_a_sweep_without_files_does_nothing(tmp_path: Path) -> None:
     sweep_heartbeat_files(str(tmp_path / "nowhere"))
 
 
-def test_a_new_file_that_another_agent_took_for_abandoned_is_made_again(
+def test_a_new_file_that_another_agent_swept_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from elastic_agent.client import _cells

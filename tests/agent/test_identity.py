@@ -47,12 +47,12 @@ def test_a_predecessor_whose_processes_ended_is_proven_gone(tmp_path: Path) -> N
     assert predecessor(tmp_path) == "old"
 
 
-def test_a_predecessor_with_a_living_process_is_not(tmp_path: Path) -> None:
+def test_a_predecessor_with_a_live_process_is_not_proven_gone(tmp_path: Path) -> None:
     leave_a_record(tmp_path, os.getpid())
     assert predecessor(tmp_path) is None
 
 
-def test_another_process_with_the_same_number_proves_nothing_against_it(tmp_path: Path) -> None:
+def test_a_reused_pid_does_not_count_as_the_predecessors_process(tmp_path: Path) -> None:
     def started_earlier(body: dict[str, Any]) -> None:
         body["processes"] = [[pid, ticks - 1] for pid, ticks in body["processes"]]
 
@@ -63,7 +63,7 @@ def test_another_process_with_the_same_number_proves_nothing_against_it(tmp_path
 @pytest.mark.parametrize(
     "elsewhere", [{"boot": "another one"}, {"boot": ""}, {"namespace": "pid:[1]"}, {"namespace": ""}]
 )
-def test_nothing_is_known_of_processes_of_another_boot_or_another_container(
+def test_processes_of_another_boot_or_container_are_not_proven_gone(
     tmp_path: Path, elsewhere: dict[str, str]
 ) -> None:
     """The state directory may lie on a volume that goes from machine to machine with a container of one name."""
@@ -72,12 +72,12 @@ def test_nothing_is_known_of_processes_of_another_boot_or_another_container(
 
 
 @pytest.mark.parametrize("text", ["", "{}", "not JSON", '{"incarnation": "old"}', "[1]"])
-def test_an_unreadable_record_proves_nothing(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_record_does_not_prove_a_predecessor_gone(tmp_path: Path, text: str) -> None:
     (tmp_path / "n1.lock").write_text(text)
     assert predecessor(tmp_path) is None
 
 
-def test_a_held_id_is_refused_with_one_line(tmp_path: Path) -> None:
+def test_a_node_id_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
     held = acquire_node_id(tmp_path, "n1")
     with pytest.raises(IdentityError, match="node id n1 is in use by another agent on this machine"):
         acquire_node_id(tmp_path, "n1")

@@ -46,7 +46,7 @@ def training(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_they_stay_ignored_and_the_log_says_so_once(tmp_path: Path) -> None:
+def test_ignored_signals_stay_ignored_and_are_logged_once(tmp_path: Path) -> None:
     with training(tmp_path) as agent:
         for signum in IGNORED:
             os.kill(agent.pid, signum)
@@ -56,7 +56,7 @@ def test_they_stay_ignored_and_the_log_says_so_once(tmp_path: Path) -> None:
     assert "the run finished" in log
 
 
-def test_one_that_is_named_is_handled(tmp_path: Path) -> None:
+def test_an_ignored_signal_that_is_configured_is_handled(tmp_path: Path) -> None:
     with training(tmp_path, "--signals-to-handle", "SIGHUP") as agent:
         os.kill(agent.pid, signal.SIGHUP)
         assert agent.wait(PATIENCE_S) == 6
@@ -66,13 +66,13 @@ def test_one_that_is_named_is_handled(tmp_path: Path) -> None:
     assert "ignoring" not in log
 
 
-def test_the_settings_show_what_is_left() -> None:
+def test_the_settings_list_the_remaining_signals() -> None:
     done = elastic_agent("settings", under=IGNORING)
     assert 'signals_to_handle = "SIGTERM"  ' in done.stdout
     assert "# default, without SIGINT, SIGHUP, SIGQUIT: ignored when the agent was started" in done.stdout
 
 
-def test_a_server_in_the_background_of_a_script_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+def test_a_background_server_of_a_script_survives_ctrl_c(tmp_path: Path) -> None:
     endpoint = f"localhost:{free_port()}"
     with started("serve", "--rdzv-endpoint", endpoint, "--state-dir", str(tmp_path)) as server:
         assert server.stderr is not None

@@ -57,7 +57,7 @@ def holders(folder: Path, count: int, *words: str) -> Iterator[list[str]]:
         yield said
 
 
-def test_agents_get_ids_of_their_own_and_the_same_ones_after_all_were_killed(tmp_path: Path) -> None:
+def test_agents_get_distinct_ids_and_the_same_ones_after_all_were_killed(tmp_path: Path) -> None:
     base = host_name()
     ids = [base, f"{base}-2", f"{base}-3"]
     with holders(tmp_path, 3) as said:
@@ -70,7 +70,7 @@ def test_agents_get_ids_of_their_own_and_the_same_ones_after_all_were_killed(tmp
         assert said == [f"{base} life"], "the first free one"
 
 
-def test_of_two_agents_with_one_explicit_id_one_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_one_of_two_agents_with_the_same_explicit_id_is_refused_in_one_line(tmp_path: Path) -> None:
     with holders(tmp_path, 2, "n1") as said:
         held, refused = sorted(said)
         assert held == "n1 None"
@@ -81,7 +81,7 @@ def test_of_two_agents_with_one_explicit_id_one_is_refused_in_one_line(tmp_path:
     acquire_node_id(tmp_path, "n1").release()
 
 
-def test_runs_do_not_share_their_seats(tmp_path: Path) -> None:
+def test_node_id_locks_are_per_run(tmp_path: Path) -> None:
     with holders(tmp_path / "one", 1) as first, holders(tmp_path / "other", 1) as second:
         assert first == second == [f"{host_name()} None"]
 
@@ -98,7 +98,7 @@ def leave_seats(nodes: Path, count: int) -> list[NodeIdLock]:
     return seats
 
 
-def test_the_seats_of_old_runs_are_forgotten_unless_somebody_holds_them(tmp_path: Path) -> None:
+def test_unheld_node_id_locks_of_old_runs_are_removed(tmp_path: Path) -> None:
     held, *others = leave_seats(tmp_path, 5)
     for node_id_lock in others:
         node_id_lock.release()
@@ -110,14 +110,14 @@ def test_the_seats_of_old_runs_are_forgotten_unless_somebody_holds_them(tmp_path
     held.release()
 
 
-def test_one_sweep_does_not_take_long(tmp_path: Path) -> None:
+def test_one_sweep_removes_a_limited_number_of_folders(tmp_path: Path) -> None:
     for node_id_lock in leave_seats(tmp_path, 5):
         node_id_lock.release()
     prune_node_ids(tmp_path, keep=1, at_most=2)
     assert sorted(os.listdir(tmp_path)) == ["run-2", "run-3", "run-4"]
 
 
-def test_a_seat_that_is_swept_while_it_is_taken_is_taken_all_the_same(
+def test_a_node_id_lock_swept_during_its_acquisition_is_still_acquired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acquire_node_id(tmp_path / "run", "n1").release()
@@ -138,5 +138,5 @@ def test_a_seat_that_is_swept_while_it_is_taken_is_taken_all_the_same(
     node_id_lock.release()
 
 
-def test_there_may_be_nothing_to_sweep(tmp_path: Path) -> None:
+def test_a_sweep_without_files_does_nothing(tmp_path: Path) -> None:
     prune_node_ids(tmp_path / "none")

@@ -21,7 +21,7 @@ STOPPED = Stop(saved=True, reason="walltime", chosen=True)
 
 
 @pytest.mark.parametrize("reason", ["walltime", "preempted"])
-def test_a_job_that_had_to_stop_is_requeued_by_the_one_that_was_chosen(reason: str) -> None:
+def test_an_interrupted_job_is_requeued_by_the_plans_requeuer(reason: str) -> None:
     decision = decide(AUTO, JOB, replace(STOPPED, reason=reason))
     assert decision.act
     assert decision.why == f"requeueing the job ({reason}, requeue 1 of at most 100)"
@@ -30,22 +30,22 @@ def test_a_job_that_had_to_stop_is_requeued_by_the_one_that_was_chosen(reason: s
 
 
 @pytest.mark.parametrize("reason", ["drain", "grow", "operator", ""])
-def test_what_a_person_stopped_stays_stopped(reason: str) -> None:
+def test_a_job_stopped_by_a_user_is_not_requeued(reason: str) -> None:
     assert not decide(AUTO, JOB, replace(STOPPED, reason=reason)).act
 
 
-def test_what_finished_or_failed_is_not_started_again() -> None:
+def test_a_finished_or_failed_job_is_not_requeued() -> None:
     decision = decide(AUTO, JOB, replace(STOPPED, saved=False))
     assert (decision.act, decision.why) == (False, "")
 
 
-def test_never_means_never() -> None:
+def test_requeue_never_disables_requeueing() -> None:
     decision = decide(replace(AUTO, when="never", command="true"), JOB, STOPPED)
     assert not decision.act
     assert "--requeue is never" in decision.why
 
 
-def test_outside_slurm_only_a_command_can_do_it() -> None:
+def test_outside_slurm_requeueing_requires_a_command() -> None:
     decision = decide(AUTO, None, STOPPED)
     assert not decision.act
     assert "not a Slurm job step" in decision.why
@@ -53,13 +53,13 @@ def test_outside_slurm_only_a_command_can_do_it() -> None:
 
 
 @pytest.mark.parametrize(("before", "act"), [(0, True), (2, True), (3, False), (9, False)])
-def test_there_is_a_limit(before: int, act: bool) -> None:
+def test_requeues_are_limited(before: int, act: bool) -> None:
     decision = decide(replace(AUTO, most=3), replace(JOB, requeues=before), STOPPED)
     assert decision.act is act
     assert act or f"requeued {before} times, and --max-requeues is 3" in decision.why
 
 
-def test_a_limit_of_none_forbids_the_first_one() -> None:
+def test_a_limit_of_0_disables_requeueing() -> None:
     assert not decide(replace(AUTO, most=0), JOB, STOPPED).act
 
 
@@ -73,13 +73,13 @@ def test_the_sites_command_is_run_by_a_shell(tmp_path: Path) -> None:
     assert (tmp_path / "note").read_text() == "again\n"
 
 
-def test_a_command_that_refuses_is_quoted() -> None:
+def test_a_failing_command_is_quoted() -> None:
     done = asyncio.run(requeue(replace(AUTO, command="echo first; echo not today >&2; exit 3"), JOB))
     assert done.level == "error"
     assert "failed with exit code 3: not today; its state is saved" in done.text
 
 
-def test_a_command_that_hangs_is_ended_with_all_it_started(
+def test_a_hanging_command_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job, "REQUEUE_TIMEOUT_S", 0.3)
@@ -92,7 +92,7 @@ def test_a_command_that_hangs_is_ended_with_all_it_started(
         os.close(sleeper)
 
 
-def test_without_scontrol_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_scontrol_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     done = asyncio.run(requeue(AUTO, JOB))
     assert done.level == "error"
@@ -100,7 +100,7 @@ def test_without_scontrol_one_line_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "\n" not in done.text
 
 
-def test_without_scontrol_the_jobs_end_is_unknown_and_nothing_else(
+def test_without_scontrol_only_the_jobs_end_is_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -120,7 +120,7 @@ def test_outside_a_step_there_is_no_job(missing: str) -> None:
     assert SlurmJob.from_environment({name: value for name, value in STEP.items() if name != missing}) is None
 
 
-def test_the_first_life_was_never_requeued() -> None:
+def test_the_first_start_of_a_job_has_no_requeues() -> None:
     assert SlurmJob.from_environment(STEP) == SlurmJob("4711", 0)
     again = SlurmJob.from_environment(
         {**STEP, "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1795265604"}
@@ -138,12 +138,12 @@ def test_a_task_of_an_array_is_named_as_one() -> None:
     assert SlurmJob.from_environment(array) == SlurmJob("4711_3", 0)
 
 
-def test_of_a_heterogeneous_job_the_leader_is_named() -> None:
+def test_a_heterogeneous_job_is_named_by_its_leader() -> None:
     component = {**STEP, "SLURM_JOB_ID": "4712", "SLURM_JOB_ID_HET_GROUP_0": "4711"}
     assert SlurmJob.from_environment(component) == SlurmJob("4711", 0)
 
 
-def test_facts_are_those_of_the_first_component_whatever_comes_behind() -> None:
+def test_job_facts_are_read_from_the_first_component() -> None:
     text = (
         "JobId=4 HetJobId=4 JobName=a Restarts=1 EndTime=1795265604 PreemptTime=None Comment=x EndTime=7\n"
         "JobId=5 HetJobId=4 JobName=a Restarts=0 EndTime=9 PreemptTime=9\n"

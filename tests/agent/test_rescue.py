@@ -70,7 +70,7 @@ def test_the_first_survivor_requeues_the_job(controller: Path) -> None:
     ],
     ids=["its node is there", "requeued already", "ending", "no batch job", "its batch host is unknown"],
 )
-def test_any_other_job_is_left_alone(controller: Path, facts: str) -> None:
+def test_other_jobs_are_not_touched(controller: Path, facts: str) -> None:
     (controller / "facts").write_text(facts)
     assert rescued("n1") is None
     assert done(controller) == []
@@ -93,7 +93,7 @@ class Turns:
             self._facts.write_text("JobState=PENDING")
 
 
-def test_a_later_survivor_acts_if_those_before_it_did_not(
+def test_a_later_survivor_acts_if_earlier_ones_did_not(
     controller: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(monkeypatch, controller, requeued_meanwhile=False)
@@ -102,7 +102,7 @@ def test_a_later_survivor_acts_if_those_before_it_did_not(
     assert done(controller) == ["scontrol requeue 4711"]
 
 
-def test_a_later_survivor_leaves_a_job_alone_that_one_before_it_requeued(
+def test_a_later_survivor_does_not_touch_a_job_that_was_requeued(
     controller: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(monkeypatch, controller, requeued_meanwhile=True)
@@ -111,7 +111,7 @@ def test_a_later_survivor_leaves_a_job_alone_that_one_before_it_requeued(
     assert done(controller) == []
 
 
-def test_not_all_survivors_of_a_large_job_wait_for_their_turn(
+def test_only_a_few_survivors_of_a_large_job_wait_for_their_turn(
     controller: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = Turns(monkeypatch, controller, requeued_meanwhile=False)
@@ -140,13 +140,13 @@ def test_a_job_that_slurm_does_not_requeue_is_cancelled(controller: Path) -> Non
     assert done(controller) == ["scancel --state=RUNNING 4711"]
 
 
-def test_after_a_sites_own_command_what_is_left_of_the_job_is_cancelled(controller: Path) -> None:
+def test_after_a_custom_requeue_command_the_remaining_job_is_cancelled(controller: Path) -> None:
     said = rescued("n1", dataclasses.replace(AUTO, command=f"echo resubmitted >>{controller}/done"))
     assert said is not None
     assert done(controller) == ["resubmitted", "scancel --state=RUNNING 4711"]
 
 
-def test_a_controller_that_does_not_answer_at_first_is_asked_again(
+def test_an_unresponsive_controller_is_queried_again(
     controller: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job would stay in state RUNNING, without a process that trains, until its time limit."""
@@ -156,7 +156,7 @@ def test_a_controller_that_does_not_answer_at_first_is_asked_again(
     assert done(controller) == ["scontrol requeue 4711"]
 
 
-def test_without_an_answer_nothing_is_done(controller: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_the_job_is_not_touched(controller: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = Turns(monkeypatch, controller, requeued_meanwhile=False)
     (controller / "facts").unlink()
     said = rescued("n1")

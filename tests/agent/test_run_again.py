@@ -50,7 +50,7 @@ def first_plan_of_a_new_store(backend: C10dBackend) -> Plan:
 
 
 @pytest.mark.parametrize("outcome", [Phase.FINISHED, Phase.FAILED])
-def test_a_node_that_heard_the_verdict_begins_anew_when_it_hosts_the_next_time(
+def test_a_node_that_acknowledged_the_outcome_starts_a_new_run_as_the_next_host(
     backend: C10dBackend, outcome: Phase
 ) -> None:
     backend.remember(last_plan(outcome))
@@ -59,12 +59,12 @@ def test_a_node_that_heard_the_verdict_begins_anew_when_it_hosts_the_next_time(
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 0)
 
 
-def test_a_verdict_stands_as_long_as_this_nodes_part_has_not_ended(backend: C10dBackend) -> None:
+def test_an_outcome_is_kept_until_this_nodes_part_has_ended(backend: C10dBackend) -> None:
     backend.remember(last_plan(Phase.FINISHED))
     assert first_plan_of_a_new_store(backend).phase is Phase.FINISHED
 
 
-def test_a_node_that_left_a_running_run_still_knows_it(backend: C10dBackend) -> None:
+def test_a_node_that_left_a_running_run_keeps_its_history(backend: C10dBackend) -> None:
     backend.remember(last_plan(Phase.RUNNING))
     backend.run_ended()
     plan = first_plan_of_a_new_store(backend)
@@ -74,7 +74,7 @@ def test_a_node_that_left_a_running_run_still_knows_it(backend: C10dBackend) -> 
 @pytest.mark.parametrize(
     ("options", "left"), [([], []), (["--rdzv-id", "mine"], ["mine.run"])], ids=["unnamed", "named"]
 )
-def test_an_agent_alone_that_is_killed_leaves_behind_only_what_can_be_taken_up(
+def test_a_killed_single_agent_leaves_only_a_history_that_can_be_resumed(
     tmp_path: Path, options: list[str], left: list[str]
 ) -> None:
     """Its port is a random one, so without a name its next life is another run in any case."""
@@ -95,7 +95,7 @@ def test_an_agent_alone_that_is_killed_leaves_behind_only_what_can_be_taken_up(
     assert kept == left
 
 
-def test_agents_of_a_run_that_has_finished_end_without_the_store_of_an_agent_that_ended_before_them(
+def test_agents_of_a_finished_run_exit_after_the_agent_that_hosted_the_store(
     backend: C10dBackend, tmp_path: Path
 ) -> None:
     backend.remember(last_plan(Phase.FINISHED))

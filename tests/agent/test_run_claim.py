@@ -32,14 +32,14 @@ def move_to_another_machine(folder: Path) -> None:
     file.write_text(json.dumps({**body, "boot": "another boot", "keys": keys}))
 
 
-def test_the_agents_of_one_endpoint_take_part_together(tmp_path: Path) -> None:
+def test_agents_of_one_endpoint_share_the_claim(tmp_path: Path) -> None:
     for at in (place("n1.example", 29400), ClaimedEndpoint.of(Endpoint("10.0.0.1", 2379), "etcd")):
         folder = tmp_path / at.backend
         for claim in (take(folder, at), take(folder, at)):
             claim.release()
 
 
-def test_an_endpoint_is_the_same_whatever_its_own_machine_calls_it(tmp_path: Path) -> None:
+def test_an_endpoint_is_the_same_under_all_of_its_names(tmp_path: Path) -> None:
     first = take(tmp_path, place("localhost", 29400))
     second = take(tmp_path, place("127.0.0.1", 29400))
     first.release()
@@ -51,7 +51,7 @@ def test_an_endpoint_is_the_same_whatever_its_own_machine_calls_it(tmp_path: Pat
     "other",
     [place("n1", 29401), place("n2", 29400), place("localhost", 29400), ClaimedEndpoint.of(None, "c10d")],
 )
-def test_a_run_of_that_name_at_another_endpoint_is_refused_while_agents_live(
+def test_a_run_of_the_same_name_at_another_endpoint_is_refused_while_agents_live(
     tmp_path: Path, other: ClaimedEndpoint
 ) -> None:
     first = take(tmp_path, place("n1", 29400))
@@ -61,7 +61,7 @@ def test_a_run_of_that_name_at_another_endpoint_is_refused_while_agents_live(
     take(tmp_path, other).release()
 
 
-def test_a_run_may_move_away_from_a_machine_that_is_dead_though_its_lock_is_still_there(
+def test_a_run_can_leave_a_dead_machine_whose_lock_remains(
     tmp_path: Path,
 ) -> None:
     """A file server keeps the locks of a machine that lost its power for a while."""
@@ -80,7 +80,7 @@ def test_a_run_may_move_away_from_a_machine_that_is_dead_though_its_lock_is_stil
     lock_of_the_dead.release()
 
 
-def test_an_endpoint_on_loopback_of_another_machine_cannot_be_tried_and_counts_as_in_use(
+def test_a_loopback_endpoint_of_another_machine_counts_as_in_use(
     tmp_path: Path,
 ) -> None:
     held = take(tmp_path, place("localhost", 29400))

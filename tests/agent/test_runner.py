@@ -152,9 +152,7 @@ def test_a_late_answer_about_one_generation_does_not_end_the_next(guard: Guard, 
     assert bench.closer.drain_closing(PATIENCE_S)
 
 
-def test_workers_that_could_not_even_be_asked_for_count_as_stopped_at_once(
-    guard: Guard, tmp_path: Path
-) -> None:
+def test_workers_that_were_never_requested_count_as_stopped_at_once(guard: Guard, tmp_path: Path) -> None:
     async def scene() -> Bench:
         bench = Bench(guard, tmp_path)
         bench.start_in_vain(3)
@@ -168,7 +166,7 @@ def test_workers_that_could_not_even_be_asked_for_count_as_stopped_at_once(
     assert not [*tmp_path.glob("*.beat")]
 
 
-def test_files_that_cannot_be_read_in_time_do_not_keep_a_failure_from_being_told(
+def test_a_failure_is_reported_if_the_workers_files_cannot_be_read_in_time(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a file server that hangs."""
@@ -208,9 +206,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-def test_workers_have_the_time_of_a_notice_left_when_the_clock_is_set_meanwhile(
-    guard: Guard, tmp_path: Path
-) -> None:
+def test_setting_the_clock_does_not_change_the_time_left_after_a_notice(guard: Guard, tmp_path: Path) -> None:
     async def scene() -> None:
         bench = Bench(guard, tmp_path)
         bench.start(1, sys.executable, "-c", SETS_THE_CLOCK, tmp_path / "left")
@@ -223,13 +219,13 @@ def test_workers_have_the_time_of_a_notice_left_when_the_clock_is_set_meanwhile(
     assert 60.0 - PATIENCE_S < float((tmp_path / "left").read_text()) <= 60.0
 
 
-def test_a_full_disk_takes_the_journal_and_nothing_else() -> None:
+def test_a_full_disk_affects_only_the_event_log() -> None:
     event_log = EventLog(Path("/dev/full"))
     event_log.write("worker_exited")  # an error here would keep the agent from hearing of the exit
     event_log.close()
 
 
-def test_a_frozen_guard_does_not_keep_workers_running_that_are_to_stop(guard: Guard, tmp_path: Path) -> None:
+def test_workers_are_stopped_even_if_the_guard_is_frozen(guard: Guard, tmp_path: Path) -> None:
     async def scene() -> int:
         bench = Bench(guard, tmp_path)
         bench.start(1, sys.executable, "-c", "import time; time.sleep(1000)")
@@ -269,7 +265,7 @@ async def ready_for(pid: int, signum: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("agent_gets_it", ["before", "after", "never"])
-def test_a_worker_that_dies_of_a_signal_which_its_agent_got_too_has_not_failed(
+def test_a_worker_killed_by_a_signal_that_its_agent_received_has_not_failed(
     guard: Guard, tmp_path: Path, agent_gets_it: str
 ) -> None:
     async def scene() -> Bench:
@@ -298,7 +294,7 @@ def test_a_worker_that_dies_of_a_signal_which_its_agent_got_too_has_not_failed(
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_worker_that_handles_such_a_signal_by_exiting_has_neither_succeeded_nor_failed(
+def test_a_worker_that_exits_on_such_a_signal_has_neither_succeeded_nor_failed(
     guard: Guard, tmp_path: Path, code: int
 ) -> None:
     async def scene() -> Bench:
@@ -319,7 +315,7 @@ def test_a_worker_that_handles_such_a_signal_by_exiting_has_neither_succeeded_no
 @pytest.mark.parametrize(
     ("program", "to_all"), [(EXITS, False), (IGNORES, True)], ids=["for the agent alone", "ignored"]
 )
-def test_a_worker_that_such_a_signal_did_not_reach_succeeds_or_fails_as_ever(
+def test_a_worker_that_did_not_receive_the_signal_succeeds_or_fails_as_usual(
     guard: Guard, tmp_path: Path, program: str, to_all: bool
 ) -> None:
     """It has finished its training meanwhile: started again, it would do the same."""
@@ -348,7 +344,7 @@ def test_a_worker_that_such_a_signal_did_not_reach_succeeds_or_fails_as_ever(
     assert asyncio.run(scene(2, 3)).ends == ["failed", "stopped"]
 
 
-def test_of_a_worker_that_ended_before_its_guard_heard_the_signal_counts_what_it_began_with() -> None:
+def test_for_a_worker_that_exited_before_the_guard_got_the_signal_the_initial_setting_counts() -> None:
     signals = StopSignals([signal.SIGUSR1])
     for ignored, suspects in (((), {signal.SIGUSR1}), ((signal.SIGUSR1,), set())):
         interruptions = Interruptions(signals, ignored)
@@ -380,7 +376,7 @@ class SlowGpus(GpuMemory):
         return []
 
 
-def test_the_next_workers_wait_until_what_the_last_ones_left_is_cleared_away(
+def test_the_next_workers_wait_for_the_cleanup_of_the_last_generation(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "CLEANUP_LIMIT_S", PATIENCE_S)
@@ -402,7 +398,7 @@ def test_the_next_workers_wait_until_what_the_last_ones_left_is_cleared_away(
     asyncio.run(scene())
 
 
-def test_the_next_workers_do_not_wait_long_for_it(
+def test_the_wait_for_the_cleanup_is_limited(
     guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "CLEANUP_LIMIT_S", 0.05)

@@ -32,7 +32,7 @@ def why(folder: Path, source: str) -> str | None:
         ("import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:x'", "PYTORCH_CUDA_ALLOC_CONF", 2),
     ],
 )
-def test_what_is_set_before_torch_is_imported_counts(
+def test_variables_set_before_the_import_of_torch_are_detected(
     tmp_path: Path, source: str, name: str, line: int
 ) -> None:
     reason = why(tmp_path, source)
@@ -59,13 +59,13 @@ def test_other_scripts_start_warm(tmp_path: Path, source: str) -> None:
     assert why(tmp_path, source) is None
 
 
-def test_a_script_that_sets_the_title_of_its_process_gets_its_own_python(tmp_path: Path) -> None:
+def test_a_script_that_sets_its_process_title_starts_cold(tmp_path: Path) -> None:
     assert why(tmp_path, "import torch\nimport setproctitle") == (
         "train.py imports setproctitle, which has no effect in a warm worker"
     )
 
 
-def test_a_script_that_is_not_there_is_no_matter_here(tmp_path: Path) -> None:
+def test_a_missing_script_is_not_reported_by_the_scan(tmp_path: Path) -> None:
     assert needs_own_python("missing.py", is_module=False, folder=str(tmp_path), environ={}) is None
 
 
@@ -82,7 +82,7 @@ SETS = "import os\nos.environ['PYTORCH_JIT'] = '0'\n"
         ("train", True, {"train.py": SETS}),
     ],
 )
-def test_folders_and_modules_are_looked_at_too_and_nothing_runs(
+def test_folders_and_modules_are_scanned_without_running_them(
     tmp_path: Path, script: str, is_module: bool, files: dict[str, str]
 ) -> None:
     for name, content in files.items():

@@ -36,17 +36,17 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_slurm_is_asked_for_the_address_of_a_name_that_only_it_knows(answer: Path) -> None:
+def test_the_address_of_a_name_that_only_slurm_knows_is_queried(answer: Path) -> None:
     answer.write_text(LINE.format(address="10.1.2.3", hostname="localhost"))
     assert reachable_endpoint(FIRST, STEP) == Endpoint("10.1.2.3", 24711)
 
 
-def test_where_slurms_address_is_no_host_name_either_the_machines_own_name_is_taken(answer: Path) -> None:
+def test_if_slurms_address_does_not_resolve_the_machines_name_is_used(answer: Path) -> None:
     answer.write_text(LINE.format(address="alias.invalid", hostname="localhost"))
     assert reachable_endpoint(FIRST, STEP) == Endpoint("localhost", 24711)
 
 
-def test_without_an_answer_the_endpoint_stays_as_it_is(answer: Path) -> None:
+def test_without_an_answer_the_endpoint_is_unchanged(answer: Path) -> None:
     assert not answer.exists()
     assert reachable_endpoint(FIRST, STEP) == FIRST
 
@@ -60,13 +60,13 @@ def test_without_an_answer_the_endpoint_stays_as_it_is(answer: Path) -> None:
     ],
     ids=["a name that resolves", "no node of this step", "not in a step"],
 )
-def test_slurm_is_asked_about_its_own_names_only(
+def test_only_names_of_slurm_nodes_are_queried(
     answer: Path, endpoint: Endpoint, environ: dict[str, str]
 ) -> None:
     answer.write_text(LINE.format(address="10.1.2.3", hostname="localhost"))
     assert reachable_endpoint(endpoint, environ) == endpoint
 
 
-def test_words_in_a_reason_are_not_taken_for_facts() -> None:
+def test_text_in_a_reason_is_not_parsed_as_fields() -> None:
     facts = parse_node(LINE.format(address="10.1.2.3", hostname="n0"))
     assert facts == {"NodeAddr": "10.1.2.3", "NodeHostName": "n0", "State": "DOWN*+DRAIN"}

@@ -12,7 +12,7 @@ from tests.cli.support import elastic_agent
 from tests.ports import free_port
 
 
-def test_a_program_that_cannot_be_started_ends_the_run_in_good_order(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_started_ends_the_run_cleanly(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/no/such/interpreter\n")
     program.chmod(0o755)
@@ -24,7 +24,7 @@ def test_a_program_that_cannot_be_started_ends_the_run_in_good_order(tmp_path: P
 
 
 @pytest.mark.parametrize("words", [["train.py"], ["-m", "train"]], ids=["script", "module"])
-def test_a_warm_worker_whose_script_and_folder_were_removed_says_what_is_missing(
+def test_a_warm_worker_whose_script_was_removed_reports_what_is_missing(
     tmp_path: Path, words: list[str]
 ) -> None:
     folder = tmp_path / "folder"
@@ -48,7 +48,7 @@ def test_a_script_whose_name_is_not_utf_8_is_run(tmp_path: Path, how: str) -> No
     assert (result.returncode, result.stdout) == (0, "['caf\\udce9.py']\n"), result.stderr
 
 
-def test_one_port_is_enough_for_a_run_of_one_node_that_crashes_in_a_loop(tmp_path: Path) -> None:
+def test_a_single_node_in_a_crash_loop_needs_only_one_port(tmp_path: Path) -> None:
     port = free_port()
     options = ["--standalone", "--port-range", f"{port}:{port}", "--max-restarts", "3"]
     options += ["--state-dir", str(tmp_path / "state"), "--log-format", "console"]

@@ -167,7 +167,7 @@ def host(endpoint: Endpoint, tmp_path: Path) -> Iterator[HostProcess]:
         yield opened
 
 
-def test_a_node_that_lost_its_lease_comes_again_although_the_disk_is_full(
+def test_a_node_that_lost_its_lease_rejoins_although_the_disk_is_full(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story() -> None:
@@ -189,7 +189,7 @@ def test_a_node_that_lost_its_lease_comes_again_although_the_disk_is_full(
     assert "cannot write the state directory" in "".join(capsys.readouterr())
 
 
-def test_a_state_directory_that_hangs_costs_no_lease(
+def test_a_hanging_state_directory_does_not_cost_the_lease(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story() -> None:
@@ -214,7 +214,7 @@ def test_a_state_directory_that_hangs_costs_no_lease(
 
 
 @pytest.mark.parametrize("disk", ["written down", "disk full", "disk hangs"])
-def test_a_new_guard_starts_nothing_for_an_incarnation_that_names_the_old_one_on_disk(
+def test_a_new_guard_starts_no_workers_before_it_is_recorded_on_disk(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path, disk: str
 ) -> None:
     """A successor that finds the old guard gone would take the workers of the new one for gone."""
@@ -298,7 +298,7 @@ def named(event: Event) -> str | None:
     return None
 
 
-def test_subscribers_see_a_run_in_order_whatever_becomes_of_one_of_them(
+def test_subscribers_get_events_in_order_although_one_of_them_fails(
     endpoint: Endpoint, host: HostProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[str] = []
@@ -362,7 +362,7 @@ def test_records_of_the_event_log_name_attributes_of_their_events() -> None:
         assert {*attributes} <= {field.name for field in dataclasses.fields(kind)}, name
 
 
-def test_every_record_of_the_event_log_has_what_its_event_has(tmp_path: Path) -> None:
+def test_records_of_the_event_log_contain_all_fields_of_their_events(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     log = EventLog(journal, node="a")
     for event in (

@@ -82,7 +82,7 @@ class Agent:
         return loop.time() - start_s
 
 
-def test_it_is_up_when_workers_run_and_not_before(manager: Manager) -> None:
+def test_it_is_ready_when_workers_run_and_not_before(manager: Manager) -> None:
     async def story() -> None:
         agent = Agent(manager)
         agent.service.start()
@@ -98,7 +98,7 @@ def test_it_is_up_when_workers_run_and_not_before(manager: Manager) -> None:
     assert [line for line in manager.heard if line.startswith("WATCHDOG")] == []
 
 
-def test_what_systemd_had_no_time_to_take_is_said_again(manager: Manager) -> None:
+def test_a_notification_that_systemd_did_not_accept_is_repeated(manager: Manager) -> None:
     async def story() -> None:
         agent = Agent(manager)
         agent.run_workers()
@@ -114,12 +114,12 @@ def test_what_systemd_had_no_time_to_take_is_said_again(manager: Manager) -> Non
     asyncio.run(story())
 
 
-def test_a_status_is_one_line_of_whatever_text(manager: Manager) -> None:
+def test_a_status_is_one_line_for_any_text(manager: Manager) -> None:
     SystemdNotifier(manager.address).notify(status("/data/\udcff\nREADY=1 \x1b[2J \u202e"))
     assert manager.hear() == ["STATUS=/data/\\udcff READY=1 \\x1b[2J \\u202e"]
 
 
-def test_it_is_up_when_it_waits_for_others_and_was_not_refused_at_once(manager: Manager) -> None:
+def test_it_is_ready_when_it_waits_for_others_and_was_not_refused_at_once(manager: Manager) -> None:
     async def story() -> None:
         agent = Agent(manager)
         agent.tell(REGISTERED)
@@ -129,7 +129,7 @@ def test_it_is_up_when_it_waits_for_others_and_was_not_refused_at_once(manager: 
     asyncio.run(story())
 
 
-def test_more_time_is_asked_for_while_it_dials_and_while_it_stops_but_not_while_it_hosts_on(
+def test_the_timeout_is_extended_while_dialling_and_stopping_but_not_while_hosting(
     manager: Manager,
 ) -> None:
     more = "EXTEND_TIMEOUT_USEC=60000000"
@@ -156,7 +156,7 @@ def test_more_time_is_asked_for_while_it_dials_and_while_it_stops_but_not_while_
     asyncio.run(story())
 
 
-def test_a_loop_that_hangs_gives_no_sign_of_life(manager: Manager) -> None:
+def test_a_hanging_loop_sends_no_keep_alive(manager: Manager) -> None:
     async def story() -> None:
         agent = Agent(manager, watchdog_s=2 * LOOK_EVERY_S)
         agent.run_workers()
@@ -172,14 +172,14 @@ def test_a_loop_that_hangs_gives_no_sign_of_life(manager: Manager) -> None:
 
 
 @pytest.mark.parametrize(("in_order", "lines"), [(True, ["READY=1"]), (False, [])])
-def test_an_agent_that_ends_well_before_it_was_up_was_up(
+def test_an_agent_that_ends_well_before_it_is_ready_reports_readiness(
     manager: Manager, in_order: bool, lines: list[str]
 ) -> None:
     Agent(manager).service.ended("finished: every worker\nsucceeded", in_order=in_order)
     assert manager.hear() == [*lines, "STOPPING=1", "STATUS=finished: every worker succeeded"]
 
 
-def test_without_systemd_nothing_is_done() -> None:
+def test_without_systemd_nothing_is_sent() -> None:
     async def story() -> None:
         service = SystemdReporter(SystemdNotifier(), lambda: pytest.fail("the headline must not be computed"))
         service.start()
@@ -188,7 +188,7 @@ def test_without_systemd_nothing_is_done() -> None:
     asyncio.run(story())
 
 
-def test_what_systemd_gave_is_for_this_process_alone() -> None:
+def test_systemds_variables_are_not_inherited() -> None:
     given = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
     assert SystemdNotifier.taken_from(given) == SystemdNotifier("@x", 3.0)
     assert given == {"HOME": "/"}
@@ -204,5 +204,5 @@ def test_what_systemd_gave_is_for_this_process_alone() -> None:
     ],
     ids=str,
 )
-def test_a_watchdog_that_is_not_ours_is_left_alone(given: dict[str, str]) -> None:
+def test_a_watchdog_for_another_process_is_ignored(given: dict[str, str]) -> None:
     assert SystemdNotifier.taken_from(given) == SystemdNotifier("/run/x", None)

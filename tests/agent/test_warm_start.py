@@ -62,7 +62,7 @@ IGNORING_SIGNALS = ("sh", "-c", 'trap "" INT QUIT HUP; exec "$@"', "sh")
 
 
 @pytest.mark.parametrize("how", ["warm", "cold"])
-def test_what_the_agent_was_told_to_ignore_its_workers_do_not(tmp_path: Path, how: str) -> None:
+def test_signals_ignored_by_the_agent_are_not_ignored_by_its_workers(tmp_path: Path, how: str) -> None:
     seen = run(tmp_path, *IGNORING_SIGNALS, *AGENT, "--worker-start", how)
     assert seen["warm"] == (how == "warm"), seen["said"]
     handlers = seen["handlers"]
@@ -75,7 +75,7 @@ def test_what_the_agent_was_told_to_ignore_its_workers_do_not(tmp_path: Path, ho
     )  # SIG_IGN, as Python sets them
 
 
-def test_descriptors_that_the_agent_inherited_do_not_reach_its_workers(tmp_path: Path) -> None:
+def test_workers_do_not_inherit_the_agents_descriptors(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     try:
         seen = run(tmp_path, *AGENT, pass_fds=(read_end, write_end))
@@ -110,7 +110,7 @@ def test_workers_are_warm_however_the_agent_was_started(tmp_path: Path, command:
     assert seen["path"] == str(tmp_path)
 
 
-def test_the_agent_says_once_why_its_workers_start_cold(tmp_path: Path) -> None:
+def test_the_reason_for_cold_starts_is_logged_once(tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("")
     seen = run(tmp_path, *AGENT)
     assert not seen["warm"]
@@ -119,7 +119,7 @@ def test_the_agent_says_once_why_its_workers_start_cold(tmp_path: Path) -> None:
     assert str(tmp_path / "queue.py") in told[0]
 
 
-def test_a_preload_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> None:
+def test_a_failing_preload_is_reported_with_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("raise LookupError('no weights')")
     seen = run(tmp_path, *AGENT, "--preload", "my_model")
     assert not seen["warm"]
@@ -127,7 +127,7 @@ def test_a_preload_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> 
     assert "workers start cold" in seen["said"]
 
 
-def test_what_is_preloaded_is_there_at_once(tmp_path: Path) -> None:
+def test_preloaded_modules_are_available_at_once(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("import os\nprint('loaded by', os.getpid(), flush=True)")
     script = tmp_path / "train.py"
     script.write_text("import sys\nassert 'my_model' in sys.modules\nprint('trained', flush=True)")
@@ -136,7 +136,7 @@ def test_what_is_preloaded_is_there_at_once(tmp_path: Path) -> None:
     assert done.stdout.count("loaded by") == 1
 
 
-def test_what_a_preload_prints_comes_out_once_though_nobody_flushed_it(tmp_path: Path) -> None:
+def test_unflushed_output_of_a_preload_is_printed_once(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("print('loaded')")
     script = tmp_path / "train.py"
     script.write_text("print('trained')")
@@ -144,7 +144,7 @@ def test_what_a_preload_prints_comes_out_once_though_nobody_flushed_it(tmp_path:
     assert (done.stdout.count("loaded"), done.stdout.count("trained")) == (1, 2), done.stdout
 
 
-def test_a_thread_of_the_interpreters_own_customisation_is_noticed(tmp_path: Path) -> None:
+def test_a_thread_started_by_sitecustomize_is_detected(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
@@ -164,7 +164,7 @@ def test_an_agent_that_was_started_with_a_closed_stream_trains(tmp_path: Path, c
     assert seen["fds"] == [0, 1, 2, 3]
 
 
-def test_a_script_that_knows_nothing_of_us_writes_its_stacks_on_demand(tmp_path: Path) -> None:
+def test_a_script_without_the_client_writes_its_stacks_on_demand(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import time\ndef wait_here():\n    print('ready')\n    time.sleep(1000)\nwait_here()")
     with subprocess.Popen(

@@ -165,11 +165,11 @@ def test_imports_run_downwards(room: str) -> None:
     assert complaints(files({room}), upwards) == []
 
 
-def test_every_room_has_a_floor_and_every_floor_exists() -> None:
+def test_every_package_has_a_layer_and_every_layer_exists() -> None:
     assert {*rooms()} - BESIDE.keys() == FLOOR_OF.keys()
 
 
-def test_settings_are_read_upstairs_only() -> None:
+def test_only_upper_layers_read_settings() -> None:
     """What a lower room needs of them it is given, so that it can be used without them."""
 
     def reads(file: Path, one: Import) -> bool:
@@ -216,7 +216,7 @@ def test_the_guard_needs_the_standard_library_only() -> None:
     assert complaints(guard, foreign) == []
 
 
-def test_torchs_private_names_stand_in_one_module() -> None:
+def test_private_names_of_torch_are_used_in_one_module() -> None:
     def private(file: Path, one: Import) -> bool:
         parts = one.module.split(".")
         known = any(one.module.startswith(binding) for binding in TORCHS_BINDINGS)
@@ -226,7 +226,7 @@ def test_torchs_private_names_stand_in_one_module() -> None:
     assert complaints(files(FLOOR_OF.keys()), private) == []
 
 
-def test_what_stands_in_for_torch_distributed_is_the_same_thing() -> None:
+def test_the_substitute_for_torch_distributed_is_the_same_object() -> None:
     import torch.distributed
     from torch._C import _distributed_c10d as bindings
 
@@ -234,7 +234,7 @@ def test_what_stands_in_for_torch_distributed_is_the_same_thing() -> None:
     assert bindings.PrefixStore is torch.distributed.PrefixStore
 
 
-def test_private_modules_are_used_in_their_own_room_only() -> None:
+def test_private_modules_are_used_in_their_own_package_only() -> None:
     def pries(file: Path, one: Import) -> bool:
         other = room_of(one.module)
         if other is None or other == place(file).split("/")[0]:

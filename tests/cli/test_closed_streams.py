@@ -24,7 +24,7 @@ def name_of(closed: tuple[int, ...]) -> str:
 
 
 @pytest.mark.parametrize("closed", COMBINATIONS, ids=name_of)
-def test_a_question_is_answered_on_what_is_open(closed: tuple[int, ...]) -> None:
+def test_settings_is_printed_with_any_standard_stream_closed(closed: tuple[int, ...]) -> None:
     done = elastic_agent("settings", under=closing(closed))
     assert done.returncode == 0
     assert ("max_restarts" in done.stdout) == (1 not in closed)
@@ -32,7 +32,7 @@ def test_a_question_is_answered_on_what_is_open(closed: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("closed", COMBINATIONS, ids=name_of)
-def test_a_mistake_ends_with_its_exit_code(closed: tuple[int, ...]) -> None:
+def test_a_usage_error_has_its_exit_code(closed: tuple[int, ...]) -> None:
     done = elastic_agent("--nnodes", "0", "train.py", under=closing(closed))
     assert done.returncode == 2
     assert ("--nnodes: got" in done.stderr) == (2 not in closed)

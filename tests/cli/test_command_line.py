@@ -31,7 +31,7 @@ ANSWERED_AT_ONCE = {
 
 
 @pytest.mark.parametrize("argv", ANSWERED_AT_ONCE.values(), ids=ANSWERED_AT_ONCE)
-def test_nothing_but_the_standard_library_is_imported_to_answer(argv: list[str]) -> None:
+def test_help_and_errors_import_only_the_standard_library(argv: list[str]) -> None:
     program = (
         "import sys; before = set(sys.modules); from elastic_agent.cli.main import main; main(sys.argv[1:]);"
         "print('loaded', *sorted(set(sys.modules) - before), file=sys.stderr)"
@@ -49,7 +49,7 @@ def test_nothing_but_the_standard_library_is_imported_to_answer(argv: list[str])
     assert sorted(loaded - sys.stdlib_module_names - {"elastic_agent"}) == []
 
 
-def test_a_mistake_is_one_line_on_standard_error_and_exit_code_2() -> None:
+def test_a_usage_error_is_one_line_on_standard_error_and_exit_code_2() -> None:
     done = elastic_agent("--nnodes", "4:1", "train.py")
     assert done.returncode == ExitCode.USAGE == 2
     assert done.stdout == ""
@@ -57,7 +57,7 @@ def test_a_mistake_is_one_line_on_standard_error_and_exit_code_2() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_no_words_at_all_say_what_is_missing() -> None:
+def test_without_arguments_the_error_names_what_is_missing() -> None:
     done = elastic_agent()
     assert done.returncode == 2
     assert "no script to run" in done.stderr
@@ -66,7 +66,7 @@ def test_no_words_at_all_say_what_is_missing() -> None:
 @pytest.mark.parametrize(
     "argv", [["--help"], ["-h"], ["run", "--help"], ["settings", "--help"], ["--nnodes", "0", "-h"]]
 )
-def test_help_from_anywhere(argv: list[str]) -> None:
+def test_help_is_printed_with_any_other_arguments(argv: list[str]) -> None:
     done = elastic_agent(*argv)
     assert done.returncode == 0
     assert done.stderr == ""
@@ -91,7 +91,7 @@ def test_help_fits_the_terminal(width: int) -> None:
     assert [line for line in too_long if " " in line.strip()] == []
 
 
-def test_version() -> None:
+def test_the_version_is_printed() -> None:
     for argv in (["version"], ["--version"]):
         done = elastic_agent(*argv)
         assert done.returncode == 0
@@ -100,7 +100,7 @@ def test_version() -> None:
     assert elastic_agent("version", "please").returncode == 2
 
 
-def test_settings_say_what_is_in_force_and_where_it_came_from(tmp_path: Path) -> None:
+def test_settings_prints_the_effective_settings_with_their_sources(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("settle = 2.5\n", encoding="utf-8")
     done = elastic_agent(
@@ -115,7 +115,7 @@ def test_settings_say_what_is_in_force_and_where_it_came_from(tmp_path: Path) ->
     assert re.search(r"^lease_ttl = 5.0 +# default$", done.stdout, re.MULTILINE)
 
 
-def test_settings_as_json(tmp_path: Path) -> None:
+def test_settings_are_printed_as_json(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("", encoding="utf-8")
     argv = ["--nnodes", "1:4", "--rdzv-endpoint", "n0", "--monitor-interval", "1", str(script), "--json"]
@@ -129,13 +129,13 @@ def test_settings_as_json(tmp_path: Path) -> None:
     assert [note["level"] for note in document["notes"]] == ["info"]
 
 
-def test_settings_refuse_what_run_would_refuse() -> None:
+def test_settings_rejects_what_run_would_reject() -> None:
     done = elastic_agent("settings", "--nnodes", "1:4")
     assert done.returncode == 2
     assert "requires a rendezvous endpoint" in done.stderr
 
 
-def test_stacks_of_no_worker_are_a_mistake() -> None:
+def test_stacks_without_a_worker_is_an_error() -> None:
     told = elastic_agent("stacks", "no-such-run")
     assert told.returncode == 2
     assert "no running worker of run no-such-run of user" in told.stderr
@@ -156,7 +156,7 @@ def test_stacks_of_no_worker_are_a_mistake() -> None:
         ("stacks --user no-such-user a", 'stacks: --user: got "no-such-user"; expected a user of this'),
     ],
 )
-def test_mistakes_in_commands_are_one_line(
+def test_usage_errors_of_commands_are_one_line(
     argv: str, answer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv.split()) == ExitCode.USAGE
@@ -172,7 +172,7 @@ def test_a_module_that_is_not_installed_starts_nothing() -> None:
     assert told.stderr.count("\n") == 1
 
 
-def test_the_reader_of_the_settings_may_go_away() -> None:
+def test_the_reader_of_the_settings_may_close_the_pipe() -> None:
     writer = subprocess.Popen(
         [*COMMAND, "settings"], env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -185,7 +185,7 @@ def test_the_reader_of_the_settings_may_go_away() -> None:
     assert errors == ""
 
 
-def test_a_script_called_like_a_command_can_be_named(tmp_path: Path) -> None:
+def test_a_script_with_the_name_of_a_command_can_be_run(tmp_path: Path) -> None:
     """Seen by the complaint about a script that is missing, which shows what was taken for the script."""
     for argv in (
         ["run", "settings"],
@@ -201,7 +201,7 @@ def test_a_script_called_like_a_command_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "argv", [["train.py"], ["/bin/true.py"], ["-m", "http.server"], ["serve"]], ids=lambda argv: argv[-1]
 )
-def test_from_a_working_directory_that_was_removed_nothing_starts(tmp_path: Path, argv: list[str]) -> None:
+def test_a_removed_working_directory_is_refused(tmp_path: Path, argv: list[str]) -> None:
     """torch cannot be loaded there: its MKL ends the process with a line of its own that explains nothing."""
     leaving = ["sh", "-c", 'mkdir gone; cd gone; rmdir ../gone; exec "$@"', "sh"]
     done = elastic_agent(*argv, under=["env", "-C", str(tmp_path), *leaving])
@@ -211,25 +211,25 @@ def test_from_a_working_directory_that_was_removed_nothing_starts(tmp_path: Path
 
 
 @pytest.mark.parametrize("argv", [["settings"], ["--help"], ["version"]], ids=lambda argv: argv[-1])
-def test_an_answer_that_cannot_be_written_is_one_line(argv: list[str]) -> None:
+def test_output_that_cannot_be_written_is_reported_in_one_line(argv: list[str]) -> None:
     done = elastic_agent(*argv, under=["sh", "-c", 'exec "$@" > /dev/full', "sh"])
     assert done.returncode == 2
     assert done.stderr == "elastic-agent: cannot write the output: No space left on device\n"
 
 
-def test_a_mistake_has_its_exit_code_also_where_no_complaint_can_be_written() -> None:
+def test_an_error_has_its_exit_code_if_no_message_can_be_written() -> None:
     done = elastic_agent("--nnodes", "0", "train.py", under=["sh", "-c", 'exec "$@" 2> /dev/full', "sh"])
     assert done.returncode == 2
 
 
-def test_a_script_that_comes_through_a_pipe_is_refused() -> None:
+def test_a_script_from_a_pipe_is_refused() -> None:
     """Reading it for the first time would leave nothing for the workers: they would do nothing and succeed."""
     done = elastic_agent("/dev/stdin", under=["sh", "-c", 'echo "raise SystemExit(7)" | "$@"', "sh"])
     assert done.returncode == 2
     assert 'script "/dev/stdin" is a pipe, which can be read only once' in done.stderr
 
 
-def test_workers_cannot_be_bound_to_gpus_that_are_not_there(tmp_path: Path) -> None:
+def test_numa_binding_without_gpus_is_refused(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     script = tmp_path / "train.py"

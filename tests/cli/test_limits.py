@@ -27,7 +27,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_too_few_open_files_are_refused_and_as_many_as_it_asks_for_are_enough(
+def test_too_few_open_files_are_refused_and_the_requested_number_is_enough(
     script: Path, tmp_path: Path
 ) -> None:
     argv = ["--nproc-per-node", "2", "--tee", "3", "--state-dir", str(tmp_path / "state"), str(script)]
@@ -61,7 +61,7 @@ def test_too_few_processes_are_refused() -> None:
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_python_that_this_user_cannot_start_is_refused(script: Path) -> None:
+def test_an_interpreter_that_this_user_cannot_execute_is_refused(script: Path) -> None:
     """It was started by a user who can, who then became this one."""
     program = (
         "import sys; sys.executable = '/opt/private/python'; from elastic_agent.cli.main import main; "

@@ -65,7 +65,7 @@ def serving(folder: Path, *argv: str, address: str = "") -> Iterator[Serving]:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("abstract", [False, True], ids=["file", "abstract"])
-def test_it_tells_systemd_and_ends_with_0_when_told(
+def test_serve_notifies_systemd_and_exits_with_0_on_a_signal(
     tmp_path: Path, signum: signal.Signals, abstract: bool
 ) -> None:
     port = free_port()
@@ -81,7 +81,7 @@ def test_it_tells_systemd_and_ends_with_0_when_told(
         ]
 
 
-def test_it_ends_when_told_before_it_serves(tmp_path: Path) -> None:
+def test_serve_exits_on_a_signal_before_it_is_ready(tmp_path: Path) -> None:
     """At any time: while Python starts, there is no handler for the signal yet."""
     server = Serving(tmp_path, str(tmp_path / "notify"), "--rdzv-endpoint", f"localhost:{free_port()}")
     try:
@@ -91,7 +91,7 @@ def test_it_ends_when_told_before_it_serves(tmp_path: Path) -> None:
         server.close()
 
 
-def test_under_a_name_of_this_machine_it_is_reached_by_that_name(tmp_path: Path) -> None:
+def test_serve_is_reachable_under_the_name_it_was_given(tmp_path: Path) -> None:
     """Also if that is a loopback address here, and another one elsewhere."""
     port = free_port()
     with serving(tmp_path, "--rdzv-endpoint", f"{socket.gethostname()}:{port}"):
@@ -100,7 +100,7 @@ def test_under_a_name_of_this_machine_it_is_reached_by_that_name(tmp_path: Path)
     assert "this machine's host name" in named
 
 
-def test_a_second_server_says_who_is_there_already(tmp_path: Path) -> None:
+def test_a_second_server_names_the_program_at_the_port(tmp_path: Path) -> None:
     endpoint = f"localhost:{free_port()}"
     with serving(tmp_path, "--rdzv-endpoint", endpoint):
         second = elastic_agent("serve", "--rdzv-endpoint", endpoint, "--state-dir", str(tmp_path / "other"))
@@ -109,7 +109,7 @@ def test_a_second_server_says_who_is_there_already(tmp_path: Path) -> None:
     assert "the port is in use by a store of elastic-agent" in second.stderr
 
 
-def test_servers_with_one_state_directory_keep_runs_of_one_name_apart(tmp_path: Path) -> None:
+def test_servers_with_one_state_directory_keep_their_runs_separate(tmp_path: Path) -> None:
     """As when one user serves two ports: neither inherits generations, restarts or the outcome of the other's run."""
     for number in range(2):
         endpoint = f"localhost:{free_port()}"
@@ -120,7 +120,7 @@ def test_servers_with_one_state_directory_keep_runs_of_one_name_apart(tmp_path: 
         assert "generation 1 succeeded" in run.stderr, run.stderr
 
 
-def test_another_program_at_the_port_is_told_apart(tmp_path: Path) -> None:
+def test_serve_identifies_another_program_at_the_port(tmp_path: Path) -> None:
     program = (
         "import http.server, sys; s = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler);"
         "print(s.server_port, flush=True); s.serve_forever()"
@@ -160,13 +160,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("argv", "said"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_one_line_and_exit_code_2(argv: list[str], said: str) -> None:
+def test_a_usage_error_of_serve_is_one_line_and_exit_code_2(argv: list[str], said: str) -> None:
     done = elastic_agent("serve", *argv)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert said in done.stderr
 
 
-def test_its_help_has_its_options_only() -> None:
+def test_the_help_of_serve_has_only_its_options() -> None:
     done = elastic_agent("serve", "--help")
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: elastic-agent serve")
@@ -175,7 +175,7 @@ def test_its_help_has_its_options_only() -> None:
     assert "--nnodes" not in done.stdout
 
 
-def test_a_jobs_settings_do_for_the_server_too(tmp_path: Path) -> None:
+def test_the_settings_of_a_job_are_accepted_by_serve(tmp_path: Path) -> None:
     """What is not for it is passed over, in the file as in the environment."""
     port = free_port()
     file = tmp_path / "job.toml"

@@ -40,7 +40,7 @@ def test_the_page_lists_every_exit_code() -> None:
         assert f"| {int(code)} | {meaning} |" in page
 
 
-def test_exit_codes_stay_what_they_are() -> None:
+def test_exit_codes_do_not_change() -> None:
     assert {code.name: code.value for code in ExitCode} == {
         "FINISHED": 0,
         "FAILED": 1,

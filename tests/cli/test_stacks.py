@@ -39,7 +39,7 @@ def claims(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("claims", [(OTHER_USER, signal.SIGUSR1)], indirect=True)
-def test_root_leaves_processes_of_other_users_alone_unless_one_is_named(claims: str) -> None:
+def test_root_signals_other_users_workers_only_with_user(claims: str) -> None:
     told = elastic_agent("stacks", claims)
     assert told.returncode == 2
     assert f"no running worker of run {claims} of user" in told.stderr
@@ -50,7 +50,7 @@ def test_root_leaves_processes_of_other_users_alone_unless_one_is_named(claims: 
 
 
 @pytest.mark.parametrize("claims", [(os.geteuid(), 0), (os.geteuid(), 99)], indirect=True)
-def test_a_signal_that_is_none_makes_no_worker(claims: str) -> None:
+def test_a_process_with_an_invalid_stacks_signal_is_not_a_worker(claims: str) -> None:
     told = elastic_agent("stacks", claims)
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)
     assert f"no running worker of run {claims}" in told.stderr

@@ -86,7 +86,7 @@ def test_a_temporary_folder_that_another_user_may_have_made_is_refused(
 
 
 @pytest.mark.parametrize(("attack", "reason"), ATTACKS)
-def test_nor_is_one_used_that_appears_at_the_last_moment(
+def test_a_temporary_folder_that_appears_at_the_last_moment_is_refused(
     temporary: Path, tmp_path: Path, attack: Attack, reason: str
 ) -> None:
     attack(temporary, tmp_path)
@@ -95,7 +95,9 @@ def test_nor_is_one_used_that_appears_at_the_last_moment(
     assert reason in str(caught.value)
 
 
-def test_nor_by_torchrun(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_refuses_an_unsafe_temporary_folder_too(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_to_all(temporary, temporary.parent)
     for name, value in without_a_home(temporary).items():
         monkeypatch.setenv(name, value)
@@ -105,7 +107,7 @@ def test_nor_by_torchrun(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> No
         create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1))
 
 
-def test_the_temporary_folder_is_for_its_user_alone(temporary: Path, script: Path) -> None:
+def test_the_temporary_folder_is_accessible_to_its_user_only(temporary: Path, script: Path) -> None:
     before = os.umask(0)
     try:
         for _ in ("made", "used again"):
@@ -116,7 +118,7 @@ def test_the_temporary_folder_is_for_its_user_alone(temporary: Path, script: Pat
         os.umask(before)
 
 
-def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path, script: Path) -> None:
+def test_a_symlink_in_place_of_a_lock_is_not_followed(tmp_path: Path, script: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine\n")
     lock = tmp_path / "state" / "nodes" / "train" / "n1.lock"
@@ -141,7 +143,7 @@ def closed_home(tmp_path: Path) -> Path:
     return home
 
 
-def test_with_a_home_that_cannot_be_searched_state_goes_to_the_temporary_folder(
+def test_an_inaccessible_home_falls_back_to_the_temporary_folder(
     closed_home: Path, temporary: Path, script: Path
 ) -> None:
     variables = {"HOME": str(closed_home), "XDG_STATE_HOME": "", "TMPDIR": str(temporary.parent)}
@@ -164,7 +166,7 @@ def test_with_a_home_that_cannot_be_searched_state_goes_to_the_temporary_folder(
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_lies_in_it_is_refused_in_one_line(
+def test_paths_in_an_inaccessible_home_are_refused_in_one_line(
     closed_home: Path, script: Path, argv: list[str], said: str
 ) -> None:
     def named(text: str) -> str:

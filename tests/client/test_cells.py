@@ -26,7 +26,7 @@ def test_file_is_small_complete_and_for_its_owner_only(tmp_path: Path) -> None:
         assert [*tmp_path.iterdir()] == [path]
 
 
-def test_each_cell_lies_where_the_layout_says(tmp_path: Path) -> None:
+def test_each_cell_is_at_its_documented_offset(tmp_path: Path) -> None:
     with HeartbeatFile.create(tmp_path, 2) as file:
         words = claim_cell(file.path, 1)
         assert words is not None
@@ -40,7 +40,7 @@ def test_each_cell_lies_where_the_layout_says(tmp_path: Path) -> None:
         assert raw[80:] == bytes(48)
 
 
-def test_no_name_can_be_guessed_from_another(tmp_path: Path) -> None:
+def test_names_of_heartbeat_files_are_unpredictable(tmp_path: Path) -> None:
     """Where every user may make files, a name that is known beforehand can be taken beforehand."""
     with HeartbeatFile.create(tmp_path, 1) as one, HeartbeatFile.create(tmp_path, 1) as other:
         middles = [Path(file.path).name[len(PREFIX) : -len(SUFFIX)] for file in (one, other)]
@@ -58,7 +58,7 @@ def test_closing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slot", [-1, 2])
-def test_slot_that_is_not_there_is_refused(tmp_path: Path, slot: int) -> None:
+def test_a_slot_out_of_range_is_refused(tmp_path: Path, slot: int) -> None:
     with (
         HeartbeatFile.create(tmp_path, 2) as file,
         pytest.raises(IndexError, match=f"got slot {slot}; expected 0 to 1"),
@@ -71,7 +71,7 @@ def test_file_without_slots_is_refused(tmp_path: Path) -> None:
         HeartbeatFile.create(tmp_path, 0)
 
 
-def test_failure_to_create_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_creation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError):
         HeartbeatFile.create(tmp_path / "nowhere", 1)
     monkeypatch.setattr(os, "write", lambda fd, data: len(data) - 1)  # as on a disk with less room

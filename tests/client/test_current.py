@@ -51,7 +51,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_under_the_agent_every_value_is_the_agents() -> None:
+def test_under_the_agent_all_values_come_from_the_agent() -> None:
     stable, placement = who(AGENT_ENVIRONMENT)
     assert stable == {
         "run_id": "digits",
@@ -73,7 +73,7 @@ def test_under_the_agent_every_value_is_the_agents() -> None:
     }
 
 
-def test_under_plain_python_one_worker_is_alone_in_the_world() -> None:
+def test_under_plain_python_the_world_is_one_worker() -> None:
     stable, placement = who({})
     host = os.uname().nodename
     assert stable == {
@@ -86,17 +86,17 @@ def test_under_plain_python_one_worker_is_alone_in_the_world() -> None:
     assert placement == ALONE
 
 
-def test_without_the_agent_both_ids_can_be_set_by_hand() -> None:
+def test_without_the_agent_both_ids_can_be_set_by_variables() -> None:
     stable, _ = who({"ELASTIC_AGENT_RUN_ID": "exp7", "ELASTIC_AGENT_NODE_ID": "desk"})
     assert (stable["run_id"], stable["worker_id"]) == ("exp7", "desk/0")
 
 
-def test_script_that_sets_only_what_a_process_group_of_one_needs_is_alone_too() -> None:
+def test_a_script_that_sets_rank_and_world_size_is_a_world_of_one() -> None:
     _, placement = who({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"})
     assert placement == ALONE
 
 
-def test_under_torchrun_ids_outlive_a_restart_of_the_workers(tmp_path: Path) -> None:
+def test_under_torchrun_ids_survive_a_restart_of_the_workers(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         PRINT_ALL.replace("print(", "text = (")
@@ -144,7 +144,7 @@ def test_repr_shows_the_stable_part_first_and_calls_the_rest_unstable(
         assert name not in stable
 
 
-def test_what_the_launcher_decided_cannot_be_changed(environment: pytest.MonkeyPatch) -> None:
+def test_values_from_the_launcher_are_immutable(environment: pytest.MonkeyPatch) -> None:
     me = client.current()
     with pytest.raises(AttributeError, match="rank cannot be set"):
         me.placement.rank = 1  # type: ignore[misc]
@@ -157,7 +157,7 @@ def test_what_the_launcher_decided_cannot_be_changed(environment: pytest.MonkeyP
     assert me == client.current()
 
 
-def test_workers_compare_by_value_and_travel_to_other_processes(environment: pytest.MonkeyPatch) -> None:
+def test_workers_compare_by_value_and_can_be_pickled(environment: pytest.MonkeyPatch) -> None:
     me = client.current()
     copy = pickle.loads(pickle.dumps(me))
     assert copy == me
@@ -202,7 +202,7 @@ def test_workers_compare_by_value_and_travel_to_other_processes(environment: pyt
         ({"ELASTIC_AGENT_INCARNATION": None}, "ELASTIC_AGENT_INCARNATION is not set"),
     ],
 )
-def test_broken_environment_is_named_in_one_line(
+def test_an_invalid_variable_is_reported_in_one_line(
     environment: pytest.MonkeyPatch, changes: dict[str, str | None], told: str
 ) -> None:
     for name, value in {**AGENT_ENVIRONMENT, **changes}.items():
@@ -216,7 +216,7 @@ def test_broken_environment_is_named_in_one_line(
     assert len(message) < 400
 
 
-def test_half_of_a_launchers_environment_is_refused_rather_than_guessed_at(
+def test_an_incomplete_launcher_environment_is_refused(
     environment: pytest.MonkeyPatch,
 ) -> None:
     environment.setenv("RANK", "1")
@@ -225,7 +225,7 @@ def test_half_of_a_launchers_environment_is_refused_rather_than_guessed_at(
         client.current()
 
 
-def test_stray_newline_in_a_variable_does_not_break_the_message_in_two(
+def test_a_newline_in_a_variable_does_not_split_the_message(
     environment: pytest.MonkeyPatch,
 ) -> None:
     environment.setenv("WORLD_SIZE", "2\n")

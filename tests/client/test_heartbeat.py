@@ -59,7 +59,7 @@ def test_steps_may_be_negative_or_large(cells: HeartbeatFile) -> None:
             assert cells.read(SLOT)[1] == step
 
 
-def test_importing_the_client_is_no_beat(cells: HeartbeatFile) -> None:
+def test_importing_the_client_does_not_count_as_a_heartbeat(cells: HeartbeatFile) -> None:
     run_script("from elastic_agent import client; client.current()", under_agent(cells))
     assert cells.read(SLOT) == (0, 0)
 
@@ -76,7 +76,7 @@ def test_workers_of_one_node_have_a_cell_each(cells: HeartbeatFile) -> None:
 
 
 @pytest.mark.parametrize("beats_before", [0, 3])
-def test_forked_child_is_not_heard_and_does_not_disturb(cells: HeartbeatFile, beats_before: int) -> None:
+def test_heartbeats_of_a_forked_child_do_not_count(cells: HeartbeatFile, beats_before: int) -> None:
     script = f"""
         import os
         from elastic_agent import client
@@ -104,7 +104,7 @@ def test_forked_child_is_not_heard_and_does_not_disturb(cells: HeartbeatFile, be
         assert cells.read(SLOT) == (beats_before + 1, 7)
 
 
-def test_program_that_a_worker_starts_is_not_heard(cells: HeartbeatFile) -> None:
+def test_heartbeats_of_a_program_started_by_a_worker_do_not_count(cells: HeartbeatFile) -> None:
     """A DataLoader with the start method "spawn" or "forkserver", or any Python helper."""
     script = """
         import subprocess, sys
@@ -125,7 +125,7 @@ def test_program_that_a_worker_starts_is_not_heard(cells: HeartbeatFile) -> None
         assert cells.read(SLOT) == (1, 7)
 
 
-def test_worker_that_replaces_itself_with_another_program_is_still_heard(cells: HeartbeatFile) -> None:
+def test_heartbeats_count_after_a_worker_executes_another_program(cells: HeartbeatFile) -> None:
     script = """
         import os, sys
         from elastic_agent import client
@@ -150,7 +150,7 @@ def test_worker_without_the_client_may_start_one_with_it(cells: HeartbeatFile) -
     assert cells.read(SLOT) == (1, 5)
 
 
-def test_process_forked_into_a_worker_by_one_that_is_none_is_heard(cells: HeartbeatFile) -> None:
+def test_heartbeats_of_a_worker_forked_by_a_non_worker_count(cells: HeartbeatFile) -> None:
     """What a process that keeps the client imported, to fork workers quickly, relies on."""
     script = f"""
         import os
@@ -187,7 +187,7 @@ def test_without_an_agent_a_beat_does_nothing() -> None:
 @pytest.mark.parametrize(
     ("step", "error"), [("'3'", "TypeError"), ("0.5", "TypeError"), ("2**63", "ValueError")]
 )
-def test_wrong_step_is_refused_with_or_without_an_agent(
+def test_an_invalid_step_is_refused_with_or_without_an_agent(
     cells: HeartbeatFile, with_agent: bool, step: str, error: str
 ) -> None:
     script = f"from elastic_agent import client; client.heartbeat({step})"
@@ -205,7 +205,7 @@ def test_wrong_step_is_refused_with_or_without_an_agent(
         ({"ELASTIC_AGENT_SLOT": "x"}, "ELASTIC_AGENT_SLOT='x' in the environment; expected a whole number"),
     ],
 )
-def test_training_goes_on_without_heartbeats_where_the_file_is_of_no_use(
+def test_an_unusable_heartbeat_file_does_not_stop_training(
     cells: HeartbeatFile, changes: dict[str, str], told: str
 ) -> None:
     script = "from elastic_agent import client; [client.heartbeat(s) for s in range(3)]; print('trained')"
@@ -218,7 +218,7 @@ def test_training_goes_on_without_heartbeats_where_the_file_is_of_no_use(
     assert told in line
 
 
-def test_script_that_never_beats_is_not_bothered_with_a_useless_file() -> None:
+def test_an_unusable_heartbeat_file_is_not_reported_to_scripts_that_never_beat() -> None:
     done = run_script(
         "from elastic_agent import client", {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_HEARTBEAT": "/no"}
     )
@@ -256,6 +256,6 @@ def test_beating_makes_no_system_call(cells: HeartbeatFile) -> None:
     assert cells.read(SLOT) == (1001, 1000)
 
 
-def test_the_check_for_system_calls_can_fail(cells: HeartbeatFile) -> None:
+def test_the_check_for_system_calls_detects_one(cells: HeartbeatFile) -> None:
     assert in_strict_mode("client.heartbeat(step); os.getppid()", under_agent(cells)) == ""
     assert cells.read(SLOT) == (2, 1)

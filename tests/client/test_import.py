@@ -27,12 +27,12 @@ def own_modules() -> str:
     return NEW_MODULES.replace("if not name", "if name")
 
 
-def test_without_an_agent_hardly_anything_is_loaded() -> None:
+def test_without_an_agent_the_client_loads_few_modules() -> None:
     loaded = set(run_script(NEW_MODULES, {}).stdout.split())
     assert loaded <= {"__future__", "atexit", "itertools"}
 
 
-def test_under_an_agent_only_small_c_modules_come_on_top(tmp_path: Path) -> None:
+def test_under_an_agent_the_client_loads_only_small_c_modules_in_addition(tmp_path: Path) -> None:
     with HeartbeatFile.create(tmp_path, 2) as file:
         variables = {
             **AGENT_ENVIRONMENT,
@@ -66,7 +66,7 @@ print("went on")
 """
 
 
-def test_agents_signal_writes_the_stacks_of_all_threads_and_training_goes_on() -> None:
+def test_the_agents_signal_dumps_all_stacks_and_training_continues() -> None:
     variables = {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_STACKS_SIGNAL": str(STACKS_SIGNAL)}
     with running(STUCK_IN_TWO_THREADS, variables) as worker:
         assert worker.hear() == "stuck"
@@ -81,7 +81,7 @@ def test_agents_signal_writes_the_stacks_of_all_threads_and_training_goes_on() -
         assert worker.process.wait(timeout=60) == 0
 
 
-def test_stacks_go_to_descriptor_2_whatever_stands_in_for_stderr() -> None:
+def test_stacks_go_to_descriptor_2_even_if_stderr_is_replaced() -> None:
     script = """
         import os, sys
         sys.stderr = None
@@ -105,7 +105,7 @@ def test_without_an_agent_signals_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "USR2", "0", "9", "4096", str(10**18)])
-def test_signal_that_cannot_be_caught_is_named_in_one_line(value: str) -> None:
+def test_a_signal_that_cannot_be_caught_is_reported_in_one_line(value: str) -> None:
     script = "from elastic_agent import client"
     done = run_script(script, {**AGENT_ENVIRONMENT, "ELASTIC_AGENT_STACKS_SIGNAL": value}, returncode=1)
     last = done.stderr.splitlines()[-1]

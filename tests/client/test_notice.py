@@ -62,7 +62,7 @@ def test_a_notice_is_seen_at_once_with_reason_and_deadline(cells: HeartbeatFile,
     assert 50 < left_s <= 60
 
 
-def test_the_time_that_is_left_does_not_change_when_the_clock_is_set(cells: HeartbeatFile) -> None:
+def test_setting_the_clock_does_not_change_the_time_left(cells: HeartbeatFile) -> None:
     with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
         cells.notify(7, "drain", boottime_ns_in(60))
         worker.ask()
@@ -70,7 +70,7 @@ def test_the_time_that_is_left_does_not_change_when_the_clock_is_set(cells: Hear
     assert 50 < left_s <= 60
 
 
-def test_a_newer_notice_takes_the_place_of_the_first(cells: HeartbeatFile) -> None:
+def test_a_newer_notice_replaces_the_first(cells: HeartbeatFile) -> None:
     with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
         cells.notify(7, "grow", 10**18)
         assert "grow" in worker.ask()
@@ -78,7 +78,7 @@ def test_a_newer_notice_takes_the_place_of_the_first(cells: HeartbeatFile) -> No
         assert "preempted" in worker.ask()
 
 
-def test_the_agent_sees_who_looks_and_who_left(cells: HeartbeatFile) -> None:
+def test_the_agent_sees_which_workers_handle_notices_and_which_left(cells: HeartbeatFile) -> None:
     with running(LOOK_ON_REQUEST, under_agent(cells)) as worker:
         worker.ask()
         worker.ask()
@@ -92,7 +92,7 @@ def test_the_agent_sees_who_looks_and_who_left(cells: HeartbeatFile) -> None:
     assert [cells.left(slot) for slot in range(3)] == [slot == SLOT for slot in range(3)]
 
 
-def test_leaving_without_a_notice_is_an_ordinary_end(cells: HeartbeatFile) -> None:
+def test_leaving_without_a_notice_is_a_plain_exit(cells: HeartbeatFile) -> None:
     run_script("from elastic_agent import client; client.leave()", under_agent(cells))
     assert not cells.left(SLOT)
 
@@ -102,7 +102,7 @@ def test_without_an_agent_there_are_no_notices() -> None:
     assert done.stdout == "None\n"
 
 
-def test_a_child_of_the_worker_is_told_nothing(cells: HeartbeatFile) -> None:
+def test_a_child_of_the_worker_gets_no_notice(cells: HeartbeatFile) -> None:
     script = """
     import os
     from elastic_agent import client
@@ -151,7 +151,7 @@ for step in range(100_000):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_all_ranks_stop_at_the_same_step_even_if_one_alone_was_told(tmp_path: Path, every: int) -> None:
+def test_all_ranks_stop_at_the_same_step_even_if_only_one_got_the_notice(tmp_path: Path, every: int) -> None:
     """Only rank 2's agent is quick enough to tell its worker."""
     files = [HeartbeatFile.create(tmp_path, 1) for rank in range(3)]
     workers = [
@@ -180,7 +180,7 @@ def test_all_ranks_stop_at_the_same_step_even_if_one_alone_was_told(tmp_path: Pa
             file.close()
 
 
-def test_alone_it_agrees_with_itself(cells: HeartbeatFile) -> None:
+def test_an_agreement_of_a_single_worker_returns_its_notice(cells: HeartbeatFile) -> None:
     cells.notify(1, "drain", 10**18)
     script = "from elastic_agent import client; print(client.Agreement().notice().reason)"
     assert run_script(script, under_agent(cells)).stdout == "drain\n"

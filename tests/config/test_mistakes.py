@@ -104,7 +104,7 @@ def complaint(shell: Shell, argv: list[str], variables: dict[str, str] | None = 
 
 
 @pytest.mark.parametrize(("option", "parts"), WRONG_VALUES, ids=[o[:40].strip() for o, _ in WRONG_VALUES])
-def test_a_wrong_value_says_what_was_given_where_and_what_is_accepted(
+def test_the_error_for_an_invalid_value_names_value_source_and_accepted_values(
     shell: Shell, option: str, parts: list[str]
 ) -> None:
     flag, value = option.split("=", 1)
@@ -116,7 +116,7 @@ def test_a_wrong_value_says_what_was_given_where_and_what_is_accepted(
         assert part in line
 
 
-def test_the_same_mistake_names_the_variable_or_the_files_key(shell: Shell) -> None:
+def test_the_error_names_the_variable_or_the_key_in_the_file(shell: Shell) -> None:
     assert complaint(shell, [], {"PET_NNODES": "4:1"}).startswith('PET_NNODES: got "4:1", whose')
     file = shell.write("run.toml", "lease_ttl = 0.1\n")
     assert complaint(shell, ["--config", file]).startswith(f'{file}: lease_ttl: got "0.1", ')
@@ -145,9 +145,7 @@ def test_the_same_mistake_names_the_variable_or_the_files_key(shell: Shell) -> N
         (["--rdzv-conf", "join_timeout"], '"join_timeout" is not KEY=VALUE'),
     ],
 )
-def test_what_does_not_exist_is_named_with_what_was_perhaps_meant(
-    shell: Shell, argv: list[str], expected: str
-) -> None:
+def test_unknown_names_are_reported_with_a_suggestion(shell: Shell, argv: list[str], expected: str) -> None:
     assert expected in complaint(shell, argv)
 
 
@@ -168,16 +166,16 @@ def test_what_does_not_exist_is_named_with_what_was_perhaps_meant(
     ],
     ids=" ".join,
 )
-def test_a_password_in_a_mistake_is_not_shown(shell: Shell, argv: list[str]) -> None:
+def test_a_password_in_an_error_is_masked(shell: Shell, argv: list[str]) -> None:
     assert "hunter2" not in complaint(shell, argv)
     assert "hunter2" not in complaint(shell, ["--rdzv-backend", "etcd", *argv])
 
 
-def test_a_password_on_the_command_line_is_answered_with_the_option_for_a_file(shell: Shell) -> None:
+def test_a_password_on_the_command_line_suggests_the_password_file(shell: Shell) -> None:
     assert "did you mean --etcd-password-file?" in complaint(shell, ["--etcd-password", "hunter2"])
 
 
-def test_an_option_at_the_end_without_its_value(shell: Shell) -> None:
+def test_an_option_without_its_value_is_an_error(shell: Shell) -> None:
     with pytest.raises(UsageError, match=r"^--nnodes: requires a value; expected N or MIN:MAX"):
         load_settings(["--nnodes"], shell.environ)
 
@@ -196,14 +194,14 @@ def test_an_option_at_the_end_without_its_value(shell: Shell) -> None:
         ("script_args = 'a b'\n", "script_args: expected a list of strings"),
     ],
 )
-def test_a_mistake_in_the_settings_file(shell: Shell, text: str, expected: str) -> None:
+def test_an_error_in_the_settings_file_names_the_file_and_key(shell: Shell, text: str, expected: str) -> None:
     file = shell.write("run.toml", text)
     line = complaint(shell, ["--config", file])
     assert line.startswith(file)
     assert expected in line
 
 
-def test_a_settings_file_that_cannot_be_read(shell: Shell) -> None:
+def test_an_unreadable_settings_file_is_an_error(shell: Shell) -> None:
     assert "No such file" in complaint(shell, ["--config", "/nowhere/run.toml"])
     assert "directory" in complaint(shell, [], {"ELASTIC_AGENT_CONFIG": str(shell.folder)})
     binary = shell.folder / "binary.toml"
@@ -229,12 +227,12 @@ def test_events_cannot_go_to_a_fifo_that_no_program_reads(shell: Shell, tmp_path
         os.close(reader)
 
 
-def test_no_script(shell: Shell) -> None:
+def test_a_missing_script_is_an_error(shell: Shell) -> None:
     assert "no script to run" in refused(shell)
     assert "no script to run" in refused(shell, "--nnodes", "1")
 
 
-def test_a_script_that_cannot_be_started(shell: Shell) -> None:
+def test_a_script_that_cannot_be_started_is_an_error(shell: Shell) -> None:
     missing = str(shell.folder / "missing.py")
     assert f"script {quoted(missing)} does not exist" in refused(shell, missing)
     assert "directory without __main__.py" in refused(shell, str(shell.folder))
@@ -244,16 +242,16 @@ def test_a_script_that_cannot_be_started(shell: Shell) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
-def test_a_script_that_may_not_be_read(shell: Shell) -> None:
+def test_an_unreadable_script_is_an_error(shell: Shell) -> None:
     Path(shell.script).chmod(0)
     assert "is not readable by this user" in refused(shell, shell.script)
 
 
-def test_a_module_is_not_looked_for(shell: Shell) -> None:
+def test_a_module_name_is_not_looked_up_as_a_file(shell: Shell) -> None:
     assert load_settings(["-m", "no.such.module"], shell.environ).settings.script == "no.such.module"
 
 
-def test_programs_are_looked_for_as_the_system_does(shell: Shell) -> None:
+def test_programs_are_searched_on_the_path(shell: Shell) -> None:
     assert load_settings(["--no-python", "sh", "-c", "true"], shell.environ).settings.script_args == (
         "-c",
         "true",
@@ -266,7 +264,7 @@ def test_programs_are_looked_for_as_the_system_does(shell: Shell) -> None:
     assert "is not an executable file" in refused(shell, "--no-python", shell.script)
 
 
-def test_run_path_goes_before_module_and_no_python_as_in_torchrun(shell: Shell) -> None:
+def test_run_path_takes_precedence_over_module_and_no_python_as_in_torchrun(shell: Shell) -> None:
     assert load_settings(["--run-path", "--no-python", "-m", shell.script], shell.environ).settings.run_path
 
 
@@ -277,13 +275,13 @@ def test_a_long_or_odd_value_stays_one_readable_line(shell: Shell) -> None:
     assert len(line) < 300
 
 
-def test_an_argument_in_the_file_that_no_program_can_be_given(shell: Shell) -> None:
+def test_a_nul_in_script_args_is_an_error(shell: Shell) -> None:
     file = shell.write("run.toml", f'script = "{shell.script}"\nscript_args = ["a\\u0000b"]\n')
     with pytest.raises(UsageError, match="script_args: got a NUL character"):
         load_settings(["--config", file], shell.environ)
 
 
 @pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "SLURM_LOCALID"])
-def test_characters_that_are_digits_only_in_name_are_no_numbers_of_slurm(shell: Shell, variable: str) -> None:
+def test_non_ascii_digits_are_not_numbers_of_slurm(shell: Shell, variable: str) -> None:
     step = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n1"}
     shell.load([], {**step, variable: "²"})

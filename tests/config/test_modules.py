@@ -44,7 +44,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "torch.distributed.run",
     ],
 )
-def test_what_python_would_start_is_accepted(name: str) -> None:
+def test_modules_that_python_can_run_are_accepted(name: str) -> None:
     check_module(name)
 
 
@@ -69,13 +69,13 @@ def test_what_python_would_start_is_accepted(name: str) -> None:
         ("pakk\udce9ge", "was not found from"),
     ],
 )
-def test_what_python_would_not_start_is_refused(name: str, wrong: str) -> None:
+def test_modules_that_python_cannot_run_are_refused(name: str, wrong: str) -> None:
     with pytest.raises(UsageError, match=r"^module \".*\" [^\n]*$") as refused:
         check_module(name)
     assert wrong in str(refused.value)
 
 
-def test_of_a_package_in_an_archive_nothing_is_known(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_in_an_archive_is_not_checked(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(project / "packages.zip", "w") as archive:
         archive.writestr("zipped/__init__.py", "")
     monkeypatch.syspath_prepend(str(project / "packages.zip"))

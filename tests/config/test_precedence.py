@@ -12,7 +12,7 @@ from elastic_agent.config.sources.base import Given, Source
 from tests.config.support import Shell
 
 
-def test_each_layer_gives_way_to_the_one_before_it(shell: Shell) -> None:
+def test_each_layer_takes_precedence_over_the_next(shell: Shell) -> None:
     file = shell.write("run.toml", "max_restarts = 30\n")
 
     def site(_environ: object) -> dict[str, Given]:
@@ -34,7 +34,7 @@ def test_each_layer_gives_way_to_the_one_before_it(shell: Shell) -> None:
     assert str(shell.load().sources["max_restarts"]) == "default"
 
 
-def test_rdzv_conf_counts_where_it_stands(shell: Shell) -> None:
+def test_rdzv_conf_counts_in_its_own_layer(shell: Shell) -> None:
     variables = {"ELASTIC_AGENT_JOIN_TIMEOUT": "20", "PET_RDZV_CONF": "join_timeout=30"}
     assert (
         shell.load(["--join-timeout", "10", "--rdzv-conf", "timeout=11"], variables).settings.join_timeout
@@ -47,7 +47,7 @@ def test_rdzv_conf_counts_where_it_stands(shell: Shell) -> None:
     assert shell.load([], {"PET_RDZV_CONF": "join_timeout=30"}).settings.join_timeout == 30
 
 
-def test_a_weaker_rdzv_conf_is_replaced_as_a_whole(shell: Shell) -> None:
+def test_rdzv_conf_of_a_lower_layer_is_replaced_as_a_whole(shell: Shell) -> None:
     settings = shell.load(["--rdzv-conf", "timeout=11"], {"PET_RDZV_CONF": "settle=9"}).settings
     assert settings.settle == 1.0
 
@@ -133,7 +133,7 @@ def test_the_file_may_name_the_script(shell: Shell) -> None:
     assert (resolved.settings.script, resolved.settings.script_args) == (other, ())
 
 
-def test_what_systemd_made_for_the_service_is_used(shell: Shell) -> None:
+def test_systemds_directories_are_used(shell: Shell) -> None:
     state, logs = shell.folder / "lib/elastic-agent", shell.folder / "log/elastic-agent"
     made = {"STATE_DIRECTORY": f"{state}:{shell.folder}/lib/other", "LOGS_DIRECTORY": str(logs)}
     resolved = shell.load([], made)
@@ -162,7 +162,7 @@ def test_without_a_usable_home_state_goes_to_a_temporary_folder_with_a_warning(s
     assert "--state-dir" in resolved.notes[0].text
 
 
-def test_torchs_own_variables_for_what_has_no_option_there(shell: Shell) -> None:
+def test_variables_of_torch_without_an_option_are_read(shell: Shell) -> None:
     settings = shell.load(
         [],
         {
@@ -196,11 +196,11 @@ def test_an_agent_inside_a_worker_takes_no_identity_from_it(shell: Shell) -> Non
     assert inside.notes == ()
 
 
-def test_no_setting_has_a_variable_that_workers_are_given() -> None:
+def test_no_setting_shares_a_variable_with_workers() -> None:
     assert not {variable for spec in specs() for variable in spec.variables} & set(WORKER)
 
 
-def test_who_sets_a_workers_variable_by_hand_is_told_the_right_one(shell: Shell) -> None:
+def test_a_worker_variable_set_by_hand_suggests_the_setting(shell: Shell) -> None:
     (note,) = shell.load([], {"ELASTIC_AGENT_NODE_ID": "n1"}).notes
     assert note.level == "warning"
     assert "ELASTIC_AGENT_SET_NODE_ID" in note.text
@@ -217,7 +217,7 @@ def test_an_unknown_variable_is_a_warning_that_names_the_nearest(shell: Shell) -
     assert shell.load([], {"PET_CARE": "vet"}).notes == ()
 
 
-def test_the_nearest_layer_with_a_wrong_value_is_the_one_named(shell: Shell) -> None:
+def test_the_error_names_the_layer_with_the_highest_precedence(shell: Shell) -> None:
     with pytest.raises(UsageError, match=r"^PET_MAX_RESTARTS: "):
         shell.load([], {"PET_MAX_RESTARTS": "many"})
     shell.load(["--max-restarts", "1"], {"PET_MAX_RESTARTS": "many"})

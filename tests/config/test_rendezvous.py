@@ -22,13 +22,13 @@ def test_one_node_and_no_endpoint_runs_alone(shell: Shell) -> None:
     assert "no endpoint" in str(resolved.sources["standalone"])
 
 
-def test_one_node_with_an_endpoint_meets_there(shell: Shell) -> None:
+def test_one_node_with_an_endpoint_uses_it(shell: Shell) -> None:
     resolved = shell.load(["--rdzv-endpoint", "node0"])
     assert not resolved.settings.standalone
     assert resolved.settings.rdzv_endpoint == Endpoint("node0", 29400)
 
 
-def test_static_rendezvous_becomes_c10d_at_the_same_place(shell: Shell) -> None:
+def test_static_rendezvous_becomes_c10d_at_the_same_endpoint(shell: Shell) -> None:
     argv = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--master-port", "1234"]
     resolved = shell.load(argv)
     assert resolved.settings.rdzv_endpoint == Endpoint("10.0.0.1", 1234)
@@ -48,14 +48,14 @@ def test_torchruns_defaults_fill_what_static_leaves_out(shell: Shell) -> None:
     assert shell.load(["--master-addr", "[::1]"]).settings.rdzv_endpoint == Endpoint("::1", 29500)
 
 
-def test_an_endpoint_goes_before_master_addr_and_says_so(shell: Shell) -> None:
+def test_an_endpoint_takes_precedence_over_master_addr_with_a_note(shell: Shell) -> None:
     argv = ["--rdzv-endpoint", "n0:1", "--master-addr", "n9"]
     assert shell.load(argv).settings.rdzv_endpoint == Endpoint("n0", 1)
     assert "--master-addr is ignored" in notes(shell, *argv)
     assert notes(shell, "--rdzv-endpoint", "n0:29500", "--master-addr", "n0") == ""
 
 
-def test_standalone_goes_before_an_endpoint_and_says_so(shell: Shell) -> None:
+def test_standalone_takes_precedence_over_an_endpoint_with_a_note(shell: Shell) -> None:
     argv = ["--standalone", "--rdzv-endpoint", "n0"]
     assert shell.load(argv).settings.rdzv_endpoint is None
     assert "--rdzv-endpoint is ignored" in notes(shell, *argv)
@@ -72,7 +72,7 @@ def test_standalone_with_two_nodes_is_refused(shell: Shell) -> None:
         shell.load(["--standalone", "--nnodes", "2"])
 
 
-def test_many_nodes_without_a_place_to_meet_are_refused(shell: Shell) -> None:
+def test_several_nodes_without_an_endpoint_are_refused(shell: Shell) -> None:
     with pytest.raises(UsageError, match=r'PET_NNODES: got "1:4".*--rdzv-endpoint HOST'):
         shell.load([], {"PET_NNODES": "1:4"})
 
@@ -83,7 +83,7 @@ def test_an_endpoint_of_any_free_port_is_for_one_node(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("option", ["--rdzv-endpoint", "--rdzv-conf", "--local-ranks-filter", "--local-addr"])
-def test_an_empty_text_that_is_torchruns_default_means_not_given(shell: Shell, option: str) -> None:
+def test_an_empty_string_that_is_torchruns_default_counts_as_not_given(shell: Shell, option: str) -> None:
     variable = "PET_" + option[2:].upper().replace("-", "_")
     name = option[2:].replace("-", "_")
     resolved = shell.load([option, ""], {variable: "0,1" if "ranks" in option else "timeout=9"})
@@ -104,7 +104,7 @@ ENDPOINTS = {
 
 
 @pytest.mark.parametrize(("text", "expected"), ENDPOINTS.items(), ids=ENDPOINTS)
-def test_endpoints(shell: Shell, text: str, expected: Endpoint) -> None:
+def test_endpoints_are_parsed(shell: Shell, text: str, expected: Endpoint) -> None:
     assert shell.load(["--rdzv-endpoint", text]).settings.rdzv_endpoint == expected
 
 
@@ -115,7 +115,7 @@ def test_rdzv_conf_sets_what_torchs_keys_mean(shell: Shell) -> None:
     assert shell.load(["--rdzv-conf", "timeout=2,join_timeout=1"]).settings.join_timeout == 1.0
 
 
-def test_rdzv_conf_keys_without_effect_are_told(shell: Shell) -> None:
+def test_rdzv_conf_keys_without_effect_are_noted(shell: Shell) -> None:
     told = notes(shell, "--rdzv-conf", "is_host=1,keep_alive_interval=3,use_libuv=0")
     for key in ("is_host", "keep_alive_interval", "use_libuv"):
         assert f"--rdzv-conf: {key} has no effect" in told
@@ -124,12 +124,12 @@ def test_rdzv_conf_keys_without_effect_are_told(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "option", ["--monitor-interval=1", "--start-method=fork", "--event-log-handler=null"]
 )
-def test_options_without_effect_are_told(shell: Shell, option: str) -> None:
+def test_options_without_effect_are_noted(shell: Shell, option: str) -> None:
     assert f"{option.split('=')[0]} has no effect" in notes(shell, option)
     assert notes(shell) == ""
 
 
-def test_what_is_for_etcd_alone_is_named_where_it_does_nothing(shell: Shell) -> None:
+def test_etcd_options_without_the_etcd_backend_are_warned_about(shell: Shell) -> None:
     options = ["--etcd-user", "me", "--rdzv-conf", "cacert=/ca.pem"]
     told = [note.text for note in shell.load(options).notes if note.level == "warning"]
     assert told == [
@@ -152,7 +152,7 @@ def test_what_is_for_etcd_alone_is_named_where_it_does_nothing(shell: Shell) -> 
         ("etcd1", 0o604, False, ["is readable by every user", "unencrypted"]),
     ],
 )
-def test_a_password_for_etcd_that_others_can_read_is_warned_of_once(
+def test_an_exposed_etcd_password_is_warned_about_once(
     shell: Shell, endpoint: str, mode: int, encrypted: bool, said: list[str]
 ) -> None:
     password = shell.write("password", "hunter2\n")
@@ -177,7 +177,7 @@ def test_a_password_for_etcd_that_others_can_read_is_warned_of_once(
         (["--rdzv-endpoint", "a:0", "--rdzv-id", "x"], "port 0 cannot be connected to"),
     ],
 )
-def test_etcd_needs_members_a_name_and_files_that_can_be_read(
+def test_etcd_requires_members_a_run_id_and_readable_files(
     shell: Shell, options: list[str], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):

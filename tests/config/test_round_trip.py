@@ -113,7 +113,7 @@ def test_settings_are_complete_and_typed_by_default() -> None:
     assert settings.nproc_per_node == "gpu-or-1"
 
 
-def test_streams_of_a_rank() -> None:
+def test_the_streams_of_a_rank_are_resolved() -> None:
     choice = value_types.STREAMS.parse("0:3,11:1")
     assert [choice.of(rank) for rank in (0, 1, 11)] == [3, 0, 1]
     assert value_types.STREAMS.parse("2").of(11) == 2

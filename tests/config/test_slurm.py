@@ -21,7 +21,7 @@ STEP = {
 }
 
 
-def test_a_step_needs_no_option(shell: Shell) -> None:
+def test_a_slurm_step_needs_no_options(shell: Shell) -> None:
     resolved = shell.load(variables=STEP)
     settings = resolved.settings
     assert settings.nnodes == NodeRange(3, 3)
@@ -32,13 +32,13 @@ def test_a_step_needs_no_option(shell: Shell) -> None:
     assert str(resolved.sources["nproc_per_node"]) == "Slurm (SLURM_GPUS_ON_NODE)"
 
 
-def test_a_step_of_one_node_meets_nobody_and_has_its_name_all_the_same(shell: Shell) -> None:
+def test_a_step_of_one_node_runs_standalone_with_the_jobs_run_id(shell: Shell) -> None:
     settings = shell.load(variables={**STEP, "SLURM_STEP_NODELIST": "n3"}).settings
     assert settings.standalone
     assert settings.rdzv_id == "slurm-4711"
 
 
-def test_without_gpus_the_usual_default_holds(shell: Shell) -> None:
+def test_without_gpus_the_usual_default_applies(shell: Shell) -> None:
     without = {name: value for name, value in STEP.items() if name != "SLURM_GPUS_ON_NODE"}
     assert shell.load(variables=without).settings.nproc_per_node == "gpu-or-1"
 
@@ -76,7 +76,7 @@ def test_a_heterogeneous_job_is_one_world_over_all_components_of_the_step(shell:
 
 
 @pytest.mark.parametrize("layer", ["flag", "variable"])
-def test_whatever_somebody_says_goes_before_slurm(shell: Shell, layer: str) -> None:
+def test_settings_of_the_user_take_precedence_over_slurm(shell: Shell, layer: str) -> None:
     said = {
         "nnodes": "1:3",
         "rdzv_endpoint": "head:1234",
@@ -97,7 +97,7 @@ def test_whatever_somebody_says_goes_before_slurm(shell: Shell, layer: str) -> N
     assert (settings.rdzv_id, settings.nproc_per_node, settings.node_id) == ("mine", "5", "x")
 
 
-def test_another_way_to_meet_goes_before_slurms_endpoint(shell: Shell) -> None:
+def test_another_rendezvous_of_the_user_takes_precedence_over_slurms_endpoint(shell: Shell) -> None:
     assert shell.load(["--master-addr", "head"], STEP).settings.rdzv_endpoint == Endpoint("head", 29500)
     alone = shell.load(["--standalone"], STEP).settings
     assert (alone.rdzv_endpoint, alone.nnodes) == (None, NodeRange(1, 1))
@@ -105,7 +105,7 @@ def test_another_way_to_meet_goes_before_slurms_endpoint(shell: Shell) -> None:
         shell.load(["--rdzv-backend", "etcd"], STEP)
 
 
-def test_more_nodes_than_slurm_gave_is_a_mistake_said_at_once(shell: Shell) -> None:
+def test_more_nodes_than_slurm_allocated_is_an_immediate_error(shell: Shell) -> None:
     with pytest.raises(UsageError) as error:
         shell.load(["--nnodes", "4:8"], STEP)
     assert str(error.value).startswith(
@@ -123,7 +123,7 @@ def test_more_nodes_than_slurm_gave_is_a_mistake_said_at_once(shell: Shell) -> N
         ["--rdzv-backend", "etcd", "--rdzv-endpoint", "head"],
     ],
 )
-def test_several_jobs_may_meet_at_an_endpoint_of_ones_own(shell: Shell, elsewhere: list[str]) -> None:
+def test_several_jobs_may_share_an_explicit_endpoint(shell: Shell, elsewhere: list[str]) -> None:
     assert shell.load(
         ["--nnodes", "4:8", "--rdzv-id", "mine", *elsewhere], STEP
     ).settings.nnodes == NodeRange(4, 8)
@@ -141,7 +141,7 @@ def test_several_jobs_may_meet_at_an_endpoint_of_ones_own(shell: Shell, elsewher
         ("10.0.0.7:29400", ""),
     ],
 )
-def test_an_endpoint_outside_the_job_gets_one_line(shell: Shell, endpoint: str, told: str) -> None:
+def test_an_endpoint_outside_the_job_is_warned_about(shell: Shell, endpoint: str, told: str) -> None:
     resolved = shell.load(["--rdzv-endpoint", endpoint], STEP)
     lines = [note.text for note in resolved.notes if "step" in note.text]
     assert len(lines) == (1 if told else 0)
@@ -149,12 +149,12 @@ def test_an_endpoint_outside_the_job_gets_one_line(shell: Shell, endpoint: str, 
     assert str(resolved.settings.rdzv_endpoint) == endpoint
 
 
-def test_a_command_for_requeueing_that_is_never_run_gets_one_line(shell: Shell) -> None:
+def test_a_requeue_command_that_is_never_run_is_warned_about(shell: Shell) -> None:
     resolved = shell.load(["--requeue", "never", "--requeue-command", "resubmit"])
     assert "--requeue-command has no effect: --requeue is never" in [note.text for note in resolved.notes]
 
 
-def test_a_second_agent_on_a_node_is_told_what_to_change(shell: Shell) -> None:
+def test_a_second_agent_on_a_slurm_node_is_refused_with_advice(shell: Shell) -> None:
     with pytest.raises(
         UsageError, match=r"started at least 2 agents on this node; .* srun --ntasks-per-node=1"
     ):
@@ -162,7 +162,7 @@ def test_a_second_agent_on_a_node_is_told_what_to_change(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_STEP_ID"])
-def test_outside_a_step_slurm_says_nothing(shell: Shell, missing: str) -> None:
+def test_outside_a_step_slurm_gives_no_settings(shell: Shell, missing: str) -> None:
     settings = shell.load(variables={name: value for name, value in STEP.items() if name != missing}).settings
     assert settings.standalone
     assert settings.rdzv_id is None
@@ -180,11 +180,11 @@ def test_outside_a_step_slurm_says_nothing(shell: Shell, missing: str) -> None:
         ("", ""),
     ],
 )
-def test_lists_of_hosts_are_read_as_slurm_writes_them(text: str, hosts: str) -> None:
+def test_host_lists_are_expanded_as_by_slurm(text: str, hosts: str) -> None:
     assert expand_hosts(text) == hosts.split()
 
 
 @pytest.mark.parametrize("text", ["n[1-999999999]", "r[1-99999]n[1-99999]"])
-def test_a_list_of_hosts_beyond_any_cluster_is_refused_at_once(shell: Shell, text: str) -> None:
+def test_an_excessive_host_list_is_refused_at_once(shell: Shell, text: str) -> None:
     with pytest.raises(UsageError, match="SLURM_STEP_NODELIST names more than 65536 hosts"):
         shell.load(variables={**STEP, "SLURM_STEP_NODELIST": text})

@@ -69,7 +69,7 @@ def test_there_is_a_sample_for_every_option_torchrun_has() -> None:
     ("action", "spelling"),
     [pytest.param(action, s, id=s) for action in TORCHRUN for s in action.option_strings],
 )
-def test_every_spelling_of_every_torchrun_option_is_understood(
+def test_every_spelling_of_every_torchrun_option_is_accepted(
     shell: Shell, action: argparse.Action, spelling: str
 ) -> None:
     if is_switch(action):
@@ -94,7 +94,7 @@ def test_a_switch_variable_of_zero_is_off_as_in_torchrun(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("action", [pytest.param(a, id=a.dest) for a in TORCHRUN if a.choices])
-def test_torchs_choices_are_ours(shell: Shell, action: argparse.Action) -> None:
+def test_the_choices_of_options_are_those_of_torch(shell: Shell, action: argparse.Action) -> None:
     for choice in action.choices or ():
         assert shown(shell, action.dest, [f"--{action.dest}", choice]) == choice
 
@@ -157,7 +157,7 @@ REMAINDERS = [
 
 
 @pytest.mark.parametrize("argv", REMAINDERS, ids=" ".join)
-def test_script_and_its_arguments_are_told_apart_as_by_torchrun(argv: list[str]) -> None:
+def test_script_arguments_are_separated_as_by_torchrun(argv: list[str]) -> None:
     view = torchs_view(argv)
     assert view is not None
     line = parse_command_line(argv)

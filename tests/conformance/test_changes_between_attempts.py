@@ -65,7 +65,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Outcom
 
 @pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
 @pytest.mark.parametrize("attempt", range(len(ATTEMPTS)))
-def test_an_attempt_runs_the_script_and_its_modules_as_they_are_then(
+def test_each_attempt_runs_the_current_script_and_modules(
     outcomes: dict[str, tuple[Outcome, Path]], launcher: str, attempt: int
 ) -> None:
     seen, expected = shown(*outcomes[launcher], attempt), shown(*outcomes[BARE.name], attempt)

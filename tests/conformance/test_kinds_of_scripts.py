@@ -127,7 +127,7 @@ def ways(kind: str) -> list[Launcher]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_it_runs_as_under_bare_python(name: str, tmp_path: Path) -> None:
+def test_scripts_run_as_under_plain_python(name: str, tmp_path: Path) -> None:
     kind, here = KINDS[name], tmp_path / "here"
     here.mkdir()
     for path, content in kind.files.items():

@@ -24,13 +24,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr", "controlling terminal"])
-def test_a_stream_on_a_terminal(ran: Ran, launcher: str, stream: str) -> None:
+def test_streams_of_workers_are_a_terminal_if_the_agents_are(ran: Ran, launcher: str, stream: str) -> None:
     seen, expected = ran[1][launcher][stream], ran[1][BARE.name][stream]
     assert seen == expected, f"{stream}: {seen}\nunder python -u: {expected}"
 
 
 @pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
-def test_what_is_printed_is_shown(ran: Ran, launcher: str) -> None:
+def test_output_of_workers_is_shown(ran: Ran, launcher: str) -> None:
     said = ran[0][launcher].said
     assert "a word on stdout" in said
     assert "a word on stderr" in said

@@ -51,7 +51,7 @@ def told(outcome: Outcome) -> dict[str, object]:
     return found
 
 
-def test_what_the_script_itself_sets_holds_however_it_is_started(tmp_path: Path) -> None:
+def test_variables_set_by_the_script_take_effect_warm_and_cold(tmp_path: Path) -> None:
     outcomes = run(tmp_path, in_another_module=False)
     expected = told(outcomes[BARE.name])
     assert (expected["threads"], expected["debug"], expected["precision"]) == (1, "DETAIL", "high")
@@ -61,7 +61,7 @@ def test_what_the_script_itself_sets_holds_however_it_is_started(tmp_path: Path)
     assert "workers start cold: train.py sets OMP_NUM_THREADS in line 2" in outcomes[WARM.name].said
 
 
-def test_what_another_module_sets_is_named_where_it_comes_too_late(tmp_path: Path) -> None:
+def test_a_variable_set_too_late_by_another_module_is_reported(tmp_path: Path) -> None:
     outcomes = run(tmp_path, in_another_module=True)
     assert told(outcomes[COLD.name]) == told(outcomes[BARE.name])
     late = outcomes[WARM.name].worker(0, 0).stderr.decode().splitlines()

@@ -30,7 +30,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Things]:
 
 @pytest.mark.parametrize("launcher", [one.name for one in LAUNCHERS])
 @pytest.mark.parametrize("thing", THINGS)
-def test_it_goes_as_under_bare_python(done: dict[str, Things], launcher: str, thing: str) -> None:
+def test_scripts_behave_as_under_plain_python(done: dict[str, Things], launcher: str, thing: str) -> None:
     seen, expected = done[launcher][thing], done[BARE.name][thing]
     assert not (isinstance(expected, dict) and "failed" in expected), (
         f"{thing} fails under python -u: {expected}"

@@ -156,7 +156,7 @@ each_launcher = pytest.mark.parametrize("launcher", [one.name for one in LAUNCHE
 @pytest.mark.parametrize(
     "item", [one for one in ITEMS if one not in {*DRAWN_BY_LOT, *COMPARED_IN_ANOTHER_WAY}]
 )
-def test_the_same_is_seen_as_under_bare_python(reports: Reports, launcher: str, item: str) -> None:
+def test_scripts_see_the_same_as_under_plain_python(reports: Reports, launcher: str, item: str) -> None:
     if item in LEGITIMATE.get(launcher, {}):
         return
     for key, report in reports.of(launcher).items():
@@ -172,7 +172,7 @@ def test_there_is_something_to_compare(reports: Reports, item: str) -> None:
 
 @each_launcher
 @pytest.mark.parametrize("item", DRAWN_BY_LOT)
-def test_no_two_workers_draw_the_same(reports: Reports, launcher: str, item: str) -> None:
+def test_workers_have_different_random_seeds(reports: Reports, launcher: str, item: str) -> None:
     if item in LEGITIMATE.get(launcher, {}):
         return
     drawn = {
@@ -185,7 +185,7 @@ def test_no_two_workers_draw_the_same(reports: Reports, launcher: str, item: str
 
 
 @each_launcher
-def test_the_seed_of_hashes_is_the_one_asked_for(reports: Reports, launcher: str) -> None:
+def test_the_hash_seed_is_the_configured_one(reports: Reports, launcher: str) -> None:
     if "PYTHONHASHSEED" not in VARIANTS[reports.variant]:
         return
     for key, report in reports.of(launcher).items():
@@ -194,7 +194,7 @@ def test_the_seed_of_hashes_is_the_one_asked_for(reports: Reports, launcher: str
 
 
 @each_launcher
-def test_what_bare_python_has_loaded_is_loaded(reports: Reports, launcher: str) -> None:
+def test_modules_loaded_by_plain_python_are_loaded(reports: Reports, launcher: str) -> None:
     item = "modules loaded at the start"
     for key, report in reports.of(launcher).items():
         expected = reports.expected(key)[item]
@@ -205,7 +205,7 @@ def test_what_bare_python_has_loaded_is_loaded(reports: Reports, launcher: str) 
 
 
 @each_launcher
-def test_of_the_agent_nothing_is_loaded_but_what_starts_workers(reports: Reports, launcher: str) -> None:
+def test_only_the_modules_that_start_workers_are_loaded(reports: Reports, launcher: str) -> None:
     for key, report in reports.of(launcher).items():
         loaded = {
             one
@@ -217,7 +217,7 @@ def test_of_the_agent_nothing_is_loaded_but_what_starts_workers(reports: Reports
 
 
 @each_launcher
-def test_the_module_is_outermost_or_nearly_so(reports: Reports, launcher: str) -> None:
+def test_the_script_is_the_outermost_frame_or_nearly_so(reports: Reports, launcher: str) -> None:
     item = "frames from the module outwards"
     allowed = FRAMES_OUTSIDE_A_WARM_WORKER if launcher == WARM.name else 0
     for key, report in reports.of(launcher).items():
@@ -227,7 +227,7 @@ def test_the_module_is_outermost_or_nearly_so(reports: Reports, launcher: str) -
 
 @each_launcher
 @pytest.mark.parametrize("item", ["os.environ", "torch: os.environ"])
-def test_the_environment_is_the_launchers_with_documented_additions(
+def test_the_environment_is_the_launchers_plus_the_documented_variables(
     reports: Reports, launcher: str, item: str
 ) -> None:
     def others(environ: dict[str, str]) -> dict[str, str]:

@@ -61,7 +61,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path, file: Path) -> None:
 @needs_systemd_analyze
 @every
 @pytest.mark.parametrize("line", ["RestartPreventExitCodes=1", "KillMode=gently"])
-def test_systemd_would_notice_a_mistake(tmp_path: Path, file: Path, line: str) -> None:
+def test_systemd_analyze_detects_an_error(tmp_path: Path, file: Path, line: str) -> None:
     result = verify(tmp_path, file, file.read_text().replace("[Service]\n", f"[Service]\n{line}\n"))
     # A bad value is reported without failing, hence the empty stderr that the test above wants.
     assert line.split("=")[1] in result.stderr or line.split("=")[0] in result.stderr
@@ -76,7 +76,7 @@ def privileges_section() -> str:
 
 @needs_systemd_analyze
 @pytest.mark.parametrize("file", [UNIT, RENDEZVOUS], ids=("agent", "rendezvous"))
-def test_the_service_is_no_more_exposed_than_the_page_says(tmp_path: Path, file: Path) -> None:
+def test_the_exposure_of_the_service_matches_the_page(tmp_path: Path, file: Path) -> None:
     of_agent, of_rendezvous = re.findall(r"exposure level\s+of\s+\*\*([\d.]+)\*\*", privileges_section())
     instance = tmp_path / file.name.replace("@", "@digits")
     instance.write_text(file.read_text())
@@ -88,7 +88,7 @@ def test_the_service_is_no_more_exposed_than_the_page_says(tmp_path: Path, file:
 
 
 @needs_systemd_analyze
-def test_the_page_gives_a_reason_for_each_privilege_that_is_left(tmp_path: Path) -> None:
+def test_the_page_explains_each_remaining_privilege(tmp_path: Path) -> None:
     instance = tmp_path / "elastic-agent@digits.service"
     instance.write_text(UNIT.read_text())
     result = analyze("security", "--offline=true", "--json=short", instance, folder=tmp_path)
@@ -106,7 +106,7 @@ def settings_of(unit: str) -> dict[str, str]:
 
 
 @agents
-def test_exit_codes_that_end_the_service_are_those_where_another_try_is_pointless(file: Path) -> None:
+def test_exit_codes_that_prevent_a_restart_are_the_permanent_ones(file: Path) -> None:
     """tests/systemd tries each of them."""
     settings = settings_of(file.read_text())
     final = {ExitCode(int(code)) for code in settings["RestartPreventExitStatus"].split()}
@@ -115,7 +115,7 @@ def test_exit_codes_that_end_the_service_are_those_where_another_try_is_pointles
     assert success == {ExitCode.DRAINED, ExitCode.STOPPED, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
 
-def test_a_users_service_differs_in_nothing_that_needs_no_root() -> None:
+def test_the_user_unit_differs_only_where_root_is_required() -> None:
     system, user = settings_of(UNIT.read_text()), settings_of(USERS_UNIT.read_text())
     places = {"Environment", "ExecStart", "AssertPathExists", "WorkingDirectory", "WantedBy"}
     assert {name: system[name] for name in user.keys() - places} == {
@@ -123,7 +123,7 @@ def test_a_users_service_differs_in_nothing_that_needs_no_root() -> None:
     }
 
 
-def test_the_rendezvous_is_started_again_unless_its_settings_are_wrong() -> None:
+def test_the_rendezvous_service_is_restarted_unless_its_settings_are_wrong() -> None:
     settings = settings_of(RENDEZVOUS.read_text())
     assert settings["Restart"] == "always"
     assert ExitCode(int(settings["RestartPreventExitStatus"])) is ExitCode.USAGE

@@ -74,7 +74,7 @@ def anchors(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_are_not_broken(page: str) -> None:
     folder = (ROOT / page).parent
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
@@ -89,7 +89,7 @@ def test_links_lead_somewhere(page: str) -> None:
     assert broken == []
 
 
-def test_a_broken_link_would_be_noticed() -> None:
+def test_a_broken_link_is_detected() -> None:
     assert "which-ports-must-be-open" in anchors("docs/troubleshooting.md")
     assert "which-ports-must-be-shut" not in anchors("docs/troubleshooting.md")
 
@@ -164,7 +164,7 @@ def is_the_scripts(words: str, option: str) -> bool:
     return script is not None and words.index(option) > script.start()
 
 
-def test_defaults_that_the_readme_and_the_troubleshooting_page_state_are_so() -> None:
+def test_stated_defaults_are_correct() -> None:
     defaults = {spec.flag: spec.default for spec in specs()}
     stated = re.findall(r"`(--[a-z-]+)(?: [A-Z]+)?`\s*\((\d+)(?: m?s)?\b", text_of("docs/troubleshooting.md"))
     stated += re.findall(r"^\| `(--[a-z-]+)` \| (\d+)(?: s)? \|", text_of("docs/troubleshooting.md"), re.M)
@@ -230,7 +230,7 @@ def test_the_table_of_exit_codes_is_complete(page: str) -> None:
     assert re.findall(r"^\| (\d+) \|", table, re.M) == [str(int(code)) for code in ExitCode]
 
 
-def test_exit_codes_mean_on_the_troubleshooting_page_what_the_program_says() -> None:
+def test_exit_codes_on_the_troubleshooting_page_match_the_program() -> None:
     page = text_of("docs/troubleshooting.md").replace("`", "")
     for code, meaning in MEANINGS.items():
         if code is not ExitCode.INTERNAL:
@@ -320,11 +320,11 @@ OTHERS_SAY = {"Connection refused", "Connection reset by peer", "NCCL error", "R
 
 
 @pytest.mark.parametrize("quote", [quote for quote in QUOTES if quote not in OTHERS_SAY])
-def test_messages_that_are_quoted_are_said(quote: str) -> None:
+def test_quoted_messages_exist_in_the_program(quote: str) -> None:
     missing = [piece for piece in pieces(quote) if piece not in sayings()]
     assert missing == [], "look for it in docs/"
 
 
-def test_a_message_that_nobody_says_would_be_noticed() -> None:
+def test_a_message_that_does_not_exist_is_detected() -> None:
     assert len(QUOTES) > 20
     assert [piece for piece in pieces("waiting for the moon at …") if piece not in sayings()]

@@ -85,7 +85,7 @@ def test_the_result_does_not_depend_on_the_number_of_workers(undisturbed: str, t
     assert together == pytest.approx({step: alone[step] for step in together}, abs=2e-3)
 
 
-def test_a_killed_training_goes_on_from_its_checkpoint(undisturbed: str, tmp_path: Path) -> None:
+def test_killed_training_resumes_from_its_checkpoint(undisturbed: str, tmp_path: Path) -> None:
     command = (sys.executable, DIGITS, "--checkpoint-dir", tmp_path, "--checkpoint-every", 10)
     with started(*command, "--steps", 60, "--log-every", 5, "--step-time", 0.02, run_id="a/b") as process:
         assert process.stdout is not None

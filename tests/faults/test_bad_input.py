@@ -103,7 +103,7 @@ def test_bad_records_in_the_store_are_reported_once_and_ignored(make_cluster: Ma
     see_it_end(cluster, restarts=0)
 
 
-def test_garbage_sent_to_the_stores_port_disturbs_nobody(make_cluster: MakeCluster) -> None:
+def test_garbage_sent_to_the_stores_port_does_not_affect_the_run(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2:3")
     cluster.start_host("a")
     cluster.start("b")
@@ -150,7 +150,7 @@ def other_store() -> Iterator[int]:
     yield store.port
 
 
-def test_something_else_at_the_endpoint_is_told_by_what_it_is(make_cluster: MakeCluster) -> None:
+def test_another_program_at_the_endpoint_is_identified(make_cluster: MakeCluster) -> None:
     with web_server() as web, silent_listener() as silent, other_store() as store:
         said = {
             web: "is used by another program, which is not a store",
@@ -180,7 +180,7 @@ def check_one_error(cluster: Cluster, *words: str) -> None:
 
 
 @pytest.mark.netns
-def test_an_unreachable_endpoint_is_awaited_and_then_given_up(make_cluster: MakeCluster) -> None:
+def test_an_unreachable_endpoint_is_given_up_after_the_timeout(make_cluster: MakeCluster) -> None:
     # no network but a loopback: nothing is sent anywhere
     alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$0" "$@"')
     if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
@@ -210,14 +210,14 @@ def test_an_unreachable_endpoint_is_awaited_and_then_given_up(make_cluster: Make
         (("--lease-ttl", "soon"), ("--lease-ttl", "soon")),
     ],
 )
-def test_a_wrong_value_gets_one_line(
+def test_an_invalid_value_is_reported_in_one_line(
     make_cluster: MakeCluster, options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     cluster = make_cluster("1")
     check_usage_error(cluster, cluster.start("a", 1, *options).name, *words)
 
 
-def test_a_missing_script_gets_one_line(make_cluster: MakeCluster) -> None:
+def test_a_missing_script_is_reported_in_one_line(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
     missing = cluster.folder / "missing.py"
     check_usage_error(

@@ -115,7 +115,7 @@ def test_drain_of_this_machine_returns_when_its_worker_has_saved(make_cluster: M
     assert "run own-drain: a has left; no other node is training" in done.stdout
 
 
-def test_a_failure_elsewhere_is_not_taken_for_the_drain(make_cluster: MakeCluster) -> None:
+def test_a_failure_on_another_node_does_not_complete_a_drain(make_cluster: MakeCluster) -> None:
     """Another generation begins while the leaver still saves."""
     cluster = make_cluster("1:2", "--restart-grace", "0.2", run_id="disturbed-drain")
     work(cluster, a=0.0, b=2.0)
@@ -130,7 +130,7 @@ def test_a_failure_elsewhere_is_not_taken_for_the_drain(make_cluster: MakeCluste
     assert b"b has left" in stdout
 
 
-def test_an_agent_that_dies_meanwhile_confirms_nothing(make_cluster: MakeCluster) -> None:
+def test_drain_fails_if_the_agent_dies_before_confirming(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1", run_id="lost-drain")
     work(cluster, a=30.0)
     asked = subprocess.Popen(
@@ -166,7 +166,7 @@ def test_names_of_other_programs_sockets_may_hold_any_bytes(make_cluster: MakeCl
     assert (done.returncode, done.stderr) == (ExitCode.FINISHED, "")
 
 
-def test_an_agent_that_is_stopped_or_silent_holds_up_no_other(make_cluster: MakeCluster) -> None:
+def test_an_unresponsive_agent_does_not_delay_others(make_cluster: MakeCluster) -> None:
     frozen, cluster = make_cluster("1", run_id="frozen"), make_cluster("1", run_id="thawed")
     work(frozen, a=0.0)
     work(cluster, a=0.0)
@@ -211,7 +211,7 @@ def fake_agent() -> Iterator[None]:
         process.kill()
 
 
-def test_another_users_process_cannot_pass_for_an_agent_of_the_run(
+def test_another_users_process_cannot_impersonate_an_agent(
     make_cluster: MakeCluster, fake_agent: None
 ) -> None:
     cluster = make_cluster("1", run_id="prod")
@@ -225,20 +225,20 @@ def test_another_users_process_cannot_pass_for_an_agent_of_the_run(
     assert cluster.wait_end() == {"a": ExitCode.STOPPED}
 
 
-def test_root_reads_whose_agent_answers_and_no_control_characters(fake_agent: None) -> None:
+def test_root_sees_the_agents_user_without_control_characters(fake_agent: None) -> None:
     done = typed("drain", "n1", "--run", "prod")
     assert done.stdout.startswith(f"connecting to the agent of user {OTHER_USER} (pid ")
     assert "\x1b" not in done.stdout
     assert "\\x1b[2Jn1 has left" in done.stdout
 
 
-def test_a_user_that_does_not_exist_is_named() -> None:
+def test_an_unknown_user_is_reported() -> None:
     done = typed("stop", "--user", "no-such-user")
     assert done.returncode == ExitCode.USAGE
     assert '--user: got "no-such-user"; expected a user of this machine' in done.stderr
 
 
-def test_a_command_out_of_bounds_is_refused_by_the_agent(make_cluster: MakeCluster) -> None:
+def test_the_agent_refuses_a_command_with_invalid_values(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1", run_id="bounds")
     work(cluster, a=0.0)
     (agent,) = (one for one in agents_here() if one.pid == cluster.agents["a"].pid)

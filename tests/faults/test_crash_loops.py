@@ -51,7 +51,7 @@ def test_the_same_error_before_any_progress_ends_the_run_after_one_retry(make_cl
     check_nothing_left(cluster)
 
 
-def test_different_errors_use_the_budget_and_restarts_slow_down(make_cluster: MakeCluster) -> None:
+def test_different_errors_use_the_budget_and_restarts_are_delayed(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1", "--max-restarts", "2")
     cluster.order("a/0", "typos")
     a = cluster.start("a")
@@ -75,7 +75,7 @@ def test_failures_are_forgiven_while_training_makes_progress(make_cluster: MakeC
     see_it_end(cluster, restarts=3)
 
 
-def test_a_stopped_run_goes_on_with_the_restarts_that_it_had_left(make_cluster: MakeCluster) -> None:
+def test_a_stopped_run_resumes_with_its_remaining_restarts(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1", "--max-restarts", "1", "--notice-time", "0.2")
     cluster.start("a")
     first = cluster.wait_training("a")

@@ -38,7 +38,9 @@ def etcd(guarded: EtcdCluster) -> str:
     return guarded.endpoints
 
 
-def test_who_is_not_let_in_ends_at_once_with_one_line(make_cluster: MakeCluster, tmp_path: Path) -> None:
+def test_denied_access_to_etcd_ends_the_agent_at_once_with_one_line(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("open barley\n")
     right = tmp_path / "right"
@@ -66,7 +68,7 @@ def test_another_program_at_the_endpoint_is_named(make_cluster: MakeCluster) -> 
         check_one_error(cluster, f"127.0.0.1:{port}")
 
 
-def test_the_password_is_nobodys_business(make_cluster: MakeCluster, tmp_path: Path) -> None:
+def test_the_etcd_password_does_not_leak(make_cluster: MakeCluster, tmp_path: Path) -> None:
     """Not the workers', not the preloaded modules', not the logs', not that of anyone who lists the processes."""
     cluster: Cluster = make_cluster(
         "1", "--etcd-user", "trainer", "--preload", "looks_around", etcd_is_new=True

@@ -63,9 +63,7 @@ def leases(cluster: Cluster, etcd: EtcdCluster) -> dict[str, int]:
     return {one["key"]: one["version"] for one in found.get("kvs", [])}
 
 
-def test_losing_one_member_of_three_in_any_way_costs_nothing(
-    make_cluster: MakeCluster, three: EtcdCluster
-) -> None:
+def test_losing_one_etcd_member_of_three_has_no_effect(make_cluster: MakeCluster, three: EtcdCluster) -> None:
     cluster = make_cluster("2")
     cluster.start("a")
     cluster.start("b", 2)
@@ -96,7 +94,7 @@ def test_losing_one_member_of_three_in_any_way_costs_nothing(
     see_it_end(cluster, restarts=1)
 
 
-def test_a_short_outage_is_told_once_and_touches_nobody(
+def test_a_short_etcd_outage_is_logged_once_and_affects_no_worker(
     make_cluster: MakeCluster, three: EtcdCluster
 ) -> None:
     cluster = make_cluster("2", "--lease-ttl", "10")
@@ -119,7 +117,7 @@ def test_a_short_outage_is_told_once_and_touches_nobody(
     see_it_end(cluster, restarts=0)
 
 
-def test_a_long_outage_fences_everybody_and_they_meet_again_by_themselves(
+def test_a_long_etcd_outage_fences_all_nodes_which_then_rejoin(
     make_cluster: MakeCluster, three: EtcdCluster
 ) -> None:
     cluster = make_cluster("2")
@@ -141,7 +139,7 @@ def test_a_long_outage_fences_everybody_and_they_meet_again_by_themselves(
     see_it_end(cluster, restarts=0)
 
 
-def test_half_a_minute_without_etcd_cost_one_generation_and_no_restart(
+def test_half_a_minute_without_etcd_costs_one_generation_and_no_restart(
     make_cluster: MakeCluster, three: EtcdCluster
 ) -> None:
     cluster = make_cluster("2")
@@ -176,7 +174,7 @@ def coordinator_of(cluster: Cluster, etcd: EtcdCluster) -> AgentProcess:
     return cluster.wait("an agent that coordinates", look)
 
 
-def test_a_coordinator_that_freezes_is_replaced_and_no_worker_is_touched(
+def test_a_frozen_coordinator_is_replaced_without_a_restart_of_workers(
     make_cluster: MakeCluster, three: EtcdCluster
 ) -> None:
     cluster = make_cluster("2")
@@ -209,7 +207,7 @@ def test_a_coordinator_that_freezes_is_replaced_and_no_worker_is_touched(
         lone.wait()
 
 
-def test_the_coordinators_machine_dies_and_the_others_go_on(
+def test_the_run_continues_after_the_coordinators_machine_dies(
     make_cluster: MakeCluster, three: EtcdCluster
 ) -> None:
     cluster = make_cluster("1:3")
@@ -232,7 +230,7 @@ def test_the_coordinators_machine_dies_and_the_others_go_on(
     assert three.keys(f"/tests/{cluster.mark}/1/r/") == [ended], "the rest of a finished run is removed"
 
 
-def test_after_everything_was_killed_the_run_goes_on_under_a_higher_generation(
+def test_a_run_whose_processes_were_all_killed_resumes_above_its_generation(
     make_cluster: MakeCluster, three: EtcdCluster
 ) -> None:
     cluster = make_cluster("2", "--max-restarts", "1")
@@ -254,7 +252,7 @@ def test_after_everything_was_killed_the_run_goes_on_under_a_higher_generation(
     see_it_end(cluster, restarts=1)
 
 
-def test_a_node_that_slept_through_the_end_of_its_run_joins_the_next_one_of_that_name(
+def test_a_node_that_missed_the_end_of_its_run_joins_the_next_one(
     make_cluster: MakeCluster, three: EtcdCluster
 ) -> None:
     cluster = make_cluster("1:2")

@@ -33,7 +33,7 @@ def etcd(machines: Machines, tmp_path: Path) -> Iterator[str]:
         yield f"{address}:{cluster.members[0].client_port}"
 
 
-def test_a_node_cut_off_from_etcd_alone_ends_up_outside_and_the_others_go_on(
+def test_a_node_partitioned_from_etcd_is_excluded_and_the_others_continue(
     machines: Machines, make_cluster: MakeCluster
 ) -> None:
     cluster = make_cluster("2:3", etcd_is_new=True)

@@ -10,7 +10,7 @@ from .rules import see_it_end
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
-def test_a_second_agent_with_a_living_nodes_id_is_refused_and_disturbs_nobody(
+def test_a_second_agent_with_a_live_nodes_id_is_refused_without_effect_on_the_run(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("2:3")

@@ -37,7 +37,7 @@ def foreign_since() -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_the_next_workers_find_nothing_of_those_before(
+def test_the_next_workers_find_no_leftovers(
     tmp_path: Path, foreign_before: Path, foreign_since: Path
 ) -> None:
     command = [sys.executable, "-m", "elastic_agent", "--nproc-per-node", "2", "--max-restarts", "1"]

@@ -16,7 +16,7 @@ LIVENESS_S = 2 * LEASE_S + MARGIN_S + 3 * SETTLE_S + 1.0
 """The design's promise: how long after a fault the next world is there at the latest."""
 
 
-def test_a_killed_node_is_done_without_and_gets_its_seat_back(make_cluster: MakeCluster) -> None:
+def test_the_run_continues_without_a_killed_node_which_gets_its_seat_back(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2:3")
     cluster.start("a")
     b = cluster.start("b", 2)
@@ -34,7 +34,7 @@ def test_a_killed_node_is_done_without_and_gets_its_seat_back(make_cluster: Make
     see_it_end(cluster, restarts=0)
 
 
-def test_a_node_frozen_for_long_disturbs_nobody_when_it_thaws_and_rejoins(
+def test_a_node_that_thaws_after_its_lease_rejoins_without_effect_on_others(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("1:3")
@@ -55,7 +55,7 @@ def test_a_node_frozen_for_long_disturbs_nobody_when_it_thaws_and_rejoins(
 
 
 @on_c10d
-def test_a_frozen_agents_workers_are_stopped_before_the_others_go_on(make_cluster: MakeCluster) -> None:
+def test_workers_of_a_frozen_agent_are_stopped_before_the_others_continue(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3")
     cluster.start_host("a")
     b = cluster.start("b")
@@ -73,7 +73,7 @@ def test_a_frozen_agents_workers_are_stopped_before_the_others_go_on(make_cluste
     see_it_end(cluster, restarts=0)
 
 
-def test_nodes_join_and_leave_by_sigterm_for_free(make_cluster: MakeCluster) -> None:
+def test_joining_and_leaving_by_sigterm_is_not_charged(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3")
     cluster.start("a", 3)
     first = cluster.wait_training("a")
@@ -89,7 +89,7 @@ def test_nodes_join_and_leave_by_sigterm_for_free(make_cluster: MakeCluster) -> 
     see_it_end(cluster, restarts=0, b=6)
 
 
-def test_all_nodes_asked_to_leave_at_once_do_so_without_waiting_for_each_other(
+def test_nodes_that_leave_at_the_same_time_do_not_wait_for_each_other(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("2")
@@ -107,7 +107,7 @@ def test_all_nodes_asked_to_leave_at_once_do_so_without_waiting_for_each_other(
 
 
 @on_c10d
-def test_below_min_the_survivors_wait_and_then_go_on(make_cluster: MakeCluster) -> None:
+def test_survivors_below_min_wait_and_then_continue(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2:3")
     a = cluster.start("a")
     b = cluster.start("b", 2)
@@ -138,7 +138,7 @@ def test_too_few_nodes_for_too_long_end_the_run(make_cluster: MakeCluster) -> No
 
 
 @on_c10d
-def test_one_node_more_than_max_stands_by_and_fills_a_vacated_seat(make_cluster: MakeCluster) -> None:
+def test_a_node_above_max_stands_by_and_replaces_one_that_leaves(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
     cluster.start("a")
     b = cluster.start("b")

@@ -74,7 +74,7 @@ def check_restarts(cluster: Cluster, restarts: int = 0) -> None:
 
 
 @on_both
-def test_a_signal_to_one_of_three_agents_saves_on_all_and_the_next_life_goes_on(
+def test_a_notice_signal_to_one_agent_saves_on_all_nodes_and_the_run_can_be_resumed(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("3")
@@ -96,7 +96,7 @@ def test_a_signal_to_one_of_three_agents_saves_on_all_and_the_next_life_goes_on(
     check_restarts(cluster)
 
 
-def test_stop_ends_the_run_everywhere_with_everything_saved(make_cluster: MakeCluster) -> None:
+def test_stop_ends_the_run_on_all_nodes_with_the_state_saved(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3", run_id="stopped-by-command")
     first = train(cluster, "a", "b")
     said = ask(cluster, "stop", "--deadline", "40")
@@ -109,7 +109,7 @@ def test_stop_ends_the_run_everywhere_with_everything_saved(make_cluster: MakeCl
 
 
 @pytest.mark.parametrize("arguments", [("--blind",), ("--stubborn",)], ids=["blind", "stubborn"])
-def test_workers_that_do_not_leave_get_the_plain_signal_at_the_deadline(
+def test_workers_still_running_at_the_deadline_get_sigterm(
     make_cluster: MakeCluster, arguments: tuple[str, ...]
 ) -> None:
     cluster = make_cluster("1:2", "--notice-time", "1.5")
@@ -125,7 +125,7 @@ def test_workers_that_do_not_leave_get_the_plain_signal_at_the_deadline(
 SLURM_STEP = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}
 
 
-def test_a_signal_to_every_process_of_a_slurm_step_lets_all_save(make_cluster: MakeCluster) -> None:
+def test_a_signal_to_all_processes_of_a_slurm_step_lets_workers_save(make_cluster: MakeCluster) -> None:
     """Warm workers and cold ones, and the processes beside them. The controller cannot be asked here."""
     cluster = make_cluster("2", "--requeue", "never")
     step = {**SLURM_STEP, "SLURM_CONF": "/dev/null"}
@@ -142,7 +142,7 @@ def test_a_signal_to_every_process_of_a_slurm_step_lets_all_save(make_cluster: M
     check_nothing_left(cluster)
 
 
-def test_workers_that_save_and_exit_by_the_signal_itself_have_not_finished_the_run(
+def test_workers_that_exit_on_the_signal_do_not_finish_the_run(
     make_cluster: MakeCluster,
 ) -> None:
     """The script knows nothing of notices; the signal reaches it, as in a systemd scope."""
@@ -161,7 +161,7 @@ def test_workers_that_save_and_exit_by_the_signal_itself_have_not_finished_the_r
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGTERM])
-def test_workers_that_die_of_the_signal_are_not_started_again_and_charge_nothing(
+def test_workers_killed_by_the_signal_are_not_restarted_or_charged(
     make_cluster: MakeCluster, signum: signal.Signals
 ) -> None:
     """With no restart allowed, one that was charged would fail the run."""
@@ -175,7 +175,7 @@ def test_workers_that_die_of_the_signal_are_not_started_again_and_charge_nothing
     assert not cluster.journal("spawner_died") + cluster.journal("guard_lost")
 
 
-def test_training_that_ends_by_itself_while_the_run_is_to_end_has_finished(make_cluster: MakeCluster) -> None:
+def test_training_that_completes_during_a_stop_is_finished(make_cluster: MakeCluster) -> None:
     """Workers of a Slurm step ignore the signal, so their success is one: requeued, they would only do it again."""
     cluster = make_cluster("1", "--requeue", "never")
     cluster.start_host(
@@ -193,7 +193,7 @@ def hears(agent: AgentProcess, signum: signal.Signals) -> bool:
     return bool(int(status_field(agent.pid, "SigCgt"), 16) >> (signum - 1) & 1)
 
 
-def test_a_notice_to_an_agent_that_is_still_starting_is_kept_for_it(make_cluster: MakeCluster) -> None:
+def test_a_notice_signal_to_a_starting_agent_is_kept(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3")
     first = train(cluster, "a", "b")
     late = cluster.start("c", script=HANDLING_NOTICES)
@@ -207,7 +207,7 @@ def test_a_notice_to_an_agent_that_is_still_starting_is_kept_for_it(make_cluster
 # -- a node leaves, or comes --------------------------------------------------------------------
 
 
-def test_sigterm_lets_all_save_one_leave_and_the_others_go_on(make_cluster: MakeCluster) -> None:
+def test_after_sigterm_all_save_one_node_leaves_and_the_others_continue(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:3")
     first = train(cluster, "a", "b", "c")
     cluster.agents["b"].terminate()
@@ -222,7 +222,7 @@ def test_sigterm_lets_all_save_one_leave_and_the_others_go_on(make_cluster: Make
 
 
 @on_both
-def test_drain_of_another_node_and_growth_when_it_comes_back(make_cluster: MakeCluster) -> None:
+def test_a_drained_node_that_returns_is_let_in_with_a_notice(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:2", run_id="drained-by-command")
     first = train(cluster, "a", "b")
     said = ask(cluster, "drain", "b")
@@ -249,7 +249,7 @@ def heeded(cluster: Cluster, generation: int) -> bool:
     return any(one.get("heeds") for one in said)
 
 
-def test_a_drain_of_training_that_does_not_look_takes_no_time(make_cluster: MakeCluster) -> None:
+def test_a_drain_of_workers_that_do_not_handle_notices_is_immediate(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:2")
     first = train(cluster, "a", "b", arguments=("--blind",))
     cluster.agents["b"].terminate()
@@ -260,7 +260,7 @@ def test_a_drain_of_training_that_does_not_look_takes_no_time(make_cluster: Make
     assert cluster.world(first).keys() == {"a", "b"}
 
 
-def test_what_was_trained_is_the_same_bit_for_bit_however_often_it_was_stopped(
+def test_training_is_bit_identical_after_any_number_of_stops(
     make_cluster: MakeCluster,
 ) -> None:
     """A drain, a growth and two stops, beside a run that nothing happened to."""
@@ -318,14 +318,14 @@ def typed(*words: str) -> tuple[int, str]:
         ),
     ],
 )
-def test_a_mistake_is_told_in_one_line(words: tuple[str, ...], complaint: str) -> None:
+def test_an_error_of_drain_or_stop_is_one_line(words: tuple[str, ...], complaint: str) -> None:
     code, said = typed(*words)
     assert code == ExitCode.USAGE
     assert complaint.replace("'", '"') in said, said
     assert len(said.splitlines()) == 1
 
 
-def test_a_node_that_does_not_exist_is_named_and_the_only_one_leaves_nobody_behind(
+def test_drain_reports_an_unknown_node_and_drains_the_only_node(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("1", run_id="lonely")
@@ -338,7 +338,7 @@ def test_a_node_that_does_not_exist_is_named_and_the_only_one_leaves_nobody_behi
     assert cluster.wait_end() == {"a": ExitCode.DRAINED}
 
 
-def test_nonsense_on_the_socket_disturbs_nobody(make_cluster: MakeCluster) -> None:
+def test_garbage_on_the_control_socket_has_no_effect(make_cluster: MakeCluster) -> None:
     import socket
 
     cluster = make_cluster("1", run_id="bothered")

@@ -28,9 +28,7 @@ def machines() -> Iterator[Machines]:
         yield found
 
 
-def test_nodes_cut_off_and_joined_again_never_make_two_worlds(
-    machines: Machines, make_cluster: MakeCluster
-) -> None:
+def test_partitioned_nodes_never_form_a_second_world(machines: Machines, make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2:3", endpoint_host=f"{SUBNET}.1")
     for node in NODES:
         machines.start(cluster, node)
@@ -57,7 +55,9 @@ def test_nodes_cut_off_and_joined_again_never_make_two_worlds(
     see_it_end(cluster, restarts=0)
 
 
-def test_the_stores_machine_dies_and_comes_back(machines: Machines, make_cluster: MakeCluster) -> None:
+def test_the_run_survives_the_loss_and_return_of_the_stores_machine(
+    machines: Machines, make_cluster: MakeCluster
+) -> None:
     cluster = make_cluster("2:3", endpoint_host=f"{SUBNET}.1")
     for node in NODES:
         machines.start(cluster, node)

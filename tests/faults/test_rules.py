@@ -71,7 +71,7 @@ def judged(folder: Path, steps: list[Line], events: list[Line]) -> None:
     check_safety(Cluster(folder, "2", port=1))
 
 
-def test_a_good_run_passes(tmp_path: Path) -> None:
+def test_a_correct_run_passes_the_rules(tmp_path: Path) -> None:
     judged(tmp_path, good_steps(), good_events())
 
 
@@ -102,7 +102,7 @@ def test_a_good_run_passes(tmp_path: Path) -> None:
         ([{**step(5.0, "b", 2, 0, run_id="other"), "kind": "born"}], [], "the run id changed"),
     ],
 )
-def test_a_broken_rule_is_noticed(
+def test_a_violated_rule_is_detected(
     tmp_path: Path, steps: list[Line], events: list[Line], complaint: str
 ) -> None:
     with pytest.raises(AssertionError) as failure:

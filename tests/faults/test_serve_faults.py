@@ -49,7 +49,7 @@ def wait_for_steps_after(cluster: Cluster, generation: int, reconnected: int) ->
     )
 
 
-def test_workers_do_not_notice_that_the_server_was_killed_or_upgraded(
+def test_workers_continue_while_the_server_is_killed_or_upgraded(
     machines: Machines, make_cluster: MakeCluster
 ) -> None:
     cluster = make_cluster("2", *LONG_LEASE, endpoint_host=HEAD)
@@ -82,7 +82,7 @@ def test_workers_do_not_notice_that_the_server_was_killed_or_upgraded(
     cluster.wait_said("head", "run finished")
 
 
-def test_a_server_that_is_back_too_late_finds_the_nodes_fenced_and_forms_the_next_generation(
+def test_a_server_that_returns_after_the_lease_forms_the_next_generation(
     machines: Machines, make_cluster: MakeCluster
 ) -> None:
     cluster = make_cluster("2", endpoint_host=HEAD)
@@ -102,7 +102,7 @@ def test_a_server_that_is_back_too_late_finds_the_nodes_fenced_and_forms_the_nex
     see_it_end(cluster, restarts=0)
 
 
-def test_runs_share_a_server_which_outlives_their_first_nodes(
+def test_runs_share_a_server_that_outlives_their_first_nodes(
     machines: Machines, make_cluster: MakeCluster
 ) -> None:
     one = make_cluster("1:2", endpoint_host=HEAD, run_id="one")

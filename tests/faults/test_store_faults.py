@@ -17,7 +17,7 @@ def etcd() -> None:
     """These are about the c10d store."""
 
 
-def test_another_agent_takes_over_the_store_and_the_dead_host_gets_its_seat_back(
+def test_another_agent_takes_over_the_store_and_the_old_host_gets_its_seat_back(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("1:3")
@@ -35,7 +35,7 @@ def test_another_agent_takes_over_the_store_and_the_dead_host_gets_its_seat_back
     see_it_end(cluster, restarts=0)
 
 
-def test_a_frozen_host_stops_everybody_until_it_thaws(make_cluster: MakeCluster) -> None:
+def test_a_frozen_store_host_stops_all_nodes_until_it_thaws(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
     a = cluster.start_host("a")
     cluster.start("b")
@@ -51,7 +51,7 @@ def test_a_frozen_host_stops_everybody_until_it_thaws(make_cluster: MakeCluster)
     see_it_end(cluster, restarts=0, paused={"a"})
 
 
-def test_after_everything_was_killed_the_run_goes_on_under_a_higher_generation(
+def test_a_run_whose_processes_were_all_killed_resumes_above_its_generation(
     make_cluster: MakeCluster,
 ) -> None:
     """No run id and no node ids are given: the agents agree on them, and find them again."""
@@ -81,7 +81,7 @@ def test_after_everything_was_killed_the_run_goes_on_under_a_higher_generation(
     see_it_end(cluster, restarts=1)
 
 
-def test_a_host_that_leaves_serves_until_the_run_is_over(make_cluster: MakeCluster) -> None:
+def test_a_store_host_that_leaves_serves_until_the_run_is_over(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1:2")
     a = cluster.start_host("a")
     b = cluster.start("b")
@@ -95,7 +95,7 @@ def test_a_host_that_leaves_serves_until_the_run_is_over(make_cluster: MakeClust
     see_it_end(cluster, restarts=0, a=6)
 
 
-def test_two_runs_share_a_store_which_serves_until_both_are_over(make_cluster: MakeCluster) -> None:
+def test_two_runs_share_a_store_that_serves_until_both_are_over(make_cluster: MakeCluster) -> None:
     host = make_cluster("1", run_id="first")
     other = make_cluster("1", run_id="second", port=host.port)
     host.start_host("a")

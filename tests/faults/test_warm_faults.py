@@ -33,7 +33,7 @@ def spawner_of(guard: int) -> int:
     return next(pid for pid in children(guard) if name_of(pid) == "elastic-spawner")
 
 
-def test_a_killed_spawner_costs_no_generation_and_the_next_restart_is_warm_again(
+def test_a_killed_spawner_does_not_end_the_generation_and_is_replaced(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("2")
@@ -66,7 +66,7 @@ def test_a_killed_agent_leaves_no_process_after_a_second(make_cluster: MakeClust
     check_nothing_left(cluster)
 
 
-def test_a_worker_that_ignores_sigterm_costs_the_grace_and_no_more(make_cluster: MakeCluster) -> None:
+def test_a_worker_that_ignores_sigterm_delays_a_restart_by_the_grace_only(make_cluster: MakeCluster) -> None:
     grace_s = 0.5
     cluster = make_cluster("2", "--restart-grace", str(grace_s))
     cluster.start("a")
@@ -82,7 +82,7 @@ def test_a_worker_that_ignores_sigterm_costs_the_grace_and_no_more(make_cluster:
     see_it_end(cluster, restarts=1)
 
 
-def test_200_restarts_in_a_row_leak_nothing_and_keep_their_speed(make_cluster: MakeCluster) -> None:
+def test_200_restarts_do_not_leak_or_slow_down(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1", "--max-restarts", "100000", "--restart-backoff", "0")
     script = Path(__file__).with_name("restarting.py")
     arguments = (str(cluster.folder), str(RESTARTS))

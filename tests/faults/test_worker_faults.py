@@ -17,7 +17,7 @@ from .rules import charged, check_nothing_left, check_safety, see_it_end
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
-def test_training_goes_on_after_a_worker_is_killed_and_after_one_raises(make_cluster: MakeCluster) -> None:
+def test_training_resumes_after_a_killed_worker_and_after_an_exception(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
     a, b = cluster.start("a"), cluster.start("b", 2)
     first = cluster.wait_training("a", "b")
@@ -39,7 +39,7 @@ def test_training_goes_on_after_a_worker_is_killed_and_after_one_raises(make_clu
     see_it_end(cluster, restarts=2)
 
 
-def test_a_crash_loop_spends_the_budget_and_ends_the_run_everywhere(make_cluster: MakeCluster) -> None:
+def test_a_crash_loop_exhausts_the_budget_and_ends_the_run_on_all_nodes(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2", "--max-restarts", "1")
     cluster.order("b/0", "always-exception")
     cluster.start("a")
@@ -60,7 +60,7 @@ def test_a_crash_loop_spends_the_budget_and_ends_the_run_everywhere(make_cluster
 
 
 @on_c10d
-def test_a_hanging_worker_is_noticed_and_every_worker_writes_its_stacks(make_cluster: MakeCluster) -> None:
+def test_a_hanging_worker_is_detected_and_all_workers_dump_their_stacks(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2", "--hang-timeout", "3", "--redirects", "2")
     a, b = cluster.start("a"), cluster.start("b")
     first = cluster.wait_training("a", "b")
@@ -78,7 +78,7 @@ def test_a_hanging_worker_is_noticed_and_every_worker_writes_its_stacks(make_clu
 
 
 @on_c10d
-def test_stacks_can_be_had_at_any_time_and_training_goes_on(make_cluster: MakeCluster) -> None:
+def test_stacks_can_be_dumped_at_any_time_without_stopping_training(make_cluster: MakeCluster) -> None:
     run_id = f"job-{secrets.token_hex(4)}"
     cluster = make_cluster("2", "--redirects", "2", run_id=run_id)
     cluster.start("a")
@@ -117,7 +117,7 @@ def test_a_daemon_left_by_a_worker_is_gone_before_the_next_generation(make_clust
 
 
 @on_c10d
-def test_nothing_of_a_worker_outlives_its_killed_agent(make_cluster: MakeCluster) -> None:
+def test_no_worker_process_outlives_a_killed_agent(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("1")
     a = cluster.start("a")
     cluster.wait_training("a")
@@ -129,7 +129,7 @@ def test_nothing_of_a_worker_outlives_its_killed_agent(make_cluster: MakeCluster
 
 
 @on_c10d
-def test_a_killed_guard_takes_its_workers_along_and_is_replaced(make_cluster: MakeCluster) -> None:
+def test_the_workers_of_a_killed_guard_are_killed_and_it_is_replaced(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("2")
     a = cluster.start("a")
     cluster.start("b")

@@ -35,7 +35,7 @@ def fields_of(datagram: bytes) -> dict[str, str]:
     return found
 
 
-def test_an_event_has_its_facts_as_fields_and_in_the_message() -> None:
+def test_an_events_values_are_fields_and_in_the_message() -> None:
     event = {**BASICS, "run": "digits", "node": "n1", "generation": 3, "world_size": 13, "failed": None}
     assert fields_of(entry(event)) == {
         "MESSAGE": "it is late world_size=13 failed=None",
@@ -48,21 +48,21 @@ def test_an_event_has_its_facts_as_fields_and_in_the_message() -> None:
     }
 
 
-def test_lines_of_a_worker_cannot_be_taken_for_fields() -> None:
+def test_worker_output_is_not_parsed_as_journal_fields() -> None:
     fields = fields_of(entry({**BASICS, "tail": "Traceback\nPRIORITY=0\n\ud800"}))
     assert fields["PRIORITY"] == "4"
     assert fields["ELASTIC_TAIL"] == "Traceback\nPRIORITY=0\n\\ud800"
     assert fields["MESSAGE"].splitlines()[:2] == ["it is late", "    tail:"]
 
 
-def test_a_name_or_a_value_that_the_journal_would_not_take_is_made_to_fit() -> None:
+def test_invalid_field_names_and_values_are_adapted_to_the_journal() -> None:
     fields = fields_of(entry({**BASICS, "gpu-memory (ö)": 1, "n" * 200: 2, "big": "x" * (LARGEST_BYTES + 1)}))
     assert fields["ELASTIC_GPU_MEMORY____"] == "1"
     assert fields[f"ELASTIC_{'N' * 56}"] == "2"
     assert len(fields["ELASTIC_BIG"]) == LARGEST_BYTES
 
 
-def test_only_a_stream_that_leads_to_the_journal_is_one(tmp_path: Path) -> None:
+def test_only_a_stream_to_the_journal_is_detected_as_one(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as stream:
         found = os.fstat(stream.fileno())
         assert is_journal(stream, {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"})
@@ -84,7 +84,7 @@ def record(message: str) -> logging.LogRecord:
     return logging.LogRecord("x", logging.INFO, "", 0, message, (), None)
 
 
-def test_what_the_journal_does_not_take_goes_to_stderr(
+def test_lines_that_the_journal_rejects_go_to_stderr(
     handler: tuple[JournalHandler, io.StringIO, str],
 ) -> None:
     journal, stderr, address = handler
@@ -98,7 +98,7 @@ def test_what_the_journal_does_not_take_goes_to_stderr(
     journal.close()
 
 
-def test_a_journal_that_hangs_holds_nobody_up(handler: tuple[JournalHandler, io.StringIO, str]) -> None:
+def test_a_hanging_journal_does_not_block_the_agent(handler: tuple[JournalHandler, io.StringIO, str]) -> None:
     journal, stderr, address = handler
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
         server.bind(address)
@@ -116,7 +116,7 @@ def test_a_journal_that_hangs_holds_nobody_up(handler: tuple[JournalHandler, io.
     journal.close()
 
 
-def test_an_entry_that_is_as_large_as_can_be_gets_through(
+def test_the_largest_possible_entry_is_accepted(
     handler: tuple[JournalHandler, io.StringIO, str], tmp_path: Path
 ) -> None:
     journal, stderr, address = handler

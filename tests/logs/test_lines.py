@@ -49,7 +49,7 @@ def lines_of(log_format: str, level: str = "info") -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_elsewhere_than_on_a_terminal_every_line_is_json_with_run_node_and_generation() -> None:
+def test_without_a_terminal_every_line_is_json_with_run_node_and_generation() -> None:
     lines: list[dict[str, Any]] = [json.loads(line) for line in lines_of("auto")]
     first, thread, torch, warning, failure = lines
     assert [first["run"], first["node"], first["generation"]] == [None, None, None]
@@ -68,7 +68,7 @@ def test_elsewhere_than_on_a_terminal_every_line_is_json_with_run_node_and_gener
         assert datetime.fromisoformat(line["time"]).tzinfo is not None
 
 
-def test_the_readable_form_when_asked_for() -> None:
+def test_the_console_format_can_be_selected() -> None:
     text = "\n".join(lines_of("console", "debug"))
     assert "\x1b" not in text
     assert "debug   [r1 n1 g3] details" in text
@@ -80,7 +80,7 @@ def test_the_readable_form_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("level", "heard"), [("debug", 7), ("info", 5), ("warning", 3), ("error", 1)])
-def test_levels(level: str, heard: int) -> None:
+def test_messages_below_the_level_are_dropped(level: str, heard: int) -> None:
     assert len(lines_of("json", level)) == heard
 
 
@@ -88,11 +88,11 @@ def fields(**more: object) -> dict[str, object]:
     return {"time": 0.0, "level": "info", "event": "hello", **more}
 
 
-def test_json_writes_what_it_does_not_know_as_text() -> None:
+def test_json_writes_unknown_types_as_text() -> None:
     assert json.loads(json_line(fields(when=datetime(2026, 1, 1))))["when"] == "2026-01-01 00:00:00"
 
 
-def test_json_shows_no_terminal_what_it_might_obey_and_loses_nothing() -> None:
+def test_json_escapes_control_characters_without_loss() -> None:
     unsafe = "\x1b[2J\x9b2J\x7f\u202e\u2066\u2028\udcff"
     line = json_line(fields(tail=unsafe, é="é"))
     assert line.isprintable()
@@ -100,18 +100,18 @@ def test_json_shows_no_terminal_what_it_might_obey_and_loses_nothing() -> None:
     assert '"é": "é"' in line
 
 
-def test_a_line_for_people_cannot_be_forged_or_broken_by_values() -> None:
+def test_values_cannot_forge_or_break_console_lines() -> None:
     line = console_line(fields(node="n\x1b1", x="a b", y="", z="a=b", f=1 / 3), colours=False)
     assert line.endswith('info    [n\\x1b1] hello x="a b" y="" z="a=b" f=0.333333')
     assert "\n" not in line
 
 
-def test_colours_only_when_asked_for() -> None:
+def test_colours_are_used_only_if_enabled() -> None:
     assert "\x1b[" in console_line(fields(), colours=True)
     assert "\x1b[" not in console_line(fields(), colours=False)
 
 
-def test_lines_of_many_threads_are_not_mixed() -> None:
+def test_lines_of_different_threads_are_not_mixed() -> None:
     from elastic_agent.logs import StatusLine
 
     stream = io.StringIO()

@@ -47,7 +47,7 @@ def elsewhere() -> tuple[WaitingReporter, Clock, Journal]:
     return WaitingReporter(None, journal.info, clock), clock, journal
 
 
-def test_elsewhere_it_is_logged_ever_more_rarely() -> None:
+def test_without_a_terminal_a_wait_is_logged_at_growing_intervals() -> None:
     reporter, clock, journal = elsewhere()
     reporter.update("waiting for 1 more node", {"nodes": 1})
     follow(reporter, clock, 250)
@@ -55,7 +55,7 @@ def test_elsewhere_it_is_logged_ever_more_rarely() -> None:
     assert journal.lines[2] == (30, "waiting for 1 more node", {"waited_s": 30.0, "nodes": 1})
 
 
-def test_elsewhere_words_that_are_the_fact_are_not_said_twice() -> None:
+def test_without_a_terminal_a_fact_equal_to_the_text_is_not_repeated() -> None:
     reporter, clock, journal = elsewhere()
     reporter.update("waiting for a", {"awaited": "waiting for a"})
     clock.now_s += 4
@@ -66,7 +66,7 @@ def test_elsewhere_words_that_are_the_fact_are_not_said_twice() -> None:
     ]
 
 
-def test_elsewhere_a_change_of_the_facts_is_logged_and_a_change_of_words_is_not() -> None:
+def test_without_a_terminal_changed_facts_are_logged_and_changed_text_is_not() -> None:
     reporter, clock, journal = elsewhere()
     reporter.update("waiting for 2 more nodes", {"nodes": 1})
     clock.now_s += 4
@@ -80,7 +80,7 @@ def test_elsewhere_a_change_of_the_facts_is_logged_and_a_change_of_words_is_not(
     assert len(journal.lines) == 3
 
 
-def test_elsewhere_many_changes_in_a_second_are_one_line() -> None:
+def test_without_a_terminal_many_changes_in_a_second_are_one_line() -> None:
     reporter, clock, journal = elsewhere()
     for nodes in range(100):
         reporter.update("waiting", {"nodes": nodes})
@@ -89,7 +89,7 @@ def test_elsewhere_many_changes_in_a_second_are_one_line() -> None:
     assert [(when, fields["nodes"]) for when, _, fields in journal.lines] == [(0, 0), (1, 99)]
 
 
-def test_a_late_caller_logs_once_and_the_plan_goes_on() -> None:
+def test_a_late_tick_logs_once_and_the_schedule_continues() -> None:
     reporter, clock, journal = elsewhere()
     reporter.update("waiting", {})
     clock.now_s += 100
@@ -168,7 +168,7 @@ def run_on_a_terminal() -> str:
     return output.decode()
 
 
-def test_on_a_terminal_the_line_is_rewritten_in_place_and_log_lines_stand_above_it() -> None:
+def test_on_a_terminal_the_status_is_rewritten_below_the_log_lines() -> None:
     screen = Screen()
     screen.feed(run_on_a_terminal())
     assert len([line for line in screen.lines if line]) == 2, "the live line left nothing behind"

@@ -17,7 +17,7 @@ echo "$streams" >>"$SEEN"
 
 
 @pytest.mark.parametrize("closed", ["", "2>&-", ">&-", ">&- 2>&-", "<&-"])
-def test_its_steps_have_all_standard_streams(closed: str, tmp_path: Path) -> None:
+def test_ci_steps_have_all_standard_streams(closed: str, tmp_path: Path) -> None:
     make, seen = tmp_path / "make", tmp_path / "seen"
     make.write_text(MAKE)
     make.chmod(0o755)

@@ -31,18 +31,18 @@ def test_the_exit_code_is_the_commands(script: str, code: int) -> None:
     assert run(script).returncode == code
 
 
-def test_the_command_ignores_no_signal() -> None:
+def test_the_command_starts_with_no_ignored_signals() -> None:
     ignored = re.search(r"^SigIgn:\s+(\S+)", run("cat /proc/self/status").stdout, re.M)
     assert ignored is not None
     # Signals 32 and 33 are the C library's own; what posix_spawn started, as make does, inherits them ignored.
     assert int(ignored[1], 16) & ~(0b11 << 31) == 0
 
 
-def test_a_child_that_ends_shortly_after_the_command_is_no_leftover() -> None:
+def test_a_child_that_ends_shortly_after_the_command_is_not_reported() -> None:
     assert run("sleep 0.5 & exit 0").returncode == 0
 
 
-def test_a_daemon_in_its_own_session_is_named_killed_and_a_failure() -> None:
+def test_a_leftover_daemon_is_reported_and_killed_and_fails_the_command() -> None:
     result = run(DAEMON)
     pid = int(result.stdout.split()[1])
     assert result.returncode == 1
@@ -50,7 +50,7 @@ def test_a_daemon_in_its_own_session_is_named_killed_and_a_failure() -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_a_command_that_takes_too_long_is_killed_with_all_it_started() -> None:
+def test_a_command_over_its_time_limit_is_killed_with_its_children() -> None:
     result = run(f"{DAEMON}; sleep 600", "--limit-s", "1")
     assert result.returncode == 124
     assert not psutil.pid_exists(int(result.stdout.split()[1]))

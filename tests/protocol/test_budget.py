@@ -47,7 +47,7 @@ def spent(table: Table) -> int:
 # -- forgiving --------------------------------------------------------------------------------------
 
 
-def test_for_each_window_of_progress_one_failure_is_forgiven() -> None:
+def test_one_failure_is_forgiven_per_window_of_progress() -> None:
     table = running("a", "b", rules=RULES)
     for _ in range(3):
         fail_and_restart(table)
@@ -58,7 +58,7 @@ def test_for_each_window_of_progress_one_failure_is_forgiven() -> None:
     assert "restart 2 of 3, 2 earlier ones forgiven" in table.plan.reason
 
 
-def test_without_enough_progress_the_budget_is_spent_as_ever() -> None:
+def test_without_enough_progress_the_budget_is_exhausted() -> None:
     table = running("a", "b", rules=RULES)
     fail_and_restart(table)
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_without_enough_progress_the_budget_is_spent_as_ever() -> None:
     assert table.plan.reason == f"{CRASH.summary}; all 3 restarts are used"
 
 
-def test_progress_before_the_first_failure_is_no_credit() -> None:
+def test_progress_before_the_first_failure_does_not_count() -> None:
     table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
     table.wait(5 * WINDOW_S)
     fail_and_restart(table)
@@ -87,7 +87,7 @@ def test_forgiving_can_be_turned_off() -> None:
     assert table.plan.reason == f"{CRASH.summary}; the only restart is used"
 
 
-def test_time_without_the_whole_world_is_no_progress() -> None:
+def test_time_without_the_whole_world_does_not_count_as_progress() -> None:
     table = running("a", "b", rules=policy(restart_window_s=10.0, max_restarts=1, start_timeout_s=1000.0))
     fail(table)
     table.wait(1.0)
@@ -108,7 +108,7 @@ def test_generations_that_end_early_make_no_progress_unless_their_workers_report
         assert table.plan.budget.forgiven == forgiven
 
 
-def test_what_a_hang_took_is_no_progress() -> None:
+def test_the_time_of_a_hang_does_not_count_as_progress() -> None:
     stalled = msgspec.structs.replace(HANG, progressed=True, stalled_s=WINDOW_S)
     for failure, phase in ((CRASH, RUNNING), (stalled, FAILED)):
         table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
@@ -118,7 +118,7 @@ def test_what_a_hang_took_is_no_progress() -> None:
         assert table.plan.phase is phase
 
 
-def test_a_pause_of_the_coordinator_is_no_progress() -> None:
+def test_a_pause_of_the_coordinator_does_not_count_as_progress() -> None:
     table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
     fail_and_restart(table)
     table.wait(PROGRESS_S)
@@ -130,7 +130,7 @@ def test_a_pause_of_the_coordinator_is_no_progress() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 3, 11])
-def test_progress_outlives_coordinators(parts: int) -> None:
+def test_progress_survives_a_change_of_coordinator(parts: int) -> None:
     table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
     fail_and_restart(table)
     for _ in range(parts):
@@ -142,7 +142,7 @@ def test_progress_outlives_coordinators(parts: int) -> None:
     assert table.plan.budget.forgiven == 1
 
 
-def test_a_coordinator_that_takes_over_forgives_nothing_too_soon() -> None:
+def test_a_new_coordinator_does_not_forgive_too_early() -> None:
     table = running("a", "b", rules=policy(restart_window_s=WINDOW_S, max_restarts=1))
     fail_and_restart(table)
     for _ in range(6):
@@ -153,7 +153,7 @@ def test_a_coordinator_that_takes_over_forgives_nothing_too_soon() -> None:
     assert table.plan.phase is FAILED
 
 
-def test_a_new_store_goes_on_with_the_budget_that_its_nodes_remember() -> None:
+def test_a_new_store_continues_with_the_budget_in_the_nodes_histories() -> None:
     table = running("a", "b", rules=RULES)
     fail_and_restart(table)
     fail_and_restart(table)
@@ -168,7 +168,7 @@ def test_a_new_store_goes_on_with_the_budget_that_its_nodes_remember() -> None:
     assert (again.plan.charged, again.plan.budget.forgiven) == (3, 1)
 
 
-def test_of_equally_new_histories_the_one_that_knows_of_more_progress_counts() -> None:
+def test_of_equally_new_histories_the_one_with_more_progress_counts() -> None:
     table = running("a", "b", rules=RULES)
     fail_and_restart(table)
     early = table.plan.history()
@@ -182,7 +182,7 @@ def test_of_equally_new_histories_the_one_that_knows_of_more_progress_counts() -
         assert again.plan.budget == late.budget
 
 
-def test_a_stopped_run_that_is_taken_up_again_has_the_budget_that_was_left() -> None:
+def test_a_resumed_run_has_its_remaining_budget() -> None:
     table = running("a", "b", rules=RULES)
     for _ in range(2):
         fail_and_restart(table)
@@ -212,7 +212,7 @@ def test_a_failure_that_repeats_before_any_progress_ends_the_run_after_one_retry
     assert table.plan.charged == 1
 
 
-def test_the_advice_stays_however_long_the_failure_is_told() -> None:
+def test_advice_is_kept_when_a_long_failure_is_shortened() -> None:
     table = running("a", "b")
     wordy = msgspec.structs.replace(TYPO, summary="x" * 512)
     fail_and_restart(table, wordy)
@@ -222,7 +222,7 @@ def test_the_advice_stays_however_long_the_failure_is_told() -> None:
 
 
 @pytest.mark.parametrize("failures", [(TYPO, OTHER, TYPO), (CRASH, CRASH, CRASH), (TYPO, CRASH, TYPO)])
-def test_failures_that_differ_or_that_nobody_can_compare_use_the_budget(
+def test_different_or_incomparable_failures_use_the_budget(
     failures: tuple[Failure, ...],
 ) -> None:
     table = running("a", "b")
@@ -233,7 +233,7 @@ def test_failures_that_differ_or_that_nobody_can_compare_use_the_budget(
     assert table.plan.reason.endswith("; all 3 restarts are used")
 
 
-def test_a_failure_that_comes_back_after_progress_uses_the_budget() -> None:
+def test_a_failure_repeated_after_progress_uses_the_budget() -> None:
     table = running("a", "b")
     for _ in range(3):
         fail_and_restart(table, TYPO)
@@ -248,7 +248,7 @@ def test_a_failure_after_a_heartbeat_uses_the_budget() -> None:
     assert table.plan.charged == 3
 
 
-def test_a_failure_that_a_lost_node_explains_is_no_repetition() -> None:
+def test_a_failure_caused_by_a_lost_node_is_not_a_repetition() -> None:
     table = running("a", "b", "c")
     fail_and_restart(table, TYPO)
     table.falls_silent("c")
@@ -264,7 +264,7 @@ def test_a_failure_that_a_lost_node_explains_is_no_repetition() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_with_at_most_one_restart_the_budget_says_how_the_run_ends(most: int) -> None:
+def test_with_at_most_one_restart_the_reason_names_the_budget(most: int) -> None:
     table = running("a", "b", rules=policy(max_restarts=most))
     for _ in range(most):
         fail_and_restart(table, TYPO)
@@ -286,7 +286,7 @@ def pauses(table: Table, times: int, failure: Failure = CRASH) -> list[float]:
     return found
 
 
-def test_restarts_of_a_crash_loop_pause_for_longer_and_longer_but_not_the_first() -> None:
+def test_restarts_in_a_crash_loop_are_delayed_increasingly_except_the_first() -> None:
     table = running("a", "b", rules=policy(max_restarts=100, restart_backoff_s=10.0))
     assert pauses(table, 7) == [0.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     table.wait(PROGRESS_S)
@@ -304,7 +304,7 @@ def test_the_pause_can_be_turned_off() -> None:
     assert pauses(table, 5) == [0.0] * 5
 
 
-def test_it_is_said_how_long_the_pause_is() -> None:
+def test_the_reason_names_the_length_of_the_pause() -> None:
     table = running("a", "b", rules=policy(max_restarts=100))
     pauses(table, 3)
     fail(table)
@@ -313,7 +313,7 @@ def test_it_is_said_how_long_the_pause_is() -> None:
     assert table.last.wake_s <= table.now_s + 4.0
 
 
-def test_a_node_that_is_lost_in_the_pause_ends_it() -> None:
+def test_a_lost_node_during_the_pause_ends_it() -> None:
     table = running("a", "b", "c", rules=policy(max_restarts=100))
     pauses(table, 6)
     fail(table)
@@ -324,7 +324,7 @@ def test_a_node_that_is_lost_in_the_pause_ends_it() -> None:
     assert (table.plan.phase, table.world, table.plan.charged) == (RUNNING, ["a", "b"], 6)
 
 
-def test_a_stop_that_is_asked_for_in_the_pause_ends_it() -> None:
+def test_a_stop_request_during_the_pause_ends_it() -> None:
     table = running("a", "b", rules=policy(max_restarts=100))
     pauses(table, 6)
     fail(table)
@@ -342,7 +342,7 @@ def test_membership_changes_do_not_wait_for_a_crash_loop() -> None:
     assert table.world == ["a", "b", "c"]
 
 
-def test_starts_that_fail_and_are_charged_pause_as_well() -> None:
+def test_charged_start_failures_are_delayed_as_well() -> None:
     table = running("a", "b", rules=policy(max_restarts=100))
     assert pauses(table, 4, NO_START) == [0.0, 0.0, 1.0, 2.0]
 
@@ -358,7 +358,7 @@ def test_a_run_without_failures_never_writes_a_plan_for_its_budget(rules: Policy
     assert len(table.plans) == known
 
 
-def test_progress_is_written_now_and_then_only_while_there_is_something_to_forgive() -> None:
+def test_progress_is_written_only_while_failures_can_be_forgiven() -> None:
     table = running("a", "b", rules=RULES)
     fail_and_restart(table)
     known = len(table.plans)
@@ -367,7 +367,7 @@ def test_progress_is_written_now_and_then_only_while_there_is_something_to_forgi
     assert table.plan.budget.progress_s == WINDOW_S
 
 
-def test_the_coordinator_of_a_plan_from_the_store_is_the_same_as_one_that_wrote_it() -> None:
+def test_a_coordinator_that_read_a_plan_decides_like_one_that_wrote_it() -> None:
     table = running("a", "b", rules=RULES)
     fail_and_restart(table)
     assert Coordinator(table.now_s, table.plan).plan == table.plan

@@ -50,7 +50,7 @@ def fail_and_reform(table: Table, node: str, *nodes: str, failure: Failure = CRA
     st.integers(0, 45),
 )
 @settings(deadline=None)
-def test_the_smallest_larger_world_is_the_first_size_that_is_allowed(
+def test_the_next_larger_world_is_the_first_allowed_size(
     least: int, more: int, counts: tuple[int, ...], above: int
 ) -> None:
     rules = policy(min_nodes=least, max_nodes=least + more, node_counts=counts)
@@ -59,7 +59,7 @@ def test_the_smallest_larger_world_is_the_first_size_that_is_allowed(
     assert rules.least_fit(above) == (allowed[0] if allowed else least + more)
 
 
-def test_no_policy_keeps_the_coordinator_busy() -> None:
+def test_no_policy_makes_the_coordinator_spin() -> None:
     """What one node asks for is decided in the thread that coordinates every run of the store."""
     counts = (*range(1, 1024), 65536)
     table = Table(policy(min_nodes=1024, max_nodes=65536, node_counts=counts))
@@ -80,7 +80,7 @@ def test_with_max_nodes_ready_the_world_is_sealed_at_once() -> None:
     assert table.world == ["a", "b", "c", "d"]
 
 
-def test_with_min_nodes_ready_others_are_awaited_for_settle() -> None:
+def test_with_min_nodes_ready_the_coordinator_waits_for_settle() -> None:
     table = Table()
     table.comes("a")
     table.wait(10.0)
@@ -118,7 +118,7 @@ def test_a_known_nodes_new_incarnation_does_not_extend_settle() -> None:
     assert table.plan.world.node_rank("b-2") == 1
 
 
-def test_without_enough_nodes_the_run_fails_after_join_timeout_naming_who_came_and_how_many_miss() -> None:
+def test_without_enough_nodes_the_run_fails_after_join_timeout_and_names_those_that_joined() -> None:
     table = Table(policy(min_nodes=3))
     table.comes("b", slots=2)
     table.comes("a")
@@ -134,7 +134,7 @@ def test_without_enough_nodes_the_run_fails_after_join_timeout_naming_who_came_a
     assert table.plan.failure.kind is FailureKind.TOO_FEW
 
 
-def test_the_first_members_rules_hold_for_the_run() -> None:
+def test_the_first_members_policy_is_the_runs() -> None:
     table = Table()
     table.comes("a")
     table.comes("b", policy=policy(min_nodes=4))
@@ -156,7 +156,7 @@ def test_ranks_count_the_slots_of_nodes_of_different_size() -> None:
 # -- forming again ----------------------------------------------------------------------------------
 
 
-def test_survivors_form_the_next_world_without_any_timer() -> None:
+def test_survivors_form_the_next_world_without_waiting() -> None:
     table = running("a", "b", "c")
     fails(table, "a")
     before_s = table.now_s
@@ -168,7 +168,7 @@ def test_survivors_form_the_next_world_without_any_timer() -> None:
     assert table.world == ["a", "b", "c"]
 
 
-def test_nothing_is_sealed_while_a_living_participant_has_not_said_that_it_stopped() -> None:
+def test_no_world_is_sealed_until_every_live_participant_has_stopped() -> None:
     table = running("a", "b", "c", rules=policy(max_nodes=3))
     fails(table, "a")
     table.all_say(State.READY, "a", "b")
@@ -180,7 +180,7 @@ def test_nothing_is_sealed_while_a_living_participant_has_not_said_that_it_stopp
     assert table.world == ["a", "b"]
 
 
-def test_ready_for_an_older_generation_does_not_clear() -> None:
+def test_ready_for_an_older_generation_does_not_clear_a_node() -> None:
     table = running("a", "b", "c")
     fails(table, "a")
     table.all_say(State.READY, "a", "b")
@@ -190,14 +190,14 @@ def test_ready_for_an_older_generation_does_not_clear() -> None:
     assert table.last.reason == "waiting for the workers of c to stop"
 
 
-def test_a_participant_that_speaks_of_a_later_generation_does_not_run_this_one_any_more() -> None:
+def test_a_participant_in_a_later_generation_does_not_run_this_one() -> None:
     table = running("a", "b")
     table.says("b", State.READY, 2)
     assert table.stand == (FORMING, 2)
     assert table.plan.reason == "b dropped out"
 
 
-def test_a_silent_participant_is_cleared_by_its_condemned_lease_and_the_margin() -> None:
+def test_a_lost_participant_is_cleared_when_its_revoked_lease_and_the_margin_are_over() -> None:
     table = running("a", "b", "c")
     table.falls_silent("c")
     silent_s = table.now_s
@@ -214,7 +214,7 @@ def test_a_silent_participant_is_cleared_by_its_condemned_lease_and_the_margin()
     assert table.world == ["a", "b"]
 
 
-def test_a_participant_that_a_later_incarnation_proves_gone_is_cleared_at_once() -> None:
+def test_a_participant_proven_gone_by_its_successor_is_cleared_at_once() -> None:
     table = running("a", "b")
     table.comes("b", life=2, replaces=("b-1",))
     assert table.stand == (FORMING, 2)
@@ -225,7 +225,7 @@ def test_a_participant_that_a_later_incarnation_proves_gone_is_cleared_at_once()
     assert table.plan.world.node_rank("b-2") == 1
 
 
-def test_a_later_incarnation_that_proves_nothing_waits_for_lease_and_margin() -> None:
+def test_a_successor_without_proof_waits_for_lease_and_margin() -> None:
     table = running("a", "b")
     table.falls_silent("b")
     silent_s = table.now_s
@@ -238,7 +238,7 @@ def test_a_later_incarnation_that_proves_nothing_waits_for_lease_and_margin() ->
     assert table.now_s == silent_s + FENCE_S
 
 
-def test_a_node_that_lives_but_does_not_stop_is_condemned_after_what_it_announced_and_some_slack() -> None:
+def test_a_live_node_that_does_not_stop_in_its_announced_time_is_revoked() -> None:
     table = running("a", "b", "c")
     table.says("c", State.RUNNING, stop_s=10.0)
     fails(table, "a")
@@ -252,7 +252,7 @@ def test_a_node_that_lives_but_does_not_stop_is_condemned_after_what_it_announce
     assert table.world == ["a", "b"]
 
 
-def test_a_node_standing_by_is_used_in_the_very_next_formation() -> None:
+def test_a_standby_node_is_used_in_the_next_generation() -> None:
     table = running("a", "b", rules=policy(max_nodes=2))
     table.comes("c")
     table.wait(3 * SETTLE_S)
@@ -265,7 +265,7 @@ def test_a_node_standing_by_is_used_in_the_very_next_formation() -> None:
     assert table.world == ["a", "c"]
 
 
-def test_a_newcomer_does_not_push_out_who_is_in_the_world() -> None:
+def test_a_new_node_does_not_displace_a_participant() -> None:
     table = running("b", "c", rules=policy(max_nodes=2))
     table.comes("a")
     fail_and_reform(table, "b", "a", "b", "c")
@@ -273,7 +273,7 @@ def test_a_newcomer_does_not_push_out_who_is_in_the_world() -> None:
     assert table.world == ["b", "c"]
 
 
-def test_a_node_that_returns_gets_its_place_back() -> None:
+def test_a_returning_node_gets_its_position_back() -> None:
     table = running("a", "b", "c")
     table.says("b", State.LEAVING)
     table.says("b", State.LEFT)
@@ -288,7 +288,7 @@ def test_a_node_that_returns_gets_its_place_back() -> None:
     assert table.world == ["a", "b", "c", "aa"]
 
 
-def test_nodes_that_come_together_are_admitted_together_after_settle() -> None:
+def test_nodes_that_join_together_are_admitted_together_after_settle() -> None:
     table = running("a", "b")
     table.comes("c")
     table.wait(SETTLE_S / 2)
@@ -303,7 +303,7 @@ def test_nodes_that_come_together_are_admitted_together_after_settle() -> None:
     assert table.plan.charged == 0
 
 
-def test_nobody_is_admitted_while_the_world_starts_or_once_a_node_succeeded() -> None:
+def test_no_node_is_admitted_while_the_world_starts_or_once_a_node_succeeded() -> None:
     table = running("a", "b")
     table.says("b", State.READY, 1)
     table.comes("c")
@@ -318,7 +318,7 @@ def test_nobody_is_admitted_while_the_world_starts_or_once_a_node_succeeded() ->
 
 
 @pytest.mark.parametrize("failure", [CRASH, HANG])
-def test_a_failure_is_charged_once_however_many_workers_failed(failure: Failure) -> None:
+def test_a_failure_is_charged_once_for_any_number_of_failed_workers(failure: Failure) -> None:
     table = running("a", "b", "c")
     for node in ("a", "b", "c"):
         fails(table, node, failure)
@@ -340,7 +340,7 @@ def test_a_failure_is_not_charged_when_a_participant_is_lost_by_the_time_of_seal
     assert "restart not charged" in table.plan.reason
 
 
-def test_a_failure_is_not_charged_when_a_new_coordinator_knows_nothing_of_a_participant() -> None:
+def test_a_failure_is_not_charged_when_a_participant_is_unknown_to_a_new_coordinator() -> None:
     """Its record cannot be read any more: perhaps it was lost, and the failure only follows from that."""
     table = running("a", "b", "c")
     fails(table, "a")
@@ -376,7 +376,7 @@ def test_a_failure_is_not_charged_when_a_participant_is_leaving(leaves_first: bo
     assert table.plan.charged == 0
 
 
-def test_a_failure_seen_together_with_a_participant_that_moved_on_is_not_charged() -> None:
+def test_a_failure_is_not_charged_when_a_participant_is_in_a_later_generation() -> None:
     table = running("a", "b")
     moved_on = msgspec.structs.replace(table.members["b-1"], state=State.READY, generation=2)
     table.coordinator.observe(moved_on, table.leases["b-1"], table.now_s)
@@ -386,7 +386,7 @@ def test_a_failure_seen_together_with_a_participant_that_moved_on_is_not_charged
     assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
 
 
-def test_with_the_budget_spent_the_run_fails_with_the_failure() -> None:
+def test_with_an_exhausted_budget_the_run_fails_with_the_failure() -> None:
     table = running("a", "b", rules=policy(max_restarts=1))
     fail_and_reform(table, "a", "a", "b")
     assert (table.stand, table.plan.charged) == ((RUNNING, 2), 1)
@@ -410,7 +410,7 @@ def test_with_no_restarts_allowed_the_loss_of_a_node_still_restarts() -> None:
     assert "no restarts are allowed" in table.plan.reason
 
 
-def test_a_start_that_fails_once_costs_nothing_and_leaves_nobody_out() -> None:
+def test_a_single_start_failure_is_not_charged_and_excludes_no_node() -> None:
     table = running("a", "b", "c")
     fail_and_reform(table, "c", "a", "b", "c", failure=NO_START)
     assert table.world == ["a", "b", "c"]
@@ -429,7 +429,7 @@ def test_a_node_whose_start_fails_twice_in_a_row_is_left_out_while_min_remain() 
     assert table.stand == (RUNNING, 3), "nor is it admitted later"
 
 
-def test_a_start_that_succeeded_in_between_forgets_the_failure() -> None:
+def test_a_successful_start_resets_the_count_of_start_failures() -> None:
     table = running("a", "b", "c")
     for _ in range(2):
         fail_and_reform(table, "c", "a", "b", "c", failure=NO_START)
@@ -449,7 +449,7 @@ def test_a_node_whose_start_fails_twice_and_cannot_be_spared_is_charged() -> Non
     assert NO_START.summary in table.plan.reason
 
 
-def test_a_bootstrap_store_out_of_reach_is_replaced_by_another_nodes_and_costs_nothing() -> None:
+def test_an_unreachable_bootstrap_store_is_replaced_and_not_charged() -> None:
     table = running("a", "b", "c")
     assert table.plan.world is not None
     assert table.plan.world.bootstrap_node == "a"
@@ -465,7 +465,7 @@ def test_a_bootstrap_store_out_of_reach_is_replaced_by_another_nodes_and_costs_n
 NO_PORT = Failure(FailureKind.BOOTSTRAP, "a has no port")
 
 
-def test_without_a_bootstrap_store_the_run_waits_says_why_and_fails_after_join_timeout() -> None:
+def test_without_a_bootstrap_store_the_run_waits_with_the_reason_and_fails_after_join_timeout() -> None:
     table = Table()
     table.wait(5.0)
     for node in "ab":
@@ -484,7 +484,7 @@ def test_without_a_bootstrap_store_the_run_waits_says_why_and_fails_after_join_t
     assert table.plan.failure.kind is FailureKind.BOOTSTRAP
 
 
-def test_a_bootstrap_store_that_is_offered_late_is_used_at_once() -> None:
+def test_a_late_offer_of_a_bootstrap_store_is_used_at_once() -> None:
     table = Table()
     for node in "ab":
         table.comes(node, bootstrap=None, failure=NO_PORT)
@@ -495,7 +495,7 @@ def test_a_bootstrap_store_that_is_offered_late_is_used_at_once() -> None:
     assert table.plan.world.bootstrap_node == "b"
 
 
-def test_where_none_of_the_world_offers_a_bootstrap_store_a_node_standing_by_that_does_is_taken_in() -> None:
+def test_a_standby_node_with_a_bootstrap_store_joins_if_no_participant_offers_one() -> None:
     table = running("a", "b", rules=policy(max_nodes=2))
     table.comes("c")
     fails(table, "a")
@@ -508,7 +508,7 @@ def test_where_none_of_the_world_offers_a_bootstrap_store_a_node_standing_by_tha
     assert table.plan.world.bootstrap_node == "c"
 
 
-def test_a_node_that_does_not_start_in_time_is_condemned_and_costs_nothing() -> None:
+def test_a_node_that_does_not_start_in_time_is_revoked_and_not_charged() -> None:
     table = running("a", "b", "c")
     table.says("c", State.READY, 1)
     table.wait(20.0 - table.now_s + SETTLE_S - STEP_S)
@@ -521,7 +521,7 @@ def test_a_node_that_does_not_start_in_time_is_condemned_and_costs_nothing() -> 
     assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 2), ["a", "b"], 0)
 
 
-def test_a_node_that_is_lost_again_and_again_is_kept_waiting_longer() -> None:
+def test_a_repeatedly_lost_node_waits_longer() -> None:
     table = running("a", "b", "c")
     for life in (1, 2):
         table.falls_silent("c")
@@ -556,7 +556,7 @@ def test_when_every_node_succeeded_the_run_is_finished() -> None:
     assert table.plan.reason == "generation 1 succeeded on 2 nodes"
 
 
-def test_a_success_is_kept_although_its_node_is_lost() -> None:
+def test_a_success_is_kept_if_its_node_is_lost() -> None:
     table = running("a", "b")
     table.says("a", State.SUCCEEDED)
     table.falls_silent("a")
@@ -567,7 +567,7 @@ def test_a_success_is_kept_although_its_node_is_lost() -> None:
     assert table.stand == (FINISHED, 1)
 
 
-def test_a_success_that_was_kept_is_known_to_the_next_coordinator_too() -> None:
+def test_a_kept_success_is_known_to_the_next_coordinator() -> None:
     table = running("a", "b")
     table.says("a", State.SUCCEEDED)
     table.falls_silent("a")
@@ -580,7 +580,7 @@ def test_a_success_that_was_kept_is_known_to_the_next_coordinator_too() -> None:
     assert table.stand == (FINISHED, 1)
 
 
-def test_a_failure_after_everybody_succeeded_is_ignored() -> None:
+def test_a_failure_after_all_nodes_succeeded_is_ignored() -> None:
     table = running("a", "b")
     table.all_say(State.SUCCEEDED, "a", "b")
     fails(table, "a")
@@ -588,7 +588,7 @@ def test_a_failure_after_everybody_succeeded_is_ignored() -> None:
     assert table.plan.failure is None
 
 
-def test_a_failure_before_everybody_succeeded_starts_everybody_again() -> None:
+def test_a_failure_before_all_nodes_succeeded_restarts_all_nodes() -> None:
     table = running("a", "b")
     table.says("a", State.SUCCEEDED)
     fail_and_reform(table, "b", "a", "b")
@@ -597,7 +597,7 @@ def test_a_failure_before_everybody_succeeded_starts_everybody_again() -> None:
     assert table.stand == (RUNNING, 2), "the success of the generation before does not count"
 
 
-def test_the_verdict_is_kept_until_every_living_node_acknowledged_it() -> None:
+def test_the_outcome_is_kept_until_every_live_node_acknowledged_it() -> None:
     table = running("a", "b", "c")
     table.falls_silent("c")
     table.all_say(State.SUCCEEDED, "a", "b", "c")
@@ -610,7 +610,7 @@ def test_the_verdict_is_kept_until_every_living_node_acknowledged_it() -> None:
     assert table.last.done, "the lease of the last is over"
 
 
-def test_the_verdict_is_kept_for_two_leases_at_most() -> None:
+def test_the_outcome_is_kept_for_two_leases_at_most() -> None:
     table = running("a", "b")
     table.all_say(State.SUCCEEDED, "a", "b")
     table.wait(2 * TTL_S - STEP_S)
@@ -622,7 +622,7 @@ def test_the_verdict_is_kept_for_two_leases_at_most() -> None:
 # -- who may take part ------------------------------------------------------------------------------
 
 
-def test_a_second_agent_with_a_living_nodes_id_is_refused() -> None:
+def test_a_second_agent_with_a_live_nodes_id_is_refused() -> None:
     table = running("a", "b")
     table.comes("b", life=2, explicit_id=True)
     table.wait(4 * STEP_S)
@@ -631,7 +631,7 @@ def test_a_second_agent_with_a_living_nodes_id_is_refused() -> None:
     assert table.revoked == []
 
 
-def test_it_is_kept_waiting_and_not_refused_while_the_holder_is_silent() -> None:
+def test_a_second_agent_waits_while_the_holder_of_the_id_does_not_renew() -> None:
     table = running("a", "b")
     table.falls_silent("b")
     table.comes("b", life=2, explicit_id=True)
@@ -660,7 +660,7 @@ def test_a_longer_lease_than_the_runs_is_refused_and_a_shorter_one_is_not() -> N
 KNOWN = History(7, world(7, "a-1", "b-1"), charged=2, order=("a", "b"))
 
 
-def test_a_new_store_adopts_a_world_that_still_runs_untouched() -> None:
+def test_a_new_store_adopts_a_running_world_without_a_restart() -> None:
     table = Table(remembered=KNOWN)
     table.comes("a", state=State.RUNNING, generation=7)
     table.wait(1.0)
@@ -683,7 +683,7 @@ def test_a_new_store_forms_the_next_generation_when_a_participant_does_not_run()
     assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 8), ["a", "b"], 2)
 
 
-def test_whoever_a_new_store_never_hears_is_fenced_a_lease_and_the_margin_after_its_birth() -> None:
+def test_a_node_that_never_registers_in_a_new_store_is_fenced_after_lease_and_margin() -> None:
     table = Table(policy(min_nodes=1), remembered=KNOWN)
     table.comes("a", state=State.RUNNING, generation=7)
     table.wait(TTL_S)
@@ -701,7 +701,7 @@ def test_a_generation_that_was_only_forming_is_not_used_again() -> None:
     assert table.stand == (FORMING, 10)
 
 
-def test_a_higher_generation_that_is_told_later_is_gone_above_and_its_world_is_awaited() -> None:
+def test_the_next_generation_is_above_a_later_reported_one_whose_world_is_cleared() -> None:
     table = running("a", "b")
     told = History(5, world(5, "a-9", "x-1"), charged=2)
     table.comes("c", history=told)
@@ -713,7 +713,7 @@ def test_a_higher_generation_that_is_told_later_is_gone_above_and_its_world_is_a
     assert (table.stand, table.world) == ((RUNNING, 6), ["a", "b", "c"])
 
 
-def test_a_generation_that_a_deposed_coordinator_could_not_publish_ends_no_running_world() -> None:
+def test_an_unpublished_generation_of_a_former_leader_ends_no_running_world() -> None:
     """It wrote it to its disk first; elected again (here: telling of it as a node), it must not go above it."""
     table = running("a", "b", rules=policy(max_nodes=2))
     table.comes("c", history=History(table.plan.generation + 1, table.plan.world))
@@ -724,13 +724,13 @@ def test_a_generation_that_a_deposed_coordinator_could_not_publish_ends_no_runni
     assert (table.stand, table.plan.charged) == ((RUNNING, 2), 1)
 
 
-def test_a_run_that_had_its_verdict_still_has_it_in_a_new_store() -> None:
+def test_a_run_keeps_its_outcome_in_a_new_store() -> None:
     table = Table(remembered=History(7, KNOWN.world, 2, ("a", "b"), FINISHED))
     table.comes("a")
     assert table.stand == (FINISHED, 7)
 
 
-def test_a_verdict_that_everybody_knew_frees_the_name_for_a_new_run() -> None:
+def test_an_acknowledged_outcome_frees_the_run_id_for_a_new_run() -> None:
     table = Table(remembered=History(7, KNOWN.world, 2, ("a", "b"), FINISHED, settled=True))
     table.comes("a")
     assert table.stand == (FORMING, 8)
@@ -818,7 +818,7 @@ def check_worlds(plans: list[Plan]) -> None:
 
 @light
 @given(RULES, st.lists(MEMBERSHIP | FAILURES, max_size=40))
-def test_whatever_happens_plans_follow_each_other_by_the_rules(rules: Policy, events: Events) -> None:
+def test_plans_follow_each_other_by_the_rules_in_any_history(rules: Policy, events: Events) -> None:
     table = Table(rules)
     play(table, events)
     assert not table.plans or table.plans[0].version == 1
@@ -829,7 +829,7 @@ def test_whatever_happens_plans_follow_each_other_by_the_rules(rules: Policy, ev
 
 @light
 @given(RULES, st.lists(MEMBERSHIP, max_size=40))
-def test_whoever_comes_and_goes_nothing_is_ever_charged(rules: Policy, events: Events) -> None:
+def test_membership_changes_are_never_charged(rules: Policy, events: Events) -> None:
     table = Table(rules)
     events = [event for event in events if event[2] is not State.FAILED]
     play(table, events)
@@ -838,7 +838,7 @@ def test_whoever_comes_and_goes_nothing_is_ever_charged(rules: Policy, events: E
 
 @light
 @given(RULES, st.lists(MEMBERSHIP | FAILURES, max_size=25))
-def test_asked_again_without_news_the_coordinator_wants_nothing_more(rules: Policy, events: Events) -> None:
+def test_a_second_decision_without_new_input_changes_nothing(rules: Policy, events: Events) -> None:
     table = Table(rules)
     play(table, events)
     again = table.coordinator.decide(table.now_s)

@@ -29,7 +29,7 @@ def die_noticed_by_the_others(table: Table) -> None:
     table.all_say(State.RUNNING, *ALONE)
 
 
-def test_a_loss_that_is_noticed_only_while_the_next_world_forms_counts() -> None:
+def test_a_loss_detected_while_the_next_world_forms_counts() -> None:
     table = running(*ALONE, rules=policy(max_nodes=3))
     waits = []
     for life in range(1, 5):
@@ -39,7 +39,7 @@ def test_a_loss_that_is_noticed_only_while_the_next_world_forms_counts() -> None
     assert waits == [SETTLE_S, SETTLE_S, 4 * SETTLE_S, 8 * SETTLE_S]
 
 
-def test_a_node_that_was_let_in_and_did_not_come_counts_as_lost() -> None:
+def test_an_admitted_node_that_does_not_join_counts_as_lost() -> None:
     table = running(*ALONE, rules=policy(max_nodes=3))
     for life, losses in ((1, 1), (2, 2)):
         admit(table, life)
@@ -51,7 +51,7 @@ def test_a_node_that_was_let_in_and_did_not_come_counts_as_lost() -> None:
         table.all_say(State.RUNNING, *ALONE)
 
 
-def test_a_node_that_came_and_found_no_room_does_not_count_as_lost() -> None:
+def test_a_node_without_room_in_the_world_does_not_count_as_lost() -> None:
     table = running(*ALONE, rules=policy(max_nodes=3))
     table.comes("c")
     table.comes("d")

@@ -14,14 +14,14 @@ def awaited(table: Table) -> set[str]:
     return {seat.incarnation for seat in table.plan.uncleared}
 
 
-def test_of_one_generation_the_history_that_knows_its_world_counts() -> None:
+def test_of_histories_of_one_generation_the_one_with_the_world_counts() -> None:
     for remembered, told in ((SEALED, FORMING), (FORMING, SEALED)):
         table = Table(remembered=remembered)
         table.comes("a", state=State.READY, generation=8, history=told)
         assert awaited(table) == {"a-1", "b-1", "c-1"}
 
 
-def test_a_history_ranks_by_generation_then_world_then_verdict() -> None:
+def test_a_history_ranks_by_generation_then_world_then_outcome() -> None:
     over = History(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED)
     settled = History(8, SEALED.world, 1, ("a", "b", "c"), Phase.FINISHED, settled=True)
     later = History(9, SEALED.world)
@@ -34,7 +34,7 @@ def test_a_history_ranks_by_generation_then_world_then_verdict() -> None:
     ]
 
 
-def test_a_verdict_that_only_a_member_tells_does_not_end_a_new_run() -> None:
+def test_an_outcome_in_a_members_history_does_not_end_a_new_run() -> None:
     """Only the machine that hosts the store knows whether the verdict was settled and the name is free again."""
     over = History(7, world(7, "a-1", "b-1"), 1, ("a", "b"), Phase.FINISHED)
     table = Table()
@@ -43,7 +43,7 @@ def test_a_verdict_that_only_a_member_tells_does_not_end_a_new_run() -> None:
     assert table.stand == (Phase.FORMING, 8)
 
 
-def test_a_run_that_is_over_does_not_begin_again_for_a_higher_generation() -> None:
+def test_a_finished_run_is_not_restarted_by_a_higher_generation() -> None:
     table = Table(remembered=History(7, world(7, "a-1"), 0, ("a",), Phase.FINISHED))
     table.comes("a", state=State.SUCCEEDED, generation=7)
     table.comes("b", history=SEALED)
@@ -53,7 +53,7 @@ def test_a_run_that_is_over_does_not_begin_again_for_a_higher_generation() -> No
 # -- two runs of one name -----------------------------------------------------------------------
 
 
-def test_a_world_that_a_node_still_runs_is_cleared_before_a_generation_that_is_far_above_it() -> None:
+def test_a_world_that_still_runs_is_cleared_before_a_generation_far_above_it() -> None:
     """The machine's memory is that of another run of this name, which has ended in order."""
     over = History(11, world(11, "a-9"), 2, ("a",), Phase.FINISHED, settled=True)
     runs = History(2, world(2, "a-1", "b-1"), 0, ("a", "b"))
@@ -80,7 +80,7 @@ def test_a_run_is_not_over_while_a_node_trains_in_a_later_generation() -> None:
     assert (table.stand, awaited(table)) == ((Phase.FORMING, 9), {"a-1", "c-1"})
 
 
-def test_nodes_that_remember_an_older_generation_and_do_not_run_it_are_not_waited_for() -> None:
+def test_nodes_with_an_older_history_that_do_not_run_are_not_waited_for() -> None:
     table = Table(policy(min_nodes=1), remembered=History(11, None, 0, ("a",), Phase.FINISHED, settled=True))
     table.comes("b", 2, history=History(2, world(2, "a-1", "b-1"), 0, ("a", "b")))
     assert (table.stand, awaited(table)) == ((Phase.FORMING, 12), set())
@@ -89,7 +89,7 @@ def test_nodes_that_remember_an_older_generation_and_do_not_run_it_are_not_waite
 # -- a store that others may have used before it lost its data -----------------------------------
 
 
-def test_nothing_is_formed_in_a_new_store_while_nodes_may_run_that_it_has_not_heard_of() -> None:
+def test_a_new_store_forms_no_world_while_unregistered_nodes_may_run() -> None:
     table = Table(policy(min_nodes=1), store_born_s=-1.0)
     table.comes("c")
     table.wait(TTL_S + MARGIN_S - 1.0 - STEP_S)
@@ -99,7 +99,7 @@ def test_nothing_is_formed_in_a_new_store_while_nodes_may_run_that_it_has_not_he
     assert table.stand == (Phase.RUNNING, 1), "it has settled meanwhile"
 
 
-def test_what_the_first_coordinator_of_a_new_store_remembers_may_be_older_than_what_others_run() -> None:
+def test_the_first_coordinator_of_a_new_store_may_have_an_outdated_history() -> None:
     """It has run alone before, and was out when the others formed the generation after that."""
     table = Table(policy(min_nodes=1), remembered=History(2, world(2, "c-1"), 0, ("c",)), store_born_s=0.0)
     table.comes("c", 2, replaces=("c-1",))
@@ -110,7 +110,7 @@ def test_what_the_first_coordinator_of_a_new_store_remembers_may_be_older_than_w
     assert (found.phase, found.generation) == (Phase.RUNNING, 3), "c joins the world that runs"
 
 
-def test_a_verdict_stands_at_once_in_a_new_store() -> None:
+def test_an_outcome_is_valid_at_once_in_a_new_store() -> None:
     over = History(2, world(2, "c-1"), 0, ("c",), Phase.FINISHED)
     table = Table(policy(min_nodes=1), remembered=over, store_born_s=0.0)
     table.comes("c", 2)
@@ -122,7 +122,7 @@ def ended(outcome: Phase) -> History:
     return History(11, world(11, "b-1", "c-1"), 2, ("b", "c"), outcome, settled=True)
 
 
-def test_a_run_begun_anew_goes_above_a_finished_one_and_inherits_neither_restarts_nor_a_world() -> None:
+def test_a_new_run_starts_above_a_finished_one_without_its_restarts_and_world() -> None:
     for outcome in (Phase.FINISHED, Phase.FAILED):
         table = Table(policy(min_nodes=2))
         table.comes("a")
@@ -133,14 +133,14 @@ def test_a_run_begun_anew_goes_above_a_finished_one_and_inherits_neither_restart
         assert (table.stand, table.world) == ((Phase.RUNNING, 12), ["a", "b"]), "no other node is waited for"
 
 
-def test_a_stopped_run_that_is_heard_of_late_goes_on_with_the_restarts_that_it_has_used() -> None:
+def test_a_stopped_run_reported_late_resumes_with_its_used_restarts() -> None:
     table = Table(policy(min_nodes=2))
     table.comes("a")
     table.comes("b", 2, history=ended(Phase.STOPPED))
     assert (table.stand, table.plan.charged, awaited(table)) == ((Phase.FORMING, 12), 2, set())
 
 
-def test_a_world_that_runs_is_left_alone_when_a_higher_one_of_a_finished_run_is_heard_of() -> None:
+def test_a_running_world_is_kept_when_a_higher_one_of_a_finished_run_is_reported() -> None:
     table = Table(policy(min_nodes=1, max_nodes=1))
     table.comes("a")
     table.wait(table.rules.settle_s)
@@ -158,7 +158,7 @@ LONGER = policy(min_nodes=1, lease_ttl_s=LONG_S, fence_margin_s=BROAD_S)
 RAN = plan(Phase.RUNNING, 8, 20, policy=LONGER, world=world(8, "a-1", "b-1")).history()
 
 
-def test_whom_a_new_store_does_not_hear_of_has_the_lease_and_the_margin_of_the_run_before() -> None:
+def test_unregistered_nodes_get_the_lease_and_the_margin_of_the_earlier_policy() -> None:
     """Not those of the node that is back first, which may ask for less than the run had."""
     table = Table(policy(min_nodes=1), remembered=RAN)
     table.comes("b", state=State.RUNNING, generation=8, history=RAN, stop_s=10 * TTL_S)
@@ -171,7 +171,7 @@ def test_whom_a_new_store_does_not_hear_of_has_the_lease_and_the_margin_of_the_r
     assert table.stand == (Phase.RUNNING, 9)
 
 
-def test_a_node_of_the_run_is_not_refused_for_its_lease_where_another_is_back_first() -> None:
+def test_a_nodes_lease_is_accepted_although_another_node_registered_first() -> None:
     for remembered in (RAN, None):
         table = Table(policy(min_nodes=1), remembered=remembered)
         table.comes("c", 1)

@@ -20,7 +20,7 @@ def interrupted(table: Table, node: str, state: State = State.SAVED) -> None:
     table.says(node, state, failure=SIGNAL)
 
 
-def test_others_may_save_until_it_is_known_what_the_signal_asks_for() -> None:
+def test_others_may_save_until_the_meaning_of_the_signal_is_known() -> None:
     table = handling_notices("a", "b", "c")
     interrupted(table, "a")
     table.wait(EXPLAIN_S - STEP_S)
@@ -31,7 +31,7 @@ def test_others_may_save_until_it_is_known_what_the_signal_asks_for() -> None:
     assert table.stand == (STOPPED, 1)
 
 
-def test_a_run_whose_workers_all_end_by_the_signal_that_ends_it_is_stopped_and_not_finished() -> None:
+def test_a_run_whose_workers_exit_on_the_stop_signal_is_stopped_not_finished() -> None:
     table = running("a", "b")
     interrupted(table, "a")
     interrupted(table, "b")
@@ -40,7 +40,7 @@ def test_a_run_whose_workers_all_end_by_the_signal_that_ends_it_is_stopped_and_n
     assert (table.stand, table.plan.charged) == ((STOPPED, 1), 0)
 
 
-def test_without_an_explanation_the_workers_are_started_again_and_nothing_is_charged() -> None:
+def test_without_a_stop_request_interrupted_workers_are_restarted_uncharged() -> None:
     table = handling_notices("a", "b")
     interrupted(table, "a", State.RUNNING)
     table.wait(EXPLAIN_S - STEP_S)
@@ -52,7 +52,7 @@ def test_without_an_explanation_the_workers_are_started_again_and_nothing_is_cha
     assert (table.stand, table.plan.charged) == ((RUNNING, 2), 0)
 
 
-def test_what_fails_elsewhere_because_these_workers_are_gone_is_not_charged() -> None:
+def test_failures_elsewhere_caused_by_interrupted_workers_are_not_charged() -> None:
     for state in (State.RUNNING, State.SAVED):
         table = handling_notices("a", "b")
         interrupted(table, "a", state)
@@ -73,7 +73,7 @@ def test_the_next_failure_is_charged_again() -> None:
     assert (table.stand, table.plan.charged) == ((RUNNING, 3), 1)
 
 
-def test_a_node_that_leaves_by_the_signal_lets_the_others_go_on() -> None:
+def test_the_others_continue_after_a_node_leaves_by_the_signal() -> None:
     table = handling_notices("a", "b", "c")
     interrupted(table, "b")
     asks(table, "b", leave("b"))
@@ -86,7 +86,7 @@ def test_a_node_that_leaves_by_the_signal_lets_the_others_go_on() -> None:
 # -- the node -----------------------------------------------------------------------------------
 
 
-def test_a_node_says_at_once_that_workers_were_interrupted_and_again_when_all_have_ended() -> None:
+def test_a_node_reports_interrupted_workers_at_once_and_when_all_have_exited() -> None:
     node = running_node()
     assert node.interrupted(1, SIGNAL) == [Announce(State.RUNNING, 1, SIGNAL)]
     assert node.interrupted(1, SIGNAL) == []
@@ -94,7 +94,7 @@ def test_a_node_says_at_once_that_workers_were_interrupted_and_again_when_all_ha
     assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
 
 
-def test_the_next_workers_are_not_taken_for_interrupted() -> None:
+def test_the_next_workers_do_not_count_as_interrupted() -> None:
     node = running_node()
     node.interrupted(1, SIGNAL)
     node.saved(1)
@@ -106,6 +106,6 @@ def test_the_next_workers_are_not_taken_for_interrupted() -> None:
     assert node.started(2) == [Announce(State.RUNNING, 2)]
 
 
-def test_what_is_said_of_earlier_workers_is_ignored() -> None:
+def test_interruptions_of_earlier_workers_are_ignored() -> None:
     node = running_node()
     assert node.interrupted(0, SIGNAL) == []

@@ -77,7 +77,7 @@ def stopping() -> Node:
 # -- what a plan may say of this node ----------------------------------------------------------------
 
 
-def test_a_world_that_seats_this_node_otherwise_than_it_offered_is_told_from_all_others() -> None:
+def test_a_seat_that_differs_from_the_nodes_offer_is_detected() -> None:
     offered = member("a", slots=1)
     seats = world(3, "a-1", "b-1").seats
     assert misquoted(sealed(3, 4, "a-1", "b-1"), offered) == ""
@@ -93,7 +93,7 @@ def test_a_world_that_seats_this_node_otherwise_than_it_offered_is_told_from_all
 # -- the table of transitions -----------------------------------------------------------------------
 
 
-def test_an_event_that_the_table_does_not_have_is_ignored_and_reported() -> None:
+def test_an_event_outside_the_table_is_ignored_and_reported() -> None:
     reported: list[tuple[Activity, Event]] = []
     node = Node("a-1", ignored=lambda activity, event: reported.append((activity, event)))
     node.plan_changed(forming(1, 1))
@@ -110,7 +110,7 @@ def test_an_event_of_workers_that_are_over_is_not_reported() -> None:
     assert reported == []
 
 
-def test_from_everywhere_a_node_can_leave_and_from_gone_it_never_returns() -> None:
+def test_a_node_can_leave_in_any_state_and_never_returns() -> None:
     after = {before: {TRANSITIONS[pair] for pair in TRANSITIONS if pair[0] is before} for before in Activity}
     for begin in Activity:
         reached = {begin}
@@ -120,7 +120,7 @@ def test_from_everywhere_a_node_can_leave_and_from_gone_it_never_returns() -> No
         assert begin is not Activity.GONE or reached == {Activity.GONE}
 
 
-def test_workers_run_only_after_the_lease_the_plan_and_the_bootstrap_store_were_looked_at() -> None:
+def test_workers_run_only_after_lease_plan_and_bootstrap_store_were_checked() -> None:
     into = {
         (before, event) for (before, event), to in TRANSITIONS.items() if to is Activity.STARTING != before
     }
@@ -135,19 +135,19 @@ def test_workers_run_only_after_the_lease_the_plan_and_the_bootstrap_store_were_
 
 
 @pytest.mark.parametrize("begin", [starting, running])
-def test_ready_is_said_only_after_the_workers_are_stopped(begin: Callable[[], Node]) -> None:
+def test_ready_is_published_only_after_the_workers_are_stopped(begin: Callable[[], Node]) -> None:
     node = begin()
     assert node.plan_changed(forming(2, 3, reason="b lost")) == [StopWorkers(Grace.RESTART, "b lost")]
     assert node.stopped() == [Announce(State.READY, 2)]
 
 
-def test_a_node_that_still_stops_says_nothing_when_yet_another_generation_forms() -> None:
+def test_a_stopping_node_publishes_nothing_when_another_generation_forms() -> None:
     node = stopping()
     assert node.plan_changed(forming(3, 4)) == []
     assert node.stopped() == [Announce(State.READY, 3)]
 
 
-def test_ready_is_said_once_for_each_generation() -> None:
+def test_ready_is_published_once_per_generation() -> None:
     node = waiting()
     assert node.plan_changed(forming(1, 2)) == []
     assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
@@ -163,7 +163,7 @@ def test_a_failed_node_stops_first_and_is_ready_when_the_next_generation_forms()
     assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
 
 
-def test_a_hang_is_stopped_with_the_workers_stacks_dumped_here_and_elsewhere() -> None:
+def test_after_a_hang_stacks_are_dumped_on_all_nodes() -> None:
     assert running().failed(1, HANG)[-1] == StopWorkers(Grace.RESTART, HANG.summary, dump_stacks=True)
     (stop,) = running().plan_changed(forming(2, 3, failure=HANG))
     assert isinstance(stop, StopWorkers)
@@ -173,7 +173,7 @@ def test_a_hang_is_stopped_with_the_workers_stacks_dumped_here_and_elsewhere() -
 # -- starting ---------------------------------------------------------------------------------------
 
 
-def test_workers_are_started_only_after_lease_plan_and_bootstrap_store_were_looked_at() -> None:
+def test_workers_are_started_only_after_the_prepare_step() -> None:
     node = waiting()
     assert node.prepared(1) == [], "nothing was sealed yet"
     actions = node.plan_changed(sealed(1, 2, "a-1", "b-1"))
@@ -182,7 +182,7 @@ def test_workers_are_started_only_after_lease_plan_and_bootstrap_store_were_look
     assert node.prepared(1) == [], "once"
 
 
-def test_a_node_that_did_not_say_ready_for_this_generation_does_not_start() -> None:
+def test_a_node_that_is_not_ready_for_this_generation_does_not_start() -> None:
     assert Node("a-1").plan_changed(sealed(1, 2, "a-1", "b-1")) == []
     assert waiting().plan_changed(sealed(2, 2, "a-1", "b-1")) == []
 
@@ -204,14 +204,14 @@ def test_workers_of_a_world_that_has_no_seat_for_this_node_are_stopped_without_g
     assert stop == StopWorkers(Grace.NONE, "generation 2 runs without this node")
 
 
-def test_what_was_prepared_is_not_started_when_a_new_generation_forms_meanwhile() -> None:
+def test_a_prepared_start_is_cancelled_when_a_new_generation_forms() -> None:
     node = preparing()
     assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
     assert node.prepared(1) == []
     assert node.prepared(2) == []
 
 
-def test_a_start_that_is_overtaken_is_stopped_and_not_called_running() -> None:
+def test_a_cancelled_start_is_stopped_and_not_reported_as_running() -> None:
     node = starting()
     (stop,) = node.plan_changed(forming(2, 3))
     assert isinstance(stop, StopWorkers)
@@ -226,7 +226,7 @@ def test_a_bootstrap_store_that_cannot_be_reached_is_reported_and_nothing_is_sta
     assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
 
 
-def test_a_start_that_fails_is_a_failure_and_what_was_started_is_stopped() -> None:
+def test_a_failed_start_is_reported_and_its_workers_are_stopped() -> None:
     node = starting()
     assert node.failed(1, NO_START) == [
         Announce(State.FAILED, 1, NO_START),
@@ -259,19 +259,19 @@ def test_late_events_of_an_older_generation_are_ignored() -> None:
     assert node.activity is Activity.RUNNING
 
 
-def test_a_failure_that_is_noticed_while_stopping_is_not_reported() -> None:
+def test_a_failure_while_stopping_is_not_reported() -> None:
     node = stopping()
     assert node.failed(1, CRASH) == []
     assert node.succeeded(1) == []
 
 
-def test_who_succeeded_and_is_needed_again_is_ready_again() -> None:
+def test_a_node_that_succeeded_is_ready_again_when_a_generation_forms() -> None:
     node = running()
     assert node.succeeded(1) == [Announce(State.SUCCEEDED, 1)]
     assert node.plan_changed(forming(2, 3)) == [Announce(State.READY, 2)]
 
 
-def test_a_new_store_is_told_again_and_its_plans_count_from_one() -> None:
+def test_the_state_is_published_again_in_a_new_store_whose_plans_count_from_1() -> None:
     node = running()
     assert node.store_replaced() == [Announce(State.RUNNING, 1)]
     assert node.plan_changed(sealed(1, 1, "a-1", "b-1")) == []
@@ -305,7 +305,7 @@ def test_a_lease_lost_by_an_idle_node_rejoins_at_once() -> None:
     assert node.prepared(1) == []
 
 
-def test_the_loss_of_a_lease_counts_once_and_plans_wait_until_the_node_is_back() -> None:
+def test_a_lost_lease_counts_once_and_plans_wait_until_the_node_rejoined() -> None:
     node = running()
     node.lease_lost("expired")
     assert node.lease_lost("condemned") == []
@@ -316,7 +316,7 @@ def test_the_loss_of_a_lease_counts_once_and_plans_wait_until_the_node_is_back()
 # -- leaving ----------------------------------------------------------------------------------------
 
 
-def test_a_drained_node_announces_that_it_leaves_stops_and_has_then_left() -> None:
+def test_a_drained_node_publishes_leaving_stops_and_publishes_left() -> None:
     node = running()
     assert node.drain("SIGTERM") == [Announce(State.LEAVING, 1), StopWorkers(Grace.DRAIN, "SIGTERM")]
     assert node.plan_changed(forming(2, 3)) == [], "it does not come back"
@@ -324,14 +324,14 @@ def test_a_drained_node_announces_that_it_leaves_stops_and_has_then_left() -> No
     assert node.plan_changed(forming(3, 4)) == []
 
 
-def test_a_drained_node_without_workers_leaves_at_once_and_once() -> None:
+def test_a_drained_node_without_workers_leaves_at_once_and_only_once() -> None:
     node = waiting()
     assert node.drain("SIGTERM") == [Announce(State.LEFT, 1), Depart(Outcome.DRAINED, "SIGTERM")]
     assert node.drain("SIGTERM") == []
     assert node.lease_lost("expired") == []
 
 
-def test_a_drain_while_stopping_leaves_when_stopped_instead_of_being_ready() -> None:
+def test_a_node_drained_while_stopping_leaves_when_stopped() -> None:
     node = stopping()
     assert node.drain("SIGTERM") == []
     assert node.stopped() == [Announce(State.LEFT, 2), Depart(Outcome.DRAINED, "SIGTERM")]
@@ -357,14 +357,14 @@ def test_a_lease_lost_while_leaving_does_not_bring_the_node_back() -> None:
 @pytest.mark.parametrize(
     ("phase", "outcome"), [(Phase.FINISHED, Outcome.FINISHED), (Phase.FAILED, Outcome.FAILED)]
 )
-def test_a_verdict_ends_the_nodes_part_after_its_workers_are_stopped(phase: Phase, outcome: Outcome) -> None:
+def test_an_outcome_ends_the_nodes_part_after_its_workers_are_stopped(phase: Phase, outcome: Outcome) -> None:
     node = running()
     assert node.plan_changed(ended(phase, 1, 3)) == [StopWorkers(Grace.NONE, "it is over")]
     assert node.stopped() == [Announce(State.LEFT, 1), Depart(outcome, "it is over")]
     assert node.activity is Activity.GONE
 
 
-def test_a_verdict_is_acknowledged_at_once_by_who_has_no_worker() -> None:
+def test_an_outcome_is_acknowledged_at_once_by_a_node_without_workers() -> None:
     node = running()
     node.succeeded(1)
     over = [Announce(State.LEFT, 1), Depart(Outcome.FINISHED, "it is over")]
@@ -383,7 +383,7 @@ def test_the_refusal_of_another_incarnation_changes_nothing() -> None:
     assert waiting().plan_changed(forming(1, 2, refused={"a-2": "held"})) == []
 
 
-def test_a_node_whose_worker_cannot_be_killed_says_left_and_departs_stuck() -> None:
+def test_a_node_with_an_unkillable_worker_publishes_left_and_departs_stuck() -> None:
     node = stopping()
     left, gone = node.stopped(unkillable=(71, 72))
     assert left == Announce(State.LEFT, 2)
@@ -412,7 +412,7 @@ def test_a_node_that_is_gone_does_nothing_any_more() -> None:
 # -- a store that knows less --------------------------------------------------------------------
 
 
-def test_no_plan_is_obeyed_of_a_coordinator_that_knows_less_of_the_run() -> None:
+def test_plans_of_a_coordinator_with_an_older_history_are_ignored() -> None:
     """The store has lost its data, and a node that remembers nothing was elected first."""
     node = running()
     node.plan_changed(forming(2, 3))
@@ -427,7 +427,7 @@ def test_no_plan_is_obeyed_of_a_coordinator_that_knows_less_of_the_run() -> None
     assert [type(one) for one in node.plan_changed(forming(3, 4))] == [StopWorkers]
 
 
-def test_a_node_that_was_started_again_goes_by_what_its_disk_remembers() -> None:
+def test_a_restarted_node_uses_the_history_on_its_disk() -> None:
     known = History(3, world(2, "a-1", "b-1"))
     node = Node("a-2", known)
     assert node.plan_changed(forming(1, 1)) == []

@@ -80,7 +80,7 @@ def notice(table: Table) -> Notice:
 # -- a node leaves ------------------------------------------------------------------------------
 
 
-def test_all_are_told_and_the_next_world_forms_when_all_have_left() -> None:
+def test_all_workers_get_the_notice_and_the_next_world_forms_when_all_have_exited() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     assert table.stand == (RUNNING, 1)
@@ -94,7 +94,7 @@ def test_all_are_told_and_the_next_world_forms_when_all_have_left() -> None:
     assert table.plan.reason == "b leaves"
 
 
-def test_the_others_go_on_without_it_and_nothing_is_charged() -> None:
+def test_the_others_continue_without_the_leaver_uncharged() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     table.all_say(State.SAVED, "a", "b", "c")
@@ -106,7 +106,7 @@ def test_the_others_go_on_without_it_and_nothing_is_charged() -> None:
     assert table.plan.notice is None
 
 
-def test_it_is_never_seated_while_it_was_asked_to_leave_even_if_it_says_ready() -> None:
+def test_a_node_that_is_to_leave_gets_no_seat_even_if_it_is_ready() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     table.all_say(State.SAVED, "a", "b", "c")
@@ -114,7 +114,7 @@ def test_it_is_never_seated_while_it_was_asked_to_leave_even_if_it_says_ready() 
     assert (table.stand, table.world) == ((RUNNING, 2), ["a", "c"])
 
 
-def test_one_node_can_ask_for_another_and_a_new_life_of_that_is_welcome() -> None:
+def test_a_node_can_drain_another_whose_next_incarnation_may_join() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "a", leave("c"))
     table.all_say(State.SAVED, "a", "b", "c")
@@ -130,7 +130,7 @@ def test_one_node_can_ask_for_another_and_a_new_life_of_that_is_welcome() -> Non
     assert table.world == ["a", "b", "c"]
 
 
-def test_at_the_deadline_the_next_world_forms_whoever_still_saves() -> None:
+def test_at_the_deadline_the_next_world_forms_even_if_workers_still_save() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     table.says("a", State.SAVED)
@@ -140,13 +140,13 @@ def test_at_the_deadline_the_next_world_forms_whoever_still_saves() -> None:
     assert table.stand == (FORMING, 2)
 
 
-def test_workers_that_do_not_look_at_notices_are_not_waited_for() -> None:
+def test_workers_that_do_not_handle_notices_are_not_waited_for() -> None:
     table = running("a", "b", "c")
     asks(table, "b", leave("b"))
     assert table.stand == (FORMING, 2)
 
 
-def test_a_node_that_fails_while_others_save_is_a_failure_and_the_leaver_leaves_all_the_same() -> None:
+def test_a_failure_during_a_notice_is_charged_and_the_leaver_still_leaves() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
     table.says("c", State.FAILED, failure=CRASH)
@@ -157,13 +157,13 @@ def test_a_node_that_fails_while_others_save_is_a_failure_and_the_leaver_leaves_
     assert (table.stand, table.world, table.plan.notice) == ((RUNNING, 2), ["a", "c"], None)
 
 
-def test_an_unknown_node_is_asked_to_leave_in_vain() -> None:
+def test_a_request_to_drain_an_unknown_node_has_no_effect() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", leave("nobody"))
     assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ())
 
 
-def test_a_node_that_stands_by_leaves_without_a_notice() -> None:
+def test_a_standby_node_leaves_without_a_notice() -> None:
     table = handling_notices("a", "b", "c", "d")
     table.comes("e")
     asks(table, "e", leave("e"))
@@ -172,7 +172,7 @@ def test_a_node_that_stands_by_leaves_without_a_notice() -> None:
     assert table.stand == (RUNNING, 1)
 
 
-def test_workers_that_leave_without_a_notice_do_not_leave_the_others_hanging() -> None:
+def test_workers_that_leave_without_a_notice_end_the_generation() -> None:
     table = handling_notices("a", "b")
     table.says("a", State.SAVED)
     assert table.stand == (FORMING, 2)
@@ -182,7 +182,7 @@ def test_workers_that_leave_without_a_notice_do_not_leave_the_others_hanging() -
 # -- the run ends -------------------------------------------------------------------------------
 
 
-def test_the_run_is_stopped_when_all_have_left() -> None:
+def test_the_run_is_stopped_when_all_workers_have_exited() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
     assert notice(table).ends
@@ -194,7 +194,7 @@ def test_the_run_is_stopped_when_all_have_left() -> None:
 
 
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.WALLTIME])
-def test_training_that_does_not_look_goes_on_until_the_deadline(cause: Cause) -> None:
+def test_workers_that_do_not_handle_notices_run_until_the_deadline(cause: Cause) -> None:
     table = running("a", "b")
     asks(table, "a", stop(cause=cause))
     table.wait(TIME_S - STEP_S)
@@ -203,13 +203,13 @@ def test_training_that_does_not_look_goes_on_until_the_deadline(cause: Cause) ->
     assert table.stand == (STOPPED, 1)
 
 
-def test_an_operator_does_not_wait_for_training_that_does_not_look() -> None:
+def test_an_operators_stop_does_not_wait_for_workers_that_do_not_handle_notices() -> None:
     table = running("a", "b")
     asks(table, "a", stop(cause=Cause.OPERATOR))
     assert table.stand == (STOPPED, 1)
 
 
-def test_asked_by_several_nodes_at_once_it_is_one_notice_with_the_earliest_end() -> None:
+def test_requests_of_several_nodes_become_one_notice_with_the_earliest_deadline() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop(left_s=60.0))
     table.wait(10.0)
@@ -219,21 +219,21 @@ def test_asked_by_several_nodes_at_once_it_is_one_notice_with_the_earliest_end()
     assert notice(table).left_s == 20.0, "an end that was told does not move away"
 
 
-def test_a_node_that_is_to_leave_does_not_make_the_end_milder() -> None:
+def test_a_drain_does_not_soften_a_stop() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "a", stop())
     asks(table, "b", leave("b", left_s=10.0))
     assert (notice(table).ends, notice(table).cause, notice(table).left_s) == (True, Cause.PREEMPTED, 10.0)
 
 
-def test_a_run_that_forms_is_stopped_at_once() -> None:
+def test_a_run_that_is_forming_is_stopped_at_once() -> None:
     table = Table(policy())
     table.comes("a")
     asks(table, "a", stop())
     assert table.stand == (STOPPED, 1)
 
 
-def test_a_node_lost_while_saving_does_not_take_the_notice_with_it() -> None:
+def test_a_notice_survives_the_loss_of_a_node_that_is_saving() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "a", stop())
     table.falls_silent("c")
@@ -247,7 +247,7 @@ def test_a_node_lost_while_saving_does_not_take_the_notice_with_it() -> None:
     assert table.stand == (STOPPED, 2)
 
 
-def test_the_next_world_is_told_how_much_time_is_left_when_it_begins() -> None:
+def test_the_next_world_gets_the_remaining_time_of_the_notice() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "a", stop())
     table.says("c", State.FAILED, failure=CRASH)
@@ -257,14 +257,14 @@ def test_the_next_world_is_told_how_much_time_is_left_when_it_begins() -> None:
     assert notice(table).left_s == pytest.approx(TIME_S - 4.0, abs=STEP_S)
 
 
-def test_a_later_generation_that_is_heard_of_does_not_take_the_end_of_the_run_with_it() -> None:
+def test_a_stop_survives_the_report_of_a_later_generation() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.comes("c", history=History(6, world(6, "c-0", "d-0"), 0, ("c", "d")))
     assert (table.stand, notice(table).ends) == ((FORMING, 7), True)
 
 
-def test_a_node_lost_after_it_has_saved_is_no_loss() -> None:
+def test_a_node_lost_after_it_has_saved_does_not_count_as_lost() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.says("b", State.SAVED)
@@ -275,14 +275,14 @@ def test_a_node_lost_after_it_has_saved_is_no_loss() -> None:
     assert table.stand == (STOPPED, 1)
 
 
-def test_success_everywhere_is_success_notice_or_not() -> None:
+def test_success_on_all_nodes_finishes_the_run_despite_a_notice() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.all_say(State.SUCCEEDED, "a", "b")
     assert table.stand == (Phase.FINISHED, 1)
 
 
-def test_some_finish_and_some_leave_is_a_stop() -> None:
+def test_a_run_in_which_only_some_nodes_finished_is_stopped() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.says("a", State.SUCCEEDED)
@@ -293,13 +293,13 @@ def test_some_finish_and_some_leave_is_a_stop() -> None:
 # -- and goes on later --------------------------------------------------------------------------
 
 
-def test_a_stopped_run_goes_on_above_its_generation_with_its_budget() -> None:
+def test_a_stopped_run_resumes_above_its_generation_with_its_budget() -> None:
     table = Table(remembered=History(7, None, 2, ("a", "b"), STOPPED, settled=True))
     table.comes("a")
     assert (table.stand, table.plan.charged, table.plan.order) == ((FORMING, 8), 2, ("a", "b"))
 
 
-def test_who_comes_to_the_same_store_after_the_stop_goes_on_with_the_run() -> None:
+def test_a_node_that_joins_after_the_stop_resumes_the_run() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.all_say(State.SAVED, "a", "b")
@@ -312,7 +312,7 @@ def test_who_comes_to_the_same_store_after_the_stop_goes_on_with_the_run() -> No
     assert table.stand == (FORMING, 2)
 
 
-def test_a_node_that_stands_by_does_not_undo_a_stop_that_it_has_yet_to_read() -> None:
+def test_a_standby_node_does_not_undo_a_stop_that_it_has_not_read() -> None:
     """Neither where another coordinator sees it for the first time, nor however long it is cut off."""
     table = handling_notices("a", "b", rules=policy(max_nodes=2))
     table.comes("c")
@@ -327,7 +327,7 @@ def test_a_node_that_stands_by_does_not_undo_a_stop_that_it_has_yet_to_read() ->
     assert table.last.done
 
 
-def test_who_lost_its_lease_while_the_run_was_stopped_does_not_take_it_up_again() -> None:
+def test_a_node_that_lost_its_lease_during_the_stop_does_not_resume_the_run() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", stop())
     table.all_say(State.SAVED, "a", "b")
@@ -340,7 +340,7 @@ def test_who_lost_its_lease_while_the_run_was_stopped_does_not_take_it_up_again(
     assert table.last.done
 
 
-def test_a_stopped_run_is_not_over_and_not_taken_up_again_while_workers_of_it_may_run() -> None:
+def test_a_stopped_run_is_not_resumed_while_its_workers_may_run() -> None:
     table = running("a", "b", rules=policy(min_nodes=1))
     for node in ("a", "b"):
         table.says(node, State.RUNNING, stop_s=4 * TTL_S)
@@ -355,7 +355,7 @@ def test_a_stopped_run_is_not_over_and_not_taken_up_again_while_workers_of_it_ma
     assert (table.stand, table.world) == ((RUNNING, 2), ["b"])
 
 
-def test_a_finished_run_begins_anew_unless_it_finishes_once() -> None:
+def test_a_finished_run_is_started_again_unless_finish_once_is_set() -> None:
     over = History(7, None, 0, ("a",), Phase.FINISHED, settled=True)
     table = Table(remembered=over)
     table.comes("a")
@@ -368,7 +368,7 @@ def test_a_finished_run_begins_anew_unless_it_finishes_once() -> None:
 # -- growth -------------------------------------------------------------------------------------
 
 
-def test_workers_that_look_save_before_a_node_comes_in() -> None:
+def test_workers_that_handle_notices_save_before_a_node_joins() -> None:
     table = handling_notices("a", "b")
     table.comes("c")
     table.wait(SETTLE_S)
@@ -380,7 +380,7 @@ def test_workers_that_look_save_before_a_node_comes_in() -> None:
     assert table.world == ["a", "b", "c", "d"]
 
 
-def test_workers_that_do_not_look_are_restarted_after_the_delay() -> None:
+def test_workers_that_do_not_handle_notices_are_restarted_after_the_delay() -> None:
     table = running("a", "b", rules=policy(grow_delay_s=10.0))
     table.comes("c")
     table.wait(8.0)
@@ -391,7 +391,7 @@ def test_workers_that_do_not_look_are_restarted_after_the_delay() -> None:
     assert (table.stand, table.plan.joining) == ((FORMING, 2), ("c", "d"))
 
 
-def test_at_notice_a_world_grows_only_if_its_workers_look() -> None:
+def test_with_at_notice_a_world_grows_only_if_its_workers_handle_notices() -> None:
     rules = policy(grow=Growth.AT_NOTICE)
     table = running("a", "b", rules=rules)
     table.comes("c")
@@ -401,7 +401,7 @@ def test_at_notice_a_world_grows_only_if_its_workers_look() -> None:
     assert notice(table).cause is Cause.GROW
 
 
-def test_never_is_never_but_a_seat_that_was_had_is_taken_again() -> None:
+def test_with_never_only_former_participants_join_a_running_world() -> None:
     table = running("a", "b", "c", rules=policy(grow=Growth.NEVER))
     table.falls_silent("c")
     table.wait(TTL_S)
@@ -428,7 +428,7 @@ def test_only_worlds_of_allowed_sizes_are_sealed(counts: tuple[int, ...], sizes:
         assert (table.stand, len(table.world)) == ((RUNNING, 1), size)
 
 
-def test_a_world_does_not_grow_by_a_node_that_would_be_left_over() -> None:
+def test_a_world_does_not_grow_by_a_surplus_node() -> None:
     table = running("a", "b", rules=policy(max_nodes=6, node_counts=(2,)))
     table.comes("c")
     table.wait(60.0)
@@ -438,7 +438,7 @@ def test_a_world_does_not_grow_by_a_node_that_would_be_left_over() -> None:
     assert table.stand == (FORMING, 2)
 
 
-def test_too_few_for_any_allowed_size_waits_for_the_next_one() -> None:
+def test_too_few_nodes_for_an_allowed_size_wait_for_more() -> None:
     table = Table(policy(min_nodes=2, max_nodes=8, node_counts=(4,)))
     for node in ("a", "b", "c"):
         table.comes(node)
@@ -446,7 +446,7 @@ def test_too_few_for_any_allowed_size_waits_for_the_next_one() -> None:
     assert "waiting for 1 more node (at least 4 required)" in table.last.reason
 
 
-def test_nodes_that_could_not_start_are_not_left_out_of_a_world_that_needs_them() -> None:
+def test_nodes_that_failed_to_start_stay_in_a_world_that_needs_them() -> None:
     table = running("a", "b", rules=policy(min_nodes=1, node_counts=(2,)))
     for generation in (1, 2):
         table.says("b", State.FAILED, failure=NO_START)
@@ -456,7 +456,7 @@ def test_nodes_that_could_not_start_are_not_left_out_of_a_world_that_needs_them(
         assert (table.stand, table.world) == ((RUNNING, generation + 1), ["a", "b"]), table.last.reason
 
 
-def test_a_policy_without_any_allowed_size_is_no_record() -> None:
+def test_a_policy_without_an_allowed_size_is_invalid() -> None:
     rules = Policy(min_nodes=5, max_nodes=7, node_counts=(4,))
     table = running("a", "b")
     with pytest.raises(RecordError, match="allows none of these counts"):
@@ -466,7 +466,7 @@ def test_a_policy_without_any_allowed_size_is_no_record() -> None:
 # -- one node's side ----------------------------------------------------------------------------
 
 
-def test_a_notice_is_handed_to_running_workers_once() -> None:
+def test_a_notice_is_delivered_to_running_workers_once() -> None:
     node = running_node()
     told = Notice(3, Cause.GROW, 60.0, "c wants to join")
     plan = msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told)
@@ -476,7 +476,7 @@ def test_a_notice_is_handed_to_running_workers_once() -> None:
     assert node.plan_changed(msgspec.structs.replace(plan, version=5, notice=newer)) == [Notify(newer)]
 
 
-def test_workers_that_are_only_being_started_are_told_too() -> None:
+def test_workers_that_are_being_started_get_the_notice_too() -> None:
     node = starting_node()
     told = Notice(3, Cause.GROW, 60.0, "c wants to join")
     assert node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told)) == [
@@ -484,7 +484,7 @@ def test_workers_that_are_only_being_started_are_told_too() -> None:
     ]
 
 
-def test_a_drain_asks_first_and_leaves_when_the_next_world_forms() -> None:
+def test_a_drained_node_requests_a_notice_and_leaves_when_the_next_world_forms() -> None:
     node = running_node()
     stop_request = leave("a")
     assert node.drain("SIGTERM received", stop_request) == [RequestStop(stop_request)]
@@ -497,14 +497,14 @@ def test_a_drain_asks_first_and_leaves_when_the_next_world_forms() -> None:
     ]
 
 
-def test_a_drain_that_nobody_answers_is_carried_out_at_once() -> None:
+def test_an_unanswered_drain_request_is_carried_out_locally() -> None:
     node = running_node()
     node.drain("SIGTERM received", leave("a"))
     assert node.leave_now() == [Announce(State.LEAVING, 1), StopWorkers(Grace.DRAIN, "SIGTERM received")]
     assert node.leave_now() == []
 
 
-def test_a_node_that_does_not_run_leaves_without_asking() -> None:
+def test_a_node_without_workers_leaves_without_a_request() -> None:
     node = running_node()
     node.plan_changed(forming(2, 3))
     node.stopped()
@@ -519,7 +519,7 @@ def test_workers_still_there_at_the_deadline_get_the_time_of_a_drain() -> None:
     assert node.stopped()[-1] == Depart(Outcome.DRAINED, "a leaves")
 
 
-def test_a_stopped_run_ends_a_node_that_was_in_it_but_not_one_that_comes_later() -> None:
+def test_a_stop_ends_participants_but_not_nodes_that_join_later() -> None:
     node = running_node()
     assert node.plan_changed(OVER) == [StopWorkers(Grace.DRAIN, "SIGUSR1 at b")]
     assert node.stopped()[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
@@ -529,7 +529,7 @@ def test_a_stopped_run_ends_a_node_that_was_in_it_but_not_one_that_comes_later()
     assert newcomer.plan_changed(sealed(2, 11, "c-1")) == [Prepare(world(2, "c-1"))]
 
 
-def test_a_stopped_run_ends_a_node_that_was_in_it_and_lost_its_lease_meanwhile() -> None:
+def test_a_stop_ends_a_participant_that_lost_its_lease_meanwhile() -> None:
     node = running_node()
     node.lease_lost("the lease ran out")
     node.stopped()
@@ -537,13 +537,13 @@ def test_a_stopped_run_ends_a_node_that_was_in_it_and_lost_its_lease_meanwhile()
     assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
 
 
-def test_a_stopped_run_ends_a_node_that_stood_by() -> None:
+def test_a_stop_ends_a_standby_node() -> None:
     node = Node("c-1")
     assert node.plan_changed(sealed(1, 8, "a-1", "b-1")) == []
     assert node.plan_changed(OVER)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
 
 
-def test_a_node_does_not_go_on_with_the_run_that_it_was_asked_to_end() -> None:
+def test_a_node_does_not_resume_the_run_that_it_stopped() -> None:
     """Though it came too late to see it going on."""
     node = Node("c-1")
     node.request_stop(stop())
@@ -553,7 +553,7 @@ def test_a_node_does_not_go_on_with_the_run_that_it_was_asked_to_end() -> None:
     assert node.request_stop(stop())[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
 
 
-def test_what_was_asked_stands_until_it_came_true() -> None:
+def test_a_request_is_kept_until_it_has_taken_effect() -> None:
     node = running_node()
     node.request_stop(leave("b"))
     acknowledged = msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), acknowledged={"a-1": 1})
@@ -561,7 +561,7 @@ def test_what_was_asked_stands_until_it_came_true() -> None:
     assert node.plan_changed(forming(2, 4, acknowledged={"a-1": 1}))[0] == RequestStop(None)
 
 
-def test_what_was_asked_of_a_run_before_it_was_stopped_and_taken_up_again_is_void() -> None:
+def test_requests_from_before_a_resumed_stop_are_void() -> None:
     """The node that asked was cut off meanwhile, and comes back with the ask in its record."""
     for old in (stop(), leave("a")):
         table = handling_notices("a", "b")
@@ -576,7 +576,7 @@ def test_what_was_asked_of_a_run_before_it_was_stopped_and_taken_up_again_is_voi
         assert table.plan.phase is STOPPED or table.plan.leaving == ("a-2",)
 
 
-def test_a_node_withdraws_what_it_asked_of_an_earlier_life_of_the_run() -> None:
+def test_a_node_withdraws_requests_of_an_earlier_life_of_the_run() -> None:
     node = running_node()
     node.request_stop(stop())
     node.lease_lost("the lease ran out")
@@ -586,13 +586,13 @@ def test_a_node_withdraws_what_it_asked_of_an_earlier_life_of_the_run() -> None:
     assert node.plan_changed(taken_up) == [RequestStop(None), Announce(State.READY, 2)]
 
 
-def test_what_is_asked_before_the_first_plan_is_said_with_it() -> None:
+def test_a_request_before_the_first_plan_is_published_with_it() -> None:
     node = Node("c-1")
     assert node.request_stop(msgspec.structs.replace(stop(), life=0)) == []
     assert node.plan_changed(forming(1, 1)) == [RequestStop(stop()), Announce(State.READY, 1)]
 
 
-def test_that_the_run_ends_is_said_again_to_a_new_store_by_whoever_was_told() -> None:
+def test_a_stop_request_is_repeated_in_a_new_store_by_every_node_that_knows_it() -> None:
     """The one who asked for it may have read there that it is stopped, and gone."""
     node = running_node()
     told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
@@ -603,7 +603,7 @@ def test_that_the_run_ends_is_said_again_to_a_new_store_by_whoever_was_told() ->
     assert node.next_stop_request == 2
 
 
-def test_the_end_is_said_again_even_where_the_lease_was_lost_with_the_store() -> None:
+def test_a_stop_request_is_repeated_even_if_the_lease_was_lost_with_the_store() -> None:
     node = running_node()
     told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
     node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
@@ -615,7 +615,7 @@ def test_the_end_is_said_again_even_where_the_lease_was_lost_with_the_store() ->
     )
 
 
-def test_the_end_of_a_run_that_was_taken_up_again_is_forgotten() -> None:
+def test_the_stop_of_a_resumed_run_is_forgotten() -> None:
     node = running_node()
     told = Notice(3, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", ends=True)
     node.plan_changed(msgspec.structs.replace(sealed(1, 3, "a-1", "b-1"), notice=told))
@@ -627,7 +627,7 @@ def test_the_end_of_a_run_that_was_taken_up_again_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_what_a_node_asked_for_itself_stands_in_its_record_anyway(ends: bool) -> None:
+def test_a_nodes_own_request_stays_in_its_record(ends: bool) -> None:
     node = running_node()
     own = stop() if ends else leave("b")
     node.request_stop(own)
@@ -636,7 +636,7 @@ def test_what_a_node_asked_for_itself_stands_in_its_record_anyway(ends: bool) ->
     assert node.store_replaced() == [node.announced]
 
 
-def test_that_workers_look_at_notices_is_said_once() -> None:
+def test_handling_of_notices_is_reported_once() -> None:
     node = running_node()
     assert node.handles_notices(1) == [Announce(State.RUNNING, 1, handles_notices=True)]
     assert node.handles_notices(1) == []
@@ -659,7 +659,7 @@ def test_a_node_counts_as_leaving_until_its_workers_have_exited() -> None:
     assert table.plan.leaving == ()
 
 
-def test_a_leaver_that_falls_silent_counts_as_gone_when_it_is_fenced() -> None:
+def test_a_leaving_node_that_is_lost_counts_as_gone_when_it_is_fenced() -> None:
     table = handling_notices("a", "b")
     asks(table, "a", leave("b"))
     table.falls_silent("b")
@@ -716,7 +716,7 @@ def test_a_node_does_not_wait_for_others_when_the_store_is_lost() -> None:
     assert departs[-1] == Depart(Outcome.STOPPED, "stopped 1")
 
 
-def test_to_ask_for_another_node_does_not_take_back_that_the_run_is_to_end() -> None:
+def test_a_drain_request_does_not_withdraw_a_stop_request() -> None:
     """Both typed at a node that has yet to read that the run was stopped."""
     node = Node("c-1")
     node.request_stop(stop(node.next_stop_request))

@@ -22,20 +22,20 @@ def ledger_with(name: str, at_s: float) -> LeaseLedger:
     return ledger
 
 
-def test_a_living_lease_has_a_third_left_after_a_pause() -> None:
+def test_a_live_lease_has_a_third_left_after_a_pause() -> None:
     ledger = ledger_with("a", 10.0)
     ledger.compensate_pause(15.9)
     assert ledger.sightings["a"].ends_s == pytest.approx(15.9 + TTL_S / 3)
 
 
-def test_a_lease_with_more_than_a_third_left_is_not_touched() -> None:
+def test_a_lease_with_more_than_a_third_left_is_unchanged() -> None:
     ledger = ledger_with("a", 10.0)
     before = ledger.sightings["a"]
     ledger.compensate_pause(13.9)
     assert ledger.sightings["a"] == before
 
 
-def test_a_pardon_only_ever_puts_off_when_the_dead_count_as_fenced() -> None:
+def test_pause_compensation_only_postpones_fencing() -> None:
     ledger = ledger_with("a", 10.0)
     ledger.compensate_pause(15.9)
     ledger.revoked("a")
@@ -44,7 +44,7 @@ def test_a_pardon_only_ever_puts_off_when_the_dead_count_as_fenced() -> None:
     assert fenced_s > 10.0 + TTL_S + POLICY.fence_margin_s
 
 
-def test_the_condemned_are_not_pardoned() -> None:
+def test_revoked_leases_get_no_pause_compensation() -> None:
     ledger = ledger_with("a", 10.0)
     ledger.revoked("a")
     before = ledger.sightings["a"]
@@ -52,7 +52,7 @@ def test_the_condemned_are_not_pardoned() -> None:
     assert ledger.sightings["a"] == before
 
 
-def test_a_coordinator_that_is_always_late_condemns_the_dead_nevertheless() -> None:
+def test_a_coordinator_that_is_always_late_still_revokes_dead_nodes() -> None:
     ledger = ledger_with("dead", 0.0)
     now_s = 0.0
     while ledger.sightings["dead"].ends_s > now_s:
@@ -62,7 +62,7 @@ def test_a_coordinator_that_is_always_late_condemns_the_dead_nevertheless() -> N
     assert now_s <= TTL_S + MAX_PAUSE_COMPENSATIONS * TTL_S
 
 
-def test_a_renewal_earns_new_pardons() -> None:
+def test_a_renewal_resets_the_pause_compensation() -> None:
     ledger = ledger_with("a", 0.0)
     lease = Lease("a", TTL_S)
     for start_s in (0.0, 100.0, 200.0):
@@ -84,7 +84,7 @@ def coordinator_waiting_for_a_second_node() -> Coordinator:
     return coordinator
 
 
-def test_overdue_leases_are_not_condemned_right_after_a_pause() -> None:
+def test_overdue_leases_are_not_revoked_right_after_a_pause() -> None:
     coordinator = coordinator_waiting_for_a_second_node()
     assert coordinator.decide(5 * TTL_S).revoke == {"a": "did not renew its lease within 6 s"}
     coordinator.stood_still(5 * TTL_S, 4 * TTL_S)
@@ -94,7 +94,7 @@ def test_overdue_leases_are_not_condemned_right_after_a_pause() -> None:
     assert "a" in coordinator.decide(5 * TTL_S + TTL_S / 3).revoke
 
 
-def test_time_that_the_coordinator_slept_through_is_no_time_to_join() -> None:
+def test_a_pause_of_the_coordinator_does_not_use_up_join_timeout() -> None:
     coordinator = coordinator_waiting_for_a_second_node()
     slept = coordinator_waiting_for_a_second_node()
     for one in (coordinator, slept):

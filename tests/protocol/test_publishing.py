@@ -142,7 +142,7 @@ def test_no_record_of_a_node_makes_the_next_plan_unreadable(
 
 @thorough
 @given(st.data(), any_.plans, edges, edges.filter(bool))
-def test_not_even_a_plan_that_somebody_else_wrote_is_followed_by_an_unreadable_one(
+def test_a_plan_after_a_foreign_one_is_readable(
     data: st.DataObject, stored: Plan, generation: int, version: int
 ) -> None:
     stored = msgspec.structs.replace(stored, generation=generation, version=version)
@@ -155,7 +155,7 @@ def test_not_even_a_plan_that_somebody_else_wrote_is_followed_by_an_unreadable_o
     store_of(data, Coordinator(0.0, stored))
 
 
-def test_a_node_that_tells_of_a_generation_beyond_all_is_reported_and_the_rest_of_its_record_counts() -> None:
+def test_an_impossible_generation_in_a_record_is_reported_and_ignored() -> None:
     told = History(MAX_REPORTED_GENERATION + 1, world(3, "b-1"))
     reader, rejected = RecordReader("run"), list[str]()
     seen = reader.member("a-1", encode(member("a", history=told)), rejected)
@@ -166,7 +166,7 @@ def test_a_node_that_tells_of_a_generation_beyond_all_is_reported_and_the_rest_o
     assert len(rejected) == 1, "once is enough"
 
 
-def test_the_highest_generation_that_is_believed_can_be_gone_above_and_remembered() -> None:
+def test_the_next_generation_after_the_maximum_can_be_published_and_saved() -> None:
     table = running("a", "b")
     table.comes("c", history=History(MAX_REPORTED_GENERATION, world(MAX_REPORTED_GENERATION, "c-1")))
     assert table.stand == (FORMING, MAX_REPORTED_GENERATION + 1)
@@ -186,7 +186,7 @@ def test_a_notice_for_many_nodes_with_long_names_can_be_read() -> None:
     assert decode(Plan, encode(table.plan)) == table.plan
 
 
-def test_a_plan_that_could_not_be_read_ends_the_run_and_says_why() -> None:
+def test_an_unreadable_next_plan_ends_the_run_with_the_reason() -> None:
     """A world too large for one record: no node would ever hear of it."""
     table = Table(policy(min_nodes=8000, max_nodes=8000))
     for number in range(8000):
@@ -199,7 +199,7 @@ def test_a_plan_that_could_not_be_read_ends_the_run_and_says_why() -> None:
     assert decode(Plan, encode(table.plan)) == table.plan
 
 
-def test_a_crowd_that_may_not_take_part_does_not_fill_the_plan() -> None:
+def test_many_refused_nodes_do_not_fill_the_plan() -> None:
     table = running("a", "b", rules=policy(max_nodes=2))
     for number in range(8000):
         said = member(f"n{number}", POD.format(number), policy=table.rules)
@@ -210,7 +210,7 @@ def test_a_crowd_that_may_not_take_part_does_not_fill_the_plan() -> None:
     assert decode(Plan, encode(table.plan)) == table.plan
 
 
-def test_a_lease_longer_than_the_runs_takes_no_part_before_it_is_refused_either() -> None:
+def test_a_node_with_a_longer_lease_takes_no_part_before_it_is_refused() -> None:
     table = Table(policy(max_nodes=2))
     table.comes("a")
     for number in range(MAX_REFUSED + 2):
@@ -235,7 +235,7 @@ def intrude(table: Table, other: Plan) -> None:
     table.carry_out()
 
 
-def test_a_plan_of_somebody_else_is_gone_above_in_version_and_generation() -> None:
+def test_the_coordinator_goes_above_a_foreign_plan_in_version_and_generation() -> None:
     """Nodes may have followed it, so all that it names is to be cleared like the world that really ran."""
     table = running("a", "b")
     intrude(table, plan(RUNNING, 5, 9, world=world(5, "a-1", "x-1"), charged=3))
@@ -244,14 +244,14 @@ def test_a_plan_of_somebody_else_is_gone_above_in_version_and_generation() -> No
     assert table.plan.charged == 0, "nothing else that it says counts"
 
 
-def test_a_plan_of_somebody_else_that_ends_the_run_does_not_end_it_for_the_coordinator() -> None:
+def test_a_foreign_plan_does_not_end_the_run() -> None:
     table = running("a", "b")
     intrude(table, plan(FAILED, 1, 9, world=world(1, "a-1", "b-1")))
     table.all_say(State.SUCCEEDED, "a", "b")
     assert (table.plan.phase, table.plan.version) == (Phase.FINISHED, 10)
 
 
-def test_a_plan_of_somebody_else_is_gone_above_however_high_its_generation() -> None:
+def test_the_coordinator_goes_above_a_foreign_plan_of_any_generation() -> None:
     """Nodes that sealed it follow no plan of a lower one."""
     table = running("a", "b")
     far = 2 * MAX_REPORTED_GENERATION - 1
@@ -259,7 +259,7 @@ def test_a_plan_of_somebody_else_is_gone_above_however_high_its_generation() -> 
     assert (table.stand, table.plan.version) == ((FORMING, far + 1), 10)
 
 
-def test_a_plan_far_ahead_follows_nothing_and_a_generation_no_run_reaches_is_none() -> None:
+def test_a_plan_far_ahead_or_of_an_impossible_generation_is_refused() -> None:
     known = plan(FORMING, 1, 5)
     check_follows(plan(FORMING, 1, 5 + MAX_AHEAD), known)
     check_follows(plan(FORMING, 1, 2**53), None)
@@ -270,13 +270,13 @@ def test_a_plan_far_ahead_follows_nothing_and_a_generation_no_run_reaches_is_non
 
 
 @pytest.mark.parametrize("of", [None, 1, 3])
-def test_a_plan_by_which_a_generation_runs_has_its_world(of: int | None) -> None:
+def test_a_running_plan_without_a_world_is_refused(of: int | None) -> None:
     with pytest.raises(RecordError, match="generation 2 runs without a world"):
         check_whole(plan(RUNNING, 2, 1, world=world(of, "a-1") if of is not None else None))
     check_whole(plan(RUNNING, 2, 1, world=world(2, "a-1")))
 
 
-def test_no_world_is_of_a_later_generation_than_what_tells_of_it() -> None:
+def test_a_world_later_than_its_record_is_refused() -> None:
     with pytest.raises(RecordError, match="plan of generation 2 with the world of a later one"):
         check_whole(plan(FORMING, 2, 1, world=world(3, "a-1")))
     check_whole(plan(FORMING, 2, 1, world=world(1, "a-1")))
@@ -286,7 +286,7 @@ def test_no_world_is_of_a_later_generation_than_what_tells_of_it() -> None:
 
 
 @pytest.mark.parametrize("phase", [FORMING, RUNNING])
-def test_no_history_says_that_a_run_ended_in_a_phase_in_which_none_ends(phase: Phase) -> None:
+def test_a_history_with_an_outcome_that_ends_no_run_is_refused(phase: Phase) -> None:
     history = History(2, outcome=phase)
     for record in (history, member("a", history=history)):
         with pytest.raises(RecordError, match=f"outcome {phase}; a run ends finished, failed or stopped"):

@@ -38,7 +38,7 @@ def test_numbers_in_names_are_compared_as_numbers(stem: str, one: int, other: in
 
 @light
 @given(st.lists(names, max_size=8))
-def test_any_names_can_be_ordered_and_the_order_does_not_depend_on_who_came_first(given: list[str]) -> None:
+def test_the_order_of_any_names_does_not_depend_on_the_order_of_arrival(given: list[str]) -> None:
     keys = sorted(natural_key(name) for name in given)
     assert keys == sorted(natural_key(name) for name in reversed(given))
 
@@ -50,7 +50,9 @@ def test_n2_comes_before_n10_and_racks_stay_together() -> None:
 
 @light
 @given(nodes, st.data())
-def test_stayers_keep_their_order_whoever_is_missing_and_new(order: list[str], data: st.DataObject) -> None:
+def test_known_nodes_keep_their_order_for_any_missing_and_new_ones(
+    order: list[str], data: st.DataObject
+) -> None:
     stayers = data.draw(st.lists(st.sampled_from(order), unique=True))
     new = data.draw(st.lists(st.integers(100, 120).map(lambda number: f"n{number}"), unique=True))
     came = data.draw(st.permutations([member(node) for node in stayers + new]))
@@ -61,7 +63,7 @@ def test_stayers_keep_their_order_whoever_is_missing_and_new(order: list[str], d
 
 @light
 @given(nodes, st.data())
-def test_a_node_that_returns_gets_its_place_between_the_others_back(
+def test_a_returning_node_gets_its_position_between_the_others_back(
     came: list[str], data: st.DataObject
 ) -> None:
     first = seating_order([member(node) for node in came], ())
@@ -75,7 +77,7 @@ def test_a_node_that_returns_gets_its_place_between_the_others_back(
 
 @light
 @given(nodes, st.data())
-def test_a_wish_for_a_rank_orders_new_nodes_only(order: list[str], data: st.DataObject) -> None:
+def test_a_preferred_rank_orders_new_nodes_only(order: list[str], data: st.DataObject) -> None:
     wishes = data.draw(st.lists(st.integers(0, 50), min_size=len(order), max_size=len(order)))
     seated = [member(node, preferred_rank=wish) for node, wish in zip(order, wishes, strict=True)]
     new = [member("z", preferred_rank=0), member("y", preferred_rank=1), member("x")]
@@ -83,14 +85,14 @@ def test_a_wish_for_a_rank_orders_new_nodes_only(order: list[str], data: st.Data
     assert ids(seating_order(came, order)) == [*order, "z", "y", "x"]
 
 
-def test_equal_wishes_fall_back_to_the_name() -> None:
+def test_equal_preferred_ranks_are_ordered_by_name() -> None:
     came = [member(node, preferred_rank=3) for node in ("n10", "n2")]
     assert ids(seating_order(came, ())) == ["n2", "n10"]
 
 
 @light
 @given(nodes, nodes)
-def test_remembering_forgets_nobody_and_names_nobody_twice(first: list[str], second: list[str]) -> None:
+def test_the_kept_order_has_every_node_exactly_once(first: list[str], second: list[str]) -> None:
     order = remember((), seat_members([member(node) for node in first]))
     later = remember(order, seat_members([member(node) for node in second]))
     assert later[: len(order)] == tuple(first)
@@ -98,7 +100,7 @@ def test_remembering_forgets_nobody_and_names_nobody_twice(first: list[str], sec
     assert len(set(later)) == len(later)
 
 
-def test_a_seat_carries_what_its_member_said() -> None:
+def test_a_seat_has_the_values_of_its_member() -> None:
     said = msgspec.structs.replace(member("a", "a-7"), slots=3, role="trainer")
     (seat,) = seat_members([said])
     assert (seat.node_id, seat.incarnation, seat.slots, seat.first_rank) == ("a", "a-7", 3, 0)

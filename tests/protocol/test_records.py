@@ -39,11 +39,11 @@ anything = st.recursive(
 
 @light
 @given(records)
-def test_what_was_encoded_is_decoded_to_the_same(record: Any) -> None:
+def test_records_survive_encoding_and_decoding(record: Any) -> None:
     assert decode(type(record), encode(record)) == record
 
 
-def test_text_that_no_utf_8_can_hold_costs_only_the_characters_in_question() -> None:
+def test_only_characters_outside_utf_8_are_replaced_in_text() -> None:
     failure = Failure(FailureKind.WORKER, "cannot read caf\udce9.jpg", tail="x" * 4095 + "\udce9")
     wanted = Failure(FailureKind.WORKER, "cannot read caf?.jpg", tail="x" * 4095 + "?")
     for record, failed in (
@@ -58,14 +58,14 @@ def test_text_that_no_utf_8_can_hold_costs_only_the_characters_in_question() -> 
 
 @light
 @given(st.sampled_from(KINDS), st.binary(max_size=80))
-def test_arbitrary_bytes_are_a_record_error_and_nothing_else(kind: Any, data: bytes) -> None:
+def test_arbitrary_bytes_raise_only_a_record_error(kind: Any, data: bytes) -> None:
     with pytest.raises(RecordError):
         decode(kind, data)
 
 
 @light
 @given(st.sampled_from(KINDS), anything)
-def test_arbitrary_json_is_a_record_error_and_nothing_else(kind: Any, value: object) -> None:
+def test_arbitrary_json_raises_only_a_record_error(kind: Any, value: object) -> None:
     with pytest.raises(RecordError):
         decode(kind, json.dumps(value).encode())
 
@@ -85,7 +85,7 @@ def spoil(value: Any, data: st.DataObject) -> Any:
 
 @light
 @given(records, st.data())
-def test_a_spoilt_record_is_a_record_error_or_can_be_passed_on(record: Any, data: st.DataObject) -> None:
+def test_a_damaged_record_is_a_record_error_or_can_be_encoded(record: Any, data: st.DataObject) -> None:
     """The coordinator copies parts of members into the plan: what it accepts it must be able to write."""
     spoilt = json.dumps(spoil(json.loads(encode(record)), data)).encode()
     try:
@@ -132,22 +132,22 @@ def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, l
         (plan(Phase.FORMING, 1, 1, reason="x" * 513), r"at `\$\.reason`"),
     ],
 )
-def test_a_refused_record_is_told_where_it_is_wrong(record: Any, message: str) -> None:
+def test_a_record_error_names_the_invalid_field(record: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         decode(type(record), encode(record))
 
 
-def test_a_field_that_is_not_known_is_named() -> None:
+def test_an_unknown_field_is_named() -> None:
     with pytest.raises(RecordError, match="unknown field `colour`"):
         decode(Lease, b'{"incarnation": "a", "ttl_s": 5, "colour": "blue"}')
 
 
-def test_a_field_that_is_missing_is_named() -> None:
+def test_a_missing_field_is_named() -> None:
     with pytest.raises(RecordError, match="missing required field `ttl_s`"):
         decode(Lease, b'{"incarnation": "a"}')
 
 
-def test_a_state_that_nobody_knows_is_refused_by_name() -> None:
+def test_an_unknown_state_is_refused_by_name() -> None:
     with pytest.raises(RecordError, match=r"'asleep' - at `\$\.state`"):
         decode(Member, encode(member("a")).replace(b'"ready"', b'"asleep"'))
 
@@ -168,7 +168,7 @@ BROKEN_WORLDS = [
 
 
 @pytest.mark.parametrize(("broken", "message"), BROKEN_WORLDS)
-def test_a_broken_world_is_refused_wherever_it_hides(broken: World, message: str) -> None:
+def test_an_invalid_world_is_refused_in_every_record(broken: World, message: str) -> None:
     for record in (
         broken,
         plan(Phase.RUNNING, 3, 1, world=broken),
@@ -179,13 +179,13 @@ def test_a_broken_world_is_refused_wherever_it_hides(broken: World, message: str
             decode(type(record), encode(record))
 
 
-def test_a_good_world_is_taken_wherever_it_is() -> None:
+def test_a_valid_world_is_accepted_in_every_record() -> None:
     good = world(3, "a-1", "b-1")
     for record in (good, plan(Phase.RUNNING, 3, 1, world=good), History(3, good)):
         assert decode(type(record), encode(record)) == record
 
 
-def test_a_node_finds_its_own_seat_and_nobody_elses() -> None:
+def test_a_node_finds_its_own_seat_only() -> None:
     good = world(3, "a-1", "b-2")
     assert good.node_rank("b-2") == 1
     assert good.seat_of("b-2") == good.seats[1]
@@ -193,7 +193,7 @@ def test_a_node_finds_its_own_seat_and_nobody_elses() -> None:
     assert good.world_size == 2
 
 
-def test_a_renewal_counts_on_and_a_condemnation_stays() -> None:
+def test_a_renewal_increments_the_beat_and_a_revocation_is_final() -> None:
     lease = Lease("a-1", 5.0)
     assert lease.renewed().beat == 1
     assert lease.revoke().renewed().revoked
@@ -209,7 +209,7 @@ def test_of_two_histories_the_one_with_the_higher_generation_is_the_newer(
         assert (one.rank > other.rank) == (one.generation > other.generation)
 
 
-def test_what_is_kept_of_a_plan_names_the_verdict_only_when_there_is_one() -> None:
+def test_a_plans_history_has_an_outcome_only_if_the_run_ended() -> None:
     sealed = plan(Phase.RUNNING, 2, 5, world=world(2, "a-1"), charged=1, order=("a",))
     known = History(
         2,
@@ -226,6 +226,6 @@ def test_what_is_kept_of_a_plan_names_the_verdict_only_when_there_is_one() -> No
     assert ended.policy == POLICY
 
 
-def test_an_address_is_written_so_that_it_can_be_dialled() -> None:
+def test_an_address_is_formatted_so_that_it_can_be_dialled() -> None:
     assert str(Address("10.0.0.1", 80)) == "10.0.0.1:80"
     assert str(Address("fe80::1", 80)) == "[fe80::1]:80"

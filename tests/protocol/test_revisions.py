@@ -16,7 +16,7 @@ def told(*answers: tuple[int, float]) -> RevisionTimes:
     return times
 
 
-def test_a_record_was_written_before_the_first_answer_that_names_its_revision_or_a_later_one() -> None:
+def test_a_record_is_dated_by_the_first_answer_with_its_revision_or_a_later_one() -> None:
     times = told((10, 1.0), (20, 2.0), (30, 3.0))
     dated = {revision: times.written_by("etcd", revision) for revision in (1, 10, 11, 20, 30, 31)}
     assert dated == {1: 1.0, 10: 1.0, 11: 2.0, 20: 2.0, 30: 3.0, 31: None}
@@ -27,7 +27,7 @@ def test_an_answer_without_a_new_revision_changes_nothing() -> None:
     assert times.written_by("etcd", 10) == 1.0
 
 
-def test_the_revisions_of_another_store_are_others() -> None:
+def test_revisions_of_another_store_are_independent() -> None:
     times = told((10, 1.0))
     assert times.written_by("another", 5) is None
     times.saw("another", 3, 7.0)
@@ -36,14 +36,14 @@ def test_the_revisions_of_another_store_are_others() -> None:
     assert times.written_by("etcd", 5) is None
 
 
-def test_what_is_older_than_all_that_is_kept_is_dated_later_and_never_earlier() -> None:
+def test_revisions_older_than_those_kept_are_never_dated_too_early() -> None:
     times = told(*((revision, float(revision)) for revision in range(1, 10 * MOST_KEPT)))
     oldest = 9 * MOST_KEPT
     assert times.written_by("etcd", 1) == float(oldest)
     assert times.written_by("etcd", oldest + 1) == float(oldest + 1)
 
 
-def test_a_lease_that_a_new_coordinator_finds_ends_by_when_it_was_written() -> None:
+def test_a_new_coordinator_counts_a_lease_from_when_it_was_written() -> None:
     member = Member(RECORD_VERSION, "a", "a1", "127.0.0.1", 1, State.RUNNING, 1, POLICY)
     ledger = LeaseLedger(born_s=100.0)
     ledger.observe(member, Lease("a1", 5.0, beat=7), 100.0, 97.0)
@@ -53,7 +53,7 @@ def test_a_lease_that_a_new_coordinator_finds_ends_by_when_it_was_written() -> N
     assert ledger.fenced_s("a1", POLICY) == 103.0
 
 
-def test_a_renewal_that_is_seen_in_office_counts_from_then() -> None:
+def test_a_renewal_seen_by_the_leader_counts_from_then() -> None:
     member = Member(RECORD_VERSION, "a", "a1", "127.0.0.1", 1, State.RUNNING, 1, POLICY)
     ledger = LeaseLedger(born_s=100.0)
     ledger.observe(member, Lease("a1", 5.0, beat=7), 100.0, 97.0)

@@ -139,7 +139,7 @@ def test_a_generation_is_saved_before_its_plan_is_published(run: Run) -> None:
     assert run.disk.generation == run.plan.generation == 1
 
 
-def test_a_full_disk_stops_no_run(run: Run) -> None:
+def test_a_full_disk_does_not_stop_a_run(run: Run) -> None:
     run.disk_is_full = True
     run.resume([run.come("a")])
     run.come("a", generation=1)
@@ -147,14 +147,14 @@ def test_a_full_disk_stops_no_run(run: Run) -> None:
     assert run.disk is None
 
 
-def test_a_hint_has_one_record_read_and_no_others(run: Run) -> None:
+def test_a_hint_causes_the_read_of_one_record_only(run: Run) -> None:
     run.resume([run.come("a")])
     run.come("b")
     run.resume(["b-1"])
     assert [effect.incarnations for effect in run.asked if isinstance(effect, ReadRecords)] == [["b-1"]]
 
 
-def test_a_lost_hint_costs_no_more_than_a_lease(run: Run) -> None:
+def test_a_lost_hint_delays_by_a_lease_at_most(run: Run) -> None:
     run.resume([run.come("a")])
     run.come("b")
     lost_s = run.now_s
@@ -163,7 +163,7 @@ def test_a_lost_hint_costs_no_more_than_a_lease(run: Run) -> None:
     assert run.now_s <= lost_s + LEASE_S
 
 
-def test_the_first_plan_takes_in_a_node_that_came_in_the_last_moment() -> None:
+def test_the_first_plan_includes_a_node_that_registered_at_the_last_moment() -> None:
     """The hint of that is still on its way, and it may run what no other node knows of."""
     run = Run(store_age_s=LEASE_S + RULES.fence_margin_s - 0.3)
     run.resume([run.come("c")])
@@ -175,7 +175,7 @@ def test_the_first_plan_takes_in_a_node_that_came_in_the_last_moment() -> None:
     assert (run.plan.phase, run.plan.generation) == (Phase.RUNNING, 3), run.plan.reason
 
 
-def test_the_lease_of_a_silent_node_is_revoked_after_its_time(run: Run) -> None:
+def test_the_lease_of_a_node_that_does_not_renew_is_revoked(run: Run) -> None:
     run.resume([run.come("a")])
     run.come("b")
     run.resume(["b-1"])
@@ -187,7 +187,7 @@ def test_the_lease_of_a_silent_node_is_revoked_after_its_time(run: Run) -> None:
     assert not run.leases["a-1"].revoked
 
 
-def test_the_time_of_an_own_pause_counts_against_no_node(run: Run) -> None:
+def test_a_pause_of_the_coordinator_does_not_count_against_nodes(run: Run) -> None:
     run.resume([run.come("a")])
     run.now_s += 5 * LEASE_S  # the whole machine stood still, and no node could renew
     run.resume(())

@@ -88,7 +88,7 @@ def coordinated(
 # -- a pause of the coordinator --------------------------------------------------------------------
 
 
-def test_nobody_is_blamed_for_a_pause_of_the_host(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_pause_of_the_host_does_not_count_against_nodes(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         rules = policy(2, 2, lease_s=6.0)
         with hosted(endpoint, tmp_path / "host") as host:
@@ -128,7 +128,7 @@ def test_a_pause_of_the_host_does_not_use_up_the_time_to_join(endpoint: Endpoint
 # -- the disk ---------------------------------------------------------------------------------------
 
 
-def test_a_state_directory_that_cannot_be_written_is_said_once_and_stops_nobody(
+def test_an_unwritable_state_directory_is_logged_once_and_stops_no_run(
     endpoint: Endpoint, tmp_path: Path, notes: Notes
 ) -> None:
     state = tmp_path / "state"
@@ -164,7 +164,7 @@ class HangingRunHistoryStore(RunHistoryStore):
         self.written.set()
 
 
-def test_a_state_directory_that_hangs_delays_no_generation_and_gets_the_newest_later(
+def test_a_hanging_state_directory_delays_no_generation_and_gets_the_newest_history_later(
     endpoint: Endpoint, tmp_path: Path, notes: Notes
 ) -> None:
     disk = HangingRunHistoryStore(tmp_path / "state")
@@ -190,7 +190,7 @@ def test_a_state_directory_that_hangs_delays_no_generation_and_gets_the_newest_l
         disk.answers.set()
 
 
-def test_every_generation_is_on_disk_before_a_node_hears_of_it(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_every_generation_is_on_disk_before_a_node_reads_it(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         history_store = RunHistoryStore(tmp_path / "state")
         with coordinated(endpoint, history_store):
@@ -220,7 +220,7 @@ def test_every_generation_is_on_disk_before_a_node_hears_of_it(endpoint: Endpoin
 # -- several runs ------------------------------------------------------------------------------------
 
 
-def test_trouble_with_one_run_does_not_touch_another(
+def test_an_error_with_one_run_does_not_affect_another(
     endpoint: Endpoint, tmp_path: Path, notes: Notes
 ) -> None:
     async def story() -> None:
@@ -252,7 +252,7 @@ def test_trouble_with_one_run_does_not_touch_another(
     run(story())
 
 
-def test_a_run_whose_records_vanish_goes_on_from_what_is_left(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_run_whose_records_are_deleted_continues_from_the_rest(endpoint: Endpoint, tmp_path: Path) -> None:
     """A client with access to the port deletes keys: this affects only this run, and only for a moment."""
 
     async def story() -> None:
@@ -280,9 +280,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_names_that_are_no_runs_cost_no_connections_and_hold_up_no_run(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_names_without_a_run_use_no_connections_and_delay_no_run(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         with coordinated(endpoint, RunHistoryStore(tmp_path / "state")):
             rules = policy(1, 1)
@@ -306,7 +304,7 @@ def test_names_that_are_no_runs_cost_no_connections_and_hold_up_no_run(
     run(story())
 
 
-def test_more_runs_than_a_store_coordinates_wait_and_the_log_says_so(
+def test_runs_above_the_stores_maximum_wait_and_are_logged(
     endpoint: Endpoint, tmp_path: Path, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_thread, "MAX_RUNS", 1)
@@ -340,9 +338,7 @@ def forge_plans(endpoint: Endpoint, *plans: Plan) -> None:
     forge(client, "elastic-agent/1/r/run", *plans)
 
 
-def test_a_run_goes_on_after_somebody_else_published_plans_far_ahead(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_a_run_continues_after_foreign_plans_far_ahead(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host"):
             async with participants("a", "b", endpoint=endpoint, rules=policy(2, 2), folder=tmp_path) as (
@@ -363,7 +359,7 @@ def test_a_run_goes_on_after_somebody_else_published_plans_far_ahead(
     run(story())
 
 
-def test_a_node_is_asked_for_no_more_workers_than_it_offers(
+def test_a_node_starts_no_more_workers_than_it_offers(
     endpoint: Endpoint, tmp_path: Path, notes: Notes
 ) -> None:
     async def story() -> None:
@@ -401,7 +397,7 @@ def history(generation: int, **changes: object) -> History:
     return msgspec.structs.replace(History(generation), **changes)
 
 
-def test_memory_never_goes_back(tmp_path: Path) -> None:
+def test_a_saved_history_is_never_replaced_by_an_older_one(tmp_path: Path) -> None:
     history_store = RunHistoryStore(tmp_path)
     assert history_store.load("run") is None
     for said in (history(3), history(7, outcome=Phase.FAILED), history(5), history(7)):
@@ -412,7 +408,7 @@ def test_memory_never_goes_back(tmp_path: Path) -> None:
     assert history_store.load("another") is None
 
 
-def test_memory_written_by_several_agents_at_once_keeps_the_highest(tmp_path: Path) -> None:
+def test_a_history_saved_by_several_agents_at_once_is_the_highest(tmp_path: Path) -> None:
     def write(numbers: range) -> None:
         history_store = RunHistoryStore(tmp_path)
         for number in numbers:
@@ -431,7 +427,7 @@ def test_memory_written_by_several_agents_at_once_keeps_the_highest(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"generation": -1}', json.dumps([1]).encode()])
-def test_memory_that_cannot_be_read_counts_as_none(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_history_counts_as_none(tmp_path: Path, content: bytes) -> None:
     history_store = RunHistoryStore(tmp_path)
     history_store.save("run", history(7))
     for path in (tmp_path / "runs" / "run.run").iterdir():
@@ -441,7 +437,7 @@ def test_memory_that_cannot_be_read_counts_as_none(tmp_path: Path, content: byte
     assert history_store.load("run") == history(8)
 
 
-def test_runs_with_odd_names_are_remembered_apart(tmp_path: Path) -> None:
+def test_runs_with_unusual_names_have_separate_histories(tmp_path: Path) -> None:
     history_store = RunHistoryStore(tmp_path / "state")
     names = [".", "..", "a", "a.run", "a@b:1+2-3", "x" * 128]
     for number, name in enumerate(names, 1):
@@ -453,7 +449,7 @@ def test_runs_with_odd_names_are_remembered_apart(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "state").iterdir()] == ["runs"]
 
 
-def test_only_a_verdict_is_settled(tmp_path: Path) -> None:
+def test_only_a_history_with_an_outcome_is_settled(tmp_path: Path) -> None:
     history_store = RunHistoryStore(tmp_path)
     history_store.settle("run")
     assert history_store.load("run") is None

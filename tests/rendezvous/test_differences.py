@@ -12,7 +12,7 @@ def member(name: str, fingerprint: Fingerprint, policy: Policy) -> Member:
     )
 
 
-def test_nodes_started_alike_are_alike() -> None:
+def test_nodes_started_alike_have_no_differences() -> None:
     same = Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0")
     assert differences(member("n1", same, Policy()), member("n2", same, Policy())) == []
 
@@ -27,6 +27,6 @@ def test_each_difference_is_a_sentence_that_names_both_nodes() -> None:
     ]
 
 
-def test_what_a_node_does_not_say_is_no_difference() -> None:
+def test_a_missing_value_is_not_a_difference() -> None:
     torchrun = member("n2", Fingerprint(python="3.11.7"), Policy())
     assert differences(member("n1", Fingerprint("abc", "3.11.7"), Policy()), torchrun) == []

@@ -40,7 +40,7 @@ def thread() -> DiskThread:
     return DiskThread("disk")
 
 
-def test_a_call_that_hangs_is_waited_for_once_and_done_when_the_disk_is_back(
+def test_a_hanging_call_is_waited_for_once_and_completed_when_the_disk_is_back(
     disk: Disk, thread: DiskThread
 ) -> None:
     with pytest.raises(TimeoutError, match=r"the disk did not answer within 0\.1 s"):
@@ -65,9 +65,7 @@ def test_calls_of_different_kinds_are_done_in_order(disk: Disk, thread: DiskThre
     assert disk.written == ["a", "b", "c"]
 
 
-def test_a_caller_that_was_overtaken_gets_the_outcome_of_the_newer_call(
-    disk: Disk, thread: DiskThread
-) -> None:
+def test_a_replaced_call_gets_the_result_of_the_newer_one(disk: Disk, thread: DiskThread) -> None:
     def fail() -> None:
         raise OSError(errno.ENOSPC, "no space left")
 

@@ -72,7 +72,7 @@ def test_the_key_is_kept_alive_four_times_in_its_time_until_leadership_is_given_
     assert key.kept == [1001.0, 1002.0, 1003.0, 1004.0]
 
 
-def test_marks_are_written_at_once_and_do_not_put_off_keeping_the_key_alive(key: LeaderKey) -> None:
+def test_marks_are_written_at_once_and_do_not_delay_keep_alives(key: LeaderKey) -> None:
     key.marks_due, key.given_up_s = [1000.4, 1000.8, 1001.2], 1002.5
     assert key.keep() == ""
     assert key.marks == [1000.4, 1000.8, 1001.2]
@@ -85,14 +85,14 @@ def test_leadership_is_lost_when_etcd_has_not_answered_for_the_time_of_the_key(k
     assert key.kept[-1] + TTL_S < key.now_s <= key.kept[-1] + 1.5 * TTL_S
 
 
-def test_the_time_of_the_key_counts_from_when_it_was_asked_for(key: LeaderKey) -> None:
+def test_the_time_of_the_key_counts_from_its_request(key: LeaderKey) -> None:
     """The answer may have taken long; etcd counts from before it."""
     key.etcd_answers_until_s = 0.0
     assert "not renewed" in key.keep(elected_s=1000.0 - 0.9 * TTL_S)
     assert key.now_s <= 1000.0 + 0.5 * TTL_S
 
 
-def test_the_time_of_a_renewal_counts_from_when_it_was_sent(key: LeaderKey) -> None:
+def test_the_time_of_a_renewal_counts_from_its_request(key: LeaderKey) -> None:
     key.answer_takes_s, key.etcd_answers_until_s = 0.5, 1001.6
     key.keep()
     assert key.kept == [1001.5]
@@ -100,7 +100,9 @@ def test_the_time_of_a_renewal_counts_from_when_it_was_sent(key: LeaderKey) -> N
 
 
 @pytest.mark.parametrize("answer", [False, NotLeaderError("b leads")])
-def test_leadership_is_lost_at_once_when_etcd_says_so(key: LeaderKey, answer: bool | NotLeaderError) -> None:
+def test_leadership_is_lost_at_once_when_etcd_reports_it(
+    key: LeaderKey, answer: bool | NotLeaderError
+) -> None:
     def perform(effect: Effect[Any]) -> Any:
         if isinstance(effect, KeepAlive):
             if isinstance(answer, NotLeaderError):
@@ -155,7 +157,7 @@ class Disk:
         self.logged.append(("traceback", event))
 
 
-def test_an_elected_agent_whose_disk_hangs_resigns_and_says_so_in_one_line() -> None:
+def test_an_elected_agent_with_a_hanging_disk_resigns_with_one_log_line() -> None:
     disk = Disk()
     run(disk.election.run(), disk.perform)
     assert disk.resigned == 1

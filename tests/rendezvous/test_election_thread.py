@@ -64,7 +64,7 @@ def node(members: Members, name: str, **fields: object) -> EtcdLink:
     return link
 
 
-def test_the_memory_of_a_finished_run_ends_no_new_one_of_that_name(members: Members, tmp_path: Path) -> None:
+def test_the_history_of_a_finished_run_does_not_end_a_new_run(members: Members, tmp_path: Path) -> None:
     """An agent of the old run that is about to end may be elected once more, when the next run has begun."""
     history_store = RunHistoryStore(tmp_path / "state")
     history_store.save(RUN, History(generation=3, outcome=Phase.FINISHED))
@@ -75,7 +75,7 @@ def test_the_memory_of_a_finished_run_ends_no_new_one_of_that_name(members: Memb
     assert (plan.phase, plan.generation) == (Phase.FORMING, 4), plan.reason
 
 
-def test_a_finished_run_does_not_begin_again_because_etcd_lost_the_verdict(
+def test_a_finished_run_is_not_restarted_when_etcd_loses_its_outcome(
     members: Members, tmp_path: Path
 ) -> None:
     """Not every node has acknowledged it yet."""
@@ -87,7 +87,7 @@ def test_a_finished_run_does_not_begin_again_because_etcd_lost_the_verdict(
     assert (plan.phase, plan.generation) == (Phase.FINISHED, 3), plan.reason
 
 
-def test_in_a_new_etcd_nothing_is_formed_until_nodes_that_an_earlier_one_knew_are_heard_or_fenced(
+def test_a_new_etcd_forms_no_world_until_earlier_nodes_registered_or_are_fenced(
     new_etcd: Members, tmp_path: Path
 ) -> None:
     """A node that knows nothing of them is elected first; they are slow to dial again."""
@@ -102,7 +102,7 @@ def test_in_a_new_etcd_nothing_is_formed_until_nodes_that_an_earlier_one_knew_ar
     assert time.monotonic() - registered_s > LEASE_S + MARGIN_S
 
 
-def test_a_world_that_etcd_has_lost_runs_on_although_a_node_that_does_not_know_it_came_first(
+def test_a_world_lost_by_etcd_continues_although_another_node_registered_first(
     new_etcd: Members, tmp_path: Path
 ) -> None:
     node(new_etcd, "c")
@@ -114,16 +114,14 @@ def test_a_world_that_etcd_has_lost_runs_on_although_a_node_that_does_not_know_i
     assert (plan.phase, plan.generation) == (Phase.RUNNING, 3), plan.reason
 
 
-def test_a_run_in_an_etcd_that_has_been_in_use_for_long_does_not_wait(
-    members: Members, tmp_path: Path
-) -> None:
+def test_a_new_run_in_an_old_etcd_does_not_wait(members: Members, tmp_path: Path) -> None:
     with election(members, RunHistoryStore(tmp_path / "state")):
         plan = node(members, "a").next_plan(0, 0.5 * LEASE_S)
     assert plan is not None
     assert (plan.phase, plan.generation) == (Phase.FORMING, 1), plan.reason
 
 
-def test_etcd_tells_how_long_ago_it_was_first_used(new_etcd: Members) -> None:
+def test_the_age_of_an_etcd_is_known(new_etcd: Members) -> None:
     leadership = term_of_the_run(new_etcd)
     first_s = time.monotonic()
     assert leadership.store_age_s() == 0.0
@@ -132,7 +130,7 @@ def test_etcd_tells_how_long_ago_it_was_first_used(new_etcd: Members) -> None:
     assert age_s <= time.monotonic() - first_s + 1.0
 
 
-def test_an_unfinished_run_that_etcd_lost_goes_on_above_what_the_machine_remembers(
+def test_an_unfinished_run_lost_by_etcd_continues_above_the_history_on_disk(
     members: Members, tmp_path: Path
 ) -> None:
     history_store = RunHistoryStore(tmp_path / "state")
@@ -143,9 +141,7 @@ def test_an_unfinished_run_that_etcd_lost_goes_on_above_what_the_machine_remembe
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2), plan.reason
 
 
-def test_a_machine_that_slept_through_the_end_of_its_run_begins_above_it(
-    members: Members, tmp_path: Path
-) -> None:
+def test_a_machine_that_missed_the_end_of_its_run_starts_above_it(members: Members, tmp_path: Path) -> None:
     """It remembers an earlier generation of a run that still went on; etcd knows how that run ended."""
     history_store = RunHistoryStore(tmp_path / "state")
     history_store.save(RUN, History(generation=3, charged=1))
@@ -158,9 +154,7 @@ def test_a_machine_that_slept_through_the_end_of_its_run_begins_above_it(
     assert plan.world is None
 
 
-def test_a_stopped_run_is_taken_up_above_its_end_by_a_machine_that_does_not_remember_it(
-    members: Members, tmp_path: Path
-) -> None:
+def test_a_stopped_run_is_resumed_by_a_machine_without_its_history(members: Members, tmp_path: Path) -> None:
     ended = History(generation=4, charged=1, order=("b", "a"), outcome=Phase.STOPPED, settled=True)
     term_of_the_run(members).remove_run(ended)
     with election(members, RunHistoryStore(tmp_path / "state")):

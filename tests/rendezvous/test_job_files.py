@@ -19,7 +19,7 @@ def leave(jobs: JobFiles, folder: Path, count: int) -> None:
         os.utime(file, (number, number))  # the clock is coarser than this loop
 
 
-def test_a_killed_agents_job_is_taken_up_and_one_that_ended_is_not(tmp_path: Path) -> None:
+def test_the_job_of_a_killed_agent_is_resumed_and_a_finished_one_is_not(tmp_path: Path) -> None:
     jobs = JobFiles(tmp_path)
     jobs.write("host:29400 abc", "run-1")
     assert JobFiles(tmp_path).run_of("host:29400 abc") == "run-1"
@@ -29,7 +29,7 @@ def test_a_killed_agents_job_is_taken_up_and_one_that_ended_is_not(tmp_path: Pat
     jobs.remove("host:29400 abc")
 
 
-def test_the_newest_are_kept_and_those_whose_nodes_are_known(tmp_path: Path) -> None:
+def test_the_newest_job_files_are_kept(tmp_path: Path) -> None:
     jobs = JobFiles(tmp_path)
     (tmp_path / "nodes" / "run-1").mkdir(parents=True)
     leave(jobs, tmp_path, KEPT_JOBS + 3)
@@ -38,7 +38,7 @@ def test_the_newest_are_kept_and_those_whose_nodes_are_known(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"run_id": ".."}', b'{"run_id": 1}', b"\xff"])
-def test_a_file_without_a_runs_name_counts_as_nothing(tmp_path: Path, content: bytes) -> None:
+def test_a_job_file_without_a_run_id_counts_as_none(tmp_path: Path, content: bytes) -> None:
     jobs = JobFiles(tmp_path)
     jobs.write("job", "run-1")
     (file,) = tmp_path.glob("jobs/*")

@@ -100,7 +100,7 @@ def is_request(effect: Effect[Any]) -> bool:
     return isinstance(effect, Call) and not isinstance(effect.request, NextPlan)
 
 
-def test_the_end_of_the_lease_is_noticed_to_the_moment_while_every_request_hangs() -> None:
+def test_the_end_of_the_lease_is_detected_on_time_while_every_request_hangs() -> None:
     node = Node()
     node.go_on(0.1)
     deadline_s = node.session.deadline_s
@@ -111,7 +111,7 @@ def test_the_end_of_the_lease_is_noticed_to_the_moment_while_every_request_hangs
     assert deadline_s <= lost_s < deadline_s + LATE_S
 
 
-def test_the_end_of_the_lease_is_noticed_to_the_moment_while_dialling_hangs() -> None:
+def test_the_end_of_the_lease_is_detected_on_time_while_dialling_hangs() -> None:
     node = Node()
     node.go_on(0.1)
     deadline_s = node.session.deadline_s
@@ -129,7 +129,7 @@ def test_the_end_of_the_lease_is_noticed_to_the_moment_while_dialling_hangs() ->
     assert all(handle.closed for handle in node.handles), "both connections are given up when one breaks"
 
 
-def test_an_incarnation_whose_workers_the_guard_killed_is_not_renewed_any_more() -> None:
+def test_an_incarnation_whose_workers_the_guard_killed_is_not_renewed() -> None:
     node = Node()
     node.go_on(LEASE_S)
     renewed = node.times_of(events.Renewed)
@@ -151,7 +151,7 @@ def test_the_lease_is_renewed_while_the_bootstrap_store_of_the_next_world_does_n
     assert not node.times_of(events.LeaseLost)
 
 
-def test_a_world_that_is_overtaken_is_not_started_although_its_bootstrap_store_answers() -> None:
+def test_an_outdated_world_is_not_started_although_its_bootstrap_store_answers() -> None:
     node = Node(lambda effect: isinstance(effect, DialBootstrap))
     node.go_on(0.1)
     node.session.prepare(WORLD)
@@ -165,7 +165,7 @@ def test_a_world_that_is_overtaken_is_not_started_although_its_bootstrap_store_a
     assert len(node.times_of(events.Prepared)) == 1
 
 
-def test_a_session_that_is_closed_gives_up_its_connections_and_the_stores_it_offers() -> None:
+def test_a_closed_session_closes_its_connections_and_bootstrap_stores() -> None:
     node = Node()
     node.session.announce(Announce(State.READY, 1))
     node.go_on(0.1)

@@ -20,7 +20,7 @@ from elastic_agent.torchrun.plugin import create_handler
         ("timeout", "nan", "which is not a number of seconds; expected seconds, more than 0"),
     ],
 )
-def test_a_length_of_time_out_of_bounds_is_a_value_error(
+def test_an_out_of_bounds_duration_is_a_value_error(
     key: str, value: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path))

@@ -46,7 +46,7 @@ def endpoint() -> Endpoint:
     return Endpoint("127.0.0.1", free_port())
 
 
-def test_a_node_registers_hears_its_world_and_renews(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_node_registers_reads_its_world_and_renews(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         async with Participant("a", endpoint, policy(1, 1), tmp_path) as a:
             plan = await a.running("a")
@@ -61,7 +61,7 @@ def test_a_node_registers_hears_its_world_and_renews(endpoint: Endpoint, tmp_pat
     run(story())
 
 
-def test_renewals_come_in_even_steps_from_the_last_one_whatever_that_was_for(
+def test_renewals_are_sent_in_even_steps_from_the_last_one_of_any_kind(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     """One that is out of step is noticed late, and with it the loss of the node."""
@@ -79,7 +79,7 @@ def test_renewals_come_in_even_steps_from_the_last_one_whatever_that_was_for(
     run(story())
 
 
-def test_answers_that_take_their_time_do_not_spread_the_renewals(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_slow_answers_do_not_delay_renewals(endpoint: Endpoint, tmp_path: Path) -> None:
     """Or a slow store would leave less of the lease for the renewal after a lost one."""
     answer_takes_s, lease_s = 0.4, 3.0
 
@@ -126,7 +126,7 @@ def test_a_lease_survives_two_lost_renewals_in_a_row(endpoint: Endpoint, tmp_pat
         lost.set()
 
 
-def test_a_node_that_falls_silent_is_condemned_and_named(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_node_that_stops_renewing_is_revoked_and_named(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host"):
             async with participants("a", "b", endpoint=endpoint, rules=policy(1, 2), folder=tmp_path) as (
@@ -149,9 +149,7 @@ def test_a_node_that_falls_silent_is_condemned_and_named(endpoint: Endpoint, tmp
     run(story())
 
 
-def test_a_new_store_is_told_the_history_and_leaves_a_running_world_alone(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_a_new_store_gets_the_history_and_keeps_a_running_world(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         rules = policy(2, 2, lease_s=8.0)
         with hosted(endpoint, tmp_path / "host"):
@@ -203,9 +201,7 @@ def test_a_frozen_store_costs_the_lease_at_its_deadline_and_a_new_incarnation_jo
     run(story())
 
 
-def test_an_error_in_what_a_lost_lease_brings_about_ends_the_session(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_an_error_while_handling_a_lost_lease_ends_the_session(endpoint: Endpoint, tmp_path: Path) -> None:
     """Otherwise the agent would hang without a lease, a timer or a message, until it is killed."""
 
     async def story() -> None:
@@ -239,7 +235,7 @@ class WithoutDescriptors:
         return getattr(self._dialer, name)
 
 
-def test_a_node_that_cannot_open_a_socket_to_the_bootstrap_store_says_so(
+def test_a_node_that_cannot_open_a_socket_to_the_bootstrap_store_reports_it(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     """Otherwise the others would wait for it until the start time-out, without a reason in the log."""
@@ -271,7 +267,7 @@ class ShortOfPorts:
         return getattr(self._dialer, name)
 
 
-def test_a_bootstrap_store_that_could_not_be_offered_is_offered_with_a_later_renewal(
+def test_a_failed_offer_of_a_bootstrap_store_is_retried_with_a_later_renewal(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     async def story() -> None:
@@ -289,9 +285,7 @@ def test_a_bootstrap_store_that_could_not_be_offered_is_offered_with_a_later_ren
     run(story())
 
 
-def test_a_run_to_which_no_node_can_offer_a_bootstrap_store_fails_and_says_why(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_a_run_without_any_bootstrap_store_fails_with_the_reason(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         rules = policy(1, 1, join_s=1.0)
         short = Participant("a", endpoint, rules, tmp_path, through=lambda store: ShortOfPorts(store, 999))
@@ -305,7 +299,7 @@ def test_a_run_to_which_no_node_can_offer_a_bootstrap_store_fails_and_says_why(
     run(story())
 
 
-def test_a_node_is_told_for_what_its_lease_was_condemned(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_node_reads_why_its_lease_was_revoked(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         with hosted(endpoint, tmp_path / "host"):
             rules = policy(1, 1, start_s=0.5)
@@ -318,7 +312,7 @@ def test_a_node_is_told_for_what_its_lease_was_condemned(endpoint: Endpoint, tmp
     run(story())
 
 
-def test_a_renewal_whose_answer_is_lost_is_found_to_have_happened(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_renewal_with_a_lost_answer_is_detected_as_written(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         rules = policy(1, 1, lease_s=9.0)
         with hosted(endpoint, tmp_path / "host"), Relay(endpoint) as relay:
@@ -344,9 +338,7 @@ def test_a_renewal_whose_answer_is_lost_is_found_to_have_happened(endpoint: Endp
     run(story())
 
 
-def test_a_connection_that_silently_goes_dead_does_not_cost_the_lease(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_a_silently_dead_connection_does_not_cost_the_lease(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         rules = policy(1, 1, lease_s=6.0)
         with hosted(endpoint, tmp_path / "host"), Relay(endpoint) as relay:
@@ -395,9 +387,7 @@ class LateRegistration:
         return getattr(self._dialer, name)
 
 
-def test_a_store_that_knows_less_is_told_the_history_whenever_the_node_gets_to_register(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
+def test_a_store_with_less_history_gets_it_at_any_registration(endpoint: Endpoint, tmp_path: Path) -> None:
     async def story() -> None:
         rules = policy(1, 2)
         known = History(3, world(3, "x-1"), order=("x",))
@@ -412,7 +402,7 @@ def test_a_store_that_knows_less_is_told_the_history_whenever_the_node_gets_to_r
     run(story())
 
 
-def test_the_newest_word_reaches_the_store_however_often_the_connection_breaks(
+def test_the_newest_record_reaches_the_store_despite_broken_connections(
     endpoint: Endpoint, tmp_path: Path
 ) -> None:
     async def story() -> None:

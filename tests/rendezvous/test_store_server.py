@@ -191,7 +191,7 @@ def test_a_long_run_is_removed_with_all_its_generations(tmp_path: Path) -> None:
         assert store.keys - before < 40
 
 
-def test_nobody_of_a_run_that_is_kept_is_told_anything_but_its_verdict(tmp_path: Path) -> None:
+def test_nodes_of_a_kept_run_read_only_its_outcome(tmp_path: Path) -> None:
     with served(tmp_path, keep_over_s=600.0) as store:
         QuickNode(store, "run").run()
         late = QuickNode(store, "run")
@@ -200,7 +200,7 @@ def test_nobody_of_a_run_that_is_kept_is_told_anything_but_its_verdict(tmp_path:
         assert (plan.phase, plan.generation) == (Phase.FINISHED, 1)
 
 
-def test_a_run_stays_as_long_as_somebody_of_it_lives(tmp_path: Path) -> None:
+def test_a_run_is_kept_as_long_as_a_node_of_it_lives(tmp_path: Path) -> None:
     """It may be slow to stop its workers: the verdict is there for it, and its records too."""
     with served(tmp_path) as store:
         node = QuickNode(store, "run")
@@ -219,7 +219,7 @@ def test_a_run_stays_as_long_as_somebody_of_it_lives(tmp_path: Path) -> None:
         removed(store, "run")
 
 
-def test_who_comes_after_a_run_was_removed_begins_another_one_above_it(tmp_path: Path) -> None:
+def test_a_node_that_joins_after_a_runs_removal_starts_a_new_run_above_it(tmp_path: Path) -> None:
     with served(tmp_path) as store:
         worlds = []
         for _ in range(3):
@@ -228,7 +228,7 @@ def test_who_comes_after_a_run_was_removed_begins_another_one_above_it(tmp_path:
         assert [world.generation for world in worlds] == [1, 2, 3]
 
 
-def test_who_slept_through_the_removal_notices_and_dials_anew(tmp_path: Path) -> None:
+def test_a_node_that_missed_the_removal_detects_it_and_reconnects(tmp_path: Path) -> None:
     """Its plan versions are those of the earlier run: it would wait for ever for a higher one."""
     with served(tmp_path) as store:
         sleeper = QuickNode(store, "run")
@@ -243,7 +243,7 @@ def test_who_slept_through_the_removal_notices_and_dials_anew(tmp_path: Path) ->
         assert sleeper.run().generation == 2
 
 
-def test_a_run_whose_nodes_vanished_ends_and_is_removed(tmp_path: Path) -> None:
+def test_a_run_whose_nodes_are_all_lost_ends_and_is_removed(tmp_path: Path) -> None:
     with served(tmp_path) as store:
         rules = policy(1, 1, lease_s=0.5, join_s=0.5)
         node = QuickNode(store, "abandoned", lease_s=0.5)
@@ -255,7 +255,7 @@ def test_a_run_whose_nodes_vanished_ends_and_is_removed(tmp_path: Path) -> None:
         assert "abandoned" in store.ended
 
 
-def test_a_job_that_was_agreed_anew_keeps_its_name(tmp_path: Path) -> None:
+def test_a_job_whose_run_id_was_agreed_again_keeps_it(tmp_path: Path) -> None:
     with served(tmp_path) as store:
         first = c10d.agree_run_id(store.endpoint, "job", "first", 5.0)
         QuickNode(store, first).run()
@@ -268,7 +268,7 @@ def test_a_job_that_was_agreed_anew_keeps_its_name(tmp_path: Path) -> None:
 # -- on disk -----------------------------------------------------------------------------------------
 
 
-def test_the_disk_keeps_the_newest_of_the_settled_runs_and_every_other_run(tmp_path: Path) -> None:
+def test_the_disk_keeps_the_newest_settled_runs_and_all_others(tmp_path: Path) -> None:
     history_store = RunHistoryStore(tmp_path)
     for number in range(5):
         history_store.save(f"open-{number}", History(3))
@@ -285,7 +285,7 @@ def test_the_disk_keeps_the_newest_of_the_settled_runs_and_every_other_run(tmp_p
     assert settled == {f"settled-{number}" for number in range(50, KEPT_SETTLED + 50)}
 
 
-def test_of_unnamed_runs_that_were_killed_the_disk_keeps_the_newest(tmp_path: Path) -> None:
+def test_the_disk_keeps_the_newest_killed_unnamed_runs(tmp_path: Path) -> None:
     going_on, elsewhere = "run-ffffffff", "run-eeeeeeee"
     own = RunHistoryStore(tmp_path)
     own.save(going_on, History(3))
@@ -306,7 +306,7 @@ def test_of_unnamed_runs_that_were_killed_the_disk_keeps_the_newest(tmp_path: Pa
     }
 
 
-def test_a_run_that_begins_again_is_not_forgotten(tmp_path: Path) -> None:
+def test_the_history_of_a_restarted_run_is_kept(tmp_path: Path) -> None:
     history_store = RunHistoryStore(tmp_path)
     history_store.save("again", History(3, outcome=Phase.FINISHED, settled=True))
     history_store.save("again", History(4))

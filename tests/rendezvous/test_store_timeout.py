@@ -32,7 +32,7 @@ def dialling() -> Dialling:
     return Dialling()
 
 
-def test_an_agent_gives_up_when_the_store_has_not_answered_for_the_join_timeout(dialling: Dialling) -> None:
+def test_an_agent_gives_up_after_join_timeout_without_an_answer(dialling: Dialling) -> None:
     dialling.timeout.take_in(LOST)
     dialling.timeout.take_in(Disconnected("another reason"))
     assert len(dialling.timers) == 1, "the time counts from the first attempt"
@@ -41,7 +41,7 @@ def test_an_agent_gives_up_when_the_store_has_not_answered_for_the_join_timeout(
     assert dialling.reasons == ["the store did not answer for 30 s: no route to host"]
 
 
-def test_the_time_begins_anew_with_each_loss_of_the_store(dialling: Dialling) -> None:
+def test_the_timeout_restarts_with_each_loss_of_the_store(dialling: Dialling) -> None:
     for event in (LOST, CONNECTED, LOST):
         dialling.timeout.take_in(event)
     first, second = dialling.timers
@@ -51,12 +51,12 @@ def test_the_time_begins_anew_with_each_loss_of_the_store(dialling: Dialling) ->
     assert len(dialling.reasons) == 1
 
 
-def test_a_store_that_was_never_of_use_is_given_up_at_once(dialling: Dialling) -> None:
+def test_an_unusable_store_is_given_up_at_once(dialling: Dialling) -> None:
     dialling.timeout.take_in(UNUSABLE)
     assert dialling.reasons == ["not a store"]
 
 
-def test_a_store_that_was_of_use_before_is_dialled_on(dialling: Dialling) -> None:
+def test_a_store_that_worked_before_is_dialled_again(dialling: Dialling) -> None:
     """Its machine may have been restarted, and listens with other programs first."""
     for event in (CONNECTED, UNUSABLE, CONNECTED):
         dialling.timeout.take_in(event)

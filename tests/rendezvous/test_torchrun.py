@@ -50,7 +50,7 @@ def test_two_nodes_with_unequal_workers_train_and_end(stage: Stage) -> None:
     assert a.said() + b.said() == ""
 
 
-def test_two_nodes_meet_in_etcd_and_one_goes_on_when_the_other_is_lost(stage: Stage, tmp_path: Path) -> None:
+def test_one_of_two_nodes_in_etcd_continues_when_the_other_is_lost(stage: Stage, tmp_path: Path) -> None:
     with EtcdCluster(tmp_path) as etcd:
         stage.backend, stage.endpoint = "elastic-etcd", etcd.endpoints
         a = stage.start("a", 2, "1:2")
@@ -105,7 +105,7 @@ def test_a_run_grows_and_recovers_from_a_failure_and_from_a_frozen_and_a_lost_no
     assert "elastic_agent" not in a.said()
 
 
-def test_a_terminated_node_leaves_at_once_and_one_that_gives_up_too(stage: Stage) -> None:
+def test_a_terminated_torchrun_leaves_at_once_and_so_does_one_that_gives_up(stage: Stage) -> None:
     a = stage.start("a", 1, "1:3", "--rdzv-conf", "lease_ttl=60,settle=0.3")
     stage.workers(1)
     b = stage.start("b", 1, "1:3", "--rdzv-conf", "lease_ttl=60,settle=0.3")
@@ -128,7 +128,7 @@ def test_a_terminated_node_leaves_at_once_and_one_that_gives_up_too(stage: Stage
     assert a.end() == 0, stage.story()
 
 
-def test_a_killed_companion_costs_a_new_world_and_no_restart(stage: Stage) -> None:
+def test_a_killed_sidecar_costs_a_new_world_and_no_restart(stage: Stage) -> None:
     a, b = stage.start("a", 1, "2"), stage.start("b", 1, "2")
     first = stage.workers(2)
     os.kill(b.sidecar, signal.SIGKILL)
@@ -153,7 +153,7 @@ signal.pause()
 """
 
 
-def test_a_companion_ends_with_its_torchrun_though_a_process_forked_from_that_lives_on(stage: Stage) -> None:
+def test_a_sidecar_exits_with_its_torchrun_although_a_forked_process_lives(stage: Stage) -> None:
     """That process has inherited torchrun's end of the channel, which so stays open."""
     command = [sys.executable, "-c", FORKING, stage.endpoint]
     state = {"XDG_STATE_HOME": str(stage.folder / "state")}
@@ -172,7 +172,7 @@ def test_a_companion_ends_with_its_torchrun_though_a_process_forked_from_that_li
                     os.kill(process, signal.SIGKILL)
 
 
-def test_the_same_command_again_is_a_new_run_with_odd_names_too(stage: Stage) -> None:
+def test_repeating_a_command_starts_a_new_run_also_with_unusual_names(stage: Stage) -> None:
     for _ in range(2):
         a = stage.start("a", 1, "1", "--rdzv-id", "my job, no. 7 (ü)")
         (worker,) = stage.workers(1)
@@ -195,7 +195,7 @@ def history_store_of_a_sidecar(port: int, state_dir: Path) -> BoundedRunHistoryS
     return asyncio.run(memory())
 
 
-def test_runs_of_one_name_at_two_endpoints_remember_nothing_of_each_other(tmp_path: Path) -> None:
+def test_runs_of_one_name_at_two_endpoints_do_not_share_history(tmp_path: Path) -> None:
     """torchrun calls a run "none" by default; of two at once, one would take the other's verdict for its own."""
     over = History(7, outcome=Phase.FINISHED)
     history_store_of_a_sidecar(29500, tmp_path).save("none", over)
@@ -223,7 +223,7 @@ def test_a_port_of_another_program_is_named_at_once(stage: Stage) -> None:
     assert "is used by another program" in a.said()
 
 
-def test_torch_still_calls_its_exit_barrier_what_it_did() -> None:
+def test_torchs_name_of_the_exit_barrier_is_unchanged() -> None:
     assert api._TERMINAL_STATE_SYNC_ID == EXIT_BARRIER, (
         "torch renamed the keys of its exit barrier: without them a torchrun whose workers are done counts as "
         "running until it ends"

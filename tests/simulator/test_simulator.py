@@ -25,7 +25,7 @@ def story(seed: int, mutant: Mutant | None = None) -> str:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SLICE))
-def test_every_rule_holds_in_every_universe(first: int) -> None:
+def test_every_rule_holds_for_every_seed(first: int) -> None:
     verdicts: set[str] = set()
     for seed in range(first, first + SLICE):
         result = run_seed(seed)
@@ -43,7 +43,7 @@ def test_every_pair_of_faults_occurs_in_turn() -> None:
 
 
 @pytest.mark.parametrize("first", range(0, PAIR_SEEDS, SLICE))
-def test_every_rule_holds_where_two_kinds_of_faults_meet(first: int) -> None:
+def test_every_rule_holds_for_pairs_of_fault_kinds(first: int) -> None:
     for seed in range(first, first + SLICE):
         draw = pair_of(seed)
         result = run_seed(seed, None, draw)
@@ -72,7 +72,7 @@ def test_a_seed_is_replayed_exactly_whatever_the_hash_seed(seed: int) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(MUTANTS))
-def test_the_checker_catches_a_deliberate_bug(name: str) -> None:
+def test_the_checker_detects_a_deliberate_bug(name: str) -> None:
     mutant = MUTANTS[name]
     caught = next((seed for seed in range(mutant.seeds) if run_seed(seed, mutant).rule is not None), None)
     assert caught is not None, f"{mutant.what}: not caught within {mutant.seeds} seeds"

@@ -40,7 +40,7 @@ def check_next_life(job: Job, reason: str) -> None:
     assert job.output.count("requeueing the job") == 1  # what is said after that, Slurm may cut off
 
 
-def test_a_job_whose_time_runs_out_goes_on_where_it_saved(slurm: Slurm, folder: Path) -> None:
+def test_a_job_at_its_time_limit_is_requeued_and_resumes(slurm: Slurm, folder: Path) -> None:
     """The signal comes from scancel here: Slurm's own clock for it goes by half minutes."""
     job = started(slurm, folder, "--nodes=3")
     slurm.ask("scancel", "--signal=USR1", job.id)
@@ -56,7 +56,7 @@ def test_a_job_whose_time_runs_out_goes_on_where_it_saved(slurm: Slurm, folder: 
 
 
 @pytest.mark.parametrize("asked", ["--signal=B:USR1@300", ""], ids=["batch-shell", "no-signal"])
-def test_a_job_that_gives_way_to_another_one_comes_back(slurm: Slurm, folder: Path, asked: str) -> None:
+def test_a_preempted_job_is_requeued_and_resumes(slurm: Slurm, folder: Path, asked: str) -> None:
     """srun, in the batch shell's place, hands the signal on. If none was asked for, Slurm sends SIGTERM, as scancel
     does; then the agents ask what it means."""
     script = folder / "elastic.sbatch"
@@ -71,7 +71,7 @@ def test_a_job_that_gives_way_to_another_one_comes_back(slurm: Slurm, folder: Pa
     check_next_life(job, "preempted")
 
 
-def test_a_job_at_its_limit_of_requeues_stays_out_of_the_queue(slurm: Slurm, folder: Path) -> None:
+def test_a_job_at_max_requeues_is_not_requeued(slurm: Slurm, folder: Path) -> None:
     job = started(slurm, folder, "--nodes=2", ELASTIC_AGENT_MAX_REQUEUES="0")
     slurm.ask("scancel", "--signal=USR1", job.id)
     assert job.wait_state("FAILED", "PENDING", "COMPLETED") == "FAILED"
@@ -79,7 +79,7 @@ def test_a_job_at_its_limit_of_requeues_stays_out_of_the_queue(slurm: Slurm, fol
     job.wait_said("not requeueing the job: it has been requeued 0 times, and --max-requeues is 0")
 
 
-def test_a_site_that_requeues_in_its_own_way_is_left_to_it(slurm: Slurm, folder: Path) -> None:
+def test_a_custom_requeue_command_is_used(slurm: Slurm, folder: Path) -> None:
     """Its command is run once, where the job's variables tell it which job; Slurm is not asked."""
     (folder / "resubmit.sh").write_text(f'echo "$SLURM_JOB_ID" >> {folder}/resubmitted\n')
     command = f"sh {folder}/resubmit.sh"
@@ -107,13 +107,13 @@ def test_a_job_that_lost_the_node_of_its_batch_script_is_requeued(slurm: Slurm, 
     assert job.facts()["Restarts"] == "1"
 
 
-def test_one_that_may_not_be_requeued_is_cancelled(slurm: Slurm, folder: Path) -> None:
+def test_a_lost_job_that_may_not_be_requeued_is_cancelled(slurm: Slurm, folder: Path) -> None:
     job = without_its_first_node(slurm, folder, "--no-requeue")
     assert job.wait_state("CANCELLED", "FAILED", "PENDING") == "CANCELLED"
     job.wait("the processes of the job to end", lambda: not job.processes())
 
 
-def test_a_run_that_has_failed_stays_out_of_the_queue(slurm: Slurm, folder: Path) -> None:
+def test_a_failed_run_is_not_requeued(slurm: Slurm, folder: Path) -> None:
     script = folder / "elastic.sbatch"
     script.write_text(ELASTIC.read_text().replace("train.py", "failing.py"))
     (folder / "failing.py").write_text("raise SystemExit(3)\n")

@@ -35,7 +35,7 @@ def test_the_end_of_a_job_is_known(slurm: Slurm, folder: Path) -> None:
     assert (end["preempted"], end["unknown_because"]) == (False, "")
 
 
-def test_a_preempted_job_has_the_time_of_grace(slurm: Slurm, folder: Path) -> None:
+def test_a_preempted_job_has_its_grace_time(slurm: Slurm, folder: Path) -> None:
     """And is told at once, not at ``--signal``'s time (SlurmctldParameters=preempt_send_user_signal)."""
     options = ("--nodes=3", "--exclusive", "--time=60", "--signal=USR1@60")
     job = asking(slurm, folder, "notice", "end", options=options)
@@ -48,7 +48,7 @@ def test_a_preempted_job_has_the_time_of_grace(slurm: Slurm, folder: Path) -> No
     assert 10 < end["left_s"] <= 20
 
 
-def test_a_job_is_requeued_once_whoever_asks(slurm: Slurm, folder: Path) -> None:
+def test_a_job_is_requeued_only_once(slurm: Slurm, folder: Path) -> None:
     job = asking(slurm, folder, "first-life", "requeue", "requeue")
     job.wait_said(f"requeued the job: scontrol requeue {job.id}")
     job.wait_said(f"requeued the job: Slurm has already requeued job {job.id}")
@@ -69,7 +69,7 @@ def test_only_its_own_task_of_an_array_is_requeued(slurm: Slurm, folder: Path) -
     assert restarts == {one: "1", {"1": "2", "2": "1"}[one]: "0"}
 
 
-def test_a_heterogeneous_job_is_requeued_as_a_whole_though_two_ask_for_it(slurm: Slurm, folder: Path) -> None:
+def test_a_heterogeneous_job_is_requeued_once_as_a_whole(slurm: Slurm, folder: Path) -> None:
     script = folder / "two.sbatch"
     parts = ("#!/bin/bash", "#SBATCH --nodes=1", "#SBATCH hetjob", "#SBATCH --nodes=1")
     step = f"exec srun --het-group=0,1 python {ASK} first-life requeue"
@@ -83,7 +83,7 @@ def test_a_heterogeneous_job_is_requeued_as_a_whole_though_two_ask_for_it(slurm:
     assert "cannot requeue" not in job.output
 
 
-def test_a_job_that_may_not_be_requeued_gets_one_line(slurm: Slurm, folder: Path) -> None:
+def test_a_refused_requeue_is_reported_in_one_line(slurm: Slurm, folder: Path) -> None:
     job = asking(slurm, folder, "requeue", options=("--no-requeue",))
     said = job.wait_said("cannot requeue")
     assert (
@@ -91,7 +91,7 @@ def test_a_job_that_may_not_be_requeued_gets_one_line(slurm: Slurm, folder: Path
     )
 
 
-def test_without_scontrol_on_the_node_one_line_says_so(slurm: Slurm, folder: Path) -> None:
+def test_a_missing_scontrol_on_the_node_is_reported_in_one_line(slurm: Slurm, folder: Path) -> None:
     job = asking(slurm, folder, "hidden", "end", "requeue")
     assert "cannot start scontrol" in answer(job)["unknown_because"]
     job.wait_said(f"cannot requeue job {job.id}: cannot start scontrol on this node")

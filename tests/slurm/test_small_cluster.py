@@ -30,16 +30,14 @@ def slurm(_small_cluster: Slurm) -> Iterator[Slurm]:
     _small_cluster.clear()
 
 
-def test_agents_meet_although_only_slurm_knows_the_names_of_the_nodes(slurm: Slurm, folder: Path) -> None:
+def test_agents_connect_although_only_slurm_knows_the_nodes_names(slurm: Slurm, folder: Path) -> None:
     job = slurm.submit(DEPLOY / "plain.sbatch", *SMALL, "--nodes=2", folder=folder)
     finish(job)
     assert nodes_of(notes(folder, "born"), 1) == {"n0": 1, "n1": 1}
     job.wait_said("the host name n0 does not resolve on this node; using the address reported by Slurm,")
 
 
-def test_a_job_whose_workers_get_the_signal_too_loses_no_step_in_four_lives(
-    slurm: Slurm, folder: Path
-) -> None:
+def test_a_job_whose_workers_get_the_signal_too_loses_no_step(slurm: Slurm, folder: Path) -> None:
     """Two workers on n0, one on n1; each life ends by the signal that announces the end of a job."""
     job = slurm.submit(DEPLOY / "elastic.sbatch", *SMALL, "--nodes=2", folder=folder)
     before = 0

@@ -12,7 +12,7 @@ from .support import DEPLOY, SMALL, finish, nodes_of, notes, steps, wait_steps
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 
 
-def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path) -> None:
+def test_unequal_nodes_form_one_run_without_options(slurm: Slurm, folder: Path) -> None:
     """n0 has two GPUs, the others one: Slurm says so to each agent."""
     script = folder / "unequal.sbatch"
     script.write_text(
@@ -33,7 +33,7 @@ def test_unequal_nodes_are_one_run_without_an_option(slurm: Slurm, folder: Path)
     assert not job.processes()
 
 
-def test_the_plain_script_runs_as_it_stands(slurm: Slurm, folder: Path) -> None:
+def test_the_plain_job_script_runs_unchanged(slurm: Slurm, folder: Path) -> None:
     job = slurm.submit(DEPLOY / "plain.sbatch", "--nodes=3", *SMALL, folder=folder)
     finish(job)
     assert nodes_of(notes(folder, "born"), 1) == dict.fromkeys(NODES, 1)
@@ -82,7 +82,7 @@ def test_tasks_of_an_array_are_runs_of_their_own_on_the_same_nodes(slurm: Slurm,
         assert {one["run_id"] for one in born} == {f"slurm-{job.id}_{task}"}
 
 
-def test_scancel_lets_workers_save_and_leaves_nothing(slurm: Slurm, folder: Path) -> None:
+def test_scancel_lets_workers_save_and_leaves_no_processes(slurm: Slurm, folder: Path) -> None:
     options = ("--nodes=3", *SMALL)
     job = slurm.submit(DEPLOY / "elastic.sbatch", *options, folder=folder)
     wait_steps(job)

@@ -35,7 +35,7 @@ def left_of(processes: list[int]) -> list[int]:
 # -- start and stop -----------------------------------------------------------------------------
 
 
-def test_it_is_up_when_the_world_is_and_a_stop_lets_workers_save(machine: Container) -> None:
+def test_the_unit_is_ready_with_the_world_and_a_stop_lets_workers_save(machine: Container) -> None:
     job = Job("digits", [machine])
     machine.systemctl("enable", "--now", job.unit)
     assert job.status().startswith("generation 1: 1 node, 1 worker"), "the world is up when the start is over"
@@ -59,7 +59,7 @@ def test_it_is_up_when_the_world_is_and_a_stop_lets_workers_save(machine: Contai
     assert not group.exists()
 
 
-def test_a_run_that_was_stopped_goes_on_and_a_stop_takes_as_long_as_workers_need(machine: Container) -> None:
+def test_a_stopped_run_resumes_and_a_stop_waits_for_workers_to_save(machine: Container) -> None:
     job = Job("noticed", [machine])
     machine.edit(job.unit, f"{SOON}TimeoutStopSec=1\n")
     machine.systemctl("daemon-reload")
@@ -91,7 +91,7 @@ def test_a_run_that_was_stopped_goes_on_and_a_stop_takes_as_long_as_workers_need
     assert job.ended()["Result"] == "success"
 
 
-def test_it_is_up_when_it_waits_for_other_machines(machine: Container) -> None:
+def test_the_unit_is_ready_while_it_waits_for_other_machines(machine: Container) -> None:
     job = Job("pair", [machine], {"nnodes": "2"})
     machine.systemctl("enable", "--now", job.unit)
     job.wait_status(r"waiting for 1 more node \(at least 2 required\).*")
@@ -99,7 +99,7 @@ def test_it_is_up_when_it_waits_for_other_machines(machine: Container) -> None:
     assert job.ended()["Result"] == "success"
 
 
-def test_it_is_not_up_while_it_looks_for_the_store_and_can_be_stopped_then(machine: Container) -> None:
+def test_the_unit_is_not_ready_while_dialling_the_store_and_can_be_stopped(machine: Container) -> None:
     unreachable = "n1:9"
     job = Job("lonely", [machine], {"rdzv_backend": "etcd", "rdzv_endpoint": unreachable})
     machine.systemctl("enable", "--now", "--no-block", job.unit)
@@ -121,7 +121,7 @@ def test_a_run_that_has_finished_is_a_success_and_is_not_started_again(machine: 
     assert job.status().startswith("finished: ")
 
 
-def test_a_settings_file_with_an_unknown_key_is_told_in_one_line_and_not_tried_again(
+def test_an_unknown_key_in_the_settings_file_is_one_line_and_not_retried(
     machine: Container,
 ) -> None:
     job = Job("typo", [machine], {"nnode": "1:4"})
@@ -138,7 +138,7 @@ def test_a_settings_file_with_an_unknown_key_is_told_in_one_line_and_not_tried_a
 # -- crash and hang -----------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_killed_is_the_agents_business_and_a_killed_agent_is_systemds(
+def test_the_agent_restarts_killed_workers_and_systemd_a_killed_agent(
     machine: Container,
 ) -> None:
     job = Job("crashes", [machine])
@@ -172,7 +172,7 @@ def check_journal(machine: Container, job: Job, failed: int) -> None:
     assert {"a line of the worker's own"} <= {one["MESSAGE"] for one in output}
 
 
-def test_an_agent_that_is_stopped_by_a_signal_is_ended_by_the_watchdog(machine: Container) -> None:
+def test_the_watchdog_ends_an_agent_stopped_by_a_signal(machine: Container) -> None:
     job = Job("frozen", [machine])
     machine.edit(job.unit, WATCHED)
     machine.systemctl("daemon-reload")
@@ -186,7 +186,7 @@ def test_an_agent_that_is_stopped_by_a_signal_is_ended_by_the_watchdog(machine: 
     machine.systemctl("disable", "--now", job.unit)
 
 
-def test_an_agent_whose_loop_hangs_is_ended_by_the_watchdog(machine: Container) -> None:
+def test_the_watchdog_ends_an_agent_whose_loop_hangs(machine: Container) -> None:
     job = Job("hung", [machine])
     machine.edit(job.unit, WATCHED)
     machine.systemctl("daemon-reload")
@@ -206,7 +206,7 @@ def watchdog_barked(machine: Container, job: Job) -> bool:
     return any("Watchdog timeout" in one["MESSAGE"] for one in said)
 
 
-def test_a_crash_loop_comes_to_an_end(machine: Container) -> None:
+def test_a_crash_loop_of_the_service_ends(machine: Container) -> None:
     job = Job("loop", [machine])
     machine.systemctl("enable", "--now", "--no-block", job.unit)
     for crash in range(5):
@@ -241,7 +241,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("code", list(ExitCode), ids=str)
-def test_an_exit_code_says_whether_it_is_started_again(machine: Container, code: int) -> None:
+def test_the_exit_code_decides_whether_the_service_is_restarted(machine: Container, code: int) -> None:
     job = Job(f"code{int(code)}", [machine])
     machine.edit(
         job.unit, f"[Service]\nType=exec\nExecStart=\nExecStart=sh -c 'exit {int(code)}'\nRestartSec=1h\n"

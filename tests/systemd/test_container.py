@@ -17,7 +17,7 @@ WantedBy=multi-user.target
 """
 
 
-def test_a_container_boots_and_keeps_its_disk_only_when_the_power_is_cut(tmp_path: Path) -> None:
+def test_a_container_keeps_its_disk_only_over_a_power_cut(tmp_path: Path) -> None:
     with booted(tmp_path, "n1") as (machine,):
         (machine.disk / "etc-systemd" / "napper.service").write_text(NAPPER)
         machine.boot()
@@ -36,7 +36,7 @@ def test_a_container_boots_and_keeps_its_disk_only_when_the_power_is_cut(tmp_pat
         assert machine.run("cat", "/proc/sys/kernel/random/boot_id").stdout != boot_id
 
 
-def test_nothing_is_left_of_a_container_whose_test_fails(tmp_path: Path) -> None:
+def test_a_container_of_a_failed_test_is_removed(tmp_path: Path) -> None:
     def fail(machine: Container) -> None:
         machine.boot()
         pytest.fail("as it happens")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.systemd
 WATCHDOG_S = 1.0
 
 
-def test_a_server_that_hangs_is_replaced_and_one_that_idles_is_not(tmp_path: Path) -> None:
+def test_a_hanging_server_is_restarted_and_an_idle_one_is_not(tmp_path: Path) -> None:
     unit = RENDEZVOUS.name
     with booted(tmp_path, "head") as (machine,):
         machine.install(RENDEZVOUS)

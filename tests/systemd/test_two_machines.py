@@ -22,7 +22,7 @@ def machines(tmp_path: Path) -> Iterator[list[Container]]:
         yield machines
 
 
-def test_a_machine_that_reboots_takes_its_old_place_and_the_run_goes_on(
+def test_a_rebooted_machine_rejoins_and_the_run_continues(
     machines: list[Container],
 ) -> None:
     head, other = machines
@@ -65,7 +65,7 @@ def test_a_machine_that_reboots_takes_its_old_place_and_the_run_goes_on(
     assert head.show(RENDEZVOUS.name, "StatusText")["StatusText"].startswith(f"at n1:{PORT}, ")
 
 
-def test_a_machine_that_leaves_serves_the_others_on_and_says_so(machines: list[Container]) -> None:
+def test_a_machine_that_leaves_keeps_serving_the_store_and_reports_it(machines: list[Container]) -> None:
     host, other = machines
     for machine in machines:
         machine.boot()

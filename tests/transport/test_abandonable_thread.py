@@ -21,7 +21,7 @@ def test_calls_are_made_one_after_the_other() -> None:
     abandonable.abandon()
 
 
-def test_an_exception_is_the_callers() -> None:
+def test_an_exception_is_raised_in_the_caller() -> None:
     abandonable = AbandonableThread("lane")
     with pytest.raises(ZeroDivisionError):
         abandonable.submit(lambda: 1 // 0).result(PATIENCE_S)
@@ -29,7 +29,7 @@ def test_an_exception_is_the_callers() -> None:
     abandonable.abandon()
 
 
-def test_an_abandoned_lane_starts_nothing_more_and_its_thread_ends_with_its_call() -> None:
+def test_an_abandoned_thread_starts_no_calls_and_ends_with_its_call() -> None:
     abandonable = AbandonableThread("left-behind")
     begun, go_on = threading.Event(), threading.Event()
     started: list[str] = []

@@ -37,7 +37,7 @@ def has_ipv6() -> bool:
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 
 
-def test_a_process_without_a_descriptor_for_a_socket_says_that_it_reaches_nobody() -> None:
+def test_a_process_without_descriptors_reports_an_unreachable_endpoint() -> None:
     resolve("127.0.0.1")  # Python reads a module of its own for the first one
     with pytest.raises(UnreachableError) as caught, no_descriptors_left():
         connect("127.0.0.1", 1, 1.0)
@@ -51,12 +51,12 @@ NOT_LOOPBACK = ["node1", "localhost.example.org", "10.0.0.1", "1.127.0.0", "0.0.
 
 
 @pytest.mark.parametrize("host", LOOPBACK)
-def test_an_endpoint_that_says_loopback(host: str) -> None:
+def test_loopback_endpoints_are_recognised(host: str) -> None:
     assert is_loopback_name(host)
 
 
 @pytest.mark.parametrize("host", NOT_LOOPBACK)
-def test_an_endpoint_that_does_not_say_loopback(host: str) -> None:
+def test_other_endpoints_are_not_loopback(host: str) -> None:
     assert not is_loopback_name(host)
 
 
@@ -68,7 +68,7 @@ def test_one_address_of_this_machine_is_enough_to_be_local() -> None:
     assert not is_local([])
 
 
-def test_a_host_name_that_means_loopback_here_is_hosted_for_everybody() -> None:
+def test_a_host_name_that_resolves_to_loopback_is_served_on_all_interfaces() -> None:
     """Debian's /etc/hosts gives a machine's own name the address 127.0.1.1: only on that machine."""
     with listen("node1", 0) as sock:
         assert sock.getsockname()[0] in ("::", "0.0.0.0")
@@ -78,7 +78,7 @@ def test_a_host_name_that_means_loopback_here_is_hosted_for_everybody() -> None:
 
 
 @needs_ipv6
-def test_the_store_for_everybody_takes_both_kinds_of_address() -> None:
+def test_a_store_on_all_interfaces_accepts_ipv4_and_ipv6() -> None:
     with listen("node1", 0) as sock:
         port = int(sock.getsockname()[1])
         connect("::1", port, 5.0).close()
@@ -86,7 +86,7 @@ def test_the_store_for_everybody_takes_both_kinds_of_address() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", pytest.param("::1", marks=needs_ipv6)])
-def test_an_endpoint_that_says_loopback_is_hosted_there_alone(host: str) -> None:
+def test_a_loopback_endpoint_is_served_on_loopback_only(host: str) -> None:
     with listen(host, 0) as sock:
         assert sock.getsockname()[0] == host
 
@@ -98,14 +98,14 @@ def test_every_address_of_a_name_is_tried() -> None:
             assert sock.getpeername() == ("127.0.0.1", port)
 
 
-def test_nobody_listening_is_told_as_such() -> None:
+def test_connection_refused_is_reported_as_such() -> None:
     endpoint = free_endpoint()
     with pytest.raises(UnreachableError, match=r"127\.0\.0\.1: connection refused"):
         connect(endpoint.host, endpoint.port, 5.0)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 80])
-def test_what_is_no_name_is_told_as_such(host: str) -> None:
+def test_an_invalid_host_name_is_reported_as_such(host: str) -> None:
     with pytest.raises(UnreachableError) as caught:
         resolve(host)
     assert host in str(caught.value)
@@ -148,7 +148,7 @@ print(json.dumps(facts))
 
 @pytest.mark.netns
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
-def test_a_machine_without_a_way_out_finds_its_own_addresses() -> None:
+def test_a_machine_without_a_route_finds_its_own_addresses() -> None:
     done = subprocess.run(
         ["unshare", "--net", "sh", "-c", IN_A_NAMESPACE, sys.executable],
         capture_output=True,
@@ -219,7 +219,7 @@ os._exit(0)
 
 @pytest.mark.netns
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2")
-def test_a_store_is_reached_at_the_address_of_its_endpoint_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_store_listens_only_on_the_address_of_its_endpoint(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             "unshare",

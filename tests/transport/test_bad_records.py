@@ -56,7 +56,7 @@ def test_a_bad_member_record_is_reported_once_and_the_others_are_read(scene: Sce
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"{}", encode(lease("good")), b"x" * (MAX_RECORD_BYTES + 1)])
-def test_a_bad_lease_is_no_lease(scene: Scene, data: bytes) -> None:
+def test_an_invalid_lease_is_ignored(scene: Scene, data: bytes) -> None:
     node, coordinator = scene.joined("good", "bad"), scene.coordinator()
     scene.stranger().set(f"{scene.root()}/l/bad", data)
     assert list(coordinator.read_leases()) == ["good"]
@@ -68,14 +68,14 @@ def test_a_bad_lease_is_no_lease(scene: Scene, data: bytes) -> None:
     assert not node.renew(lease("bad"), lease("bad").renewed())
 
 
-def test_a_lease_spelled_otherwise_can_be_condemned(scene: Scene) -> None:
+def test_a_lease_with_another_spelling_can_be_revoked(scene: Scene) -> None:
     node, coordinator = scene.joined("a"), scene.coordinator()
     scene.stranger().set(f"{scene.root()}/l/a", b'{ "ttl_s": 5, "incarnation": "a" }')
     assert coordinator.revoke(coordinator.read_leases()["a"])
     assert node.read_lease("a") == lease("a").revoke()
 
 
-def test_records_deleted_by_hand_do_not_stall_anybody(scene: Scene) -> None:
+def test_records_deleted_by_hand_do_not_block_nodes(scene: Scene) -> None:
     node, coordinator = scene.joined("a", "b", "c"), scene.coordinator()
     store = scene.stranger()
     store.delete_key(f"{scene.root()}/m/b")
@@ -88,7 +88,7 @@ def test_records_deleted_by_hand_do_not_stall_anybody(scene: Scene) -> None:
     assert time.monotonic() - started_s < c10d.CALL_TIMEOUT_S / 2
 
 
-def test_a_spoilt_roster_loses_nobody(c10d_scene: C10dScene) -> None:
+def test_a_damaged_roster_loses_no_node(c10d_scene: C10dScene) -> None:
     coordinator = c10d_scene.coordinator()
     c10d_scene.joined("a")
     assert list(coordinator.read(None).members) == ["a"]
@@ -102,7 +102,7 @@ def test_a_spoilt_roster_loses_nobody(c10d_scene: C10dScene) -> None:
     assert list(coordinator.read(None).members) == ["a", "b", "c"]
 
 
-def test_garbage_among_hints_and_runs_is_passed_over(c10d_scene: C10dScene) -> None:
+def test_garbage_among_hints_and_runs_is_skipped(c10d_scene: C10dScene) -> None:
     inbox = c10d_scene.host.inbox()
     store = c10d_scene.stranger()
     for item in (b"\xff\x00", b"one", b"a b c", b"../x y", b"x" * 100_000):
@@ -133,7 +133,7 @@ BAD_PLANS = {
 
 
 @pytest.mark.parametrize("kind", BAD_PLANS)
-def test_what_is_no_plan_keeps_nobody_from_the_next(c10d_scene: C10dScene, kind: str) -> None:
+def test_an_invalid_plan_does_not_hide_the_next_one(c10d_scene: C10dScene, kind: str) -> None:
     coordinator, node = c10d_scene.coordinator(), c10d_scene.node()
     coordinator.publish(plan(1))
     assert node.next_plan(0, PATIENCE_S) == plan(1)
@@ -148,7 +148,7 @@ def test_what_is_no_plan_keeps_nobody_from_the_next(c10d_scene: C10dScene, kind:
     assert all(f"{RUN}/plan/2" in line and "\n" not in line for line in c10d_scene.complaints)
 
 
-def test_a_value_too_large_to_be_compared_with_breaks_no_connection(c10d_scene: C10dScene) -> None:
+def test_an_oversized_value_does_not_break_connections(c10d_scene: C10dScene) -> None:
     """The server hangs up on larger messages; the coordinators of all runs share a connection."""
     troubled, other = (c10d_scene.host.coordinator_link(run_id) for run_id in ("run", "other"))
     troubled.publish(plan(1))
@@ -162,7 +162,7 @@ def test_a_value_too_large_to_be_compared_with_breaks_no_connection(c10d_scene: 
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"-1", b"1e3", b"9" * 300, b"999", b"1"])
-def test_a_wrong_pointer_to_the_newest_plan_misleads_nobody(c10d_scene: C10dScene, data: bytes) -> None:
+def test_a_wrong_pointer_to_the_newest_plan_is_ignored(c10d_scene: C10dScene, data: bytes) -> None:
     coordinator, node = c10d_scene.coordinator(), c10d_scene.node()
     for version in (1, 2, 3):
         coordinator.publish(plan(version))
@@ -174,7 +174,7 @@ def test_a_wrong_pointer_to_the_newest_plan_misleads_nobody(c10d_scene: C10dScen
     assert node.next_plan(3, PATIENCE_S) == plan(4)
 
 
-def test_a_plan_that_follows_nothing_misleads_nobody(c10d_scene: C10dScene) -> None:
+def test_a_plan_without_a_predecessor_is_ignored(c10d_scene: C10dScene) -> None:
     coordinator, node = c10d_scene.coordinator(), c10d_scene.node()
     coordinator.publish(plan(1))
     assert node.read_plan() == plan(1)
@@ -187,7 +187,7 @@ def test_a_plan_that_follows_nothing_misleads_nobody(c10d_scene: C10dScene) -> N
     assert any("20000000" in line for line in c10d_scene.complaints)
 
 
-def test_a_jump_of_versions_that_no_coordinator_made_is_not_followed(scene: Scene) -> None:
+def test_an_impossible_jump_of_versions_is_ignored(scene: Scene) -> None:
     coordinator, node = scene.coordinator(), scene.node()
     coordinator.publish(plan(1))
     assert node.next_plan(0, PATIENCE_S) == plan(1)
@@ -198,7 +198,7 @@ def test_a_jump_of_versions_that_no_coordinator_made_is_not_followed(scene: Scen
     assert scene.node().read_plan() == plan(2)
 
 
-def test_the_coordinator_goes_above_versions_that_somebody_else_wrote(scene: Scene) -> None:
+def test_the_coordinator_goes_above_versions_of_other_writers(scene: Scene) -> None:
     coordinator, misled, waiting = scene.coordinator(), scene.node(), scene.node()
     for version in (1, 2, 3):
         coordinator.publish(plan(version))
@@ -219,7 +219,7 @@ def test_the_coordinator_goes_above_versions_that_somebody_else_wrote(scene: Sce
 
 
 @pytest.mark.parametrize("forged_version", [5, 500_000])
-def test_a_node_that_is_only_about_to_wait_hears_of_versions_that_were_skipped(
+def test_a_node_about_to_wait_detects_skipped_versions(
     c10d_scene: C10dScene, monkeypatch: pytest.MonkeyPatch, forged_version: int
 ) -> None:
     coordinator, node = c10d_scene.coordinator(), c10d_scene.node()
@@ -238,7 +238,7 @@ def test_a_node_that_is_only_about_to_wait_hears_of_versions_that_were_skipped(
     assert node.next_plan(3, PATIENCE_S) == following
 
 
-def test_a_run_is_removed_whatever_versions_its_plans_had(c10d_scene: C10dScene) -> None:
+def test_a_run_with_any_plan_versions_is_removed(c10d_scene: C10dScene) -> None:
     coordinator, store = c10d_scene.coordinator(), c10d_scene.stranger()
     for version in range(1, 41):
         coordinator.publish(plan(version, world=world(2, version)))
@@ -253,9 +253,7 @@ def test_a_run_is_removed_whatever_versions_its_plans_had(c10d_scene: C10dScene)
     assert [key for key in store.list_keys() if f"{RUN}/" in key] == []
 
 
-def test_marks_of_old_plans_do_not_fill_the_store(
-    c10d_scene: C10dScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_marks_of_old_plans_are_bounded(c10d_scene: C10dScene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "KEPT_MARKS", 20)
     coordinator, store = c10d_scene.coordinator(), c10d_scene.stranger()
     for version in range(1, 101):
@@ -265,7 +263,7 @@ def test_marks_of_old_plans_do_not_fill_the_store(
     assert c10d_scene.node().read_plan() == plan(100)
 
 
-def test_a_spoilt_status_prints_nothing_harmful(scene: Scene) -> None:
+def test_a_damaged_status_is_printed_safely(scene: Scene) -> None:
     node = scene.node()
     scene.stranger().set(f"{scene.root()}/status", b"\x1b[2Jcleared\nthe screen\xff")
     status = node.read_status()
@@ -273,7 +271,7 @@ def test_a_spoilt_status_prints_nothing_harmful(scene: Scene) -> None:
     assert "cleared" in status
 
 
-def test_garbage_sent_to_the_port_leaves_the_run_alone(c10d_scene: C10dScene) -> None:
+def test_garbage_sent_to_the_port_does_not_affect_the_run(c10d_scene: C10dScene) -> None:
     node, coordinator, inbox = c10d_scene.joined("a"), c10d_scene.coordinator(), c10d_scene.host.inbox()
     thread = AbandonableThread("waiting")
     waiting = thread.submit(lambda: node.next_plan(0, 10 * PATIENCE_S))

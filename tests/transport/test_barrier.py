@@ -31,7 +31,7 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
         return [one.result(PATIENCE_S) for one in [pool.submit(call) for call in calls]]
 
 
-def test_when_the_last_one_comes_all_may_go_on(store: BootstrapStore) -> None:
+def test_the_barrier_opens_when_the_last_node_joins(store: BootstrapStore) -> None:
     for size in (1, 5):
         another = BootstrapStore.open("127.0.0.1", PortPicker(None, 0.0))
         nodes = arrive(another, size)
@@ -40,7 +40,7 @@ def test_when_the_last_one_comes_all_may_go_on(store: BootstrapStore) -> None:
         another.close()
 
 
-def test_one_that_calls_off_sends_all_home_and_the_late_ones_too(store: BootstrapStore) -> None:
+def test_a_node_that_cancels_cancels_for_all_also_late_ones(store: BootstrapStore) -> None:
     nodes = arrive(store, 3)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(nodes[0].come, 0, PATIENCE_S)
@@ -50,7 +50,7 @@ def test_one_that_calls_off_sends_all_home_and_the_late_ones_too(store: Bootstra
     assert nodes[2].come(2, PATIENCE_S) is False, "it completes the list, but it is decided already"
 
 
-def test_once_all_are_there_it_cannot_be_called_off(store: BootstrapStore) -> None:
+def test_a_complete_barrier_cannot_be_cancelled(store: BootstrapStore) -> None:
     nodes = arrive(store, 2)
     assert together(lambda: nodes[0].come(0, PATIENCE_S), lambda: nodes[1].come(1, PATIENCE_S)) == [
         True,
@@ -60,7 +60,7 @@ def test_once_all_are_there_it_cannot_be_called_off(store: BootstrapStore) -> No
     assert nodes[1].come(1, PATIENCE_S) is True
 
 
-def test_the_last_comer_and_one_who_calls_off_race_and_all_hear_the_same() -> None:
+def test_a_race_of_the_last_node_and_a_cancel_has_one_result_for_all() -> None:
     outcomes = set()
     for _ in range(40):
         store = BootstrapStore.open("127.0.0.1", PortPicker(None, 0.0))
@@ -77,13 +77,13 @@ def test_the_last_comer_and_one_who_calls_off_race_and_all_hear_the_same() -> No
     assert outcomes, "either may win, but the result is the same for all"
 
 
-def test_who_waited_long_enough_calls_it_off(store: BootstrapStore) -> None:
+def test_a_node_cancels_at_its_timeout(store: BootstrapStore) -> None:
     first, second = arrive(store, 2)
     assert first.come(0, 0.05) is False
     assert second.come(1, PATIENCE_S) is False
 
 
-def test_the_host_sees_when_nobody_needs_the_store_any_more(store: BootstrapStore) -> None:
+def test_the_host_detects_when_no_node_needs_the_store(store: BootstrapStore) -> None:
     nodes = arrive(store, 2)
     nodes[0].go(0)
     assert nodes[0].see_all_gone(0.05) is False
@@ -91,7 +91,7 @@ def test_the_host_sees_when_nobody_needs_the_store_any_more(store: BootstrapStor
     assert nodes[0].see_all_gone(PATIENCE_S) is True
 
 
-def test_a_lost_store_is_an_error(store: BootstrapStore) -> None:
+def test_a_lost_store_is_an_error_at_the_barrier(store: BootstrapStore) -> None:
     (node, _) = arrive(store, 2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(node.come, 0, 10 * PATIENCE_S)

@@ -42,7 +42,7 @@ def take(picker: PortPicker) -> int:
         return int(sock.getsockname()[1])
 
 
-def test_a_port_of_the_range_rests_from_the_end_of_its_use() -> None:
+def test_a_port_of_the_range_is_not_reused_for_a_while() -> None:
     ports, clock = free_range(2), Clock()
     picker = PortPicker(ports, 12.0, clock)
     first, second = take(picker), take(picker)
@@ -58,7 +58,7 @@ def test_a_port_of_the_range_rests_from_the_end_of_its_use() -> None:
     assert take(picker) == first
 
 
-def test_a_port_that_another_program_has_is_passed_over() -> None:
+def test_a_port_of_another_program_is_skipped() -> None:
     ports = free_range(2)
     with socket.create_server(("127.0.0.1", ports[0])):
         picker = PortPicker(ports, 12.0)
@@ -71,7 +71,7 @@ def test_a_port_that_another_program_has_is_passed_over() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_range_no_port_comes_back_while_it_rests() -> None:
+def test_without_a_range_no_recent_port_is_reused() -> None:
     picker = PortPicker(None, 12.0)
     taken = [take(picker) for _ in range(50)]
     assert len(set(taken)) == 50
@@ -91,7 +91,7 @@ def test_each_store_is_fresh_on_a_port_of_its_own() -> None:
         store.close()
 
 
-def test_a_closed_store_answers_nobody_and_its_port_rests() -> None:
+def test_a_closed_store_does_not_answer_and_its_port_is_not_reused() -> None:
     ports, clock = free_range(1), Clock()
     picker = PortPicker(ports, 12.0, clock)
     store = BootstrapStore.open("127.0.0.1", picker)
@@ -105,7 +105,7 @@ def test_a_closed_store_answers_nobody_and_its_port_rests() -> None:
     BootstrapStore.open("127.0.0.1", picker).close()
 
 
-def test_the_port_of_a_store_that_no_other_machine_knows_is_free_at_once() -> None:
+def test_the_port_of_a_local_store_can_be_reused_at_once() -> None:
     picker = PortPicker(free_range(1), 12.0)
     for _ in range(3):
         store = BootstrapStore.open("127.0.0.1", picker)
@@ -113,7 +113,7 @@ def test_the_port_of_a_store_that_no_other_machine_knows_is_free_at_once() -> No
         store.close()
 
 
-def test_something_else_on_the_port_is_no_bootstrap_store() -> None:
+def test_another_program_on_the_port_is_not_a_bootstrap_store() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = Address("127.0.0.1", silent.getsockname()[1])
         with pytest.raises(TransportError, match="did not answer") as caught:

@@ -47,7 +47,7 @@ WRITES: dict[str, Callable[[Leadership], object]] = {
 
 @pytest.mark.parametrize("succeeded", [True, False])
 @pytest.mark.parametrize("write", WRITES)
-def test_a_deposed_coordinator_writes_nothing(etcd_scene: EtcdScene, write: str, succeeded: bool) -> None:
+def test_a_former_leader_cannot_write(etcd_scene: EtcdScene, write: str, succeeded: bool) -> None:
     etcd_scene.joined("a")
     deposed = etcd_scene.leadership()
     deposed.publish(plan(1))
@@ -63,7 +63,7 @@ def test_a_deposed_coordinator_writes_nothing(etcd_scene: EtcdScene, write: str,
     assert everything(etcd_scene) == before
 
 
-def test_one_candidate_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
+def test_one_agent_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:
     first, keys = etcd_scene.leadership(), etcd_scene.keys()
     clients = [etcd_scene.client() for _ in range(4)]
     threads = [AbandonableThread(f"candidate {i}") for i in range(4)]
@@ -81,7 +81,7 @@ def test_one_candidate_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdS
         thread.abandon()
 
 
-def test_an_office_ends_when_its_holder_is_cut_off_and_another_takes_over_within_a_lease(
+def test_leadership_of_a_partitioned_agent_ends_and_another_takes_over_within_a_lease(
     etcd_scene: EtcdScene,
 ) -> None:
     lease_ttl_s = 4.0
@@ -102,7 +102,7 @@ def test_an_office_ends_when_its_holder_is_cut_off_and_another_takes_over_within
     cut_off.resign()
 
 
-def test_whoever_waits_in_office_learns_at_once_that_the_lease_is_gone(etcd_scene: EtcdScene) -> None:
+def test_a_waiting_leader_detects_a_lost_etcd_lease_at_once(etcd_scene: EtcdScene) -> None:
     leadership = etcd_scene.leadership(lease_ttl_s=1.0)
     office: Any = leadership
     etcd_scene.client().revoke(office._lease_id)
@@ -110,7 +110,7 @@ def test_whoever_waits_in_office_learns_at_once_that_the_lease_is_gone(etcd_scen
         leadership.wait(10 * PATIENCE_S)
 
 
-def test_an_office_lasts_longer_than_its_lease(etcd_scene: EtcdScene) -> None:
+def test_leadership_is_kept_beyond_its_lease_by_keep_alives(etcd_scene: EtcdScene) -> None:
     leadership = etcd_scene.leadership(lease_ttl_s=1.0)  # two seconds, the least
     assert leadership.wait(2.6) == []
     assert leadership.publish(plan(1))
@@ -119,7 +119,7 @@ def test_an_office_lasts_longer_than_its_lease(etcd_scene: EtcdScene) -> None:
 # -- by when a lease was written -------------------------------------------------------------------
 
 
-def test_a_successor_knows_from_the_coordinators_marks_by_when_leases_were_renewed(
+def test_a_successor_dates_leases_by_the_leaders_marks(
     etcd_scene: EtcdScene,
 ) -> None:
     """The lease of the coordinator's own node is first read by its successor, some time after its last renewal."""
@@ -147,7 +147,7 @@ def test_a_successor_knows_from_the_coordinators_marks_by_when_leases_were_renew
     thread.abandon()
 
 
-def test_a_mark_leaves_the_coordinator_in_office(etcd_scene: EtcdScene) -> None:
+def test_a_mark_does_not_end_leadership(etcd_scene: EtcdScene) -> None:
     leadership, keys, client = etcd_scene.leadership(), etcd_scene.keys(), etcd_scene.client()
     created = client.get(keys.leader)
     assert created is not None
@@ -160,7 +160,7 @@ def test_a_mark_leaves_the_coordinator_in_office(etcd_scene: EtcdScene) -> None:
     assert client.get(keys.leader) is None, "it still goes with the coordinator's etcd lease"
 
 
-def test_a_renewal_tells_the_agent_that_renewed(etcd_scene: EtcdScene) -> None:
+def test_a_renewal_is_reported_to_its_agent(etcd_scene: EtcdScene) -> None:
     renewals: list[bool] = []
     client, store = etcd_scene.dial()
     node = EtcdLink(
@@ -173,7 +173,7 @@ def test_a_renewal_tells_the_agent_that_renewed(etcd_scene: EtcdScene) -> None:
     assert len(renewals) == 2
 
 
-def test_answers_of_an_etcd_that_lost_its_data_date_nothing_of_the_next_one(
+def test_revisions_of_an_etcd_that_lost_its_data_do_not_date_the_next_one(
     own_etcd: EtcdCluster,
 ) -> None:
     members = Members(endpoint_of(own_etcd), EtcdAccess("/tests"))
@@ -224,7 +224,7 @@ def client_of(link: EtcdLink | Leadership) -> Any:
     return link_._client
 
 
-def test_a_node_that_was_behind_a_compaction_reads_the_plan_anew(etcd_scene: EtcdScene) -> None:
+def test_a_node_behind_a_compaction_reads_the_plan_again(etcd_scene: EtcdScene) -> None:
     node, coordinator = etcd_scene.node(), etcd_scene.coordinator()
     coordinator.publish(plan(1))
 
@@ -238,7 +238,7 @@ def test_a_node_that_was_behind_a_compaction_reads_the_plan_anew(etcd_scene: Etc
     assert behind.watches == 1
 
 
-def test_a_compaction_without_news_is_neither_news_nor_a_reason_to_spin(etcd_scene: EtcdScene) -> None:
+def test_a_compaction_without_changes_is_no_event_and_no_busy_loop(etcd_scene: EtcdScene) -> None:
     node, coordinator = etcd_scene.node(), etcd_scene.coordinator()
     coordinator.publish(plan(1))
 
@@ -252,7 +252,7 @@ def test_a_compaction_without_news_is_neither_news_nor_a_reason_to_spin(etcd_sce
     assert behind.watches == 2
 
 
-def test_a_coordinator_that_was_behind_a_compaction_hears_of_everybody_once(etcd_scene: EtcdScene) -> None:
+def test_a_coordinator_behind_a_compaction_gets_every_node_once(etcd_scene: EtcdScene) -> None:
     coordinator = etcd_scene.coordinator()
     node = etcd_scene.joined("a", "b")
     node.write(member("a", slots=3))
@@ -263,7 +263,7 @@ def test_a_coordinator_that_was_behind_a_compaction_hears_of_everybody_once(etcd
     assert coordinator.wait(PATIENCE_S) == ["b"]
 
 
-def test_a_candidate_that_was_behind_a_compaction_looks_whether_the_office_is_free(
+def test_an_agent_behind_a_compaction_checks_for_a_leader_again(
     etcd_scene: EtcdScene,
 ) -> None:
     first, client = etcd_scene.leadership(), etcd_scene.client()
@@ -284,7 +284,7 @@ def test_a_candidate_that_was_behind_a_compaction_looks_whether_the_office_is_fr
 # -- restarts -------------------------------------------------------------------------------------
 
 
-def test_after_a_restart_of_etcd_everything_is_there_and_goes_on(own_etcd_scene: EtcdScene) -> None:
+def test_after_a_restart_of_etcd_the_run_continues(own_etcd_scene: EtcdScene) -> None:
     scene = own_etcd_scene
     node = scene.joined("a")
     coordinator = scene.coordinator()
@@ -311,7 +311,7 @@ def test_after_a_restart_of_etcd_everything_is_there_and_goes_on(own_etcd_scene:
     thread.abandon()
 
 
-def test_whoever_waits_learns_that_etcd_was_stopped(own_etcd_scene: EtcdScene) -> None:
+def test_a_waiting_call_detects_that_etcd_was_stopped(own_etcd_scene: EtcdScene) -> None:
     """SIGTERM, as a service manager stops it: it ends what is under way in good order."""
     scene = own_etcd_scene
     node, leadership = scene.joined("a"), scene.leadership()
@@ -343,7 +343,7 @@ def test_an_etcd_that_lost_its_data_has_another_name(own_etcd_scene: EtcdScene) 
     assert again.register(member("a"), lease("a")) == lease("a")
 
 
-def test_somebody_elses_data_under_our_prefix_is_left_alone(etcd_scene: EtcdScene) -> None:
+def test_foreign_data_under_the_prefix_is_not_touched(etcd_scene: EtcdScene) -> None:
     stranger = etcd_scene.stranger()
     stranger.set(f"{etcd_scene.access.prefix}/1/id", b"\x1b[2J no name\n")
     with pytest.raises(NotAStoreError, match="give another --etcd-prefix") as caught:
@@ -357,7 +357,7 @@ def test_somebody_elses_data_under_our_prefix_is_left_alone(etcd_scene: EtcdScen
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"{}", b'{"plan": 1}', b""])
-def test_what_is_no_plan_keeps_nobody_from_the_next_one(etcd_scene: EtcdScene, data: bytes) -> None:
+def test_an_invalid_plan_in_etcd_does_not_hide_the_next_one(etcd_scene: EtcdScene, data: bytes) -> None:
     coordinator, node = etcd_scene.coordinator(), etcd_scene.node()
     coordinator.publish(plan(1))
     assert node.next_plan(0, PATIENCE_S) == plan(1)
@@ -373,7 +373,7 @@ def test_what_is_no_plan_keeps_nobody_from_the_next_one(etcd_scene: EtcdScene, d
     assert all(f"{etcd_scene.root()}/plan" in line and "\n" not in line for line in etcd_scene.complaints)
 
 
-def test_the_next_coordinator_goes_on_from_the_plan_that_was_overwritten_with_something_else(
+def test_the_next_coordinator_continues_from_an_overwritten_plan(
     etcd_scene: EtcdScene,
 ) -> None:
     """Nodes know of that plan, and would ignore all that begin at version 1 again."""
@@ -390,7 +390,7 @@ def test_the_next_coordinator_goes_on_from_the_plan_that_was_overwritten_with_so
     assert node.next_plan(4, PATIENCE_S) == plan(5)
 
 
-def test_a_plan_that_nothing_tells_any_more_is_named_and_no_other_begins_in_its_place(
+def test_an_unrecoverable_plan_is_reported_and_not_replaced(
     etcd_scene: EtcdScene,
 ) -> None:
     first = etcd_scene.leadership()
@@ -406,7 +406,7 @@ def test_a_plan_that_nothing_tells_any_more_is_named_and_no_other_begins_in_its_
     assert node.renew(lease("a"), lease("a").renewed()), "those who train go on"
 
 
-def test_garbage_where_never_was_a_plan_does_not_keep_a_run_from_beginning(etcd_scene: EtcdScene) -> None:
+def test_garbage_in_the_plan_key_does_not_prevent_a_new_run(etcd_scene: EtcdScene) -> None:
     etcd_scene.stranger().set(f"{etcd_scene.root()}/plan", b"oops")
     leadership = etcd_scene.leadership()
     assert leadership.read_plan() is None
@@ -417,7 +417,7 @@ def test_garbage_where_never_was_a_plan_does_not_keep_a_run_from_beginning(etcd_
 # -- leases of etcd -------------------------------------------------------------------------------
 
 
-def test_records_nobody_renews_go_by_themselves(
+def test_records_without_keep_alive_are_removed_by_etcd(
     etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(etcd, "LEAST_KEPT_S", 1.0)
@@ -436,7 +436,7 @@ def test_records_nobody_renews_go_by_themselves(
     assert node.register(member("a"), lease("a")) == lease("a")
 
 
-def test_what_the_node_writes_keeps_its_records(
+def test_writes_of_a_node_keep_its_records_alive(
     etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock_s = [0.0]
@@ -460,7 +460,7 @@ def test_what_the_node_writes_keeps_its_records(
 # -- the end --------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_finished_run_is_left_and_other_runs_stay(etcd_scene: EtcdScene) -> None:
+def test_a_finished_run_is_removed_completely_and_other_runs_stay(etcd_scene: EtcdScene) -> None:
     scene = etcd_scene
     node = scene.joined("a", "b", "c")
     other = scene.joined("a", run_id="run2")
@@ -479,7 +479,7 @@ def test_nothing_of_a_finished_run_is_left_and_other_runs_stay(etcd_scene: EtcdS
     assert other.read_lease("a") == lease("a")
 
 
-def test_an_agent_that_slept_through_the_end_of_its_run_finds_another_life_of_it(
+def test_an_agent_that_missed_the_end_of_its_run_finds_the_next_one(
     etcd_scene: EtcdScene,
 ) -> None:
     """As in a new store: plan versions restart."""
@@ -502,7 +502,7 @@ def test_an_agent_that_slept_through_the_end_of_its_run_finds_another_life_of_it
         sleeper.register(member("a"), lease("a2"))
 
 
-def test_a_run_whose_records_were_removed_has_no_coordinator_until_a_node_comes(
+def test_a_removed_run_has_no_coordinator_until_a_node_registers(
     etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, keys = etcd_scene.leadership(), etcd_scene.keys()
@@ -529,14 +529,14 @@ def test_a_run_whose_records_were_removed_has_no_coordinator_until_a_node_comes(
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff"])
-def test_what_is_no_ending_counts_as_none(etcd_scene: EtcdScene, data: bytes) -> None:
+def test_an_invalid_ended_record_counts_as_none(etcd_scene: EtcdScene, data: bytes) -> None:
     leadership = etcd_scene.leadership()
     assert leadership.read_ended() is None
     etcd_scene.stranger().set(f"{etcd_scene.root()}/ended", data)
     assert leadership.read_ended() is None
 
 
-def test_what_an_abandoned_connection_wrote_arrives_late_and_undoes_nothing(etcd_scene: EtcdScene) -> None:
+def test_a_late_write_of_an_abandoned_connection_has_no_effect(etcd_scene: EtcdScene) -> None:
     with Relay(etcd_scene.cluster.members[0].client_port) as relay:
         client = EtcdClient.dial(relay.endpoint, etcd_scene.access, timeout_s=0.2)
         abandoned = EtcdLink(client, etcd_scene.keys(), "store", etcd_scene.kept)

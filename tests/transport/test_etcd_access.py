@@ -80,14 +80,14 @@ def refusal(cluster: EtcdCluster, access: EtcdAccess) -> str:
     return text
 
 
-def test_reading_and_writing_under_the_prefix_is_all_that_is_needed(guarded_etcd: EtcdCluster) -> None:
+def test_read_and_write_permission_under_the_prefix_is_sufficient(guarded_etcd: EtcdCluster) -> None:
     prefix = f"/only/{secrets.token_hex(4)}"
     access = add_user(guarded_etcd, ("readwrite", f"{prefix}/1/"), prefix=prefix)
     with etcd_scene(guarded_etcd, access) as scene:
         use_everything(scene)
 
 
-def test_a_user_can_be_kept_to_one_run(guarded_etcd: EtcdCluster) -> None:
+def test_a_user_can_be_restricted_to_one_run(guarded_etcd: EtcdCluster) -> None:
     prefix = f"/shared/{secrets.token_hex(4)}"
     guarded_etcd.ctl("put", f"{prefix}/1/id", secrets.token_hex(8))
     access = add_user(
@@ -102,7 +102,7 @@ def test_a_user_can_be_kept_to_one_run(guarded_etcd: EtcdCluster) -> None:
             client.watch(scene.keys("other").plan, None, 1, PATIENCE_S)
 
 
-def test_a_wrong_password_is_said_and_not_shown(guarded_etcd: EtcdCluster) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd)
     wrong = replace(access, password="secret-guess")
     text = refusal(guarded_etcd, wrong)
@@ -111,7 +111,7 @@ def test_a_wrong_password_is_said_and_not_shown(guarded_etcd: EtcdCluster) -> No
     assert "wrong name or password" in refusal(guarded_etcd, replace(access, user="nobody"))
 
 
-def test_a_missing_login_is_asked_for(guarded_etcd: EtcdCluster) -> None:
+def test_a_missing_login_is_reported(guarded_etcd: EtcdCluster) -> None:
     assert "requires authentication; give --etcd-user" in refusal(guarded_etcd, EtcdAccess("/x"))
 
 
@@ -122,12 +122,12 @@ def test_missing_permissions_name_the_user_and_the_keys(guarded_etcd: EtcdCluste
     )
 
 
-def test_reading_alone_does_not_do(guarded_etcd: EtcdCluster) -> None:
+def test_read_permission_alone_is_not_sufficient(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd, ("read", "/"))
     assert "grant a role with read and write permission" in refusal(guarded_etcd, access)
 
 
-def test_a_login_where_none_is_asked_for_does_no_harm(shared_etcd: EtcdCluster) -> None:
+def test_a_login_without_authentication_is_accepted(shared_etcd: EtcdCluster) -> None:
     access = EtcdAccess(f"/tests/{secrets.token_hex(4)}", user="somebody", password=PASSWORD)
     with etcd_scene(shared_etcd, access) as scene:
         use_everything(scene)
@@ -144,7 +144,7 @@ def test_a_password_and_a_token_are_in_no_repr(guarded_etcd: EtcdCluster) -> Non
     client.close()
 
 
-def test_changes_of_other_users_and_roles_disturb_nobody(guarded_etcd: EtcdCluster) -> None:
+def test_changes_of_other_users_and_roles_have_no_effect(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd, ("readwrite", "/"))
     with etcd_scene(guarded_etcd, access) as scene:
         leadership, node = scene.leadership(), scene.joined("a")
@@ -159,7 +159,7 @@ def test_changes_of_other_users_and_roles_disturb_nobody(guarded_etcd: EtcdClust
         assert node.next_plan(0, PATIENCE_S) == plan(1)
 
 
-def test_a_permission_that_is_taken_away_is_missed_at_the_next_call(guarded_etcd: EtcdCluster) -> None:
+def test_a_removed_permission_is_an_error_at_the_next_call(guarded_etcd: EtcdCluster) -> None:
     access = add_user(guarded_etcd, ("readwrite", "/"))
     with etcd_scene(guarded_etcd, access) as scene:
         node = scene.joined("a")
@@ -169,7 +169,7 @@ def test_a_permission_that_is_taken_away_is_missed_at_the_next_call(guarded_etcd
                 ask()
 
 
-def test_a_token_that_etcd_forgot_is_renewed_without_notice(tmp_path: Path) -> None:
+def test_a_token_that_etcd_lost_is_renewed_transparently(tmp_path: Path) -> None:
     """A member keeps simple tokens in memory: after its restart it knows none of them."""
     with EtcdCluster(tmp_path, options=CHEAP_LOGIN) as cluster:
         access = add_user(cluster, ("readwrite", "/"))
@@ -205,7 +205,7 @@ def login_of(client: Any) -> Any:
     return rpc.AuthenticateRequest(name=client._access.user, password=client._access.password)
 
 
-def test_a_token_that_expires_is_renewed_without_notice(tmp_path: Path) -> None:
+def test_an_expired_token_is_renewed_transparently(tmp_path: Path) -> None:
     for words in (
         ("genrsa", "-out", "private.pem", "2048"),
         ("rsa", "-in", "private.pem", "-pubout", "-out", "public.pem"),

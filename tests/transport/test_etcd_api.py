@@ -67,7 +67,9 @@ def provided(version: str, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_etcd_is_spoken_on_every_protobuf(shared_etcd: EtcdCluster, tmp_path: Path, version: str) -> None:
+def test_the_etcd_api_works_with_every_protobuf(
+    shared_etcd: EtcdCluster, tmp_path: Path, version: str
+) -> None:
     environment = provided(version, tmp_path)
     port = str(shared_etcd.members[0].client_port)
     done = subprocess.run(

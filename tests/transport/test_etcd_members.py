@@ -88,7 +88,7 @@ def followers(cluster: EtcdCluster) -> list[EtcdServer]:
 # -- another member will do -----------------------------------------------------------------------
 
 
-def test_a_dead_member_costs_next_to_nothing_and_is_not_asked_again(three: EtcdCluster) -> None:
+def test_a_dead_member_is_skipped_quickly_and_not_tried_again(three: EtcdCluster) -> None:
     gone = followers(three)[0]
     members = Members(beginning_with(three, gone), ACCESS)
     with dead(three, gone):
@@ -101,7 +101,7 @@ def test_a_dead_member_costs_next_to_nothing_and_is_not_asked_again(three: EtcdC
         client.close()
 
 
-def test_a_frozen_member_costs_a_second_once(three: EtcdCluster) -> None:
+def test_a_frozen_member_costs_one_second_once(three: EtcdCluster) -> None:
     still = followers(three)[0]
     members = Members(beginning_with(three, still), ACCESS)
     with frozen(still):
@@ -115,7 +115,7 @@ def test_a_frozen_member_costs_a_second_once(three: EtcdCluster) -> None:
     second.close()
 
 
-def test_the_loss_of_the_leader_is_survived(three: EtcdCluster) -> None:
+def test_the_loss_of_etcds_leader_is_tolerated(three: EtcdCluster) -> None:
     leader = three.leader()
     with etcd_scene(three) as scene:
         node = scene.joined("a")
@@ -155,7 +155,7 @@ def test_members_are_named_by_any_kind_of_address(tmp_path: Path, host: str) -> 
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_without_a_majority_nothing_is_written_and_the_reason_is_given(three: EtcdCluster, how: str) -> None:
+def test_without_a_majority_writes_fail_with_the_reason(three: EtcdCluster, how: str) -> None:
     left, *lost = three.members
     alone = Endpoint("127.0.0.1", left.client_port)
     with etcd_scene(three) as scene:
@@ -179,7 +179,7 @@ def test_without_a_majority_nothing_is_written_and_the_reason_is_given(three: Et
 # -- no space -------------------------------------------------------------------------------------
 
 
-def test_a_full_etcd_says_so_and_can_be_read(tmp_path: Path) -> None:
+def test_a_full_etcd_is_reported_and_can_be_read(tmp_path: Path) -> None:
     with (
         EtcdCluster(tmp_path, options=["--quota-backend-bytes", "100000"]) as cluster,
         etcd_scene(cluster) as scene,

@@ -108,14 +108,14 @@ def answer(endpoint: Endpoint, access: EtcdAccess) -> tuple[type[Exception], str
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
-def test_names_and_addresses_that_the_certificate_has(
+def test_names_and_addresses_in_the_certificate_are_accepted(
     tls_etcd: EtcdCluster, papers: Papers, host: str
 ) -> None:
     client, _ = Members(Endpoint(host, tls_etcd.members[0].client_port), papers.access()).dial()
     client.close()
 
 
-def test_both_sides_show_certificates(mutual_etcd: EtcdCluster, papers: Papers) -> None:
+def test_mutual_tls_works(mutual_etcd: EtcdCluster, papers: Papers) -> None:
     with etcd_scene(mutual_etcd, papers.access("client")) as scene:
         node = scene.joined("a")
         assert scene.coordinator().publish(plan(1))
@@ -129,7 +129,7 @@ def test_both_sides_show_certificates(mutual_etcd: EtcdCluster, papers: Papers) 
         ("stranger", "rejects the client certificate .*stranger.pem"),
     ],
 )
-def test_etcd_does_not_take_our_certificate(
+def test_a_rejected_client_certificate_is_reported(
     mutual_etcd: EtcdCluster, papers: Papers, client: str, said: str
 ) -> None:
     kind, text = answer(endpoint_of(mutual_etcd), papers.access(client))
@@ -163,26 +163,26 @@ def test_wrong_files_are_named(
         ("elsewhere", "127.0.0.1", "is not valid for 127.0.0.1; connect by a name"),
     ],
 )
-def test_a_wrong_certificate_is_not_taken(papers: Papers, shown: str, host: str, said: str) -> None:
+def test_an_invalid_server_certificate_is_refused(papers: Papers, shown: str, host: str, said: str) -> None:
     with papers.etcd(shown) as cluster:
         kind, text = answer(Endpoint(host, cluster.members[0].client_port), papers.access())
     assert kind is NotAStoreError
     assert said in text
 
 
-def test_without_tls_at_an_etcd_that_wants_it(tls_etcd: EtcdCluster) -> None:
+def test_missing_tls_settings_are_reported(tls_etcd: EtcdCluster) -> None:
     kind, text = answer(endpoint_of(tls_etcd), EtcdAccess(PREFIX))
     assert kind is NotAStoreError
     assert "requires TLS; give the trusted CA certificates as --etcd-ca" in text
 
 
-def test_with_tls_at_an_etcd_that_has_none(shared_etcd: EtcdCluster, papers: Papers) -> None:
+def test_unsupported_tls_is_reported(shared_etcd: EtcdCluster, papers: Papers) -> None:
     kind, text = answer(endpoint_of(shared_etcd), papers.access())
     assert kind is NotAStoreError
     assert "does not use TLS; remove --etcd-ca" in text
 
 
-def test_a_login_over_tls_by_password_or_by_the_name_in_our_certificate(papers: Papers) -> None:
+def test_login_over_tls_works_by_password_and_by_certificate(papers: Papers) -> None:
     with papers.etcd(asks=True) as cluster:
         cluster.ctl("role", "add", "trainer")
         cluster.ctl("role", "grant-permission", "trainer", "--prefix=true", "readwrite", PREFIX)
@@ -234,7 +234,7 @@ def _ssh(sock: socket.socket) -> None:
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize(("talk", "said"), [(_http, "HTTP/1.1 400"), (_ssh, "SSH-2.0")])
-def test_another_program_is_quoted(
+def test_the_answer_of_another_program_is_quoted(
     papers: Papers, talk: Callable[[socket.socket], None], said: str, tls: bool
 ) -> None:
     with program(talk) as endpoint:
@@ -244,7 +244,7 @@ def test_another_program_is_quoted(
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_one_that_hangs_up_may_be_etcd_next_time(papers: Papers, tls: bool) -> None:
+def test_a_closed_connection_counts_as_unreachable(papers: Papers, tls: bool) -> None:
     with program(lambda sock: None) as endpoint:
         kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
     assert kind is UnreachableError
@@ -252,7 +252,7 @@ def test_one_that_hangs_up_may_be_etcd_next_time(papers: Papers, tls: bool) -> N
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_one_that_says_nothing_costs_a_second(papers: Papers, tls: bool) -> None:
+def test_a_server_that_does_not_answer_costs_a_second(papers: Papers, tls: bool) -> None:
     over = threading.Event()
     with program(lambda sock: over.wait(PATIENCE_S)) as endpoint:
         kind, text = answer(endpoint, papers.access() if tls else EtcdAccess(PREFIX))
@@ -267,7 +267,7 @@ def test_a_c10d_store_is_recognised(c10d_scene: C10dScene) -> None:
     assert "is a c10d store, not etcd" in text
 
 
-def test_another_service_behind_grpc() -> None:
+def test_another_grpc_service_is_recognised() -> None:
     server = grpc.server(futures.ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -277,7 +277,7 @@ def test_another_service_behind_grpc() -> None:
     assert "is a gRPC server but does not support the etcd v3 API" in text
 
 
-def test_nobody_there() -> None:
+def test_a_refused_connection_is_reported() -> None:
     kind, text = answer(Endpoint("127.0.0.1", 1), EtcdAccess(PREFIX))
     assert kind is UnreachableError
     assert "connection refused" in text

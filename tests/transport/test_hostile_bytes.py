@@ -74,7 +74,7 @@ def noise(count: int) -> Iterator[bytes]:
         yield b"".join(words) + dice.randbytes(dice.randrange(40))
 
 
-def test_no_bytes_crash_the_store_or_keep_it_from_the_others() -> None:
+def test_hostile_bytes_neither_crash_nor_block_the_store() -> None:
     endpoint = free_endpoint()
     with peers(1, endpoint) as (host,), ExitStack() as lingering:
         assert host.elect()[0]

@@ -60,13 +60,13 @@ def program(*answers: bytes, first: bool = False) -> Iterator[Endpoint]:
             held.close()
 
 
-def test_nobody_is_there() -> None:
+def test_a_closed_port_is_reported_as_refused() -> None:
     error = why_not(free_endpoint())
     assert isinstance(error, UnreachableError)
     assert "refused" in str(error)
 
 
-def test_a_web_server_is_there() -> None:
+def test_a_web_server_at_the_endpoint_is_recognised() -> None:
     with program(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n") as endpoint:
         error = why_not(endpoint)
     assert isinstance(error, NotAStoreError)
@@ -74,14 +74,14 @@ def test_a_web_server_is_there() -> None:
     assert "another port" in str(error)
 
 
-def test_an_ssh_server_is_there() -> None:
+def test_an_ssh_server_at_the_endpoint_is_recognised() -> None:
     with program(b"SSH-2.0-OpenSSH_9.2\r\n", first=True) as endpoint:
         error = why_not(endpoint)
     assert isinstance(error, NotAStoreError)
     assert "SSH" in str(error)
 
 
-def test_somebody_is_there_who_hangs_up_at_once() -> None:
+def test_a_server_that_closes_connections_is_reported() -> None:
     """A host that dies while it accepts does that too, so dialling goes on."""
     with program(b"", first=True) as endpoint:
         error = why_not(endpoint)
@@ -89,14 +89,14 @@ def test_somebody_is_there_who_hangs_up_at_once() -> None:
     assert "closed the connection without an answer" in str(error)
 
 
-def test_somebody_is_there_who_never_says_anything() -> None:
+def test_a_server_that_never_answers_is_reported() -> None:
     with program() as endpoint:
         error = why_not(endpoint, 0.3)
     assert isinstance(error, UnreachableError)
     assert "did not answer within 0.3 s" in str(error)
 
 
-def test_a_torchrun_store_is_there() -> None:
+def test_a_torchrun_store_at_the_endpoint_is_recognised() -> None:
     theirs = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
     theirs.set("torch.rendezvous.none", "state")
     error = why_not(Endpoint("127.0.0.1", theirs.port), 5.0)
@@ -110,14 +110,14 @@ def test_an_endpoint_elsewhere_is_not_hosted_here() -> None:
         c10d.find_or_host(Endpoint("192.0.2.1", 29400), 0.3)
 
 
-def test_a_port_that_is_held_but_answers_nobody() -> None:
+def test_a_bound_port_that_does_not_answer_is_reported() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         with pytest.raises(NotAStoreError, match="use another port"):
             c10d.find_or_host(Endpoint("127.0.0.1", held.getsockname()[1]), 1.0)
 
 
-def test_another_program_on_our_port_is_not_mistaken_for_a_host() -> None:
+def test_another_program_on_the_port_is_not_taken_for_a_host() -> None:
     with program(b"220 mail ready\r\n", first=True) as endpoint:
         assert c10d.find_or_host(endpoint, 1.0) is None
         assert isinstance(why_not(endpoint), NotAStoreError)
@@ -126,7 +126,7 @@ def test_another_program_on_our_port_is_not_mistaken_for_a_host() -> None:
 @pytest.mark.parametrize(
     "address", ["127.0.0.9", "localhost", "0.0.0.0", pytest.param("::1", marks=needs_ipv6)]
 )
-def test_the_whole_conversation_works_at(address: str) -> None:
+def test_a_store_works_at_every_kind_of_address(address: str) -> None:
     scene = C10dScene(address)
     inbox = scene.host.inbox()
     node = scene.joined("a")
@@ -136,7 +136,7 @@ def test_the_whole_conversation_works_at(address: str) -> None:
     scene.host.close()
 
 
-def test_of_several_processes_exactly_one_hosts_and_another_takes_over_when_it_is_killed() -> None:
+def test_one_of_several_processes_hosts_and_another_takes_over_when_it_is_killed() -> None:
     endpoint = free_endpoint()
     with peers(4, endpoint) as all_peers:
         seen = set()
@@ -156,7 +156,7 @@ def test_of_several_processes_exactly_one_hosts_and_another_takes_over_when_it_i
         assert isinstance(why_not(endpoint), UnreachableError)
 
 
-def test_a_frozen_host_stalls_neither_dialling_nor_those_who_leave_their_thread_behind() -> None:
+def test_a_frozen_host_blocks_neither_dialling_nor_abandoned_threads() -> None:
     endpoint = free_endpoint()
     with peers(1, endpoint) as (host,):
         hosting, store_id = host.elect()

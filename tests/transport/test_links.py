@@ -48,12 +48,12 @@ def test_a_registered_node_is_read_by_the_coordinator(scene: Scene) -> None:
     assert snapshot.rejected == ()
 
 
-def test_only_the_asked_for_incarnations_are_read(scene: Scene) -> None:
+def test_only_the_requested_incarnations_are_read(scene: Scene) -> None:
     scene.joined("a", "b")
     assert list(scene.coordinator().read(["b", "nobody"]).members) == ["b"]
 
 
-def test_a_new_word_replaces_the_old_one_and_is_hinted_at(scene: Scene) -> None:
+def test_a_new_member_record_replaces_the_old_one_and_leaves_a_hint(scene: Scene) -> None:
     wait = scene.hints()
     node = scene.joined("a")
     assert wait(PATIENCE_S) == ["a"]
@@ -62,7 +62,7 @@ def test_a_new_word_replaces_the_old_one_and_is_hinted_at(scene: Scene) -> None:
     assert scene.coordinator().read(["a"]).members["a"].state is State.RUNNING
 
 
-def test_what_an_abandoned_connection_wrote_arrives_late_and_undoes_nothing(c10d_scene: C10dScene) -> None:
+def test_a_late_write_of_an_abandoned_connection_has_no_effect(c10d_scene: C10dScene) -> None:
     """A thread that is left behind keeps its connection, and TCP delivers what was sent on it minutes later."""
     with Relay(c10d_scene.endpoint.port) as relay:
         abandoned = c10d.dial(relay.endpoint, "run", PATIENCE_S)
@@ -100,7 +100,7 @@ def test_later_changes_are_read_by_the_same_coordinator(scene: Scene) -> None:
     assert {name: one.slots for name, one in members.items()} == {"a": 7, "b": 2}
 
 
-def test_a_lease_is_renewed_only_from_what_it_is(scene: Scene) -> None:
+def test_a_lease_is_renewed_only_from_its_current_value(scene: Scene) -> None:
     node = scene.joined("a")
     first = lease("a")
     assert node.renew(first, first.renewed())
@@ -109,13 +109,13 @@ def test_a_lease_is_renewed_only_from_what_it_is(scene: Scene) -> None:
     assert scene.coordinator().read_leases() == {"a": first.renewed()}
 
 
-def test_a_lease_nobody_wrote_cannot_be_renewed(scene: Scene) -> None:
+def test_a_lease_that_was_never_written_cannot_be_renewed(scene: Scene) -> None:
     node = scene.node()
     assert not node.renew(lease("a"), lease("a").renewed())
     assert node.read_lease("a") is None
 
 
-def test_renewal_and_condemnation_race_and_exactly_one_wins(scene: Scene) -> None:
+def test_exactly_one_of_a_concurrent_renewal_and_revocation_wins(scene: Scene) -> None:
     node, coordinator = scene.joined("a"), scene.coordinator()
     current = lease("a")
     names = iter(f"a{i}" for i in range(300))
@@ -139,14 +139,14 @@ def test_renewal_and_condemnation_race_and_exactly_one_wins(scene: Scene) -> Non
     assert outcomes == {True, False}, "not a race: one side always won"
 
 
-def test_the_condemned_cannot_come_back(scene: Scene) -> None:
+def test_a_revoked_incarnation_cannot_register_again(scene: Scene) -> None:
     node, coordinator = scene.joined("a"), scene.coordinator()
     assert coordinator.revoke(lease("a"))
     assert node.register(member("a", slots=5), lease("a")) is None
     assert coordinator.read(None).members["a"].slots == 2, "nothing of it is written"
 
 
-def test_the_forgotten_are_gone_for_good(scene: Scene) -> None:
+def test_a_forgotten_incarnation_is_removed_for_good(scene: Scene) -> None:
     node, coordinator = scene.joined("a", "b"), scene.coordinator()
     coordinator.read(None)
     coordinator.forget("a")
@@ -159,7 +159,7 @@ def test_the_forgotten_are_gone_for_good(scene: Scene) -> None:
     assert node.register(member("a"), lease("a")) is None
 
 
-def test_a_lease_registered_again_looks_changed(scene: Scene) -> None:
+def test_a_lease_registered_again_differs_from_the_last(scene: Scene) -> None:
     """The coordinator counts from when it saw a change; the node counts from its second registration."""
     node = scene.joined("a")
     again = node.register(member("a"), lease("a"))
@@ -224,7 +224,7 @@ def test_no_plan_within_the_time_leaves_the_link_usable(scene: Scene) -> None:
     assert node.next_plan(0, 0.05) == plan(1)
 
 
-def test_looking_for_a_plan_wakes_nobody_who_waits_for_it(c10d_scene: C10dScene) -> None:
+def test_reading_a_plan_does_not_wake_nodes_that_wait_for_it(c10d_scene: C10dScene) -> None:
     """torch's server wakes a key's waiters at any compare-and-set: two nodes could keep each other awake for ever."""
     node, another = c10d_scene.stranger(), c10d_scene.node()
     thread = AbandonableThread("waiting")
@@ -240,7 +240,7 @@ def test_looking_for_a_plan_wakes_nobody_who_waits_for_it(c10d_scene: C10dScene)
     thread.abandon()
 
 
-def test_a_follower_far_behind_gets_the_newest_at_once(scene: Scene) -> None:
+def test_a_node_far_behind_gets_the_newest_plan_at_once(scene: Scene) -> None:
     coordinator, follower = scene.coordinator(), scene.node()
     coordinator.publish(plan(1, world=world(3, 1)))
     assert follower.next_plan(0, PATIENCE_S) is not None
@@ -251,7 +251,7 @@ def test_a_follower_far_behind_gets_the_newest_at_once(scene: Scene) -> None:
     assert scene.node().next_plan(0, PATIENCE_S) == newest
 
 
-def test_who_waits_for_a_version_that_was_cleared_away_is_not_stuck(c10d_scene: C10dScene) -> None:
+def test_a_wait_for_a_removed_version_ends(c10d_scene: C10dScene) -> None:
     coordinator, node = c10d_scene.coordinator(), c10d_scene.node()
     for version in range(1, 41):
         coordinator.publish(plan(version))
@@ -264,7 +264,7 @@ def test_who_waits_for_a_version_that_was_cleared_away_is_not_stuck(c10d_scene: 
     waiting.abandon()
 
 
-def test_a_deposed_coordinator_cannot_publish_what_is_long_past(scene: Scene) -> None:
+def test_a_former_coordinator_cannot_publish_an_old_version(scene: Scene) -> None:
     coordinator = scene.coordinator()
     for version in range(1, 41):
         coordinator.publish(plan(version))
@@ -274,7 +274,7 @@ def test_a_deposed_coordinator_cannot_publish_what_is_long_past(scene: Scene) ->
     assert scene.node().read_plan() == plan(40)
 
 
-def test_worlds_long_past_do_not_fill_the_store(c10d_scene: C10dScene) -> None:
+def test_old_worlds_are_removed_from_the_store(c10d_scene: C10dScene) -> None:
     coordinator = c10d_scene.coordinator()
     store = c10d_scene.stranger()
     order = tuple(f"n{i}" for i in range(50))
@@ -297,7 +297,7 @@ def test_what_the_coordinator_waits_for_can_be_read(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [("a", "b"), ("r", "run"), ("x@y:1+2-3", "x@y:1+2"), ("a.b", "a")])
-def test_runs_on_one_store_do_not_see_each_other(scene: Scene, one: str, other: str) -> None:
+def test_runs_in_one_store_are_isolated(scene: Scene, one: str, other: str) -> None:
     coordinators = {run_id: scene.coordinator(run_id) for run_id in (one, other)}
     waits = {run_id: scene.hints(run_id) for run_id in (one, other)}
     nodes = {run_id: scene.joined(f"of-{i}", run_id=run_id) for i, run_id in enumerate((one, other))}
@@ -313,7 +313,7 @@ def test_runs_on_one_store_do_not_see_each_other(scene: Scene, one: str, other: 
     assert waits[one](PATIENCE_S) == ["of-0"]
 
 
-def test_the_inbox_names_the_runs_in_the_order_of_their_coming(c10d_scene: C10dScene) -> None:
+def test_the_inbox_lists_runs_in_order_of_arrival(c10d_scene: C10dScene) -> None:
     inbox = c10d_scene.host.inbox()
     c10d_scene.joined("x", run_id="b")
     c10d_scene.joined("y", run_id="a")
@@ -338,7 +338,7 @@ def test_jobs_without_a_run_id_agree_on_one(c10d_scene: C10dScene) -> None:
 # -- the inbox and connections ---------------------------------------------------------------------
 
 
-def test_the_inbox_wakes_when_told_to_and_gives_up_in_time(c10d_scene: C10dScene) -> None:
+def test_the_inbox_can_be_woken_and_times_out(c10d_scene: C10dScene) -> None:
     inbox = c10d_scene.host.inbox()
     assert inbox.wait(0.02) == []
     thread = AbandonableThread("waiting")
@@ -350,7 +350,7 @@ def test_the_inbox_wakes_when_told_to_and_gives_up_in_time(c10d_scene: C10dScene
     thread.abandon()
 
 
-def test_many_hints_are_taken_together(c10d_scene: C10dScene) -> None:
+def test_many_hints_are_read_together(c10d_scene: C10dScene) -> None:
     inbox = c10d_scene.host.inbox()
     names = [f"i{i}" for i in range(200)]
     c10d_scene.joined(*names)
@@ -358,7 +358,7 @@ def test_many_hints_are_taken_together(c10d_scene: C10dScene) -> None:
     assert inbox.wait(0.02) == []
 
 
-def test_no_hint_within_the_time_swallows_nothing(scene: Scene) -> None:
+def test_a_timeout_of_the_inbox_loses_no_hint(scene: Scene) -> None:
     wait = scene.hints()
     assert wait(0.02) == []
     names = {f"i{i}" for i in range(50)}
@@ -369,7 +369,7 @@ def test_no_hint_within_the_time_swallows_nothing(scene: Scene) -> None:
     assert wait(0.02) == []
 
 
-def test_whoever_waits_learns_that_the_store_is_gone(scene_to_lose: Scene) -> None:
+def test_a_waiting_call_detects_that_the_store_is_gone(scene_to_lose: Scene) -> None:
     scene = scene_to_lose
     node, wait = scene.node(), scene.hints()
     threads = [AbandonableThread("plan"), AbandonableThread("inbox")]
@@ -386,7 +386,7 @@ def test_whoever_waits_learns_that_the_store_is_gone(scene_to_lose: Scene) -> No
         node.read_plan()
 
 
-def test_a_word_that_did_not_arrive_is_an_error(scene_to_lose: Scene) -> None:
+def test_a_record_that_did_not_arrive_is_an_error(scene_to_lose: Scene) -> None:
     """torch's client sends a value without waiting for an answer: into a broken connection as into a good one."""
     node = scene_to_lose.joined("a")
     scene_to_lose.lose_store()
@@ -394,7 +394,7 @@ def test_a_word_that_did_not_arrive_is_an_error(scene_to_lose: Scene) -> None:
         node.write(member("a", state=State.LEFT))
 
 
-def test_a_closed_link_says_so(scene: Scene) -> None:
+def test_a_closed_link_raises_an_error(scene: Scene) -> None:
     node = scene.node()
     node.close()
     with pytest.raises(StoreLostError, match="closed"):

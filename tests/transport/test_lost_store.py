@@ -13,7 +13,7 @@ from elastic_agent.transport.base import StoreLostError, TransportError
 from .support import free_endpoint, lease, member, peers, plan
 
 
-def test_every_call_to_a_killed_store_is_a_lost_store() -> None:
+def test_every_call_to_a_killed_store_raises_store_lost() -> None:
     endpoint = free_endpoint()
     with peers(1, endpoint) as (host,):
         assert host.elect()[0]

@@ -41,20 +41,20 @@ def a_host() -> c10d.C10dHost:
     return found
 
 
-def test_whoever_waits_for_a_key_is_not_woken_by_others_who_look_for_it() -> None:
+def test_a_waiting_client_is_not_woken_by_reads_of_the_key() -> None:
     host = a_host()
     assert not looked_at_while_waited_for(host, awaited=True)
     host.close()
 
 
-def test_a_look_by_compare_and_set_wakes_them() -> None:
+def test_a_read_by_compare_and_set_wakes_waiting_clients() -> None:
     """Should torch mend this, the careful way of looking is needed no more."""
     host = a_host()
     assert looked_at_while_waited_for(host, awaited=False)
     host.close()
 
 
-def test_nodes_that_wait_for_the_next_plan_let_each_other_sleep() -> None:
+def test_nodes_that_wait_for_the_next_plan_do_not_wake_each_other() -> None:
     """Several that wait cause no more traffic than their own question."""
     host = a_host()
     endpoint = Endpoint("127.0.0.1", host.port)

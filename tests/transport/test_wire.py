@@ -17,14 +17,14 @@ from elastic_agent.transport.c10d.wire import probe_store
 from .support import PATIENCE_S
 
 
-def test_torchs_server_understands_our_greeting() -> None:
+def test_torchs_server_accepts_our_probe() -> None:
     server = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
     for _ in range(3):
         with connect("127.0.0.1", server.port, 5.0) as sock:
             probe_store(sock, 5.0, "the store")
 
 
-def test_our_greeting_is_what_torchs_client_says_first() -> None:
+def test_our_probe_equals_the_first_message_of_torchs_client() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = int(server.getsockname()[1])
 

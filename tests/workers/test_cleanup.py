@@ -61,7 +61,7 @@ def clear(cleanup: Cleanup, unkillable: Collection[int] = ()) -> Cleared:
     return found[0]
 
 
-def test_a_look_before_the_stop_tells_whose_files_they_are(
+def test_files_are_attributed_before_the_stop(
     cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes]
 ) -> None:
     cleanup.started([child.pid])
@@ -91,7 +91,7 @@ def until_seen(cleanup: Cleanup, file: Path) -> None:
 
 
 @pytest.mark.usefixtures("untimed")
-def test_what_a_worker_makes_is_seen_when_it_is_made(cleanup: Cleanup, shared: Path) -> None:
+def test_files_of_workers_are_detected_on_creation(cleanup: Cleanup, shared: Path) -> None:
     """The worker may be killed at any time."""
     cleanup.started([os.getpid()])
     worker = subprocess.Popen(
@@ -104,7 +104,7 @@ def test_what_a_worker_makes_is_seen_when_it_is_made(cleanup: Cleanup, shared: P
 
 
 @pytest.mark.usefixtures("untimed")
-def test_what_another_program_made_and_a_worker_attached_stays(cleanup: Cleanup, shared: Path) -> None:
+def test_files_of_another_program_that_a_worker_attached_are_kept(cleanup: Cleanup, shared: Path) -> None:
     """It was made after the workers had been started, and only the worker has held it since."""
     cleanup.started([os.getpid()])
     subprocess.run(["touch", str(shared)], check=True)
@@ -125,7 +125,7 @@ def test_what_another_program_made_and_a_worker_attached_stays(cleanup: Cleanup,
     assert shared.exists()
 
 
-def test_many_open_files_are_no_hindrance(cleanup: Cleanup) -> None:
+def test_many_open_files_do_not_prevent_the_cleanup(cleanup: Cleanup) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 1200:
         pytest.skip(f"this process may open {hard} files only; 1,200 are needed")
@@ -139,7 +139,7 @@ def test_many_open_files_are_no_hindrance(cleanup: Cleanup) -> None:
 
 
 @pytest.mark.parametrize("is_stuck", [True, False], ids=["an unkillable worker", "a standby"])
-def test_who_holds_on_is_named_unless_it_is_no_worker(
+def test_unkillable_workers_that_hold_shared_memory_are_named(
     cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes], is_stuck: bool
 ) -> None:
     cleanup.started([child.pid])
@@ -149,5 +149,5 @@ def test_who_holds_on_is_named_unless_it_is_no_worker(
     assert shared.exists()
 
 
-def test_a_generation_that_never_started_leaves_nothing(cleanup: Cleanup) -> None:
+def test_a_generation_that_never_started_has_nothing_to_clean_up(cleanup: Cleanup) -> None:
     assert cleanup.nothing_to_do

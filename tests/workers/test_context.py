@@ -79,7 +79,7 @@ def contexts(driver: Driver, tmp_path: Path) -> Iterator[Contexts]:
     assert made.closer.drain_closing(10.0)
 
 
-def test_all_succeed(contexts: Contexts) -> None:
+def test_the_result_of_succeeding_workers_is_returned(contexts: Contexts) -> None:
     context = contexts.start("pass", "pass")
     assert context.wait(0) is None
     contexts.feed(context, Spawned)
@@ -96,7 +96,7 @@ def test_all_succeed(contexts: Contexts) -> None:
     context.close_later()
 
 
-def test_the_first_failure_is_told_and_nobody_is_stopped(contexts: Contexts) -> None:
+def test_the_first_failure_is_reported_and_no_worker_is_stopped(contexts: Contexts) -> None:
     context = contexts.start("import time; time.sleep(1000)", RAISE)
     contexts.feed(context, Exited)
     result = context.wait(0)
@@ -114,7 +114,7 @@ def test_the_first_failure_is_told_and_nobody_is_stopped(contexts: Contexts) -> 
     context.close_later()
 
 
-def test_failures_are_in_the_order_of_the_deaths(contexts: Contexts) -> None:
+def test_failures_are_in_the_order_of_the_exits(contexts: Contexts) -> None:
     context = contexts.start_program("sleep", dict.fromkeys(range(3), SLEEP[1:]))
     contexts.feed(context, Spawned)
     for slot in (2, 0, 1):
@@ -125,7 +125,7 @@ def test_failures_are_in_the_order_of_the_deaths(contexts: Contexts) -> None:
     contexts.stop(context)
 
 
-def test_what_record_wrote_is_read(contexts: Contexts) -> None:
+def test_the_error_file_of_record_is_read(contexts: Contexts) -> None:
     code = """
         import json, os, sys
         message = {"message": "ValueError: seen", "extraInfo": {"py_callstack": "Traceback\\n  here"}}
@@ -140,7 +140,7 @@ def test_what_record_wrote_is_read(contexts: Contexts) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"message": 3}', "[" * 100_000])
-def test_a_malformed_error_file_does_no_harm(contexts: Contexts, content: str) -> None:
+def test_a_malformed_error_file_is_ignored(contexts: Contexts, content: str) -> None:
     code = f"""
         import os, sys
         open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write({content!r})
@@ -187,7 +187,7 @@ def test_events_of_another_generation_are_ignored(contexts: Contexts) -> None:
     contexts.stop(context)
 
 
-def test_torchs_blocking_use_works_too(contexts: Contexts) -> None:
+def test_the_blocking_interface_of_torch_works(contexts: Contexts) -> None:
     """`wait` and `close` as torch's own agents call them, with the context as the only reader of events."""
     context = contexts.start("print('done')", events=contexts.driver.guard.read_events)
     result = context.wait(20, period=0.02)
@@ -200,7 +200,7 @@ def test_torchs_blocking_use_works_too(contexts: Contexts) -> None:
     assert sleeping.stopped
 
 
-def test_starting_leaves_the_process_its_signal_handlers(contexts: Contexts) -> None:
+def test_starting_does_not_change_signal_handlers(contexts: Contexts) -> None:
     assert threading.current_thread() is threading.main_thread()
     names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     before = {name: signal.getsignal(getattr(signal, name)) for name in names}
@@ -258,5 +258,5 @@ def test_logs_are_not_closed_under_running_workers(contexts: Contexts) -> None:
     context.close_later()
 
 
-def test_torch_still_is_as_this_package_needs_it() -> None:
+def test_private_interfaces_of_torch_are_unchanged() -> None:
     assert torch_adapter.missing() == [], "adapt elastic_agent/workers/torch_adapter.py to this torch"

@@ -88,7 +88,7 @@ def test_the_summary_from_stderr(returncode: int, stderr: str, summary: str) -> 
     assert describe(0, returncode, "", stderr).summary("n2") == f"worker n2/0 {summary}"
 
 
-def test_the_error_file_says_it_better_than_stderr() -> None:
+def test_the_error_file_takes_precedence_over_stderr() -> None:
     failure = describe(11, 1, recorded("ValueError: bad\nshape", "Traceback …\nValueError: bad"), "noise")
     assert failure.summary("rack7/a") == "worker rack7/a/11 exited with code 1: ValueError: bad shape"
     assert failure.tail == "Traceback …\nValueError: bad"
@@ -115,7 +115,7 @@ def test_an_error_file_with_a_plain_message() -> None:
         '{"message": {"message": "x", "extraInfo": 3}}',
     ],
 )
-def test_any_other_error_file_does_no_harm(content: str) -> None:
+def test_any_other_error_file_is_ignored(content: str) -> None:
     assert describe(0, 1, content, TRACEBACK).message in ("RuntimeError: boom", "x")
 
 
@@ -127,7 +127,7 @@ def test_any_other_error_file_does_no_harm(content: str) -> None:
         (-7, "", "was killed by SIGBUS (no space for its output: DISK FULL)"),
     ],
 )
-def test_a_full_disk_stands_before_the_error(returncode: int, error: str, summary: str) -> None:
+def test_a_full_disk_is_reported_before_the_error(returncode: int, error: str, summary: str) -> None:
     failure = describe(0, returncode, recorded(error), "", "DISK FULL")
     assert failure.summary("n2") == f"worker n2/0 {summary}"
 
@@ -142,7 +142,7 @@ def test_sizes_are_bounded() -> None:
     assert failure.tail.endswith("line 9999 ü")
 
 
-def test_a_file_name_that_is_no_utf_8_is_shown_as_python_shows_it() -> None:
+def test_a_non_utf_8_file_name_is_shown_escaped() -> None:
     message = "OSError: cannot read " + os.fsdecode(b"caf\xe9.jpg")
     failure = describe(0, 1, recorded(message, f"Traceback …\n{message}"), "")
     assert failure.message == r"OSError: cannot read caf\udce9.jpg"
@@ -160,7 +160,7 @@ def test_a_file_name_that_is_no_utf_8_is_shown_as_python_shows_it() -> None:
         "\x85red\u2028",
     ],
 )
-def test_nothing_of_an_error_moves_the_cursor_or_turns_the_text_around(text: str) -> None:
+def test_control_and_bidi_characters_in_errors_are_escaped(text: str) -> None:
     for failure in (describe(0, 1, recorded(text, text), ""), describe(0, 1, "", text)):
         assert failure.message == "red"
         assert failure.tail == "red"
@@ -172,7 +172,7 @@ def test_nothing_of_an_error_moves_the_cursor_or_turns_the_text_around(text: str
     error_file=st.text() | any_text.map(recorded),
     stderr=st.text(max_size=5000) | any_text.map(lambda text: TRACEBACK + text),
 )
-def test_whatever_was_printed_the_summary_is_one_printable_line(
+def test_the_summary_is_one_printable_line_for_any_output(
     returncode: int, error_file: str, stderr: str
 ) -> None:
     failure = describe(0, returncode, error_file, stderr)

@@ -10,7 +10,7 @@ import pytest
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput, read_final_output
 
 
-def test_the_error_file_and_the_end_of_stderr(tmp_path: Path) -> None:
+def test_the_error_file_and_the_end_of_stderr_are_read(tmp_path: Path) -> None:
     error, stderr = tmp_path / "error.json", tmp_path / "stderr.log"
     error.write_bytes(b'{"message": "caf\xe9"}')
     stderr.write_text("x" * 100_000 + "the end\n")
@@ -33,7 +33,7 @@ def make_zeros(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [make_fifo, Path.mkdir, make_zeros, lambda path: None])
-def test_what_is_no_file_says_nothing_and_holds_nobody_up(tmp_path: Path, make: object) -> None:
+def test_anything_but_a_file_is_empty_and_does_not_block(tmp_path: Path, make: object) -> None:
     assert callable(make)
     for name in ("error.json", "stderr.log"):
         make(tmp_path / name)

@@ -54,18 +54,18 @@ def test_it_waits_until_the_workers_memory_is_free(memory: Callable[[Any], GpuMe
     assert driver.asked == 6
 
 
-def test_who_does_not_let_go_is_named(memory: Callable[[Any], GpuMemory]) -> None:
+def test_processes_that_keep_gpu_memory_are_named(memory: Callable[[Any], GpuMemory]) -> None:
     driver = Driver({0: [7], 1: [ME, 7]})
     assert memory(driver).await_release({ME}, 0.06) == [GpuHolder(1, ME, NAME)]
 
 
-def test_other_peoples_processes_are_nobodys_business(memory: Callable[[Any], GpuMemory]) -> None:
+def test_gpu_memory_of_other_processes_is_ignored(memory: Callable[[Any], GpuMemory]) -> None:
     driver = Driver({0: [7]})
     assert memory(driver).await_release({ME}, 10.0) == []
     assert driver.asked == 1
 
 
-def test_a_gpu_that_is_lost_keeps_nobody_waiting(memory: Callable[[Any], GpuMemory]) -> None:
+def test_a_lost_gpu_does_not_delay_the_cleanup(memory: Callable[[Any], GpuMemory]) -> None:
     class Lost(Driver):
         def nvmlDeviceGetComputeRunningProcesses(self, gpu: int) -> list[Any]:  # noqa: N802
             raise RuntimeError("GPU is lost")
@@ -73,7 +73,7 @@ def test_a_gpu_that_is_lost_keeps_nobody_waiting(memory: Callable[[Any], GpuMemo
     assert memory(Lost({0: [ME]})).await_release({ME}, 10.0) == []
 
 
-def test_without_a_driver_nothing_is_loaded_asked_or_said(
+def test_without_a_driver_nothing_is_loaded_or_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Untouchable:
@@ -90,7 +90,7 @@ def test_without_a_driver_nothing_is_loaded_asked_or_said(
     assert threading.active_count() == threads
 
 
-def test_a_driver_that_does_not_answer_is_not_asked_again(memory: Callable[[Any], GpuMemory]) -> None:
+def test_an_unresponsive_driver_is_not_queried_again(memory: Callable[[Any], GpuMemory]) -> None:
     class Broken(Driver):
         def nvmlInit(self) -> None:  # noqa: N802
             self.asked += 1
@@ -104,6 +104,6 @@ def test_a_driver_that_does_not_answer_is_not_asked_again(memory: Callable[[Any]
     assert not gpus.there
 
 
-def test_the_library_has_these_names() -> None:
+def test_the_nvml_library_has_the_expected_names() -> None:
     nvml = pytest.importorskip("pynvml", reason="nvidia-ml-py (the extra gpu) is not installed")
     assert all(callable(getattr(nvml, name)) for name in vars(Driver) if name.startswith("nvml"))

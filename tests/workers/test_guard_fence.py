@@ -55,7 +55,7 @@ def test_a_renewed_lease_lets_the_workers_live(driver: Driver) -> None:
     assert not driver.of(Fenced)
 
 
-def test_a_deadline_taken_back_no_longer_counts(driver: Driver) -> None:
+def test_a_removed_deadline_does_not_count(driver: Driver) -> None:
     driver.guard.spawn(1, [program(0, "sleep", "1.2")])
     driver.until(Spawned)
     driver.guard.set_deadline(boottime_s() + 1.0)
@@ -72,7 +72,7 @@ def test_a_deadline_set_when_there_was_none_counts(driver: Driver) -> None:
     driver.until(Fenced)
 
 
-def test_the_deadline_cuts_a_grace_short(driver: Driver, news: News) -> None:
+def test_the_deadline_shortens_a_grace_period(driver: Driver, news: News) -> None:
     code = """
         import signal, sys, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -87,7 +87,7 @@ def test_the_deadline_cuts_a_grace_short(driver: Driver, news: News) -> None:
     driver.until(Stopped)
 
 
-def test_the_deadline_holds_for_what_ended_workers_left(driver: Driver, news: News) -> None:
+def test_the_deadline_applies_to_processes_left_by_exited_workers(driver: Driver, news: News) -> None:
     driver.guard.spawn(1, [daemonising(0, news, worker="sys.exit(0)")])
     with watching(int(news.line())) as (daemon,):
         driver.until(Exited)
@@ -107,7 +107,7 @@ def test_a_generation_that_was_stopped_is_not_fenced(driver: Driver) -> None:
     assert not driver.of(Fenced)
 
 
-def test_a_guard_past_its_deadline_sleeps(driver: Driver) -> None:
+def test_a_guard_past_its_deadline_is_idle(driver: Driver) -> None:
     driver.guard.spawn(1, [program(0, *SLEEP)])
     driver.until(Spawned)
     driver.guard.set_deadline(boottime_s() + 0.05)
@@ -130,7 +130,7 @@ def test_a_frozen_agent_is_fenced_by_the_guard_alone(agent: StandIn, news: News)
         agent.until("Stopped")
 
 
-def test_a_frozen_agent_finds_all_events_when_it_wakes(agent: StandIn, news: News) -> None:
+def test_a_frozen_agent_gets_all_events_when_it_thaws(agent: StandIn, news: News) -> None:
     """They are more than its socket holds, so the guard must keep them, and must not wait to fence."""
     script = 'head -c 8000 /dev/zero | tr "\\0" x >&2; echo told > "$0"; exec sleep 1000'
     launches = [program(slot, "sh", "-c", script, str(news.path), stderr=os.devnull) for slot in range(60)]
@@ -147,7 +147,7 @@ def test_a_frozen_agent_finds_all_events_when_it_wakes(agent: StandIn, news: New
     assert [len(event["stderr_tail"]) for event in exits] == [8000] * 60
 
 
-def test_when_all_thaw_after_the_deadline_the_guard_kills_first_thing(agent: StandIn, news: News) -> None:
+def test_when_all_thaw_after_the_deadline_the_guard_kills_workers_first(agent: StandIn, news: News) -> None:
     code = """
         import os, sys, time
         fd = os.open(sys.argv[1], os.O_WRONLY)
@@ -180,7 +180,7 @@ def test_when_all_thaw_after_the_deadline_the_guard_kills_first_thing(agent: Sta
 # --- death of the agent ---------------------------------------------------------------------------
 
 
-def test_nothing_outlives_a_killed_agent(agent: StandIn, news: News) -> None:
+def test_no_process_outlives_a_killed_agent(agent: StandIn, news: News) -> None:
     pids = agent.spawn(daemonising(0, news), daemonising(1, news, worker="sys.exit(0)"), program(2, *SLEEP))
     daemons = [int(news.line()) for _ in range(2)]
     alive = [pids[0], pids[2], *daemons, agent.guard_pid]
@@ -189,7 +189,7 @@ def test_nothing_outlives_a_killed_agent(agent: StandIn, news: News) -> None:
         assert all(process.ended() for process in processes)
 
 
-def test_a_child_of_the_agent_that_holds_everything_open_changes_nothing(agent: StandIn, news: News) -> None:
+def test_a_child_with_the_agents_descriptors_does_not_prevent_fencing(agent: StandIn, news: News) -> None:
     """As a forked helper process does: the socket to the guard then stays open when the agent dies."""
     agent.spawn(daemonising(0, news))
     agent.do("fork")
@@ -198,7 +198,7 @@ def test_a_child_of_the_agent_that_holds_everything_open_changes_nothing(agent: 
         assert all(process.ended() for process in processes)
 
 
-def test_an_agent_killed_during_a_grace_leaves_nothing(agent: StandIn, news: News) -> None:
+def test_an_agent_killed_during_a_grace_period_leaves_no_processes(agent: StandIn, news: News) -> None:
     ignoring = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     pids = agent.spawn(daemonising(0, news, daemon=ignoring, worker=f"{ignoring}; tell(0); time.sleep(1000)"))
     told = {news.line(), news.line()}
@@ -212,9 +212,7 @@ def test_an_agent_killed_during_a_grace_leaves_nothing(agent: StandIn, news: New
 # --- death of the guard ---------------------------------------------------------------------------
 
 
-def test_when_the_guard_is_killed_the_agent_kills_what_the_kernel_does_not(
-    agent: StandIn, news: News
-) -> None:
+def test_the_agent_kills_daemonised_processes_of_a_killed_guard(agent: StandIn, news: News) -> None:
     pids = agent.spawn(daemonising(0, news), program(1, *SLEEP))
     with watching(*pids.values(), int(news.line())) as processes:
         os.kill(agent.guard_pid, signal.SIGKILL)
@@ -223,7 +221,7 @@ def test_when_the_guard_is_killed_the_agent_kills_what_the_kernel_does_not(
         assert all(process.ended(0) for process in processes)
 
 
-def test_a_lost_guard_is_told_once_and_commands_to_it_do_nothing(driver: Driver) -> None:
+def test_a_lost_guard_is_reported_once_and_later_commands_have_no_effect(driver: Driver) -> None:
     os.kill(driver.guard.pid, signal.SIGKILL)
     assert driver.until(GuardLost) == GuardLost(-signal.SIGKILL)
     driver.guard.spawn(1, [program(0, "true")])
@@ -232,7 +230,7 @@ def test_a_lost_guard_is_told_once_and_commands_to_it_do_nothing(driver: Driver)
     assert driver.guard.read_events() == []
 
 
-def test_kill_orphans_spares_whom_it_is_told_to(agent: StandIn) -> None:
+def test_kill_orphans_spares_the_given_processes(agent: StandIn) -> None:
     agent.do("fork")
     kept = agent.until("Forked")["pid"]
     agent.do("fork")
@@ -272,7 +270,7 @@ def blocked_agent(kind: str) -> Iterator[StandIn]:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "socket"])
-def test_a_stderr_that_nobody_reads_does_not_hold_up_the_fence(kind: str, news: News) -> None:
+def test_a_blocked_stderr_does_not_delay_fencing(kind: str, news: News) -> None:
     with blocked_agent(kind) as agent:
         pids = agent.spawn(python(0, SCREAM), daemonising(1, news))
         with watching(*pids.values(), int(news.line())) as processes:
@@ -285,7 +283,7 @@ def test_a_stderr_that_nobody_reads_does_not_hold_up_the_fence(kind: str, news: 
 
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "socket"])
-def test_a_stderr_that_nobody_reads_does_not_keep_the_guard_after_its_agent(kind: str) -> None:
+def test_a_blocked_stderr_does_not_keep_the_guard_alive(kind: str) -> None:
     with blocked_agent(kind) as agent:
         pids = agent.spawn(python(0, SCREAM))
         with watching(pids[0], agent.guard_pid) as (worker, guard):
@@ -294,7 +292,7 @@ def test_a_stderr_that_nobody_reads_does_not_keep_the_guard_after_its_agent(kind
             assert guard.ended(PATIENCE_S)
 
 
-def test_a_worker_that_screams_is_held_up_when_nobody_reads() -> None:
+def test_a_worker_blocks_on_its_output_if_stderr_is_not_read() -> None:
     """It must not fill the guard's memory: once all buffers are full, it sleeps in its write."""
     with blocked_agent("pipe") as agent:
         pid = agent.spawn(python(0, SCREAM))[0]

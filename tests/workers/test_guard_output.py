@@ -38,7 +38,7 @@ def agent_writing_to(write_end: int) -> Iterator[StandIn]:
         agent.close()
 
 
-def test_stderr_without_a_newline_at_its_end_comes_out_whole() -> None:
+def test_stderr_without_a_final_newline_is_complete() -> None:
     read_end, write_end = os.pipe()
     with agent_writing_to(write_end) as agent:
         agent.spawn(python(0, BOOM))
@@ -48,7 +48,7 @@ def test_stderr_without_a_newline_at_its_end_comes_out_whole() -> None:
     os.close(write_end)
 
 
-def test_stderr_comes_out_while_the_worker_runs(news: News) -> None:
+def test_stderr_is_forwarded_while_the_worker_runs(news: News) -> None:
     """Progress bars end no line."""
     ours, theirs = socket.socketpair()
     with agent_writing_to(theirs.fileno()) as agent:
@@ -58,7 +58,7 @@ def test_stderr_comes_out_while_the_worker_runs(news: News) -> None:
     theirs.close()
 
 
-def test_what_a_grandchild_prints_after_the_worker_ended_comes_out(news: News) -> None:
+def test_output_of_a_grandchild_after_the_workers_exit_is_forwarded(news: News) -> None:
     read_end, write_end = os.pipe()
     speaks = "time.sleep(0.2); os.write(2, b'late words')"
     with agent_writing_to(write_end) as agent:
@@ -81,7 +81,7 @@ def test_a_regular_file_takes_everything(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == b"before\n" + b"x" * 900_000
 
 
-def test_output_to_what_must_be_waited_for_is_queued_and_never_waited_for() -> None:
+def test_blocked_output_is_queued_without_blocking() -> None:
     """Such as a file on a server that does not answer; here a pipe that may not be opened a second time."""
     read_end, write_end = os.pipe()
     sink = _threaded_sink(write_end)
@@ -92,7 +92,7 @@ def test_output_to_what_must_be_waited_for_is_queued_and_never_waited_for() -> N
     os.close(write_end)
 
 
-def test_queued_output_comes_out_in_order_and_its_end_can_be_awaited() -> None:
+def test_queued_output_is_written_in_order_and_can_be_flushed() -> None:
     read_end, write_end = os.pipe()
     sink = _threaded_sink(write_end)
     lines = [f"line {number}\n".encode() for number in range(2000)]
@@ -104,7 +104,7 @@ def test_queued_output_comes_out_in_order_and_its_end_can_be_awaited() -> None:
     os.close(write_end)
 
 
-def test_the_tail_is_known_though_stderr_is_not_shown(driver: Driver) -> None:
+def test_the_tail_of_stderr_is_kept_if_stderr_is_not_shown(driver: Driver) -> None:
     script = "head -c 100000 /dev/zero | tr '\\0' x >&2; echo the end >&2; exit 1"
     driver.guard.spawn(1, [program(0, "sh", "-c", script, stderr=os.devnull)])
     assert driver.until(Exited).stderr_tail == "x" * (8192 - 8) + "the end\n"
@@ -124,7 +124,7 @@ def test_files_are_appended_to_and_may_be_one_for_both(driver: Driver, tmp_path:
     assert path.read_text() == "kept\nout\nerr\nout again\n"
 
 
-def test_a_stderr_that_is_not_text_does_no_harm(driver: Driver) -> None:
+def test_binary_stderr_is_accepted(driver: Driver) -> None:
     driver.guard.spawn(1, [python(0, "import os; os.write(2, bytes(range(256))); os._exit(1)")])
     assert "abc" in driver.until(Exited).stderr_tail
     driver.guard.kill()
@@ -149,7 +149,7 @@ def test_on_a_terminal_stderr_stays_a_terminal_of_the_same_size() -> None:
     os.close(slave)
 
 
-def test_when_the_reader_of_stderr_goes_away_workers_go_on(news: News) -> None:
+def test_workers_continue_when_the_reader_of_stderr_is_gone(news: News) -> None:
     read_end, write_end = os.pipe()
     code = """
         import os, sys

@@ -36,7 +36,7 @@ def test_sigterm_ends_a_worker_at_once(driver: Driver) -> None:
     }
 
 
-def test_a_worker_may_use_its_grace_to_end_well(driver: Driver, news: News) -> None:
+def test_a_worker_may_use_its_grace_period_to_exit_cleanly(driver: Driver, news: News) -> None:
     code = """
         import signal, sys
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -53,14 +53,14 @@ def test_a_worker_may_use_its_grace_to_end_well(driver: Driver, news: News) -> N
     driver.until(Stopped)
 
 
-def test_another_signal_may_be_asked_for(driver: Driver) -> None:
+def test_the_stop_signal_can_be_chosen(driver: Driver) -> None:
     driver.guard.spawn(1, [program(0, *SLEEP)])
     driver.until(Spawned)
     driver.guard.stop(LONG_S, signal.SIGINT)
     assert driver.until(Exited).returncode == -signal.SIGINT
 
 
-def test_a_number_that_is_no_signal_is_refused(driver: Driver) -> None:
+def test_an_invalid_signal_number_is_refused(driver: Driver) -> None:
     for wrong in (0, -1, 65, 1000):
         with pytest.raises(ValueError, match="not a signal number"):
             driver.guard.stop(LONG_S, wrong)
@@ -68,7 +68,7 @@ def test_a_number_that_is_no_signal_is_refused(driver: Driver) -> None:
             driver.guard.signal_workers(wrong)
 
 
-def test_a_worker_deaf_to_sigterm_is_killed_after_the_grace(driver: Driver, news: News) -> None:
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(driver: Driver, news: News) -> None:
     driver.guard.spawn(1, [python(0, IGNORES_SIGTERM, str(news.path))])
     assert news.line() == "deaf"
     asked = time.monotonic()
@@ -78,7 +78,7 @@ def test_a_worker_deaf_to_sigterm_is_killed_after_the_grace(driver: Driver, news
     driver.until(Stopped)
 
 
-def test_the_grace_can_be_cut_short(driver: Driver, news: News) -> None:
+def test_the_grace_period_can_be_shortened(driver: Driver, news: News) -> None:
     driver.guard.spawn(1, [python(0, IGNORES_SIGTERM, str(news.path))])
     assert news.line() == "deaf"
     driver.guard.stop(LONG_S)
@@ -94,7 +94,7 @@ def test_a_stopped_process_can_be_killed(driver: Driver) -> None:
     driver.until(Stopped)
 
 
-def test_children_in_the_workers_group_are_asked_to_end_too(driver: Driver, news: News) -> None:
+def test_children_in_the_workers_group_get_the_signal_too(driver: Driver, news: News) -> None:
     code = """
         import os, signal, subprocess, sys
         child = subprocess.Popen(["sleep", "1000"])
@@ -110,9 +110,7 @@ def test_children_in_the_workers_group_are_asked_to_end_too(driver: Driver, news
     driver.until(Stopped)
 
 
-def test_a_daemonised_grandchild_is_gone_with_the_generation_and_costs_no_grace(
-    driver: Driver, news: News
-) -> None:
+def test_a_daemonised_grandchild_ends_with_the_generation(driver: Driver, news: News) -> None:
     driver.guard.spawn(1, [daemonising(0, news)])
     with watching(int(news.line())) as (daemon,):
         driver.guard.stop(LONG_S)
@@ -120,7 +118,7 @@ def test_a_daemonised_grandchild_is_gone_with_the_generation_and_costs_no_grace(
         assert daemon.ended(0)
 
 
-def test_a_daemonised_grandchild_has_the_grace_too(driver: Driver, news: News) -> None:
+def test_a_daemonised_grandchild_gets_the_grace_period_too(driver: Driver, news: News) -> None:
     daemon_code = "import signal; signal.signal(signal.SIGTERM, lambda *_: (tell('asked'), os._exit(0)))"
     driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
     with watching(int(news.line())):
@@ -129,7 +127,9 @@ def test_a_daemonised_grandchild_has_the_grace_too(driver: Driver, news: News) -
         assert news.line() == "asked"
 
 
-def test_a_grandchild_deaf_to_sigterm_is_killed_after_the_grace(driver: Driver, news: News) -> None:
+def test_a_grandchild_that_ignores_sigterm_is_killed_after_the_grace_period(
+    driver: Driver, news: News
+) -> None:
     daemon_code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
     with watching(int(news.line())) as (daemon,):
@@ -138,7 +138,7 @@ def test_a_grandchild_deaf_to_sigterm_is_killed_after_the_grace(driver: Driver, 
         assert daemon.ended(0)
 
 
-def test_what_workers_left_that_ended_by_themselves_is_stopped(driver: Driver, news: News) -> None:
+def test_processes_left_by_exited_workers_are_stopped(driver: Driver, news: News) -> None:
     driver.guard.spawn(1, [daemonising(0, news, worker="sys.exit(0)")])
     with watching(int(news.line())) as (daemon,):
         assert driver.until(Exited).returncode == 0
@@ -163,7 +163,7 @@ def test_a_process_whose_first_thread_has_ended_is_still_found(driver: Driver, n
         assert daemon.ended(0)
 
 
-def test_a_family_that_keeps_forking_is_stamped_out(driver: Driver, news: News) -> None:
+def test_a_process_tree_that_keeps_forking_is_killed(driver: Driver, news: News) -> None:
     code = """
         import os, sys, time
         open(sys.argv[1], "w").write(f"{os.getpid()}\\n")
@@ -182,7 +182,7 @@ def test_a_family_that_keeps_forking_is_stamped_out(driver: Driver, news: News) 
     assert not linux.descendants(driver.guard.pid)
 
 
-def test_stopping_nothing_is_answered_at_once(driver: Driver) -> None:
+def test_stopping_an_empty_generation_completes_at_once(driver: Driver) -> None:
     driver.guard.stop(LONG_S)
     assert driver.until(Stopped) == Stopped(0, ())
     driver.guard.spawn(7, [program(0, "true")])
@@ -193,7 +193,7 @@ def test_stopping_nothing_is_answered_at_once(driver: Driver) -> None:
     assert driver.until(Stopped) == Stopped(7, ())
 
 
-def test_stopping_while_starting_leaves_nothing(driver: Driver) -> None:
+def test_stopping_while_starting_leaves_no_processes(driver: Driver) -> None:
     driver.guard.spawn(1, [program(slot, *SLEEP) for slot in range(4)])
     driver.guard.stop(LONG_S)
     driver.until(Stopped)
@@ -232,7 +232,7 @@ def test_fifty_generations_leave_no_descriptor_and_no_process(driver: Driver, ne
     assert not linux.dead_children(driver.guard.pid)
 
 
-def test_close_ends_the_guard_and_all_it_started(news: News) -> None:
+def test_close_ends_the_guard_and_all_its_processes(news: News) -> None:
     guard = Guard.start()
     guard.set_deadline(boottime_s() + 1000)
     driver = Driver(guard)
@@ -262,7 +262,7 @@ def freezer() -> Iterator[Path]:
             time.sleep(0.01)  # its processes are being torn down, which nothing announces
 
 
-def test_a_process_asleep_in_the_kernel_does_not_hold_up_the_others(driver: Driver, freezer: Path) -> None:
+def test_a_process_stuck_in_the_kernel_does_not_delay_the_others(driver: Driver, freezer: Path) -> None:
     driver.guard.spawn(1, [program(0, *SLEEP), program(1, *SLEEP)])
     frozen = driver.until(Spawned).pids[1]
     (freezer / "cgroup.procs").write_text(str(frozen))

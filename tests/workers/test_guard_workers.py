@@ -43,7 +43,7 @@ def test_exit_codes_and_signals_are_reported(driver: Driver) -> None:
     assert all(before_s < event.at_boottime_s < boottime_s() for event in exits.values())
 
 
-def test_exits_come_in_the_order_of_the_deaths(driver: Driver) -> None:
+def test_exits_are_reported_in_order(driver: Driver) -> None:
     """Also when the guard was away and finds all of them dead at once."""
     driver.guard.spawn(1, [program(slot, *SLEEP) for slot in range(8)])
     pids = driver.until(Spawned).pids
@@ -96,9 +96,7 @@ def test_a_worker_has_default_signals(driver: Driver, tmp_path: Path) -> None:
     assert [mask & ~(0b11 << 31) for mask in masks] == [0, 0, 0]
 
 
-def test_a_worker_begins_with_the_signals_ignored_that_its_launch_names(
-    driver: Driver, tmp_path: Path
-) -> None:
+def test_a_worker_starts_with_the_ignored_signals_of_its_launch(driver: Driver, tmp_path: Path) -> None:
     output = tmp_path / "out"
     wanted = ("grep", "-E", "^SigIgn:", "/proc/self/status")
     ignored = (signal.SIGUSR1, signal.SIGUSR2)
@@ -108,7 +106,7 @@ def test_a_worker_begins_with_the_signals_ignored_that_its_launch_names(
     assert {number + 1 for number in range(64) if mask >> number & 1} == set(ignored)
 
 
-def test_a_signal_that_comes_before_the_guard_is_ready_does_not_end_it() -> None:
+def test_a_signal_before_the_guard_is_ready_does_not_end_it() -> None:
     for _ in range(3):
         guard = Guard.start()
         for signum in (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP):
@@ -150,7 +148,7 @@ def test_hundreds_of_kilobytes_of_environment_reach_the_workers(driver: Driver) 
         ({"argv": ("sh", "-c", "x" * 200_000)}, "cannot start 'sh': Argument list too long"),
     ],
 )
-def test_what_cannot_be_started_is_named_and_the_rest_stopped(
+def test_a_worker_that_cannot_be_started_is_named_and_the_others_are_stopped(
     driver: Driver, fields: dict[str, object], error: str
 ) -> None:
     whole: dict[str, object] = {"argv": SLEEP, "env": dict(os.environ), "slot": 1, **fields}

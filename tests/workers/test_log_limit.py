@@ -61,7 +61,7 @@ def writer(path: Path) -> Writer:
 # --- files that only the workers use --------------------------------------------------------------
 
 
-def test_a_small_file_is_left_alone(path: Path, writer: Writer) -> None:
+def test_a_small_file_is_not_changed(path: Path, writer: Writer) -> None:
     writer.write(PART // LINE_BYTES)
     begin_anew(str(path), LIMIT)
     assert os.listdir(path.parent) == ["stdout.log"]
@@ -96,7 +96,7 @@ def can_collapse(probe: Path) -> bool:
 
 
 @pytest.mark.usefixtures("file_system")
-def test_beginning_and_end_are_kept_and_nothing_in_order_is_lost(path: Path, writer: Writer) -> None:
+def test_beginning_and_end_are_kept_in_order(path: Path, writer: Writer) -> None:
     per_round = PART // LINE_BYTES + 1
     for _ in range(5):
         writer.write(per_round)
@@ -155,7 +155,7 @@ def test_a_file_that_grew_far_too_large_keeps_its_beginning_and_its_end(path: Pa
     assert sum(file.stat().st_size for file in path.parent.iterdir()) <= LIMIT
 
 
-def test_where_blocks_can_be_taken_off_nothing_is_lost_at_a_cut(path: Path) -> None:
+def test_nothing_is_lost_if_blocks_can_be_removed_from_a_file(path: Path) -> None:
     if not can_collapse(path):
         pytest.skip("the file system of the temporary folder cannot take blocks off the beginning of a file")
     write_without_pause(path, 60000)
@@ -163,7 +163,7 @@ def test_where_blocks_can_be_taken_off_nothing_is_lost_at_a_cut(path: Path) -> N
     assert end == [*range(end[0], 60001)], "in order, without a gap"
 
 
-def test_on_a_full_disk_space_goes_before_text(
+def test_on_a_full_disk_output_is_dropped_to_free_space(
     path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -186,7 +186,7 @@ def finish(path: Path) -> None:
     limit.close(20)
 
 
-def test_what_came_since_the_last_look_is_cut_at_the_end(path: Path, writer: Writer) -> None:
+def test_output_since_the_last_check_is_cut_at_the_end(path: Path, writer: Writer) -> None:
     """The first, and the last, that is: it may be the only one."""
     writer.write(20 * LIMIT // LINE_BYTES)
     finish(path)
@@ -218,14 +218,14 @@ def test_the_parts_moved_away_earlier_count_and_the_end_is_whole(
     assert len(end) > PART // LINE_BYTES
 
 
-def test_what_is_within_the_limit_stays_in_one_piece(path: Path, writer: Writer) -> None:
+def test_output_within_the_limit_is_complete(path: Path, writer: Writer) -> None:
     writer.write(LIMIT // LINE_BYTES)
     finish(path)
     assert path.read_bytes() == lines(0, writer.written)
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_the_files_of_a_generation_are_looked_at_when_the_next_begins(path: Path, writer: Writer) -> None:
+def test_files_of_a_generation_are_limited_when_the_next_begins(path: Path, writer: Writer) -> None:
     limit = LogLimit(LIMIT, look_every_s=1000)
     limit.watch(OutputFiles(plain=frozenset({str(path)})))
     writer.write(20 * LIMIT // LINE_BYTES)
@@ -257,7 +257,7 @@ class Console(StringIO):
         return self._awaited in self.getvalue() or self._seen.wait(timeout_s)
 
 
-def test_a_followed_file_loses_its_middle_and_its_reader_nothing(path: Path, writer: Writer) -> None:
+def test_a_followed_file_loses_its_middle_and_its_reader_gets_all(path: Path, writer: Writer) -> None:
     console = Console()
     tail = TailLog("w", {0: str(path)}, console, interval_sec=0.01).start()
     per_round = PART // LINE_BYTES
@@ -277,7 +277,7 @@ def test_a_followed_file_loses_its_middle_and_its_reader_nothing(path: Path, wri
     assert kept[1 - per_round :] == [*range(writer.written - per_round + 1, writer.written)]
 
 
-def test_torchs_reader_loses_its_place_in_a_file_that_begins_anew(path: Path, writer: Writer) -> None:
+def test_torchs_reader_loses_its_position_in_a_truncated_file(path: Path, writer: Writer) -> None:
     """Why such files are not cut as others are; if torch's reader learns to cope, they may be."""
     console = Console()
     tail = TailLog("w", {0: str(path)}, console, interval_sec=0.01).start()
@@ -289,7 +289,7 @@ def test_torchs_reader_loses_its_place_in_a_file_that_begins_anew(path: Path, wr
     tail.stop()
 
 
-def test_a_file_system_without_holes_is_told_of_once(
+def test_a_file_system_without_sparse_files_is_reported_once(
     path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unsupported(*_: object) -> None:
@@ -308,7 +308,7 @@ def test_a_file_system_without_holes_is_told_of_once(
     assert path.read_bytes() == lines(0, writer.written)
 
 
-def test_a_file_that_is_not_there_is_no_trouble(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     limit = LogLimit(LIMIT)
     limit._files = OutputFiles(frozenset({str(path)}), frozenset({f"{path}.followed"}))
     limit.look()
@@ -327,7 +327,7 @@ def test_a_file_that_is_not_there_is_no_trouble(path: Path, caplog: pytest.LogCa
         (Std.NONE, Std.NONE, Std.NONE, set(), set()),
     ],
 )
-def test_what_torch_follows_is_not_cut(
+def test_files_that_torch_follows_are_not_truncated(
     tmp_path: Path, redirects: Std, tee: Std, filtered: Std, plain: set[str], followed: set[str]
 ) -> None:
     logs = GenerationLogs(str(tmp_path), redirects, tee, limit_bytes=LIMIT, filtered=filtered)

@@ -57,7 +57,7 @@ settings = st.one_of(
 @given(
     redirects=settings, tee=settings, shown=st.sets(st.integers(0, 3)) | st.none(), slots=st.integers(1, 4)
 )
-def test_redirects_tee_and_filter_mean_what_they_mean_to_torchrun(
+def test_redirects_tee_and_filters_work_as_in_torchrun(
     tmp_path_factory: pytest.TempPathFactory,
     redirects: Std | dict[int, Std],
     tee: Std | dict[int, Std],
@@ -70,7 +70,7 @@ def test_redirects_tee_and_filter_mean_what_they_mean_to_torchrun(
     assert shape(ours) == shape(theirs)
 
 
-def test_the_layout(tmp_path: Path) -> None:
+def test_output_files_have_the_documented_layout(tmp_path: Path) -> None:
     envs = environments(2, generation=7)
     dest = GenerationLogs(str(tmp_path), Std.ALL).reify(envs)
     node = tmp_path / "run" / "000007" / "n2"
@@ -90,7 +90,7 @@ def test_nodes_share_a_directory(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "run" / "000001")) == ["n1", "n2"]
 
 
-def test_under_plain_torchrun_its_own_variables_serve(tmp_path: Path) -> None:
+def test_under_plain_torchrun_its_variables_are_used(tmp_path: Path) -> None:
     envs = {0: {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "2", "GROUP_RANK": "1"}}
     dest = GenerationLogs(str(tmp_path)).reify(envs)
     assert dest.error_files[0] == str(tmp_path / "job" / "000002" / "node1" / "0" / "error.json")
@@ -145,7 +145,7 @@ def test_the_newest_generations_are_kept(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "run" / "latest") == "000010"
 
 
-def test_other_runs_and_other_files_are_left_alone(tmp_path: Path) -> None:
+def test_other_runs_and_other_files_are_not_touched(tmp_path: Path) -> None:
     (tmp_path / "run" / "notes").mkdir(parents=True)
     logs = GenerationLogs(str(tmp_path), keep_generations=1)
     logs.reify(environments(run_id="other"))
@@ -156,7 +156,7 @@ def test_other_runs_and_other_files_are_left_alone(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "other")) == ["000001", "latest"]
 
 
-def test_a_run_of_the_same_name_erases_nothing_and_reads_nothing_old(tmp_path: Path) -> None:
+def test_a_run_of_the_same_name_neither_erases_nor_reads_old_files(tmp_path: Path) -> None:
     for content in ("first", "second", "third"):
         dest = GenerationLogs(str(tmp_path)).reify(environments())
         assert not os.path.exists(dest.error_files[0])
@@ -169,7 +169,7 @@ def test_a_run_of_the_same_name_erases_nothing_and_reads_nothing_old(tmp_path: P
     }
 
 
-def test_a_restarted_run_does_not_prune_the_later_generations_of_its_namesake(tmp_path: Path) -> None:
+def test_a_restarted_run_does_not_prune_generations_of_an_earlier_run(tmp_path: Path) -> None:
     logs = GenerationLogs(str(tmp_path), keep_generations=2)
     logs.reify(environments(generation=30))
     logs.reify(environments(generation=1))
@@ -223,14 +223,14 @@ def test_latest_names_the_run_that_was_started_last(tmp_path: Path) -> None:
     assert (tmp_path / "latest" / "latest" / "n1").is_dir()
 
 
-def test_latest_does_not_go_back_for_a_node_that_is_late(tmp_path: Path) -> None:
+def test_latest_does_not_go_back_for_a_late_node(tmp_path: Path) -> None:
     late, ahead = LogFolders(str(tmp_path), 20), LogFolders(str(tmp_path), 20)
     ahead.make("run", 5, "n1")
     late.make("run", 4, "n2")
     assert os.readlink(tmp_path / "run" / "latest") == "000005"
 
 
-def test_latest_goes_back_for_a_run_that_is_begun_anew(tmp_path: Path) -> None:
+def test_latest_goes_back_for_a_run_that_is_started_again(tmp_path: Path) -> None:
     LogFolders(str(tmp_path), 20).make("run", 30, "n1")
     an_hour_ago = os.stat(tmp_path).st_mtime - 3600
     os.utime(tmp_path / "run" / "000030", (an_hour_ago, an_hour_ago))
@@ -238,7 +238,7 @@ def test_latest_goes_back_for_a_run_that_is_begun_anew(tmp_path: Path) -> None:
     assert os.readlink(tmp_path / "run" / "latest") == "000001"
 
 
-def test_a_run_may_be_called_latest(tmp_path: Path) -> None:
+def test_a_run_id_may_be_latest(tmp_path: Path) -> None:
     LogFolders(str(tmp_path), 20).make("run", 1, "n1")
     directory = LogFolders(str(tmp_path), 20).make("latest", 1, "n1")
     assert directory == tmp_path / "%6Catest" / "000001" / "n1"
@@ -257,7 +257,7 @@ def unnamed_run(log_dir: Path, run_id: str, age_s: float) -> LogFolders:
     return folders
 
 
-def test_the_newest_unnamed_runs_are_kept_and_those_with_a_living_agent(tmp_path: Path) -> None:
+def test_the_newest_unnamed_runs_and_those_with_a_live_agent_are_kept(tmp_path: Path) -> None:
     for age in (4, 3, 2, 1):
         folders = unnamed_run(tmp_path, f"run-{age}", age)
         if age != 3:
@@ -266,7 +266,7 @@ def test_the_newest_unnamed_runs_are_kept_and_those_with_a_living_agent(tmp_path
     assert sorted(os.listdir(tmp_path)) == ["latest", "run-1", "run-2", "run-3"]
 
 
-def test_named_runs_and_foreign_folders_stay(tmp_path: Path) -> None:
+def test_named_runs_and_foreign_folders_are_kept(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     LogFolders(str(tmp_path), 20).make("named", 1, "n1")
     unnamed_run(tmp_path, "named-since", 100).close()
@@ -294,7 +294,7 @@ def test_ordinary_names_stay_readable(name: str) -> None:
 
 @hypothesis_settings(deadline=None)
 @given(st.lists(st.text(min_size=0, max_size=300), min_size=2, max_size=20, unique=True))
-def test_any_names_become_different_names_of_files(names: list[str]) -> None:
+def test_different_names_become_different_file_names(names: list[str]) -> None:
     safe = [file_safe(name) for name in names]
     assert len(set(safe)) == len(names)
     for name in safe:

@@ -29,7 +29,7 @@ def pid() -> Iterator[int]:
         yield pid
 
 
-def test_its_name_state_and_place_are_known(pid: int) -> None:
+def test_a_processs_name_state_and_parent_are_known(pid: int) -> None:
     process = linux.read_process(pid)
     assert process is not None
     assert (process.parent, process.dead, process.frozen) == (os.getpid(), False, False)
@@ -40,24 +40,24 @@ def test_its_name_state_and_place_are_known(pid: int) -> None:
     assert linux.is_frozen(pid)
 
 
-def test_its_handlers_are_known(pid: int) -> None:
+def test_the_signal_handlers_of_a_process_are_known(pid: int) -> None:
     assert linux.catches(pid, signal.SIGUSR1)
     assert not linux.catches(pid, signal.SIGUSR2)
 
 
-def test_it_is_found_as_a_worker(pid: int) -> None:
+def test_a_worker_process_is_found(pid: int) -> None:
     (worker,) = find_workers(os.geteuid(), MARKS["ELASTIC_AGENT_RUN_ID"])
     assert (worker.pid, worker.worker_id) == (pid, "n1/0")
 
 
-def test_its_stacks_can_be_asked_for(pid: int) -> None:
+def test_the_stacks_of_a_worker_can_be_requested(pid: int) -> None:
     command = [sys.executable, "-m", "elastic_agent", "stacks", MARKS["ELASTIC_AGENT_RUN_ID"]]
     told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (told.returncode, told.stderr) == (0, "")
     assert f"pid {pid}  requested" in told.stdout
 
 
-def test_the_dead_are_gone() -> None:
+def test_exited_processes_are_not_listed() -> None:
     zombie = subprocess.Popen([sys.executable, "-S", "-c", TAKE_A_CUT_NAME])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
     assert linux.start_ticks(zombie.pid) is None
@@ -70,7 +70,7 @@ def test_the_dead_are_gone() -> None:
         linux.environment(zombie.pid)
 
 
-def test_the_threads_of_this_process_are_named() -> None:
+def test_the_threads_of_this_process_are_listed() -> None:
     names: list[str] = []
 
     def note() -> None:

@@ -81,7 +81,7 @@ def psm() -> str:
 @pytest.mark.parametrize(
     "name", ["psm_{}", "sem.mp-{}", "cuda.shm.0.{}.1", "sem.loky-PID-{}", "torch_PID_7_0"]
 )
-def test_what_the_generation_was_seen_to_hold_is_removed(hold: MakeHolder, name: str, how: str) -> None:
+def test_files_held_by_the_generation_are_removed(hold: MakeHolder, name: str, how: str) -> None:
     sweep = SharedMemorySweep(trust_pids=False)
     worker = hold(name.format(secrets.token_hex(4)), how)
     sweep.note([worker.pid])
@@ -93,7 +93,7 @@ def test_what_the_generation_was_seen_to_hold_is_removed(hold: MakeHolder, name:
 
 
 @pytest.mark.parametrize("name", ["torch_PID_123_0", "__KMP_REGISTERED_LIB_PID_0", "sem.loky-PID-abcdefg_"])
-def test_what_has_the_number_of_a_dead_worker_in_its_name_is_removed(hold: MakeHolder, name: str) -> None:
+def test_files_named_after_a_dead_worker_are_removed(hold: MakeHolder, name: str) -> None:
     sweep = SharedMemorySweep(trust_pids=True)
     worker = hold(name, "closed")
     sweep.belong([worker.pid])
@@ -110,7 +110,7 @@ def left_alone(sweep: SharedMemorySweep, path: Path) -> bool:
     return path.exists() and report.removed == report.held == report.unknown == ()
 
 
-def test_what_was_there_before_stays(hold: MakeHolder) -> None:
+def test_earlier_files_are_kept(hold: MakeHolder) -> None:
     worker = hold("torch_PID_123_0")
     sweep = SharedMemorySweep(trust_pids=True)
     sweep.note([worker.pid])
@@ -118,7 +118,7 @@ def test_what_was_there_before_stays(hold: MakeHolder) -> None:
     assert left_alone(sweep, worker.path)
 
 
-def test_what_nobody_was_seen_to_hold_stays(hold: MakeHolder) -> None:
+def test_files_that_no_process_held_are_kept(hold: MakeHolder) -> None:
     """Another program's: made, closed and to be attached to again."""
     sweep = SharedMemorySweep(trust_pids=True)
     stranger = hold(psm(), "closed")
@@ -128,7 +128,7 @@ def test_what_nobody_was_seen_to_hold_stays(hold: MakeHolder) -> None:
     assert left_alone(sweep, stranger.path)
 
 
-def test_the_files_of_another_runs_dead_process_stay(hold: MakeHolder) -> None:
+def test_files_of_another_runs_dead_process_are_kept(hold: MakeHolder) -> None:
     """A tensor may be on its way between two others."""
     sweep = SharedMemorySweep(trust_pids=True)
     stranger = hold("torch_PID_123_0", "closed")
@@ -136,7 +136,7 @@ def test_the_files_of_another_runs_dead_process_stay(hold: MakeHolder) -> None:
     assert left_alone(sweep, stranger.path)
 
 
-def test_in_a_container_numbers_in_names_mean_nothing(hold: MakeHolder) -> None:
+def test_in_a_container_pids_in_names_are_ignored(hold: MakeHolder) -> None:
     sweep = SharedMemorySweep(trust_pids=False)
     worker = hold("torch_PID_123_0", "closed")
     sweep.note([worker.pid])
@@ -144,7 +144,7 @@ def test_in_a_container_numbers_in_names_mean_nothing(hold: MakeHolder) -> None:
     assert left_alone(sweep, worker.path)
 
 
-def test_a_number_that_was_given_again_protects(hold: MakeHolder) -> None:
+def test_files_named_after_a_reused_pid_are_kept(hold: MakeHolder) -> None:
     sweep = SharedMemorySweep(trust_pids=True)
     again = hold("torch_PID_123_0", "closed")
     sweep.belong([again.pid])  # a worker had it before
@@ -164,7 +164,7 @@ def attached(path: Path) -> subprocess.Popen[bytes]:
     return worker
 
 
-def test_what_a_stranger_made_and_a_worker_attached_later_stays(hold: MakeHolder) -> None:
+def test_files_made_elsewhere_and_attached_by_a_worker_are_kept(hold: MakeHolder) -> None:
     """The stranger has closed it, and lives; the worker is the only process that holds it."""
     sweep = SharedMemorySweep(trust_pids=True)
     stranger = hold(psm(), "closed")
@@ -177,7 +177,7 @@ def test_what_a_stranger_made_and_a_worker_attached_later_stays(hold: MakeHolder
     assert left_alone(sweep, stranger.path)
 
 
-def test_what_a_stranger_held_when_it_was_seen_first_stays_when_it_lets_go(hold: MakeHolder) -> None:
+def test_files_first_held_by_another_process_are_kept(hold: MakeHolder) -> None:
     sweep = SharedMemorySweep(trust_pids=True)
     stranger = hold(psm())
     worker = attached(stranger.path)
@@ -189,7 +189,7 @@ def test_what_a_stranger_held_when_it_was_seen_first_stays_when_it_lets_go(hold:
 
 
 @pytest.mark.parametrize("how", ["open", "mapped"])
-def test_what_a_stranger_holds_now_stays_and_the_stranger_is_named(hold: MakeHolder, how: str) -> None:
+def test_files_held_by_another_process_are_kept_and_it_is_named(hold: MakeHolder, how: str) -> None:
     sweep = SharedMemorySweep(trust_pids=True)
     worker = hold(psm(), how)
     sweep.note([worker.pid])
@@ -204,7 +204,7 @@ def test_what_a_stranger_holds_now_stays_and_the_stranger_is_named(hold: MakeHol
     assert worker.path.exists()
 
 
-def test_a_users_own_names_stay(hold: MakeHolder) -> None:
+def test_files_with_other_names_are_kept(hold: MakeHolder) -> None:
     sweep = SharedMemorySweep(trust_pids=True)
     names = [
         f"mine-{secrets.token_hex(4)}",
@@ -219,7 +219,7 @@ def test_a_users_own_names_stay(hold: MakeHolder) -> None:
     assert all(left_alone(sweep, worker.path) for worker in workers)
 
 
-def test_links_and_folders_stay(tmp_path: Path) -> None:
+def test_links_and_folders_are_kept(tmp_path: Path) -> None:
     (tmp_path / "target").touch()
     sweep = SharedMemorySweep(str(tmp_path), trust_pids=True)
     sweep.belong([2**22 + 1])  # no process has such a number
@@ -229,7 +229,7 @@ def test_links_and_folders_stay(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 3
 
 
-def test_when_time_is_short_nothing_is_removed(hold: MakeHolder) -> None:
+def test_at_the_time_limit_nothing_is_removed(hold: MakeHolder) -> None:
     sweep = SharedMemorySweep(trust_pids=True)
     worker = hold("torch_PID_123_0")
     sweep.note([worker.pid])
@@ -244,7 +244,7 @@ def test_without_a_folder_there_is_nothing_to_do(tmp_path: Path) -> None:
     assert sweep.sweep().removed == ()
 
 
-def test_having_nothing_to_do_takes_no_time() -> None:
+def test_an_empty_sweep_is_fast() -> None:
     sweep = SharedMemorySweep()
     times = []
     for _ in range(20):
@@ -257,7 +257,7 @@ def test_having_nothing_to_do_takes_no_time() -> None:
 # --- the libraries' names -------------------------------------------------------------------------
 
 
-def test_python_names_shared_memory_so() -> None:
+def test_pythons_names_of_shared_memory_are_known() -> None:
     # In a process of its own: the helper process that Python starts for it would be ended by other tests.
     code = (
         "from multiprocessing.shared_memory import SharedMemory\n"
@@ -267,7 +267,7 @@ def test_python_names_shared_memory_so() -> None:
     assert _NAMES.fullmatch(told.stdout.strip())
 
 
-def test_python_and_joblib_name_semaphores_so() -> None:
+def test_the_names_of_semaphores_of_python_and_joblib_are_known() -> None:
     code = """
 import multiprocessing
 from multiprocessing.synchronize import SemLock
@@ -283,7 +283,7 @@ for kind in (SemLock, LokySemLock):
         assert _NAMES.fullmatch(name), name
 
 
-def test_torch_names_shared_tensors_so() -> None:
+def test_torchs_names_of_shared_tensors_are_known() -> None:
     code = """
 import torch
 storage = torch.zeros(4).untyped_storage()

@@ -61,7 +61,7 @@ def test_ranks_pids_addresses_and_folders_make_no_difference() -> None:
     assert one == other != ""
 
 
-def test_what_record_wrote_counts_as_well() -> None:
+def test_the_error_of_record_counts_as_well() -> None:
     trace = traced(DEVICES)
     written = {"message": {"message": DEVICES, "extraInfo": {"py_callstack": trace, "timestamp": "1"}}}
     assert signed("", error_file=json.dumps(written)) == signed(trace) != ""
@@ -76,7 +76,7 @@ def test_what_record_wrote_counts_as_well() -> None:
         (traced(DEVICES), 2),
     ],
 )
-def test_another_place_type_message_or_exit_code_is_another_failure(stderr: str, returncode: int) -> None:
+def test_another_line_type_message_or_exit_code_is_another_failure(stderr: str, returncode: int) -> None:
     assert signed(stderr, returncode) not in ("", signed(traced(DEVICES)))
 
 
@@ -100,11 +100,11 @@ def test_another_place_type_message_or_exit_code_is_another_failure(stderr: str,
         "BrokenPipeError: [Errno 32] Broken pipe",
     ],
 )
-def test_what_another_attempt_may_cure_or_what_another_worker_caused_is_never_the_same(error: str) -> None:
+def test_transient_failures_and_those_caused_by_other_workers_have_no_signature(error: str) -> None:
     assert signed(traced(error)) == ""
 
 
-def test_an_error_that_such_a_one_caused_is_neither() -> None:
+def test_an_error_caused_by_a_transient_one_has_no_signature() -> None:
     both = (
         traced("ConnectionResetError: [Errno 104] reset") + "\nThe above exception was the direct cause …\n\n"
     )
@@ -113,13 +113,13 @@ def test_an_error_that_such_a_one_caused_is_neither() -> None:
 
 
 @pytest.mark.parametrize("returncode", [-9, -15, -11, -6, 137, 143])
-def test_a_worker_that_a_signal_ended_is_never_the_same(returncode: int) -> None:
+def test_a_worker_killed_by_a_signal_has_no_signature(returncode: int) -> None:
     assert signed(traced(DEVICES), returncode) == ""
 
 
-def test_a_worker_that_ended_without_a_word_is_never_the_same() -> None:
+def test_a_worker_without_an_error_message_has_no_signature() -> None:
     assert signed("", 3) == ""
 
 
-def test_a_worker_whose_output_had_no_room_is_never_the_same() -> None:
+def test_a_worker_on_a_full_disk_has_no_signature() -> None:
     assert describe(0, 1, "", traced(DEVICES), "no space left").signature == ""

@@ -67,9 +67,7 @@ def stop(driver: Driver, grace_s: float = 0.0) -> Stopped:
     return driver.until(Stopped)
 
 
-def test_a_generation_is_started_from_the_spawner_again_and_again(
-    warm: Driver, tmp_path: Path, news: News
-) -> None:
+def test_every_generation_is_forked_from_the_spawner(warm: Driver, tmp_path: Path, news: News) -> None:
     for generation in (1, 2, 3):
         launches = [script(tmp_path, news, STAY, "a b", slot=slot) for slot in (0, 1)]
         warm.guard.spawn(generation, launches)
@@ -82,7 +80,9 @@ def test_a_generation_is_started_from_the_spawner_again_and_again(
     assert len(warm.of(Warm)) == 1
 
 
-def test_exit_codes_and_last_words_are_told_as_of_cold_ones(warm: Driver, tmp_path: Path, news: News) -> None:
+def test_exit_codes_and_stderr_tails_are_reported_as_for_cold_workers(
+    warm: Driver, tmp_path: Path, news: News
+) -> None:
     launches = [
         script(tmp_path, news, "raise SystemExit(3)", slot=0),
         script(tmp_path, news, "raise RuntimeError('boom')", slot=1),
@@ -103,7 +103,7 @@ def test_more_workers_than_standbys_all_start_warm(warm: Driver, tmp_path: Path,
     stop(warm)
 
 
-def test_a_killed_spawner_disturbs_no_worker_and_is_replaced(
+def test_a_killed_spawner_does_not_affect_workers_and_is_replaced(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
     warm.guard.spawn(1, [script(tmp_path, news, STAY)])
@@ -153,7 +153,7 @@ def test_signals_for_the_whole_job_end_neither_the_spawner_nor_its_standbys(
     stop(warm)
 
 
-def test_a_warm_worker_begins_with_the_signals_ignored_that_its_launch_names(
+def test_a_warm_worker_starts_with_the_ignored_signals_of_its_launch(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
     """Unless a module that was loaded before handles one; all others are as in any program."""
@@ -176,7 +176,7 @@ def test_a_warm_worker_begins_with_the_signals_ignored_that_its_launch_names(
     stop(warm)
 
 
-def test_what_a_worker_daemonised_is_ended_and_standbys_are_spared(
+def test_daemonised_processes_are_killed_and_standbys_are_spared(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
     warm.until(Warm)
@@ -204,7 +204,7 @@ time.sleep(1000)
             assert before <= standbys_of(warm.guard.pid)
 
 
-def test_a_preload_that_fails_is_told_with_its_traceback_and_workers_start_cold(
+def test_a_failing_preload_is_reported_with_its_traceback_and_workers_start_cold(
     driver: Driver, tmp_path: Path, news: News
 ) -> None:
     (tmp_path / "broken_model.py").write_text("def load():\n    raise KeyError('weights')\n\n\nload()\n")
@@ -231,7 +231,7 @@ def test_a_preload_that_fails_is_told_with_its_traceback_and_workers_start_cold(
     ],
     ids=["a thread", "an accelerator", "a parallel operation"],
 )
-def test_a_preload_that_makes_forks_unsafe_is_named_and_workers_start_cold(
+def test_an_unsafe_preload_is_named_and_workers_start_cold(
     driver: Driver, tmp_path: Path, news: News, preload: str, reason: str
 ) -> None:
     (tmp_path / "mymodel.py").write_text(preload)
@@ -243,7 +243,7 @@ def test_a_preload_that_makes_forks_unsafe_is_named_and_workers_start_cold(
     stop(driver)
 
 
-def test_a_file_beside_the_script_that_shadows_a_loaded_module_is_named_and_workers_start_cold(
+def test_a_file_that_shadows_a_loaded_module_is_named_and_workers_start_cold(
     driver: Driver, tmp_path: Path, news: News
 ) -> None:
     (tmp_path / "sympy.py").write_text("")
@@ -255,7 +255,7 @@ def test_a_file_beside_the_script_that_shadows_a_loaded_module_is_named_and_work
     stop(driver)
 
 
-def test_a_generation_does_not_wait_for_ever_for_imports(driver: Driver, tmp_path: Path, news: News) -> None:
+def test_the_wait_for_the_spawners_imports_is_limited(driver: Driver, tmp_path: Path, news: News) -> None:
     (tmp_path / "slow_model.py").write_text("import time\ntime.sleep(1000)\n")
     keep_warm(driver.guard, tmp_path, "slow_model")
     driver.guard.spawn(1, [script(tmp_path, news, STAY)], warm_patience_s=0.2)
@@ -265,7 +265,7 @@ def test_a_generation_does_not_wait_for_ever_for_imports(driver: Driver, tmp_pat
     stop(driver)
 
 
-def test_a_stop_while_workers_wait_for_the_spawner_is_obeyed_at_once(
+def test_a_stop_while_waiting_for_the_spawner_takes_effect_at_once(
     driver: Driver, tmp_path: Path, news: News
 ) -> None:
     (tmp_path / "slow_model.py").write_text("import time\ntime.sleep(1000)\n")
@@ -277,7 +277,7 @@ def test_a_stop_while_workers_wait_for_the_spawner_is_obeyed_at_once(
     assert news.silent()
 
 
-def test_what_cannot_be_prepared_is_told_as_of_cold_ones(warm: Driver, tmp_path: Path, news: News) -> None:
+def test_start_errors_are_reported_as_for_cold_workers(warm: Driver, tmp_path: Path, news: News) -> None:
     launch = script(tmp_path, news, STAY)
     fields = {**vars(launch), "stdout": str(tmp_path / "no" / "such" / "folder" / "stdout.log")}
     warm.guard.spawn(1, [Launch(**fields)])
@@ -287,7 +287,7 @@ def test_what_cannot_be_prepared_is_told_as_of_cold_ones(warm: Driver, tmp_path:
     warm.until(Stopped)
 
 
-def test_a_stop_before_standbys_have_read_what_they_are_to_become_is_obeyed(
+def test_a_stop_before_standbys_have_read_their_launch_takes_effect(
     warm: Driver, tmp_path: Path, news: News
 ) -> None:
     warm.until(Warm)
@@ -306,7 +306,7 @@ def test_a_stop_before_standbys_have_read_what_they_are_to_become_is_obeyed(
     stop(warm)
 
 
-def test_a_spawner_that_does_not_answer_is_replaced(warm: Driver, tmp_path: Path, news: News) -> None:
+def test_an_unresponsive_spawner_is_replaced(warm: Driver, tmp_path: Path, news: News) -> None:
     warm.until(Warm)
     freeze(spawner_of(warm.guard.pid))
     launches = [script(tmp_path, news, STAY, slot=slot) for slot in range(5)]
@@ -344,9 +344,7 @@ def test_workers_of_a_replaced_spawner_inherit_no_descriptor(
     stop(warm)
 
 
-def test_what_a_preload_sets_in_the_environment_holds_in_the_workers(
-    driver: Driver, tmp_path: Path, news: News
-) -> None:
+def test_variables_set_by_a_preload_are_set_in_workers(driver: Driver, tmp_path: Path, news: News) -> None:
     (tmp_path / "mymodel.py").write_text("import os\nos.environ['SET_BY_MODEL'] = 'yes'\n")
     keep_warm(driver.guard, tmp_path, "mymodel")
     body = "fd = os.open(sys.argv[1], os.O_WRONLY)\nos.write(fd, (os.environ['SET_BY_MODEL'] + '\\n').encode())\n"
@@ -357,7 +355,7 @@ def test_what_a_preload_sets_in_the_environment_holds_in_the_workers(
     stop(driver)
 
 
-def test_nothing_of_the_spawner_outlives_a_killed_guard(warm: Driver, tmp_path: Path, news: News) -> None:
+def test_no_spawner_process_outlives_a_killed_guard(warm: Driver, tmp_path: Path, news: News) -> None:
     warm.guard.spawn(1, [script(tmp_path, news, STAY)])
     pids = set(warm.until(Spawned).pids.values())
     news.line()
@@ -367,7 +365,7 @@ def test_nothing_of_the_spawner_outlives_a_killed_guard(warm: Driver, tmp_path: 
         assert all(process.ended() for process in processes)
 
 
-def test_nothing_of_the_spawner_outlives_a_killed_agent(agent: StandIn, tmp_path: Path, news: News) -> None:
+def test_no_spawner_process_outlives_a_killed_agent(agent: StandIn, tmp_path: Path, news: News) -> None:
     agent.do("warm", python=sys.executable, folder=str(tmp_path))
     agent.until("Warm")
     agent.spawn(script(tmp_path, news, STAY))
