@@ -46,7 +46,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     make_state_dir(resolved.settings.state_dir, os.environ)
     # Before anything is started that would inherit them:
     manager = SystemdNotifier.taken_from(os.environ)
-    password = take_password(os.environ)
+    password = take_password()
     become_subreaper()
     try:
         # First: workers inherit nothing of the rest.
@@ -63,7 +63,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     try:
         from elastic_agent.agent.launch import launch
 
-        return launch(resolved, guard, manager, stop_signals, password)
+        return launch(resolved, guard, manager, stop_signals, password())
     except UsageError:  # needs torch to detect, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:

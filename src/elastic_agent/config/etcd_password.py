@@ -9,35 +9,48 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import MutableMapping
+from collections.abc import Callable
 from pathlib import Path
 
 from elastic_agent.config.sources.environment import ETCD_PASSWORD
 from elastic_agent.values import Endpoint
 
 
-def take_password(environ: MutableMapping[str, str]) -> str:
-    """The password in the variable, or an empty text; the variable is removed.
+def take_password() -> Callable[[], str]:
+    """Take the password out of the environment and the memory of this process; an empty text if there is none.
 
-    To be called before any process is started. The value is also overwritten where the process got it at its start:
-    the kernel shows that memory as ``/proc/PID/environ``, and a fork has a copy of it.
+    To be called before any process is started: a fork has a copy of the memory, and the kernel shows the part that a
+    process got at its start as ``/proc/PID/environ``.
+
+    Returns:
+        What reads it back, once.
     """
-    if environ is os.environ and ETCD_PASSWORD in environ:
-        password: str = environ[ETCD_PASSWORD]
-        _overwrite(ETCD_PASSWORD)
-        del environ[ETCD_PASSWORD]
-        return password
-    return environ.pop(ETCD_PASSWORD, "")
+    if ETCD_PASSWORD not in os.environ:
+        return str
+    fd = os.memfd_create("password")  # closed in whatever is started
+    value = os.environb[ETCD_PASSWORD.encode()]
+    os.write(fd, value)
+    _overwrite(ETCD_PASSWORD, value)
+    del os.environ[ETCD_PASSWORD]
+
+    def read() -> str:
+        with open(fd, "rb") as file:
+            file.seek(0)
+            return os.fsdecode(file.read())
+
+    return read
 
 
-def _overwrite(variable: str) -> None:
+def _overwrite(variable: str, value: bytes) -> None:
+    """Where C has the value of the variable, and where Python has it: ``value`` is what ``os.environ`` holds."""
     import ctypes  # only needed with a password
 
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
-    address = libc.getenv(variable.encode())
-    if address is not None:
-        ctypes.memset(address, 0, len(ctypes.string_at(address)))
+    if (address := libc.getenv(variable.encode())) is not None:
+        ctypes.memset(address, 0, len(value))
+    if len(value) > 1:  # of each single byte there is one object for all
+        ctypes.memset(ctypes.c_char_p(value), 0, len(value))
 
 
 def read_password_file(path: Path) -> str:

@@ -131,7 +131,7 @@ def _endpoint(params: RendezvousParameters, default_port: int) -> Endpoint:
 
 def _access(params: RendezvousParameters) -> Access:
     """The access to etcd; the password is removed from the environment, so that no worker inherits it."""
-    password = take_password(os.environ)
+    password = take_password()()
     file = params.get("etcd_password_file")
     if file:
         try:
