@@ -181,55 +181,76 @@ def test_an_unresponsive_agent_does_not_delay_others(make_cluster: MakeCluster) 
 
 OTHER_USER = 61_002
 FAKE = """
-import json, os, socket, sys
-os.setuid(int(sys.argv[1]))
+import contextlib, json, os, signal, socket, sys
+signal.alarm(600)
+uid, *answers = sys.argv[1:]
+os.setuid(int(uid))
 sock = socket.socket(socket.AF_UNIX)
-sock.bind(f"\\0elastic-agent/{sys.argv[1]}/{os.getpid()}-ab")
+sock.bind(f"\\0elastic-agent/{uid}/{os.getpid()}-ab")
 sock.listen(8)
 print("ready", flush=True)
 while True:
     peer, _ = sock.accept()
     wanted = json.loads(peer.makefile().readline())
-    described = {"run_id": "prod", "node": "n1", "nodes": ["n1"]}
-    answer = described if wanted["do"] == "describe" else {"text": "\\x1b[2Jn1 has left"}
-    peer.sendall(json.dumps(answer).encode() + b"\\n")
+    with contextlib.suppress(OSError):
+        peer.sendall(os.fsencode(answers[wanted["do"] != "describe"]) + b"\\n")
     peer.close()
 """
+DESCRIBED = '{"run_id": "prod", "node": "n1", "nodes": ["n1"]}'
+INVALID_ANSWERS = {"garbage": "\udcff[1, {", "a line without an end": "x" * 100_000}
+"""Lines that are not of the protocol."""
 
 
-@pytest.fixture
-def fake_agent() -> Iterator[None]:
-    """Another user's process that pretends to be an agent of run prod."""
+@contextlib.contextmanager
+def fake_agent(described: str, acted: str) -> Iterator[None]:
+    """Another user's process that pretends to be an agent, with these answers."""
     if os.geteuid() != 0:
         pytest.skip("only root can start another user's process")
-    with subprocess.Popen(
-        [sys.executable, "-c", FAKE, str(OTHER_USER)], stdout=subprocess.PIPE, cwd="/"
-    ) as process:
+    command = [sys.executable, "-c", FAKE, str(OTHER_USER), described, acted]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd="/") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        yield
-        process.kill()
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def test_another_users_process_cannot_impersonate_an_agent(
-    make_cluster: MakeCluster, fake_agent: None
+    make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("1", run_id="prod")
     work(cluster, a=0.0)
-    done = typed("drain", "n1", "--run", "prod")
-    assert done.returncode == ExitCode.USAGE
-    assert f"such agents on this machine ({OTHER_USER}, root); select one with --user" in done.stderr
-    done = typed("stop", "--run", "prod", "--user", "root")
+    with fake_agent(DESCRIBED, "{}"):
+        done = typed("drain", "n1", "--run", "prod")
+        assert done.returncode == ExitCode.USAGE
+        assert f"such agents on this machine ({OTHER_USER}, root); select one with --user" in done.stderr
+        done = typed("drain", "n2", "--run", "prod", "--user", "root")
+        assert "run prod has no node n2" in done.stderr
+    with contextlib.ExitStack() as fakes:
+        for answer in INVALID_ANSWERS.values():
+            fakes.enter_context(fake_agent(answer, answer))
+        done = typed("stop", "--run", "prod")
     assert done.returncode == ExitCode.FINISHED, done.stderr
     assert "run prod stopped" in done.stdout
     assert cluster.wait_end() == {"a": ExitCode.STOPPED}
 
 
-def test_root_sees_the_agents_user_without_control_characters(fake_agent: None) -> None:
-    done = typed("drain", "n1", "--run", "prod")
+def test_root_sees_the_agents_user_without_control_characters() -> None:
+    with fake_agent(DESCRIBED, r'{"text": "\u001b[2Jn1 has left"}'):
+        done = typed("drain", "n1", "--run", "prod")
+    assert done.returncode == ExitCode.FINISHED, "the agent of the user that was named first answered"
     assert done.stdout.startswith(f"connecting to the agent of user {OTHER_USER} (pid ")
     assert "\x1b" not in done.stdout
     assert "\\x1b[2Jn1 has left" in done.stdout
+
+
+@pytest.mark.parametrize("answer", INVALID_ANSWERS.values(), ids=INVALID_ANSWERS)
+def test_invalid_answers_confirm_nothing(answer: str) -> None:
+    with fake_agent(DESCRIBED, answer):
+        done = typed("drain", "n1", "--run", "prod")
+    assert done.returncode == ExitCode.USAGE
+    assert "exited before it answered; check its log" in done.stderr
 
 
 def test_an_unknown_user_is_reported() -> None:
