@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import select
 import signal
 import sys
@@ -19,7 +20,6 @@ from elastic_agent.agent.worker_group import runner
 from elastic_agent.agent.worker_group.interruptions import Interruptions, StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.client._cells import HeartbeatFile
-from elastic_agent.linux import catches
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
 from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
@@ -246,22 +246,36 @@ def test_workers_are_stopped_even_if_the_guard_is_frozen(guard: Guard, tmp_path:
 # --- signals that ask the agent to stop, and reach more than the agent -----------------------------
 
 DIES = "import time; time.sleep(1000)"
-EXITS = (
-    "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit({code})); time.sleep(1000)"
-)
+EXITS = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit({code}))
+open(sys.argv[1], "w").close()
+time.sleep(1000)
+"""
 IGNORES = """
-import signal, sys
+import signal, sys, time
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 signal.signal(signal.SIGUSR2, lambda *_: sys.exit({code}))
-while True:
-    signal.pause()
+open(sys.argv[1], "w").close()
+time.sleep(1000)
 """
 
 
-async def ready_for(pid: int, signum: signal.Signals) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not catches(pid, signum):
-            await asyncio.sleep(0.005)  # only the process knows
+class Gate:
+    """A pipe that a worker opens when it handles signals."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"gate-{secrets.token_hex(4)}"
+        os.mkfifo(self.path)
+        self._handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+
+    async def opened(self) -> None:
+        loop, opened = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._handle, opened.set)  # when the worker closes it again
+        async with asyncio.timeout(PATIENCE_S):
+            await opened.wait()
+        loop.remove_reader(self._handle)
+        os.close(self._handle)
 
 
 @pytest.mark.parametrize("agent_gets_it", ["before", "after", "never"])
@@ -299,9 +313,10 @@ def test_a_worker_that_exits_on_such_a_signal_has_neither_succeeded_nor_failed(
 ) -> None:
     async def scene() -> Bench:
         bench = Bench(guard, tmp_path)
-        bench.start(1, sys.executable, "-I", "-S", "-c", EXITS.format(code=code))
+        gate = Gate(tmp_path)
+        bench.start(1, sys.executable, "-I", "-S", "-c", EXITS.format(code=code), gate.path)
         await bench.until("started", 1)
-        await ready_for(bench.runner.pids[0], signal.SIGUSR1)
+        await gate.opened()
         bench.stop_signals.receive(signal.SIGUSR1)
         for pid in (guard.pid, *bench.runner.pids):
             os.kill(pid, signal.SIGUSR1)
@@ -323,10 +338,11 @@ def test_a_worker_that_did_not_receive_the_signal_succeeds_or_fails_as_usual(
 
     async def scene(generation: int, code: int) -> Bench:
         bench = Bench(guard, tmp_path)
-        bench.start(generation, sys.executable, "-I", "-S", "-c", program.format(code=code))
+        gate = Gate(tmp_path)
+        bench.start(generation, sys.executable, "-I", "-S", "-c", program.format(code=code), gate.path)
         await bench.until("started", generation)
         (worker,) = bench.runner.pids
-        await ready_for(worker, ends_it)
+        await gate.opened()
         bench.stop_signals.receive(signal.SIGUSR1)
         if to_all:
             for pid in (worker, guard.pid):

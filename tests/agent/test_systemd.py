@@ -46,6 +46,9 @@ class Manager:
         except BlockingIOError:
             return self.heard
 
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
     def close(self) -> None:
         self._socket.close()
 
@@ -74,11 +77,17 @@ class Agent:
 
     async def until(self, line: str) -> float:
         """Wait for this line; how long that took."""
-        loop = asyncio.get_running_loop()
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
         start_s = loop.time()
-        while line not in self._manager.hear():
-            assert loop.time() - start_s < PATIENCE_S, f"{line} in {self._manager.heard}"
-            await asyncio.sleep(0.01)
+        loop.add_reader(self._manager.fileno(), arrived.set)
+        try:
+            while line not in self._manager.hear():
+                arrived.clear()
+                await asyncio.wait_for(arrived.wait(), start_s + PATIENCE_S - loop.time())
+        except TimeoutError:
+            raise AssertionError(f"no {line} in {self._manager.heard}") from None
+        finally:
+            loop.remove_reader(self._manager.fileno())
         return loop.time() - start_s
 
 
