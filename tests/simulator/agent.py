@@ -7,6 +7,7 @@ there is one ``stopped`` for both (:meth:`Agent._stop`).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -268,7 +269,8 @@ class Agent:
     def _plan_read(self, plan: Plan) -> None:
         self.cluster.at("plan read", self)
         self.cluster.checker.notices.read(self, plan)
-        self.machine.remember(plan.history())
+        with contextlib.suppress(OSError):
+            self.machine.remember(plan.history())
 
     def call_later(self, after_s: float, act: Callable[[], None]) -> None:
         """Have this done after so many seconds of its machine's clock."""

@@ -68,10 +68,13 @@ class Checker:
         self.newest_history: History | None = None
         """What somebody who has read every plan would remember."""
         self.forgot = False
-        """The first plan of an etcd that lost its data was made by a coordinator that knew less than others.
+        """The first plan of a store was made by a coordinator that knew less than others.
 
-        Generations may begin anew then. Only that no two worlds run at once holds whatever a coordinator knows.
+        Generations may begin anew then. With etcd, no two worlds run at once all the same; with c10d, they may until
+        a lease and the margin after the store was created.
         """
+        self._opened_s = 0.0
+        """When the present store was created."""
         self.agents: list[Agent] = []
         self._renewed_s: dict[str, float] = {}
         """When a lease was last written by its holder."""
@@ -100,7 +103,7 @@ class Checker:
             if machine.paused:
                 continue  # the exception for hosts paused as a whole: nothing runs there
             if self.forgot:
-                if not self.being_killed_after_thaw(group):
+                if self.cluster.scenario.hosting == "etcd" and not self.being_killed_after_thaw(group):
                     self._only(group.world)
             elif group.generation != self.newest_run and not self.being_killed_after_thaw(group):
                 self.broken(
@@ -294,9 +297,9 @@ class Checker:
             self.forming_since_s = self.cluster.kernel.now
 
     def _knows_less(self, told: History) -> bool:
-        """Whether a new etcd begins with less than was known before, or with another run of that name."""
+        """Whether a new store begins with less than was known before, or with another run of that name."""
         known = self.newest_history
-        if not self.cluster.etcd_forgets or known is None:
+        if not self.cluster.endpoint.may_forget or known is None:
             return False
         return told.rank < known.rank or told.life != known.life
 
@@ -321,13 +324,15 @@ class Checker:
 
     def store_opened(self) -> None:
         """A new store knows no world."""
+        self._opened_s = self.cluster.kernel.now
         if self.forming_since_s is None:
             self.forming_since_s = self.cluster.kernel.now
 
     def _follows(self, store: Store, before: Plan, plan: Plan, seen: Seen) -> None:
         rule = "safety 4 (generations only grow)"
         self.require(plan.generation >= before.generation, rule, f"{before.generation} → {plan.generation}")
-        if self._next_life(before, plan, seen):
+        goes_on = self.forgot and before.is_terminal and plan.phase is Phase.FORMING  # nodes train above it
+        if goes_on or self._next_life(before, plan, seen):
             self.final = None
         self.require(self.final is None or plan.phase is self.final.phase, "the verdict stands", plan.reason)
         sealing = before.phase is Phase.FORMING and plan.phase is Phase.RUNNING
@@ -424,7 +429,8 @@ class Checker:
         self.require(low <= len(world.seats) <= high, "safety 3", f"{len(world.seats)} nodes")
         adopted = before is None
         if self.forgot:
-            self._only(world)
+            if not self._may_overlap:
+                self._only(world)
             return
         if not adopted:
             self.require(
@@ -439,6 +445,13 @@ class Checker:
         self._nobody_runs(plan.generation)
         self.newest_sealed = max(self.newest_sealed, plan.generation)
         self.charged_of[plan.generation] = plan.charged
+
+    @property
+    def _may_overlap(self) -> bool:
+        """Whether workers may still run of which a store that knows less than they was not told."""
+        policy, since_s = self.cluster.policy, self.cluster.kernel.now - self._opened_s
+        alone_s = (policy.lease_ttl_s + policy.fence_margin_s) * (1.0 + 2.0 * self.cluster.scenario.max_skew)
+        return self.cluster.scenario.hosting != "etcd" and since_s < alone_s
 
     def _ranks(self, world: World) -> None:
         rank = 0

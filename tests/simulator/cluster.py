@@ -94,6 +94,8 @@ class Endpoint:
         self.host: Process | None = None
         self.coordinations: list[Coordination] = []
         self.lives = 0
+        self.may_forget = False
+        """Whether the first coordinator in a new store may know less of the run than the nodes."""
 
     @property
     def serving(self) -> bool:
@@ -130,6 +132,9 @@ class Endpoint:
             f"store{self.lives}", self.machine, process, self.cluster.network, self.cluster.checker
         )
         self.store.hint_loss = self.cluster.scenario.hint_loss
+        known, kept = self.cluster.checker.newest_history, self.machine.disk
+        if kind is Store and known is not None and (kept is None or kept.rank < known.rank):
+            self.may_forget = True  # its disk was full, or lost
         self.cluster.checker.store_opened()
         self.cluster.story(process.name, "hosts {}", self.store.store_id)
         if not self.cluster.scenario.store_survives:
@@ -183,8 +188,6 @@ class Cluster:
         """Nodes of which somebody asked that they leave."""
         self.ongoing = 0
         """Faults that last and are not undone yet."""
-        self.etcd_forgets = False
-        """Whether those that are elected in the next etcd are not given what the best informed node knows."""
         self.stop_hung_s = 0.0
         """Until when an agent last did not get on with a stop."""
         self.troubled_s = 0.0
@@ -506,7 +509,11 @@ class Cluster:
             return
         if "longer than" in why:
             trained = agent.guard.group is not None
-            self.checker.require(not trained, "no node is refused that has trained", f"{agent.name}: {why}")
+            self.checker.require(
+                not trained or self.checker.forgot,
+                "no node is refused that has trained",
+                f"{agent.name}: {why}",
+            )
             return
         others = [
             other

@@ -46,7 +46,7 @@ class Etcd(Store):
         super().__init__(*args)
         self.cluster = self.checker.cluster
         self.now_s = 0.0
-        self._forgotten = self.cluster.etcd_forgets
+        self._forgotten = self.cluster.endpoint.may_forget
         """Its coordinators have to make do with what their disks and the nodes say of the run."""
         self.leader_key: LeaderKey | None = None
         self.leader_key_s = LEADER_LEASES * self.cluster.policy.lease_ttl_s
@@ -204,8 +204,10 @@ class Etcd(Store):
         self.revision += 1
         self.leader_key = LeaderKey(holder, self._terms, self.now_s + self.leader_key_s)
         self.cluster.story("etcd", "{} is elected (term {})", holder, self._terms)
-        if self.plan is None and self.checker.newest_history is not None and not self._forgotten:
-            machine.remember(self.checker.newest_history)  # an assumption, see the package's docstring
+        newest, kept = self.checker.newest_history, machine.disk
+        if self.plan is None and newest is not None and not self._forgotten:
+            is_newer = kept is not None and kept.rank > newest.rank
+            machine.disk = kept if is_newer else newest  # an assumption, see the package's docstring
         return self._terms
 
     def age_s(self) -> float:

@@ -522,21 +522,37 @@ class Faults:
         unknown = cluster.checker.newest_history is None or cluster.checker.final is not None
         if store is None or unknown or index >= 10 or cluster.scenario.least_lease < 1.0:
             return
-        policy = cluster.policy
-        alone_s = policy.lease_ttl_s + policy.fence_margin_s + policy.settle_s
-        least, most, unit_s = self.random.choice(((0.3, 1.3, policy.lease_ttl_s), (1.0, 2.0, alone_s)))
-        for machine in cluster.machines:
-            cluster.network.cut.add(machine.name)
-            wait_s = min(unit_s * self.random.uniform(least, most), 0.8 * policy.join_timeout_s)
-            self._undo_after(wait_s, partial(cluster.network.heal, machine.name))
+        self._cut_off_all()
         cluster.story("etcd", "loses all its data, and the nodes are slow to dial again")
-        cluster.etcd_forgets = True
+        cluster.endpoint.may_forget = True
         store.process.kill()
         cluster.serve()
         machine = cluster.machine_for(index)
         if self.random.random() < 0.3:
             machine.disk = History(900, outcome=Phase.FINISHED, settled=True)
         cluster.start(cluster.add_node(machine, f"n{index}"))
+
+    def _cut_off_all(self) -> None:
+        """Nodes are slow to dial a new store: some come while it waits for them, or all when a world has formed."""
+        cluster, policy = self.cluster, self.cluster.policy
+        alone_s = policy.lease_ttl_s + policy.fence_margin_s + policy.settle_s
+        least, most, unit_s = self.random.choice(((0.3, 1.3, policy.lease_ttl_s), (1.0, 2.0, alone_s)))
+        for machine in cluster.machines:
+            cluster.network.cut.add(machine.name)
+            wait_s = min(unit_s * self.random.uniform(least, most), 0.8 * policy.join_timeout_s)
+            self._undo_after(wait_s, partial(cluster.network.heal, machine.name))
+
+    def _state_lost(self) -> None:
+        """Rarely: the machine of the endpoint loses its disk, and the store with it."""
+        cluster, checker = self.cluster, self.cluster.checker
+        unknown = checker.newest_history is None or checker.final is not None
+        if cluster.scenario.store_survives or unknown or self.random.random() > 0.3:
+            return
+        cluster.story(cluster.endpoint.machine.name, "loses its disk")
+        cluster.endpoint.machine.disk = None
+        if self.random.random() < 0.5:
+            self._cut_off_all()
+        self._store_crash()
 
     def _etcd(self) -> Etcd | None:
         store = self.cluster.endpoint.store
@@ -603,6 +619,17 @@ class Faults:
 
         def heal() -> None:
             machine.disk_takes_s = 0.0
+
+        self._for_a_while(heal)
+
+    def _full_disk(self) -> None:
+        """Nothing can be written to the disk of whoever coordinates, or of another machine."""
+        machine = self.random.choice((self.cluster.endpoint.machine, self._some().machine))
+        self.cluster.story(machine.name, "has a full disk")
+        machine.disk_is_full = True
+
+        def heal() -> None:
+            machine.disk_is_full = False
 
         self._for_a_while(heal)
 

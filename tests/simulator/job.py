@@ -95,6 +95,10 @@ class Job:
         """The truth about a generation."""
         return self.generations.setdefault(number, Generation())
 
+    def _counts(self, group: Group) -> bool:
+        """Whether it is of the generation that has this number now; see :attr:`Checker.forgot`."""
+        return self.of(group.generation).groups.get(group.agent.incarnation) is group
+
     def starting(self, agent: Agent, group: Group) -> Routine:
         """Start the workers of one node: a task of its agent."""
         holder = agent.holder
@@ -128,6 +132,8 @@ class Job:
 
     def ended(self, group: Group) -> None:
         """Workers are gone; if not by success, those of other nodes notice sooner or later."""
+        if not self._counts(group):
+            return
         generation = self.of(group.generation)
         generation.trained = generation.step_at(self.kernel.now)
         if generation.ended_s is None:
@@ -149,7 +155,8 @@ class Job:
         generation = self.of(group.generation)
         beaten = self.cluster.scenario.beats and generation.step_at(self.kernel.now) > generation.base
         failure = msgspec.structs.replace(failure, progressed=beaten)
-        generation.failures.append(failure)
+        if self._counts(group):
+            generation.failures.append(failure)
         if failure.kind is FailureKind.WORKER:
             group.agent.guard.end(group, "failed")
         group.agent.group_exited(group, failure)
@@ -223,7 +230,7 @@ class Job:
     def _agree(self, group: Group) -> None:
         """One rank has seen the notice: with the next step all know of it."""
         generation = self.of(group.generation)
-        if not generation.agreed:
+        if not generation.agreed and self._counts(group):
             generation.agreed = True
             self.kernel.after(STEP_S * self.kernel.random.uniform(1.0, 3.0), self._save, generation)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from elastic_agent.protocol.records import History
 
 from .kernel import Kernel, Process
@@ -19,6 +21,7 @@ class Machine:
         self.last_thaw_s = -1.0
         self.disk: History | None = None
         """What this machine's state directory says of the run."""
+        self.disk_is_full = False
         self.disk_takes_s = 0.0
         """How long a coordinator waits until something is written."""
         self._rate = random.choice(
@@ -69,6 +72,13 @@ class Machine:
         self.up = True
 
     def remember(self, history: History) -> None:
-        """Keep the newest of what is known of the run on disk."""
-        if self.disk is None or history.rank >= self.disk.rank:
-            self.disk = history
+        """Keep the newest of what is known of the run on disk.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self.disk is not None and history.rank < self.disk.rank:
+            return
+        if self.disk_is_full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        self.disk = history

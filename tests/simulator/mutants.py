@@ -321,6 +321,13 @@ def _saves_after_publishing(right: Any) -> Any:
     return publish
 
 
+def _saves_or_fails(right: Any) -> Any:
+    def save(self: RunDriver, history: records.History) -> Steps[None]:
+        yield from SaveHistory(history)
+
+    return save
+
+
 def _reads_once(right: Any) -> Any:
     def read_all(self: RunDriver) -> Steps[None]:
         if self._coordinator.ledger.sightings:
@@ -860,6 +867,12 @@ _ALL = (
         "the coordinator writes a generation to its disk only after publishing it",
         ((RunDriver, "_publish", _saves_after_publishing),),
         focus=("crash at publishing",),
+    ),
+    Mutant(
+        "needs-its-disk",
+        "the coordinator ends when its disk cannot be written",
+        ((RunDriver, "_save", _saves_or_fails),),
+        focus=("full disk",),
     ),
     Mutant(
         "claims-without-proof",

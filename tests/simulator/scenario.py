@@ -31,6 +31,7 @@ STORE = (
     "freeze at reading",
     "crash at publishing",
     "slow disk",
+    "full disk",
     "coordinator change",
     "hint loss",
     "join",
@@ -48,6 +49,7 @@ ETCD = (
     "crash at publishing",
     "freeze at reading",
     "slow disk",
+    "full disk",
     "broken streams",
     "hint loss",
     "stragglers",
@@ -79,7 +81,7 @@ CHURN = (
 """Who comes and goes."""
 NOTICES = ("drain", "drain other", "stop", "asked twice", "join")
 """Who asks for a notice."""
-MISCHIEF = ("garbage", "lossy network")
+MISCHIEF = ("garbage", "lossy network", "state lost")
 GREMLINS = (
     "flaps",
     "flaps early",
