@@ -12,12 +12,13 @@ Every third seed has an etcd instead (:mod:`.etcd`): the store is no process of 
 election of the coordinator (:mod:`.election`), and what the real transport compares in transactions is compared here.
 Should etcd lose its data, whoever is elected first is taken to know the run's newest generation from its disk, but
 for the fault "stranger first": then generations may begin anew, and what is checked from there on is that no two
-worlds run at once and that all ends well. What happens to an agent that comes back after the run was removed is not
-looked at.
+worlds run at once and that all ends well. The same holds for a c10d store whose machine had a full disk, or lost it
+(there, two worlds may run at once for a lease and the margin).
 
 Workers heed stop notices in most seeds, and then save and leave together (:mod:`.job`); who asks for a notice, and
 what happens when nobody answers, is in :mod:`.asking`, the rules of it in :mod:`.notice_rules`. Nodes that were started
-after a run was stopped go on with it in the store that is there; a *finished* run is begun anew in a new one only.
+after a run was stopped go on with it in the store that is there. After a run has ended, all agents are started again
+in some seeds, in a new store or in the one from which its records were removed; one machine may have slept meanwhile.
 
 :mod:`.checker` knows the truth about every worker and holds it against the rules of the design.
 

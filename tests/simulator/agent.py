@@ -115,11 +115,11 @@ class SessionPerformer(Performer):
         if connection is None:
             raise UnreachableError("nobody answers")
         try:
-            yield from connection.call("hello", timeout_s=self._cluster.call_s())
+            life = yield from connection.call("run_life", timeout_s=self._cluster.call_s())
         except StoreLostError as error:
             raise UnreachableError(str(error)) from None
         kind = EtcdLink if isinstance(connection, EtcdConnection) else Link
-        return kind(connection, self.machine)
+        return kind(connection, self.machine, life)
 
     def _offer(self) -> Offer:
         holder = self._agent.holder

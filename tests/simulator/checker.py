@@ -315,6 +315,7 @@ class Checker:
         stopped = self.final is not None and self.final.phase is Phase.STOPPED
         self.final = None
         self.forming_since_s = self.cluster.kernel.now
+        self.notices.begin_again()
         if stopped:
             return  # the same run goes on
         self.cluster.job.begin_anew()
@@ -605,7 +606,7 @@ class Checker:
             self.broken("liveness (every run ends)", "the run has no verdict")
         for holder in cluster.holders:
             agent = holder.agent
-            if agent is not None and agent.process.alive:
+            if agent is not None and agent.process.alive and not holder.asleep:
                 self.broken("liveness (every agent departs)", f"{agent.name} is still here")
         if cluster.scenario.hosting == "etcd" and self.ended_s > cluster.scenario.quiet_s:
             spoilt = any(one.spoilt for one in cluster.holders)

@@ -50,6 +50,8 @@ class Seatholder:
     hanging_stops: int = 0
     portless: bool = False
     """It has no port for a bootstrap store."""
+    asleep: bool = False
+    """Its machine sleeps through the end of the run, and wakes in the next one of that name."""
     spoilt: bool = False
     """Something permanent is wrong with it: nobody may count on it."""
 
@@ -96,6 +98,8 @@ class Endpoint:
         self.lives = 0
         self.may_forget = False
         """Whether the first coordinator in a new store may know less of the run than the nodes."""
+        self.may_remove = False
+        """Whether the records of the run may be removed from a c10d store: everybody has departed."""
 
     @property
     def serving(self) -> bool:
@@ -304,18 +308,33 @@ class Cluster:
         self.story(coordination.name, "is done")
         self.over = True
 
-    def begin_again(self) -> bool:
+    @property
+    def goes_on_here(self) -> bool:
+        """Whether everything is started once more in the store in which the run has ended."""
+        hosting, again = self.scenario.hosting, self.scenario.again and not self.checker.forgot
+        return again and (hosting == "etcd" or (hosting == "serve" and self.scenario.same_store))
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the store holds nothing of the run any more."""
+        store = self.endpoint.store
+        return store is not None and store.plan is None and not store.members
+
+    def begin_again(self) -> None:
         """After the run: the operator starts everything once more, under the same name."""
-        if not self.over or self.scenario.store_survives:
-            return False
         self.story("operator", "starts everything again")
-        if self.endpoint.host is not None:
+        if self.endpoint.host is not None and not self.goes_on_here:
             self.endpoint.host.kill()
-        self.over = False
+        self.over = self.endpoint.may_remove = False
         self.gone.clear()
         self.checker.begin_again()
         for machine in self.machines:
             machine.boot()
+        for holder in self.holders:
+            if holder.asleep:
+                self.kernel.after(
+                    3.0 * self.policy.lease_ttl_s * self.kernel.random.random(), self.wake, holder
+                )
         self.holders = [one for one in self.holders if not one.impostor]
         for holder in self.holders:
             holder.spoilt, holder.wanted, holder.hanging_starts = False, True, 0
@@ -325,7 +344,19 @@ class Cluster:
         self.unreachable.clear()
         if self.scenario.hosting == "serve":
             self.serve()
-        return True
+
+    def sleep(self, holder: Seatholder) -> None:
+        """Its machine is suspended until further notice."""
+        holder.asleep = True
+        holder.machine.pause()
+
+    def wake(self, holder: Seatholder) -> None:
+        """Its machine resumes."""
+        if holder.asleep:
+            self.trouble()
+            self.story(holder.machine.name, "wakes")
+            holder.asleep = False
+            holder.machine.resume()
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -533,7 +564,8 @@ class Cluster:
     def everybody_gone(self) -> bool:
         """Whether no agent is left."""
         return self.over and not any(
-            holder.agent is not None and holder.agent.process.alive for holder in self.holders
+            holder.agent is not None and holder.agent.process.alive and not holder.asleep
+            for holder in self.holders
         )
 
     def outcome_expected(self, agent: Agent) -> bool:

@@ -18,6 +18,7 @@ from elastic_agent.rendezvous.coordinator_effects import (
     ReadLeases,
     ReadPlan,
     ReadRecords,
+    RemoveRun,
     Revoke,
     SaveHistory,
     WaitForHints,
@@ -40,6 +41,8 @@ PATIENCE = 2000
 """How many effects a driver may yield before it must wait."""
 
 RETRY_S = 0.05
+KEEP_OVER_LEASES = 3.0
+"""How long the records of a run that is over stay."""
 
 
 class RetiredError(StoreLostError):
@@ -58,6 +61,8 @@ class Coordination:
         self.deposed = False
         self.seen: dict[str, tuple[Member, Lease]] = {}
         """What this coordinator was told, kept apart from its own memory for the checker."""
+        self._met: set[str] = set()
+        """Everybody of whom it has read."""
         self._hints = Inbox(cluster.kernel)
         self._connection: Connection | None = None
         self._records = RecordReader("run")
@@ -103,6 +108,11 @@ class Coordination:
                 yield from self._write("forget", incarnation)
             case WriteStatus(text):
                 yield from self._write("write_status", text)
+            case RemoveRun():
+                if not self.cluster.endpoint.may_remove:
+                    return False  # as if somebody had registered meanwhile
+                yield from self._ask("end_life")
+                return (yield from self._ask("remove_run", frozenset(self._met)))
             case _:
                 raise TypeError(effect)
 
@@ -128,6 +138,7 @@ class Coordination:
     def _read(self, incarnations: Collection[str] | None) -> Routine:
         yield self.cluster.stumble(self.process)
         found = yield from self._find(incarnations)
+        self._met.update(found)
         rejected: list[str] = []
         members = {name: self._records.member(name, one.member, rejected) for name, one in found.items()}
         leases = self._records.leases({name: one.lease for name, one in found.items()}, rejected)
@@ -196,7 +207,7 @@ class HostedCoordinator(Coordination):
         return RunDriver(
             self.machine.clock,
             StoryLog(self.cluster, self.name),
-            keep_over_s=float("inf"),  # what comes after the run is not looked at
+            keep_over_s=KEEP_OVER_LEASES * self.cluster.policy.lease_ttl_s,
             idle_s=self.cluster.policy.lease_ttl_s,  # hints are lost here, which no store of ours does
         )
 
@@ -204,17 +215,26 @@ class HostedCoordinator(Coordination):
         """Begin with what the store says again whenever it was lost, as the shipped thread does."""
         while not self.deposed:
             try:
+                yield from self._until_begun()
+                self._driver = self._new_driver()
                 yield from drive(self._driver.coordinate(), self.perform)
+                self.seen.clear()  # the run is removed, and another one may begin
+                self._met.clear()
             except StoreLostError:
                 yield RETRY_S
-            self._driver = self._new_driver()
         self.store.unlisten(self._hints)
+
+    def _until_begun(self) -> Routine:
+        """A run is taken up when there is more of it than its name."""
+        while not self.store.roster and self.store.plan is None and not self.deposed:
+            yield self._hints, 0.1 * self.cluster.policy.lease_ttl_s
+        self._hints.items.clear()
 
     def _wait(self, until_s: float) -> Routine:
         plan = self._driver.plan
         if self._driver.over and plan is not None and not self.cluster.may_go_on(plan):
             self.cluster.run_over(self)
-            self.deposed = True
+            self.deposed = not self.cluster.goes_on_here
         hints = yield from super()._wait(until_s)
         if (
             plan is not None and self.store.version > plan.version

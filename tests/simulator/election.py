@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from elastic_agent.protocol.codec import decode, encode
+from elastic_agent.protocol.records import History
 from elastic_agent.protocol.revisions import RevisionTimes
 from elastic_agent.rendezvous.backends.etcd.election import (
     AwaitNoLeader,
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
     from .agent import Agent
     from .cluster import Cluster
     from .etcd import Etcd
-
-LIFE = b"life"
-"""Of the run's records: what follows when they were removed is not looked at."""
 
 
 class SimulatedElection(Performer):
@@ -87,8 +86,8 @@ class SimulatedElection(Performer):
                 self._connection = yield from self._connect()
             case AwaitNoLeader(patience_s):
                 return (yield from self._await_no_leader(min(patience_s, self.cluster.watch_s())))
-            case Campaign():
-                return (yield from self._campaign())
+            case Campaign(life):
+                return (yield from self._campaign(life))
             case Resign():
                 yield from self._resign()
             case _:
@@ -106,16 +105,15 @@ class SimulatedElection(Performer):
     def _await_no_leader(self, patience_s: float) -> Routine:
         assert self._connection is not None  # connected first
         timeout_s = patience_s + self.cluster.call_s()
-        vacant = yield from self._connection.call("await_no_leader", patience_s, timeout_s=timeout_s)
-        return LIFE if vacant else None
+        life = yield from self._connection.call("await_no_leader", patience_s, timeout_s=timeout_s)
+        return life.encode() if life is not None else None
 
-    def _campaign(self) -> Routine:
+    def _campaign(self, life: bytes) -> Routine:
         connection = self._connection
         assert connection is not None  # connected first
         sent_s, call_s = self.agent.machine.clock(), self.cluster.call_s()
-        since = yield from connection.call(
-            "campaign_for", self.agent.name, self.agent.machine, timeout_s=call_s
-        )
+        args = (self.agent.name, self.agent.machine, life.decode())
+        since = yield from connection.call("campaign_for", *args, timeout_s=call_s)
         if since is not None:
             self.leadership = Leadership(self, connection, since, sent_s)
         return since is not None
@@ -170,11 +168,13 @@ class Leadership(Coordination):
     def _use_store(self, effect: Effect[Any]) -> Routine:
         match effect:
             case ReadEnded():
-                return None  # no run of this name has ended before
+                ended = yield from self._ask("read_ended")
+                return decode(History, ended) if ended is not None else None
             case ReadStoreAge():
                 return (yield from self._ask("age_s"))
-            case RemoveRun():
-                yield from self._write("remove_run")
+            case RemoveRun(ended):
+                assert ended is not None  # the run is over
+                yield from self._write("replace_run", encode(ended))
                 self.cluster.run_over(self)
                 return True
             case _:

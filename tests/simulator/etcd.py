@@ -26,6 +26,7 @@ KEPT_LEASES, LEAST_KEPT_S = 4.0, 20.0
 
 TICKS_PER_OFFICE = 6
 DEPOSED = "deposed"
+ANOTHER_LIFE = "another life"
 
 
 @dataclass
@@ -55,6 +56,8 @@ class Etcd(Store):
         """What is asked now is lost."""
         self._kept: dict[str, float] = {}
         """Incarnation → when its etcd lease ends."""
+        self.ended: bytes | None = None
+        """How the last run of this name ended, whose records were removed."""
         self._terms = 0
         self.revision = 1
         """Of the newest write."""
@@ -65,7 +68,7 @@ class Etcd(Store):
 
     def serve(self, method: str, args: tuple[Any, ...], answer: Answer) -> None:
         """Carry out one request."""
-        if self.down or self.cluster.over:  # what comes after the run is another run, and not looked at here
+        if self.down or self.cluster.over:  # what comes after the run waits until all are started again
             return
         if method == "await_no_leader":
             self._await_no_leader(args[0], answer)
@@ -107,8 +110,12 @@ class Etcd(Store):
 
     # -- the nodes' records ---------------------------------------------------------------------
 
-    def register_after(self, incarnation: str, expected: bytes | None, lease: bytes, member: bytes) -> bool:
-        """Write both records if the lease is as it was read."""
+    def register_after(
+        self, life: str, incarnation: str, expected: bytes | None, lease: bytes, member: bytes
+    ) -> bool | str:
+        """Write both records if the run's life is still this one, and the lease as it was read."""
+        if self.life != life:
+            return ANOTHER_LIFE
         if not self.claim(incarnation, expected, lease):
             return False
         self._number(incarnation)
@@ -180,35 +187,45 @@ class Etcd(Store):
         self._waits = [one for one in self._waits if random.random() >= self.hint_loss]
         super().set_plan(data)
 
+    def run_life(self) -> str:
+        is_new = self.life is None
+        life = super().run_life()
+        if is_new:
+            self._answer_candidates()
+        return life
+
     def _await_no_leader(self, patience_s: float, answer: Answer) -> None:
-        """Answer when there is no leader key, or that there still is one after a while."""
-        if self.leader_key is None:
-            answer((self.revision, True))
+        """Answer with the run's life when it has one and no leader, or with None after a while."""
+        if self.leader_key is None and self.life is not None:
+            answer((self.revision, self.life))
             return
         self._candidates.append(answer)
 
         def still_held() -> None:
             if answer in self._candidates and not self.down:
                 self._candidates.remove(answer)
-                answer((self.revision, False))
+                answer((self.revision, None))
 
         self.process.kernel.after(patience_s, self.process.do, still_held)
 
     # -- the office -----------------------------------------------------------------------------
 
-    def campaign_for(self, holder: str, machine: Machine) -> int | None:
-        """Create the leader key unless there is one; what marks the term."""
-        if self.leader_key is not None:
+    def campaign_for(self, holder: str, machine: Machine, life: str) -> int | None:
+        """Create the leader key unless there is one or the run has another life; what marks the term."""
+        if self.leader_key is not None or self.life != life:
             return None
         self._terms += 1
         self.revision += 1
         self.leader_key = LeaderKey(holder, self._terms, self.now_s + self.leader_key_s)
         self.cluster.story("etcd", "{} is elected (term {})", holder, self._terms)
         newest, kept = self.checker.newest_history, machine.disk
-        if self.plan is None and newest is not None and not self._forgotten:
+        if self.plan is None and newest is not None and not self._forgotten and self.ended is None:
             is_newer = kept is not None and kept.rank > newest.rank
             machine.disk = kept if is_newer else newest  # an assumption, see the package's docstring
         return self._terms
+
+    def read_ended(self) -> bytes | None:
+        return self.ended
 
     def age_s(self) -> float:
         """How long ago its data were lost; the first one of a run was set up long before."""
@@ -251,10 +268,13 @@ class Etcd(Store):
             return
         self.cluster.story("etcd", "the office of {} {}", self.leader_key.holder, why)
         self.leader_key = None
+        self._answer_candidates()
+
+    def _answer_candidates(self) -> None:
         candidates, self._candidates = self._candidates, []
         for answer in candidates:
             if self.process.kernel.random.random() >= self.hint_loss:
-                answer((self.revision, True))
+                answer((self.revision, self.life))
 
     def decree(self, since: int, method: str, args: tuple[Any, ...]) -> Any:
         """A write of the coordinator, if it is in office still."""
@@ -276,14 +296,12 @@ class Etcd(Store):
         self._remove(incarnation)
         return True
 
-    def remove_run(self) -> bool:
-        """Leave nothing of the run behind."""
-        self.plan, self.version = None, 0
-        for kept in (self.members, self.leases, self._kept, self._graves):
-            kept.clear()
-        self.cluster.story("etcd", "the run is removed")
+    def replace_run(self, ended: bytes) -> None:
+        """Leave nothing of the run behind but how it ended."""
+        self.ended, self.leader_key = ended, None
+        self._kept.clear()
+        self.remove_all()
         self.cluster.over = True
-        return True
 
 
 class EtcdConnection(Connection):

@@ -270,10 +270,17 @@ class Faults:
             holder.unkillable_stops = 10**6
         elif kind == "no port":
             holder.portless = True
+        elif kind == "sleeps":
+            self._put_to_sleep(holder)
         elif kind == "unreachable":
             cluster.unreachable.update((one.machine.name, holder.node_id) for one in cluster.holders)
         else:
             cluster.unreachable.update((name, one.node_id) for one in cluster.holders)
+
+    def _put_to_sleep(self, holder: Seatholder) -> None:
+        """It sleeps through the end of the run, and wakes in the next one of its name."""
+        if all(one is holder or one.machine is not holder.machine for one in self.cluster.holders):
+            self.cluster.sleep(holder)
 
     def _relieve(self, holder: Seatholder) -> None:
         """Make the node well when others left and the run cannot do without it."""
@@ -283,6 +290,7 @@ class Faults:
             return
         cluster.story(holder.node_id, "is well again, as it is needed")
         holder.spoilt = False
+        cluster.wake(holder)
         holder.failing_starts = holder.hanging_starts = holder.unkillable_stops = holder.hanging_stops = 0
         holder.portless = False
         cluster.unreachable.clear()

@@ -12,8 +12,10 @@ import msgspec
 
 from elastic_agent.protocol.codec import encode
 from elastic_agent.protocol.records import Lease, Member, Plan
+from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.record_reader import GONE, lease_in
 
+from .etcd import ANOTHER_LIFE
 from .kernel import Routine
 from .machine import Machine
 from .network import Connection
@@ -23,9 +25,10 @@ from .store import readable
 class Link:
     """Over c10d: every record by itself, by compare-and-set."""
 
-    def __init__(self, connection: Connection, machine: Machine) -> None:
+    def __init__(self, connection: Connection, machine: Machine, life: str) -> None:
         self.connection = connection
-        self.store_id = connection.store.store_id
+        self._life = life
+        self.store_id = f"{connection.store.store_id}.{life}"
         self.local_address = machine.name
         self._machine = machine
         self._written: dict[str, bytes] = {}
@@ -40,8 +43,11 @@ class Link:
         claimed = yield from self._claim(member, lease)
         if claimed is None:
             return None
-        written = yield from self._replace(member, self._written.get(member.incarnation))
-        return claimed if written else None
+        if not (yield from self._replace(member, self._written.get(member.incarnation))):
+            return None
+        if (yield from self._ask("enroll", member.incarnation)) != self._life:
+            raise StoreLostError("the store has removed the earlier run of this name")
+        return claimed
 
     def _claim(self, member: Member, lease: Lease) -> Routine:
         while True:
@@ -112,5 +118,8 @@ class EtcdLink(Link):
         return claimed
 
     def _write_lease(self, stored: bytes | None, lease: Lease, member: Member) -> Routine:
-        args = (lease.incarnation, stored, encode(lease), encode(member))
-        return (yield from self._ask("register_after", *args))
+        args = (self._life, lease.incarnation, stored, encode(lease), encode(member))
+        written = yield from self._ask("register_after", *args)
+        if written == ANOTHER_LIFE:
+            raise StoreLostError("etcd has removed the records of the earlier run of this name")
+        return written

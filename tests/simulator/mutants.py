@@ -345,6 +345,24 @@ def _until_all_know(right: Any) -> Any:
     return property(winding_up)
 
 
+def _begins_without_asking(right: Any) -> Any:
+    def begin_run(self: Election) -> Steps[float]:
+        steps = right(self)
+        next(steps)
+        effect = steps.send(None)
+        while True:
+            try:
+                effect = steps.send((yield effect))
+            except StopIteration as end:
+                return float(end.value)
+
+    return begin_run
+
+
+def _settles_nothing(right: Any) -> Any:
+    return property(lambda self: self.plan.history() if self.plan is not None else None)
+
+
 def _leads_once(right: Any) -> Any:
     def lead(self: Election) -> Steps[None]:
         self._over = True
@@ -998,6 +1016,19 @@ _ALL = (
         "the agent that coordinates a run leaves when every node knows the verdict, before the records are removed",
         ((Election, "winding_up", _until_all_know),),
         hosting="etcd",
+    ),
+    Mutant(
+        "forgets-how-it-ended",
+        "a run begins without a look at how the last one of its name ended in this etcd",
+        ((Election, "_begin_run", _begins_without_asking),),
+        focus=("join",),
+        hosting="etcd",
+    ),
+    Mutant(
+        "settles-nothing",
+        "that every node knew the outcome is not written down",
+        ((RunDriver, "_settled_history", _settles_nothing),),
+        focus=("join",),
     ),
     Mutant(
         "leads-once",

@@ -68,6 +68,11 @@ class NoticeRules:
     def _require(self, true: bool, rule: str, what: str) -> None:
         self.checker.require(true or self.checker.forgot, f"notices: {rule}", what)
 
+    def begin_again(self) -> None:
+        """A run of the same name begins; who slept through the end of this one takes part in that."""
+        self._told_the_end.clear()
+        self._since_s.clear()
+
     # -- every plan -----------------------------------------------------------------------------
 
     def published(self, store: Store, before: Plan | None, plan: Plan, seen: Seen) -> None:

@@ -10,6 +10,7 @@ from multiprocessing import get_context
 
 from .checker import RuleBrokenError
 from .cluster import Cluster
+from .coordination import KEEP_OVER_LEASES
 from .faults import Faults
 from .mutants import MUTANTS, Mutant, applied
 from .pairs import ANYTHING, Draw, pair_of
@@ -71,10 +72,18 @@ def _live(cluster: Cluster) -> None:
     patience_s += scenario.policy.restart_backoff_s * (scenario.policy.max_restarts + 1)
     kernel.run(scenario.quiet_s + patience_s, after_each_step)
     checker.all_is_over()
-    if scenario.again and cluster.begin_again():
-        checker.watch_liveness()
-        kernel.run(kernel.now + patience_s, after_each_step)
-        checker.all_is_over()
+    if not scenario.again or not cluster.over or checker.forgot or scenario.hosting == "cluster":
+        return
+    if cluster.goes_on_here:
+        cluster.endpoint.may_remove = True
+        kernel.run(
+            kernel.now + 3 * KEEP_OVER_LEASES * scenario.policy.lease_ttl_s, lambda: cluster.is_removed
+        )
+        checker.require(cluster.is_removed, "liveness (every run is removed)", "its records are still there")
+    cluster.begin_again()
+    checker.watch_liveness()
+    kernel.run(kernel.now + patience_s, after_each_step)
+    checker.all_is_over()
 
 
 def run_seeds(

@@ -92,6 +92,7 @@ GREMLINS = (
     "unreachable",
     "reaches nobody",
     "no port",
+    "sleeps",
 )
 HOSTINGS = ("agent", "serve", "cluster", "etcd")
 FAULTS = tuple(sorted({*FENCE, *STORE, *WORK, *CHURN, *NOTICES, *MISCHIEF}))
@@ -134,6 +135,8 @@ class Scenario:
     """What never stops being wrong with one node, as long as enough others are well."""
     again: bool
     """Whether everything is started once more under the same name after the run is over."""
+    same_store: bool
+    """Whether that happens in the store in which the run has ended, if it outlives the agents."""
     handles_notices: bool
     """Whether the workers look at notices."""
     looks_after_s: float
@@ -225,6 +228,7 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         restart_window_s=random.choice((0.0, 1.0, 5.0, 30.0, 3600.0)),
         restart_backoff_s=random.choice((0.0, 2.0, 8.0)),
     )
+    gremlin = random.choice(GREMLINS) if random.random() < 0.25 else None
     return Scenario(
         nodes=nodes,
         policy=policy,
@@ -244,8 +248,9 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         faults=tuple(sorted(set(kinds))),
         fault_count=random.choice((20, 40) if focus else (2, 8, 20, 40)) if kinds else 0,
         quiet_s=ttl_s * random.choice((8, 15, 30)) + 2.0,
-        gremlin=random.choice(GREMLINS) if random.random() < 0.25 else None,
-        again=random.random() < 0.1,
+        gremlin=gremlin,
+        again=random.random() < 0.1 or gremlin == "sleeps",
+        same_store=random.random() < 0.5,
         handles_notices=random.random() < 0.6,
         looks_after_s=random.choice((0.0, 0.1, 3.0)),
         save_s=random.choice((0.1, 0.5, 3.0)),

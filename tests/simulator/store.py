@@ -47,6 +47,11 @@ class Store:
         self.leases: dict[str, bytes] = {}
         self.written_in: dict[str, int] = {}
         """Incarnation → the revision in which its lease was written, where writes are numbered."""
+        self.life: str | None = None
+        """Of the run's records; another one means that they were removed meanwhile."""
+        self._lives = 0
+        self.roster: set[str] = set()
+        """Who has registered."""
         self.plan: bytes | None = None
         self.version = 0
         self.status = ""
@@ -90,6 +95,18 @@ class Store:
 
     def hello(self) -> str:
         return self.store_id
+
+    def run_life(self) -> str:
+        """The life of the run's records, which begins with the first node that asks."""
+        if self.life is None:
+            self._lives += 1
+            self.life = f"life{self._lives}"
+        return self.life
+
+    def enroll(self, incarnation: str) -> str | None:
+        """Put it on the roster; the life of the run's records."""
+        self.roster.add(incarnation)
+        return self.life
 
     def look_up(self, incarnation: str) -> bytes | None:
         """Its lease, or that it was forgotten."""
@@ -177,6 +194,24 @@ class Store:
             self.leases[incarnation] = revoked
             self.checker.revoked(self, decode(Lease, revoked))
         return self.leases.get(incarnation) == revoked
+
+    def end_life(self) -> None:
+        """The run's records are about to be removed: who registers now does that anew."""
+        self.life = None
+
+    def remove_run(self, known: Collection[str]) -> bool:
+        """Remove every record of the run, unless somebody has come of whom the coordinator does not know."""
+        if not self.roster <= set(known):
+            return False
+        self.remove_all()
+        return True
+
+    def remove_all(self) -> None:
+        """Leave no record of the run behind."""
+        self.plan, self.version, self.life = None, 0, None
+        for kept in (self.members, self.leases, self.written_in, self.roster, self._graves):
+            kept.clear()
+        self.checker.cluster.story("store", "the run is removed")
 
     def forget(self, incarnation: str) -> bool:
         self._graves.add(incarnation)
