@@ -15,7 +15,7 @@ from elastic_agent.config.settings.failures import FailureSettings
 from elastic_agent.config.settings.notices import NoticeSettings
 from elastic_agent.config.settings.output import OutputSettings
 from elastic_agent.config.settings.rendezvous import RendezvousSettings
-from elastic_agent.config.settings.spec import GROUPS, Spec
+from elastic_agent.config.settings.spec import Spec
 from elastic_agent.config.settings.workers import WorkerSettings
 from elastic_agent.config.settings.world import WorldSettings
 
@@ -25,16 +25,29 @@ if TYPE_CHECKING:
 __all__ = ["GROUPS", "Settings", "Spec", "spec_by_name", "specs"]
 
 
-# Fields are collected from the last base to the first, and stand in the order of the help.
+_GROUPS: dict[type, str] = {
+    WorldSettings: "World: nodes and workers",
+    RendezvousSettings: "Rendezvous: store and time-outs",
+    FailureSettings: "Failures: leases, restarts, stopping",
+    NoticeSettings: "Notices: graceful shutdown, scaling and requeueing",
+    WorkerSettings: "Workers: how the script is started",
+    OutputSettings: "Output of the workers",
+    AgentSettings: "The agent itself",
+}
+"""Each group and its heading, in the order of the help."""
+
+GROUPS = tuple(_GROUPS.values())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings(
-    AgentSettings,
-    OutputSettings,
-    WorkerSettings,
-    NoticeSettings,
-    FailureSettings,
-    RendezvousSettings,
     WorldSettings,
+    RendezvousSettings,
+    FailureSettings,
+    NoticeSettings,
+    WorkerSettings,
+    OutputSettings,
+    AgentSettings,
 ):
     """The settings in force. Times are seconds; paths are absolute; None means "not set"."""
 
@@ -71,7 +84,9 @@ class Settings(
 @cache
 def specs() -> tuple[Spec, ...]:
     """Every setting, in the order of the help. The script and its arguments are not among them."""
-    return tuple(f.metadata["spec"](f.name) for f in fields(Settings) if "spec" in f.metadata)
+    return tuple(
+        f.metadata["spec"](f.name, heading) for group, heading in _GROUPS.items() for f in fields(group)
+    )
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The agent itself: the settings under the heading ``AGENT``."""
+"""The agent itself: one group of settings."""
 
 # ruff: noqa: RUF009 - setting returns a dataclass field, which is what a default may be
 
@@ -10,20 +10,17 @@ from pathlib import Path
 
 from elastic_agent.config import value_types
 from elastic_agent.config.directories import default_state_dir
-from elastic_agent.config.settings.spec import AGENT, setting
+from elastic_agent.config.settings.spec import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
     """See :class:`elastic_agent.config.settings.Settings`."""
 
-    config: Path | None = setting(
-        value_types.PATH, None, AGENT, "TOML file with settings, e.g. lease_ttl = 3.0."
-    )
+    config: Path | None = setting(value_types.PATH, None, "TOML file with settings, e.g. lease_ttl = 3.0.")
     state_dir: Path = setting(
         value_types.PATH,
         None,
-        AGENT,
         "Directory for state that must survive a restart of this machine: node ids and the history of runs.",
         shown_default="$XDG_STATE_HOME/elastic-agent, else ~/.local/state/elastic-agent, else a temporary "
         "directory that only this user can write; under systemd its StateDirectory",
@@ -32,23 +29,20 @@ class AgentSettings:
     log_format: str = setting(
         value_types.choice(("auto", "console", "json"), metavar="FORMAT"),
         "auto",
-        AGENT,
         "Format of the agent's log: console (readable), json (one object per line), auto (console on a "
         "terminal, structured entries in systemd's journal, json elsewhere).",
     )
     log_level: str = setting(
         value_types.choice(("debug", "info", "warning", "error"), metavar="LEVEL"),
         "info",
-        AGENT,
         "Minimum level of log messages.",
     )
     event_journal: Path | None = setting(
-        value_types.PATH, None, AGENT, "Also write every event to this file, as one JSON object per line."
+        value_types.PATH, None, "Also write every event to this file, as one JSON object per line."
     )
     event_log_handler: str = setting(
         value_types.TEXT,
         "null",
-        AGENT,
         "Name of torchrun's handler for its events.",
         torchrun=True,
         no_effect="events go to the log and to --event-journal",

@@ -1,11 +1,11 @@
-"""Leases, restarts and stopping: the settings under the heading ``TROUBLE``."""
+"""Leases, restarts and stopping: one group of settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from elastic_agent.config import value_types
-from elastic_agent.config.settings.spec import TROUBLE, setting
+from elastic_agent.config.settings.spec import setting
 from elastic_agent.values import LONGEST_LEASE_S, SHORTEST_LEASE_S
 
 
@@ -16,7 +16,6 @@ class FailureSettings:
     max_restarts: int = setting(
         value_types.whole_number(0),
         "3",
-        TROUBLE,
         "Restart budget: number of worker failures that the run survives, on all nodes together. Nodes "
         "that join, leave or fail do not count. Failures are forgiven after progress (--restart-window).",
         torchrun=True,
@@ -25,41 +24,35 @@ class FailureSettings:
     restart_window: float = setting(
         value_types.seconds(0),
         "3600",
-        TROUBLE,
         "Time of training progress after which one failure is forgiven, that is, no longer counts against "
         "--max-restarts. 0: never.",
     )
     restart_backoff: float = setting(
         value_types.seconds(0),
         "60",
-        TROUBLE,
         "Maximum delay between restarts in a crash loop. If failures repeat without progress, the second "
         "restart is delayed by 1 s, and the delay doubles with each further one. 0: no delay.",
     )
     lease_ttl: float = setting(
         value_types.seconds(SHORTEST_LEASE_S, most=LONGEST_LEASE_S),
         "5.0",
-        TROUBLE,
         "A node that does not renew its lease for this long is considered lost. By then, its guard has "
         "killed its workers.",
     )
     fence_margin: float = setting(
         value_types.seconds(0, above=True),
         "1.0",
-        TROUBLE,
         "How long the other nodes wait after the lease of a lost node has expired, to allow for the time "
         "to kill its workers.",
     )
     restart_grace: float = setting(
         value_types.seconds(0),
         "1.0",
-        TROUBLE,
         "Time between SIGTERM and SIGKILL for workers before a restart.",
     )
     shutdown_timeout: float = setting(
         value_types.seconds(0),
         "30",
-        TROUBLE,
         "Time between SIGTERM and SIGKILL for workers when this node leaves or the run is stopped.",
         torchrun=True,
         other_variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
@@ -67,14 +60,12 @@ class FailureSettings:
     hang_timeout: float = setting(
         value_types.seconds(0),
         "1800",
-        TROUBLE,
         "A worker that has called client.heartbeat and then does not call it for this long has failed. "
         "Workers that never call it are not monitored. 0: off.",
     )
     signals_to_handle: tuple[str, ...] = setting(
         value_types.SIGNALS,
         "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        TROUBLE,
         "Signals that make the agent stop its workers and leave the run. By default, signals that are "
         "ignored when the agent starts, for example under nohup, stay ignored.",
         torchrun=True,
@@ -82,7 +73,6 @@ class FailureSettings:
     monitor_interval: float = setting(
         value_types.seconds(0),
         "0.1",
-        TROUBLE,
         "torchrun's polling interval for worker exits.",
         torchrun=True,
         no_effect="the agent is woken by a worker's exit and does not poll",

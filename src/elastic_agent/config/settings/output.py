@@ -1,4 +1,4 @@
-"""The workers' output: the settings under the heading ``OUTPUT``."""
+"""The workers' output: one group of settings."""
 
 # ruff: noqa: RUF009 - setting returns a dataclass field, which is what a default may be
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elastic_agent.config import value_types
 from elastic_agent.config.directories import default_log_dir, default_state_dir
-from elastic_agent.config.settings.spec import OUTPUT, setting
+from elastic_agent.config.settings.spec import setting
 from elastic_agent.config.values import StreamChoice
 
 
@@ -21,7 +21,6 @@ class OutputSettings:
     redirects: StreamChoice = setting(
         value_types.STREAMS,
         "0",
-        OUTPUT,
         "Output to write to files in the log directory instead of the console: 1 stdout, 2 stderr, 3 both; "
         "or per local rank, e.g. 0:3,11:1.",
         torchrun=True,
@@ -30,7 +29,6 @@ class OutputSettings:
     tee: StreamChoice = setting(
         value_types.STREAMS,
         "0",
-        OUTPUT,
         "Output to write to files and to the console; values as for --redirects.",
         torchrun=True,
         short="-t",
@@ -38,7 +36,6 @@ class OutputSettings:
     local_ranks_filter: tuple[int, ...] = setting(
         value_types.RANKS,
         None,
-        OUTPUT,
         "Local ranks whose output is shown on the console; files are not affected.",
         torchrun=True,
         shown_default="all",
@@ -47,7 +44,6 @@ class OutputSettings:
     duplicate_stdout_filters: tuple[str, ...] = setting(
         value_types.FILTERS,
         None,
-        OUTPUT,
         "Copy stdout lines that contain one of these strings to an additional file.",
         torchrun=True,
         shown_default="none",
@@ -56,7 +52,6 @@ class OutputSettings:
     duplicate_stderr_filters: tuple[str, ...] = setting(
         value_types.FILTERS,
         None,
-        OUTPUT,
         "Copy stderr lines that contain one of these strings to an additional file.",
         torchrun=True,
         shown_default="none",
@@ -65,7 +60,6 @@ class OutputSettings:
     log_dir: Path = setting(
         value_types.PATH,
         None,
-        OUTPUT,
         "Directory for the output of the workers, with one subdirectory per generation.",
         torchrun=True,
         shown_default="logs in the state directory",
@@ -75,28 +69,24 @@ class OutputSettings:
     keep_generations: int = setting(
         value_types.whole_number(1),
         "20",
-        OUTPUT,
         "Number of generations whose output is kept per run; the same number is kept of nodes that have "
         "left it.",
     )
     keep_runs: int = setting(
         value_types.whole_number(1),
         "200",
-        OUTPUT,
         "Number of runs without --rdzv-id whose output is kept in the default log directory. Output of "
         "runs with --rdzv-id, or in a directory given by --log-dir, is never removed.",
     )
     log_limit: int = setting(
         value_types.SIZE,
         "1G",
-        OUTPUT,
         "Maximum size of each worker's stdout or stderr file. Of larger output, the first third and the "
         "end are kept. 0: no limit.",
     )
     logs_specs: str | None = setting(
         value_types.TEXT,
         None,
-        OUTPUT,
         "Name of a torchrun.logs_specs entry point that decides where output goes.",
         torchrun=True,
         shown_default="elastic-agent's own, a directory per generation",
@@ -104,7 +94,6 @@ class OutputSettings:
     log_line_prefix_template: str | None = setting(
         value_types.TEXT,
         None,
-        OUTPUT,
         "Prefix of each line of worker output on the console, e.g. [${role_name}${rank}]:",
         other_variables=("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",),
         shown_default="torch's default",

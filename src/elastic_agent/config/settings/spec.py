@@ -9,15 +9,6 @@ from typing import Any
 from elastic_agent.config.value_types import Kind
 from elastic_agent.worker_variables import PREFIX
 
-WORLD = "World: nodes and workers"
-RENDEZVOUS = "Rendezvous: store and time-outs"
-TROUBLE = "Failures: leases, restarts, stopping"
-NOTICES = "Notices: graceful shutdown, scaling and requeueing"
-WORKERS = "Workers: how the script is started"
-OUTPUT = "Output of the workers"
-AGENT = "The agent itself"
-GROUPS = (WORLD, RENDEZVOUS, TROUBLE, NOTICES, WORKERS, OUTPUT, AGENT)
-
 
 @dataclass(frozen=True)
 class Spec:
@@ -68,7 +59,6 @@ class Spec:
 def setting(
     kind: Kind,
     default: str | None,
-    group: str,
     help: str,  # noqa: A002 - the same word as argparse's
     *,
     torchrun: bool = False,
@@ -84,7 +74,7 @@ def setting(
 ) -> Any:
     """A field of ``Settings``. ``value`` is the default's value where it has no text (an empty list)."""
 
-    def spec(name: str) -> Spec:
+    def spec(name: str, group: str) -> Spec:
         shown = shown_default or (default if default is not None else "not set")
         own = variable or PREFIX + name.upper()
         return Spec(

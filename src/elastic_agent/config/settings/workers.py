@@ -1,11 +1,11 @@
-"""How the script is started: the settings under the heading ``WORKERS``."""
+"""How the script is started: one group of settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from elastic_agent.config import value_types
-from elastic_agent.config.settings.spec import WORKERS, setting
+from elastic_agent.config.settings.spec import setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,6 @@ class WorkerSettings:
     module: bool = setting(
         value_types.SWITCH,
         "false",
-        WORKERS,
         "The script is a module name, as for python -m.",
         torchrun=True,
         short="-m",
@@ -23,21 +22,18 @@ class WorkerSettings:
     no_python: bool = setting(
         value_types.SWITCH,
         "false",
-        WORKERS,
         "The script is an executable program; do not start it with Python.",
         torchrun=True,
     )
     run_path: bool = setting(
         value_types.SWITCH,
         "false",
-        WORKERS,
         "Run the script with runpy.run_path. Takes precedence over --no-python and --module.",
         torchrun=True,
     )
     python_exec: str | None = setting(
         value_types.PROGRAM,
         None,
-        WORKERS,
         "Python interpreter that runs the script.",
         other_variables=("PYTHON_EXEC",),
         shown_default="the interpreter of the agent",
@@ -45,7 +41,6 @@ class WorkerSettings:
     worker_start: str = setting(
         value_types.choice(("warm", "cold"), metavar="HOW"),
         "warm",
-        WORKERS,
         "warm: fork workers from a process that has imported torch, which takes milliseconds. cold: start "
         "a new Python interpreter for each worker. Workers that cannot be started warm (another program or "
         "interpreter) are started cold.",
@@ -53,7 +48,6 @@ class WorkerSettings:
     preload: tuple[str, ...] = setting(
         value_types.MODULES,
         None,
-        WORKERS,
         "Modules to preload into warm workers, in addition to torch, separated by commas; e.g. "
         "lightning,torch._dynamo,mymodel.",
         shown_default="none",
@@ -62,21 +56,18 @@ class WorkerSettings:
     virtual_local_rank: bool = setting(
         value_types.SWITCH,
         "false",
-        WORKERS,
         "Every worker sees LOCAL_RANK 0 and only its own GPU, as device 0.",
         torchrun=True,
     )
     numa_binding: str | None = setting(
         value_types.choice(("node", "socket", "exclusive", "core-complex"), metavar="MODE"),
         None,
-        WORKERS,
         "Bind each worker to the CPUs near its GPU.",
         torchrun=True,
     )
     start_method: str = setting(
         value_types.choice(("spawn", "fork", "forkserver"), metavar="METHOD"),
         "spawn",
-        WORKERS,
         "torchrun's start method for worker processes of Python functions.",
         torchrun=True,
         no_effect="every worker runs a script in a fresh process",

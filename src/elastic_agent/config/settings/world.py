@@ -1,4 +1,4 @@
-"""Nodes and workers of the world: the settings under the heading ``WORLD``."""
+"""Nodes and workers of the world: one group of settings."""
 
 # ruff: noqa: RUF009 - setting returns a dataclass field, which is what a default may be
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_agent.config import value_types
-from elastic_agent.config.settings.spec import WORLD, setting
+from elastic_agent.config.settings.spec import setting
 from elastic_agent.config.values import NodeRange
 from elastic_agent.worker_variables import PREFIX
 
@@ -19,14 +19,12 @@ class WorldSettings:
     nnodes: NodeRange = setting(
         value_types.NODES,
         "1",
-        WORLD,
         "Number of nodes, or its minimum and maximum.",
         torchrun=True,
     )
     nproc_per_node: str = setting(
         value_types.SLOTS,
         "gpu-or-1",
-        WORLD,
         "Workers on this node: a number, or gpu, xpu, cpu (one per device of that type), auto (one per "
         "accelerator, else one per CPU), gpu-or-1 (one per GPU, or 1 without GPUs). It may differ between "
         "nodes.",
@@ -36,7 +34,6 @@ class WorldSettings:
     node_id: str | None = setting(
         value_types.NAME,
         None,
-        WORLD,
         "Name of this node in the run; stable across restarts.",
         variable=PREFIX + "SET_NODE_ID",
         shown_default="derived from the machine and kept in the state directory",
@@ -44,7 +41,6 @@ class WorldSettings:
     node_rank: int | None = setting(
         value_types.whole_number(0),
         None,
-        WORLD,
         "Preferred position of this node in the order of nodes. Without it, nodes are ordered by name.",
         torchrun=True,
         why="torchrun uses 0 on every node by default",
@@ -52,14 +48,12 @@ class WorldSettings:
     role: str = setting(
         value_types.TEXT,
         "default",
-        WORLD,
         "Role name of the workers, as visible to the workers.",
         torchrun=True,
     )
     local_addr: str | None = setting(
         value_types.HOST,
         None,
-        WORLD,
         "Address at which the other nodes reach this one.",
         torchrun=True,
         shown_default="the address this machine uses to reach the endpoint",
