@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config, why_cold
@@ -20,6 +21,9 @@ from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.workers.guard.client import Guard
 
 from .identity import IdentityError
+
+if TYPE_CHECKING:  # torch is imported quietly, and late
+    from .supervisor import Ending
 
 
 def launch(
@@ -105,15 +109,11 @@ def _run(
         return ExitCode.REFUSED
     except EndedAtOnceError as error:
         return 128 + error.signum
-    return _exit_code(agent)
+    assert agent.ending is not None  # run returned
+    return _exit_code(agent.ending)
 
 
-def _exit_code(agent: object) -> int:
-    from .agent import Agent
-
-    assert isinstance(agent, Agent)
-    ending = agent.ending
-    assert ending is not None  # run returned
+def _exit_code(ending: Ending) -> int:
     log = get_logger()
     match ending.outcome:
         case Outcome.FINISHED:
@@ -136,5 +136,3 @@ def _exit_code(agent: object) -> int:
             log.error(ending.reason)
             return ExitCode.NOT_STOPPED
 
-
-__all__ = ["launch"]

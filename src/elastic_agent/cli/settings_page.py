@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from elastic_agent.config.settings import GROUPS, Spec, specs
-from elastic_agent.config.sources.rdzv_conf import keys_with_meaning, keys_without_effect
+from elastic_agent.config.sources.rdzv_conf import MEANING, NO_EFFECT
 from elastic_agent.exit_codes import MEANINGS
 
 _HEAD = """\
@@ -100,8 +100,8 @@ def _row(spec: Spec) -> tuple[str, str, str]:
 
 
 def _conf_tables() -> str:
-    known = ((f"`{key}`", f"`{name}`") for key, name in keys_with_meaning().items())
-    ignored = ((f"`{key}`", reason) for key, reason in keys_without_effect().items())
+    known = ((f"`{key}`", f"`{name}`") for key, name in MEANING.items())
+    ignored = ((f"`{key}`", reason) for key, reason in NO_EFFECT.items())
     return "\n".join(
         [
             "### Keys of `--rdzv-conf`\n",

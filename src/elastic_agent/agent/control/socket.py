@@ -12,7 +12,8 @@ import re
 import secrets
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -176,7 +177,7 @@ async def describe_all(addresses: list[AgentAddress]) -> dict[AgentAddress, Answ
     return described
 
 
-async def command(address: AgentAddress, wanted: Command) -> AsyncIterator[Answer]:
+async def command(address: AgentAddress, wanted: Command) -> AsyncGenerator[Answer]:
     """Send an agent a command; its answers until the last, or until it is gone.
 
     Raises:
@@ -199,14 +200,5 @@ async def command(address: AgentAddress, wanted: Command) -> AsyncIterator[Answe
 
 
 async def _first_answer(address: AgentAddress, wanted: Command) -> Answer | None:
-    answers = command(address, wanted)
-    try:
+    async with aclosing(command(address, wanted)) as answers:
         return await anext(answers, None)
-    finally:
-        await _close(answers)
-
-
-async def _close(answers: AsyncIterator[Answer]) -> None:
-    closing: Callable[[], Awaitable[None]] | None = getattr(answers, "aclose", None)
-    if closing is not None:
-        await closing()

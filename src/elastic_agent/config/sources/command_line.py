@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
 
@@ -29,7 +29,7 @@ class VersionRequested(Exception):  # noqa: N818 - not an error
     """The command line has ``--version``."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CommandLine:
     """What a command line gives.
 
@@ -40,10 +40,10 @@ class CommandLine:
         switches: the command's own options that were found, e.g. ``--json``.
     """
 
-    given: dict[str, Given] = field(default_factory=dict)
-    script: str | None = None
-    script_args: tuple[str, ...] = ()
-    switches: set[str] = field(default_factory=set)
+    given: dict[str, Given]
+    script: str | None
+    script_args: tuple[str, ...]
+    switches: set[str]
 
 
 def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> CommandLine:
@@ -57,12 +57,11 @@ def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> 
         UsageError: an unknown or ambiguous option, or one without its value.
         HelpRequested, VersionRequested: it has these options.
     """
-    line = CommandLine()
     parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for spec in specs():
-        _add(parser, line, spec)
+        _add(parser, spec)
     for switch in switches:
-        parser.add_argument(switch, action=_Switch, nargs=0, line=line)
+        parser.add_argument(switch, dest=switch, action="store_true")
     parser.add_argument(*_spellings(HELP, "-h"), action=_Raise, nargs=0, error=HelpRequested)
     parser.add_argument(*_spellings(VERSION), action=_Raise, nargs=0, error=VersionRequested)
     parser.add_argument("training_script").required = False
@@ -73,9 +72,13 @@ def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> 
         raise UsageError(_explained(error)) from None
     if unknown:
         raise UsageError(_unknown_option(unknown[0], switches))
-    line.script = found.training_script
-    line.script_args = tuple(found.training_script_args or ())
-    return line
+    texts, known = vars(found), spec_by_name()
+    return CommandLine(
+        {name: Given(texts[name], Source(Layer.FLAG, known[name].flag)) for name in texts if name in known},
+        found.training_script,
+        tuple(found.training_script_args or ()),
+        {switch for switch in switches if texts[switch]},
+    )
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,34 +86,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
-
-
-class _Record(argparse.Action):
-    """Keeps the text of an option and where it stood."""
-
-    def __init__(self, *args: Any, line: CommandLine, spec: Spec, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._line = line
-        self._spec = spec
-
-    def __call__(
-        self, parser: object, namespace: object, values: Any, option_string: str | None = None
-    ) -> None:
-        text = "true" if self.nargs == 0 else str(values)
-        self._line.given[self._spec.name] = Given(text, Source(Layer.FLAG, self._spec.flag))
-
-
-class _Switch(argparse.Action):
-    """Keeps that a command's own option was there."""
-
-    def __init__(self, *args: Any, line: CommandLine, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._line = line
-
-    def __call__(
-        self, parser: object, namespace: object, values: Any, option_string: str | None = None
-    ) -> None:
-        self._line.switches.add(str(option_string))
 
 
 class _Raise(argparse.Action):
@@ -126,16 +101,10 @@ class _Raise(argparse.Action):
         raise self._error
 
 
-def _add(parser: argparse.ArgumentParser, line: CommandLine, spec: Spec) -> None:
-    parser.add_argument(
-        *_spellings(spec.flag, spec.short),
-        dest=spec.name,
-        action=_Record,
-        nargs=0 if spec.kind.is_switch else None,
-        default=argparse.SUPPRESS,
-        line=line,
-        spec=spec,
-    )
+def _add(parser: argparse.ArgumentParser, spec: Spec) -> None:
+    how: dict[str, Any] = {"action": "store_const", "const": "true"} if spec.kind.is_switch else {}
+    spellings = _spellings(spec.flag, spec.short)
+    parser.add_argument(*spellings, dest=spec.name, default=argparse.SUPPRESS, **how)
 
 
 def _spellings(flag: str, short: str = "") -> list[str]:

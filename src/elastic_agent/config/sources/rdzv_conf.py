@@ -6,7 +6,7 @@ from elastic_agent.config.errors import UsageError, did_you_mean, quoted
 from elastic_agent.config.sources.base import Given, Source
 from elastic_agent.config.value_types import split_conf
 
-_MEANING = {
+MEANING = {
     "join_timeout": "join_timeout",
     "timeout": "join_timeout",
     "last_call_timeout": "settle",
@@ -25,7 +25,7 @@ _MEANING = {
 }
 """Key to setting. A key that bears the setting's own name goes before one that means the same."""
 
-_NO_EFFECT = {
+NO_EFFECT = {
     "is_host": "the machine that has the endpoint's address hosts the store",
     "keep_alive_interval": "leases are configured by lease_ttl",
     "keep_alive_max_attempt": "leases are configured by lease_ttl",
@@ -37,16 +37,7 @@ _NO_EFFECT = {
     "rank": "use --node-rank instead",
     "protocol": "connections to etcd use TLS if a certificate is given",
 }
-
-
-def keys_with_meaning() -> dict[str, str]:
-    """The keys that set something, with the setting's name."""
-    return dict(_MEANING)
-
-
-def keys_without_effect() -> dict[str, str]:
-    """torch's keys that are accepted but do nothing here, with the reason."""
-    return dict(_NO_EFFECT)
+"""torch's keys that are accepted but do nothing here, with the reason."""
 
 
 def expand(conf: Given) -> tuple[dict[str, Given], list[str]]:
@@ -59,16 +50,16 @@ def expand(conf: Given) -> tuple[dict[str, Given], list[str]]:
     notes = []
     own_name: set[str] = set()
     for key, value in split_conf(conf.text):
-        if key in _NO_EFFECT:
-            notes.append(f"{conf.source}: {key} has no effect: {_NO_EFFECT[key]}")
+        if key in NO_EFFECT:
+            notes.append(f"{conf.source}: {key} has no effect: {NO_EFFECT[key]}")
             continue
-        if key not in _MEANING:
-            hint = did_you_mean(key, [*_MEANING, *_NO_EFFECT])
+        if key not in MEANING:
+            hint = did_you_mean(key, [*MEANING, *NO_EFFECT])
             raise UsageError(
-                f"{conf.source}: unknown key {quoted(key)}; expected one of {', '.join(_MEANING)}"
+                f"{conf.source}: unknown key {quoted(key)}; expected one of {', '.join(MEANING)}"
                 + (f"; {hint}" if hint else "")
             )
-        name = _MEANING[key]
+        name = MEANING[key]
         if name in own_name and key != name:
             continue
         if key == name:
