@@ -13,11 +13,14 @@ import pytest
 
 from elastic_agent.agent.slurm import job
 from elastic_agent.agent.slurm.job import JobEnd, SlurmJob, parse_facts
-from elastic_agent.agent.slurm.requeue import RequeuePolicy, Stop, decide, requeue
+from elastic_agent.agent.slurm.requeue import Stop, decide, requeue
+from elastic_agent.agent.supervisor import Ending
+from elastic_agent.config.settings import Settings
+from elastic_agent.protocol import Outcome
 
-AUTO = RequeuePolicy("auto", command="", most=100)
+AUTO = Settings(requeue="auto", max_requeues=100)
 JOB = SlurmJob("4711", requeues=0)
-STOPPED = Stop(saved=True, reason="walltime", chosen=True)
+STOPPED = Stop(reason="walltime", chosen=True)
 
 
 @pytest.mark.parametrize("reason", ["walltime", "preempted"])
@@ -35,12 +38,12 @@ def test_a_job_stopped_by_a_user_is_not_requeued(reason: str) -> None:
 
 
 def test_a_finished_or_failed_job_is_not_requeued() -> None:
-    decision = decide(AUTO, JOB, replace(STOPPED, saved=False))
+    decision = decide(AUTO, JOB, Stop.of(Ending(Outcome.FINISHED, "every worker succeeded"), "a1"))
     assert (decision.act, decision.why) == (False, "")
 
 
 def test_requeue_never_disables_requeueing() -> None:
-    decision = decide(replace(AUTO, when="never", command="true"), JOB, STOPPED)
+    decision = decide(replace(AUTO, requeue="never", requeue_command="true"), JOB, STOPPED)
     assert not decision.act
     assert "--requeue is never" in decision.why
 
@@ -49,18 +52,18 @@ def test_outside_slurm_requeueing_requires_a_command() -> None:
     decision = decide(AUTO, None, STOPPED)
     assert not decision.act
     assert "not a Slurm job step" in decision.why
-    assert decide(replace(AUTO, command="true"), None, STOPPED).act
+    assert decide(replace(AUTO, requeue_command="true"), None, STOPPED).act
 
 
 @pytest.mark.parametrize(("before", "act"), [(0, True), (2, True), (3, False), (9, False)])
 def test_requeues_are_limited(before: int, act: bool) -> None:
-    decision = decide(replace(AUTO, most=3), replace(JOB, requeues=before), STOPPED)
+    decision = decide(replace(AUTO, max_requeues=3), replace(JOB, requeues=before), STOPPED)
     assert decision.act is act
     assert act or f"requeued {before} times, and --max-requeues is 3" in decision.why
 
 
 def test_a_limit_of_0_disables_requeueing() -> None:
-    assert not decide(replace(AUTO, most=0), JOB, STOPPED).act
+    assert not decide(replace(AUTO, max_requeues=0), JOB, STOPPED).act
 
 
 # -- the effect ---------------------------------------------------------------------------------
@@ -68,13 +71,13 @@ def test_a_limit_of_0_disables_requeueing() -> None:
 
 def test_the_sites_command_is_run_by_a_shell(tmp_path: Path) -> None:
     command = f"echo again >{tmp_path}/note && test -s {tmp_path}/note"
-    done = asyncio.run(requeue(replace(AUTO, command=command), JOB))
+    done = asyncio.run(requeue(replace(AUTO, requeue_command=command), JOB))
     assert (done.level, done.text) == ("info", f"requeued the job: {command}")
     assert (tmp_path / "note").read_text() == "again\n"
 
 
 def test_a_failing_command_is_quoted() -> None:
-    done = asyncio.run(requeue(replace(AUTO, command="echo first; echo not today >&2; exit 3"), JOB))
+    done = asyncio.run(requeue(replace(AUTO, requeue_command="echo first; echo not today >&2; exit 3"), JOB))
     assert done.level == "error"
     assert "failed with exit code 3: not today; its state is saved" in done.text
 
@@ -84,7 +87,7 @@ def test_a_hanging_command_is_killed_with_its_children(
 ) -> None:
     monkeypatch.setattr(job, "REQUEUE_TIMEOUT_S", 0.3)
     pid_file = tmp_path / "pid"
-    done = asyncio.run(requeue(replace(AUTO, command=f"sleep 60 & echo $! >{pid_file}; wait"), JOB))
+    done = asyncio.run(requeue(replace(AUTO, requeue_command=f"sleep 60 & echo $! >{pid_file}; wait"), JOB))
     assert "did not complete within 0.3 s" in done.text
     with contextlib.suppress(ProcessLookupError):  # it has been collected already
         sleeper = os.pidfd_open(int(pid_file.read_text()))

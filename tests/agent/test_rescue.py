@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent.slurm.job import SlurmJob
-from elastic_agent.agent.slurm.requeue import MAX_ATTEMPTS, TURN_S, Done, RequeuePolicy, rescue
+from elastic_agent.agent.slurm.requeue import MAX_ATTEMPTS, TURN_S, Done, rescue
+from elastic_agent.config.settings import Settings
 
-AUTO = RequeuePolicy("auto", command="", most=100)
+AUTO = Settings(requeue="auto", max_requeues=100)
 FACTS = (
     "JobId=4711 JobName=a JobState={state} Restarts={restarts} BatchFlag=1 NodeList={nodes} BatchHost=n0 \n"
 )
@@ -42,8 +43,8 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def rescued(node: str, policy: RequeuePolicy = AUTO) -> Done | None:
-    return asyncio.run(rescue(policy, SlurmJob("4711", requeues=1, node=node)))
+def rescued(node: str, settings: Settings = AUTO) -> Done | None:
+    return asyncio.run(rescue(settings, SlurmJob("4711", requeues=1, node=node)))
 
 
 def done(controller: Path) -> list[str]:
@@ -120,12 +121,12 @@ def test_only_a_few_survivors_of_a_large_job_wait_for_their_turn(
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [dataclasses.replace(AUTO, when="never"), dataclasses.replace(AUTO, most=1)],
+    "settings",
+    [dataclasses.replace(AUTO, requeue="never"), dataclasses.replace(AUTO, max_requeues=1)],
     ids=["never", "most"],
 )
-def test_a_job_that_may_not_be_requeued_is_cancelled(controller: Path, policy: RequeuePolicy) -> None:
-    said = rescued("n1", policy)
+def test_a_job_that_may_not_be_requeued_is_cancelled(controller: Path, settings: Settings) -> None:
+    said = rescued("n1", settings)
     assert said is not None
     assert said.level == "error"
     assert done(controller) == ["scancel --state=RUNNING 4711"]
@@ -141,7 +142,7 @@ def test_a_job_that_slurm_does_not_requeue_is_cancelled(controller: Path) -> Non
 
 
 def test_after_a_custom_requeue_command_the_remaining_job_is_cancelled(controller: Path) -> None:
-    said = rescued("n1", dataclasses.replace(AUTO, command=f"echo resubmitted >>{controller}/done"))
+    said = rescued("n1", dataclasses.replace(AUTO, requeue_command=f"echo resubmitted >>{controller}/done"))
     assert said is not None
     assert done(controller) == ["resubmitted", "scancel --state=RUNNING 4711"]
 

@@ -9,7 +9,8 @@ import sys
 from dataclasses import asdict
 
 from elastic_agent.agent.slurm.job import SlurmJob
-from elastic_agent.agent.slurm.requeue import RequeuePolicy, requeue
+from elastic_agent.agent.slurm.requeue import requeue
+from elastic_agent.config.settings import Settings
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
                 signal.signal(
                     signal.SIGTERM, signal.SIG_IGN
                 )  # what the controller answers to this is asked for
-                print(asyncio.run(requeue(RequeuePolicy("auto", "", 100), job)), flush=True)
+                print(asyncio.run(requeue(Settings(requeue="auto"), job)), flush=True)
             case "hidden":
                 os.environ["PATH"] = ""
             case "notice":

@@ -25,7 +25,7 @@ from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
-from elastic_agent.agent.slurm.requeue import Done, RequeuePolicy, Stop, decide, requeue, rescue
+from elastic_agent.agent.slurm.requeue import Done, Stop, decide, requeue, rescue
 from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
@@ -326,16 +326,15 @@ class Agent(ElasticAgent):
         """Requeue the job, if it is to be requeued and this agent is the one to do it."""
         if self._supervisor is None:
             return
-        policy = RequeuePolicy.of(self._settings)
         done: Done | None = None
         if ending.outcome is Outcome.UNREACHABLE and self._job is not None:
             self._signals.only_waiting = True
-            done = await rescue(policy, self._job)
-        decision = decide(policy, self._job, Stop.of(ending, self._supervisor.node.incarnation))
+            done = await rescue(self._settings, self._job)
+        decision = decide(self._settings, self._job, Stop.of(ending, self._supervisor.node.incarnation))
         if decision.why:
             self._log.info(decision.why)
         if decision.act:
-            done = await requeue(policy, self._job)
+            done = await requeue(self._settings, self._job)
         if done is not None:
             self._publish(events.Requeued(done.level == "error", done.text))
 

@@ -135,4 +135,3 @@ def _exit_code(ending: Ending) -> int:
         case Outcome.STUCK:
             log.error(ending.reason)
             return ExitCode.NOT_STOPPED
-

@@ -37,28 +37,14 @@ RETRY_MIN_S, RETRY_MAX_S, MAX_ATTEMPTS = 1.0, 30.0, 12
 
 
 @dataclass(frozen=True, slots=True)
-class RequeuePolicy:
-    """The requeue settings: ``--requeue``, ``--requeue-command``, ``--max-requeues``."""
-
-    when: str
-    command: str
-    most: int
-
-    @staticmethod
-    def of(settings: Settings) -> RequeuePolicy:
-        """The policy in these settings."""
-        return RequeuePolicy(settings.requeue, settings.requeue_command or "", settings.max_requeues)
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """How the run ended for this node."""
 
-    saved: bool
-    """Every rank saved and the run was stopped; False: it finished, failed, or this node alone left it."""
-
     reason: str
-    """Why it was stopped: preempted, walltime, drain, grow, operator."""
+    """Why it was stopped, every rank having saved: preempted, walltime, drain, grow, operator.
+
+    Empty: it finished, failed, or this node alone left it.
+    """
 
     chosen: bool
     """This node's agent is the one that requeues (the plan's requeuer)."""
@@ -68,9 +54,9 @@ class Stop:
         """How the run ended for the node in this incarnation."""
         plan = ending.plan
         if ending.outcome is not Outcome.STOPPED or plan is None:
-            return Stop(saved=False, reason="", chosen=False)
+            return Stop(reason="", chosen=False)
         reason = plan.notice.cause.value if plan.notice is not None else ""
-        return Stop(saved=True, reason=reason, chosen=plan.requeuer == incarnation)
+        return Stop(reason, chosen=plan.requeuer == incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +67,23 @@ class Decision:
     why: str = ""
 
 
-def decide(policy: RequeuePolicy, job: SlurmJob | None, stop: Stop) -> Decision:
+def decide(settings: Settings, job: SlurmJob | None, stop: Stop) -> Decision:
     """Whether this agent requeues the job, and why (not)."""
-    if not stop.saved or stop.reason not in REASONS:
+    if stop.reason not in REASONS:
         return Decision(False)
-    if policy.when == "never":
+    if settings.requeue == "never":
         return _not("--requeue is never; start the job again to resume")
-    if job is None and not policy.command:
+    if job is None and not settings.requeue_command:
         return _not("this is not a Slurm job step; start the run again to resume (or set --requeue-command)")
     if not stop.chosen:
         return Decision(False, "the agent of another node requeues the job")
     requeues = job.requeues if job is not None else 0
-    if requeues >= policy.most:
+    most = settings.max_requeues
+    if requeues >= most:
         return _not(
-            f"it has been requeued {requeues} times, and --max-requeues is {policy.most}; submit it "
-            "again to resume"
+            f"it has been requeued {requeues} times, and --max-requeues is {most}; submit it again to resume"
         )
-    return Decision(
-        True, f"requeueing the job ({stop.reason}, requeue {requeues + 1} of at most {policy.most})"
-    )
+    return Decision(True, f"requeueing the job ({stop.reason}, requeue {requeues + 1} of at most {most})")
 
 
 def _not(why: str) -> Decision:
@@ -114,11 +98,11 @@ class Done:
     text: str
 
 
-async def requeue(policy: RequeuePolicy, job: SlurmJob | None) -> Done:
+async def requeue(settings: Settings, job: SlurmJob | None) -> Done:
     """Put the job back into the queue. Slurm may end this process before this returns."""
     try:
-        if policy.command:
-            did = await run_requeue_command(policy.command)
+        if settings.requeue_command:
+            did = await run_requeue_command(settings.requeue_command)
         else:
             assert job is not None  # decided so
             did = await job.requeue()
@@ -134,7 +118,7 @@ async def requeue(policy: RequeuePolicy, job: SlurmJob | None) -> Done:
 # -- a job without its batch script ---------------------------------------------------------------
 
 
-async def rescue(policy: RequeuePolicy, job: SlurmJob) -> Done | None:
+async def rescue(settings: Settings, job: SlurmJob) -> Done | None:
     """Requeue, or else cancel, a job that lost the node of its batch script; None: there is nothing to do here.
 
     Called when the store does not answer any more, so the surviving agents cannot agree which of them acts. Slurm's
@@ -152,7 +136,7 @@ async def rescue(policy: RequeuePolicy, job: SlurmJob) -> Done | None:
                 return None
     except SlurmError as error:
         return Done("error", f"cannot determine whether job {job.id} lost its batch host: {error}")
-    return await _requeue_or_cancel(policy, job)
+    return await _requeue_or_cancel(settings, job)
 
 
 async def _query_repeatedly(job: SlurmJob) -> list[str]:
@@ -166,10 +150,10 @@ async def _query_repeatedly(job: SlurmJob) -> list[str]:
     return await attempts(job.survivors)
 
 
-async def _requeue_or_cancel(policy: RequeuePolicy, job: SlurmJob) -> Done:
+async def _requeue_or_cancel(settings: Settings, job: SlurmJob) -> Done:
     lost = f"job {job.id} lost its batch host and with it the rendezvous store"
-    allowed = policy.when != "never" and job.requeues < policy.most
-    done = await requeue(policy, job) if allowed else Done("info", "requeueing is not allowed")
+    allowed = settings.requeue != "never" and job.requeues < settings.max_requeues
+    done = await requeue(settings, job) if allowed else Done("info", "requeueing is not allowed")
     try:
         if await job.survivors():
             await job.cancel()
