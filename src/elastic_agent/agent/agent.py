@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -202,18 +203,17 @@ class Agent(ElasticAgent):
             self._backend.set_run_id(settings.rdzv_id)
             return settings.rdzv_id
         agreeing = agree_on_run(self._backend, job_fingerprint(settings), self._publish)
-        try:
-            return await asyncio.wait_for(agreeing, settings.join_timeout)
-        except TimeoutError:
-            reason = (
-                f"no store answered at {self._backend.shown} within {settings.join_timeout:g} s: "
-                f"{console.last_problem or 'connecting did not complete'}"
-            )
-            return Ending(Outcome.UNREACHABLE, reason)
-        except NotAStoreError as error:
-            return Ending(Outcome.UNREACHABLE, str(error))
-        except OSError as error:
-            raise _unwritable(settings.state_dir, error) from None
+        with self._using_state_dir():
+            try:
+                return await asyncio.wait_for(agreeing, settings.join_timeout)
+            except TimeoutError:
+                reason = (
+                    f"no store answered at {self._backend.shown} within {settings.join_timeout:g} s: "
+                    f"{console.last_problem or 'connecting did not complete'}"
+                )
+                return Ending(Outcome.UNREACHABLE, reason)
+            except NotAStoreError as error:
+                return Ending(Outcome.UNREACHABLE, str(error))
 
     async def _has_finished_before(self, run_id: str) -> bool:
         """Whether this run has finished and is not run again, by the local run history: no store is needed to find out.
@@ -231,7 +231,8 @@ class Agent(ElasticAgent):
             self._claim = await self._claim_run(folder, run_id)
         sweep_heartbeat_files()
         while True:
-            lock = self._node_id_lock = self._acquire_node_id(folder, refused)
+            with self._using_state_dir():
+                lock = self._node_id_lock = acquire_node_id(folder, self._settings.node_id, refused)
             bind_context(node=lock.node_id)
             self._event_log.bind(node=lock.node_id)
             ending = await self._take_part(run_id, lock)
@@ -247,27 +248,30 @@ class Agent(ElasticAgent):
         settings = self._settings
         place = partial(ClaimedEndpoint.of, settings.rdzv_endpoint, settings.rdzv_backend)
         try:
-            return await asyncio.to_thread(lambda: RunClaim.take(folder, place()))
+            with self._using_state_dir():
+                return await asyncio.to_thread(lambda: RunClaim.take(folder, place()))
         except RunElsewhereError as error:
             raise UsageError(
                 f"run {run_id} is already running at {error}, and its agents use the same state "
                 f"directory, {settings.state_dir}; give this run another --rdzv-id, or its agents "
                 "another --state-dir"
             ) from None
-        except OSError as error:
-            raise _unwritable(settings.state_dir, error) from None
-
-    def _acquire_node_id(self, folder: Path, refused: frozenset[str]) -> NodeIdLock:
-        try:
-            return acquire_node_id(folder, self._settings.node_id, refused)
-        except OSError as error:
-            raise _unwritable(self._settings.state_dir, error) from None
 
     async def _recall(self, run_id: str) -> History | None:
-        try:
+        with self._using_state_dir():
             return await asyncio.to_thread(self._backend.history_store.load, run_id)
+
+    @contextlib.contextmanager
+    def _using_state_dir(self) -> Iterator[None]:
+        """For what uses the state directory and no other: report its errors as a wrong ``--state-dir``."""
+        try:
+            yield
         except OSError as error:
-            raise _unwritable(self._settings.state_dir, error) from None
+            place = f" {error.filename}:" if error.filename is not None else ""
+            raise UsageError(
+                f"--state-dir {self._settings.state_dir} is not usable:{place} {error.strerror}; expected a "
+                "writable directory"
+            ) from None
 
     async def _take_part(self, run_id: str, lock: NodeIdLock) -> Ending:
         settings = self._settings
@@ -404,10 +408,3 @@ class Agent(ElasticAgent):
             self._node_id_lock.release()
             prune_node_ids(self._settings.state_dir / "nodes")
         self._event_log.close()
-
-
-def _unwritable(state_dir: Path, error: OSError) -> UsageError:
-    place = f" {error.filename}:" if error.filename is not None else ""
-    return UsageError(
-        f"--state-dir {state_dir} is not usable:{place} {error.strerror}; expected a writable directory"
-    )
