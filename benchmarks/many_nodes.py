@@ -86,7 +86,7 @@ class OneNode:
             lease_ttl_s=lease_s,
             fence_margin_s=Policy().fence_margin_s,
         )
-        backend.set_run_id("benchmark")
+        backend.run_id = "benchmark"
         self.backend = backend
         member = Member(
             version=RECORD_VERSION,

@@ -36,7 +36,7 @@ def last_plan(phase: Phase) -> Plan:
 @pytest.fixture
 def backend(tmp_path: Path) -> C10dBackend:
     backend = C10dBackend(Endpoint("127.0.0.1"), tmp_path, port_range=None, port_rest_s=1.0)
-    backend.set_run_id("exp7")
+    backend.run_id = "exp7"
     return backend
 
 

@@ -80,7 +80,7 @@ class Scene:
         self._news = asyncio.Event()
         self._registered: asyncio.Queue[str] = asyncio.Queue()
         backend = C10dBackend(endpoint, folder, port_range=None, port_rest_s=0.0)
-        backend.set_run_id("run")
+        backend.run_id = "run"
         backend.history_store = BoundedRunHistoryStore(self.disk)
         self._thread = DiskThread("node-record")
         nodes = 1 if program else 2

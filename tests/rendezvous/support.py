@@ -129,7 +129,7 @@ class Participant:
         self.told: list[events.SessionEvent] = []
         self.lives = 1
         backend = C10dBackend(endpoint, state_dir, port_range=None, port_rest_s=0.0)
-        backend.set_run_id(run_id)
+        backend.run_id = run_id
         member = Member(RECORD_VERSION, name, f"{name}-1", "127.0.0.1", 1, State.READY, 0, rules)
         self.session = Session(through(backend), member, rules.lease_ttl_s)
         self.session.listen(self._event)

@@ -200,7 +200,7 @@ class Agent(ElasticAgent):
         """The run's id: given, or agreed with the other agents at the endpoint."""
         settings = self._settings
         if settings.rdzv_id is not None:
-            self._backend.set_run_id(settings.rdzv_id)
+            self._backend.run_id = settings.rdzv_id
             return settings.rdzv_id
         agreeing = agree_on_run(self._backend, job_fingerprint(settings), self._publish)
         with self._using_state_dir():

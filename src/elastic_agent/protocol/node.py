@@ -166,8 +166,8 @@ class Node:
         self._handles_notices = False
         self._interrupted: Failure | None = None
         """How a signal ended workers of the present generation."""
-        self._has_participated = False
-        """This node has seen the run in progress."""
+        self.has_participated = False
+        """This node has seen the run in progress, under any incarnation."""
         self._lease_lost: str | None = None
         self._ending: Depart | None = None
         self._lingers = False
@@ -193,11 +193,6 @@ class Node:
         after = TRANSITIONS[before, event]
         self._activity = after or before
         return after is not None
-
-    @property
-    def has_participated(self) -> bool:
-        """Whether this node has seen the run in progress, under any incarnation."""
-        return self._has_participated
 
     @property
     def next_stop_request(self) -> int:
@@ -230,7 +225,7 @@ class Node:
             return self._over(plan)
         if self.announced.state is State.STOPPED:  # it stayed only to read how the stop went
             return self._end(Depart(Outcome.STOPPED, plan.reason), Grace.NONE)
-        self._has_participated = True
+        self.has_participated = True
         if plan.phase is Phase.FORMING:
             return self._acknowledged(plan) + self._forming(plan)
         return self._acknowledged(plan) + self._sealed(plan)
@@ -260,7 +255,7 @@ class Node:
     @property
     def _wants_next_life(self) -> bool:
         """Whether the run was stopped before this node joined, and not on this node's request."""
-        return not self._has_participated and not self._requests_end
+        return not self.has_participated and not self._requests_end
 
     @property
     def is_lingering(self) -> bool:

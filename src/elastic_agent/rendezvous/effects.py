@@ -108,10 +108,8 @@ class UntilOneEnds(Effect[None]):
 
     parts: tuple[Steps[None], ...]
 
-    @classmethod
-    def of(cls, *parts: Steps[None]) -> UntilOneEnds:
-        """These parts."""
-        return cls(parts)
+    def __init__(self, *parts: Steps[None]) -> None:
+        object.__setattr__(self, "parts", parts)
 
 
 def run(steps: Steps[T], perform: Callable[[Effect[Any]], Any]) -> T:

@@ -87,12 +87,13 @@ class Session(NodeSession):
         return None
 
 
-class _Link(Connection):
+class _Link:
     """A link to the store with the thread that may be blocked in it."""
 
     def __init__(self, thread: AbandonableThread, link: NodeLink) -> None:
         self._thread = thread
         self._link = link
+        self.store_id, self.local_address = link.store_id, link.local_address
 
     @classmethod
     async def dial(cls, dialer: StoreDialer, purpose: str) -> _Link:
@@ -102,14 +103,6 @@ class _Link(Connection):
         except BaseException:
             thread.abandon()
             raise
-
-    @property
-    def store_id(self) -> str:
-        return self._link.store_id
-
-    @property
-    def local_address(self) -> str:
-        return self._link.local_address
 
     async def call(self, request: Request[Any], timeout_s: float) -> Any:
         return await call(self._thread, lambda: request.perform(self._link), timeout_s)

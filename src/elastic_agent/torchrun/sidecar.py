@@ -93,7 +93,7 @@ class Sidecar:
         self._backend.history_store = BoundedRunHistoryStore(
             RunHistoryStore(Path(begin.state_dir), _store(begin))
         )
-        self._backend.set_run_id(begin.run_id)
+        self._backend.run_id = begin.run_id
         self._backend.history_store.settle(begin.run_id)  # a torchrun that is started again is a new run
         self._session = Session(self._backend, begin.member, policy.lease_ttl_s, begin.local_addr)
         self._participant = Participant(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
-from .base import TransportError, UnreachableError
+from .base import UnreachableError
 
 Address = tuple[int, str]
 """An address family and a numeric address (with scope for link-local IPv6)."""
@@ -204,18 +204,6 @@ def _interface_addresses() -> Iterator[tuple[str, IPv4Address | IPv6Address]]:
 def _plain(address: str) -> str:
     """An IPv4 address as such where a dual-stack socket shows it mapped into IPv6."""
     return address.removeprefix("::ffff:") if address.count(".") == 3 else address
-
-
-__all__ = [
-    "Address",
-    "TransportError",
-    "connect",
-    "is_local",
-    "is_loopback_name",
-    "listen",
-    "local_address_towards",
-    "resolve",
-]
 
 
 def interface_of(address: str) -> str | None:

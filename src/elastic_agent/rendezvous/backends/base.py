@@ -26,6 +26,7 @@ class RendezvousBackend(abc.ABC):
     ) -> None:
         """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
         self.run_id: str | None = None
+        """The run's name: set by the owner, or agreed at the endpoint."""
         self.history_store = BoundedRunHistoryStore(RunHistoryStore(state_dir))
         self._endpoint = endpoint
         self._ports = PortPicker(port_range, port_rest_s)
@@ -37,10 +38,6 @@ class RendezvousBackend(abc.ABC):
     def shown(self) -> str:
         """The endpoint as users write it."""
         return str(self._endpoint)
-
-    def set_run_id(self, run_id: str) -> None:
-        """The run is known by name."""
-        self.run_id = run_id
 
     # -- which run ------------------------------------------------------------------------------
 

@@ -38,24 +38,16 @@ class C10dLink:
     ) -> None:
         """``report_invalid`` is called with each invalid record in the store."""
         self._client = client
-        self._store_id = store_id
-        self._local_address = local_address
+        self.local_address = local_address
+        """This machine's address on the way to the store."""
         self._run_id = run_id
         self._prefix = run_prefix(run_id)
         self._plans = PlanReader(client, self._prefix, report_invalid)
         self._life = client.exchange(f"{self._prefix}/life", b"", secrets.token_hex(4).encode())
+        self.store_id = f"{store_id}.{self._life.decode('ascii', 'replace')}"
+        """Random name of this life of the store, and of the run in it."""
         self._written: dict[str, bytes] = {}
         """Each incarnation's member record as this connection knows it."""
-
-    @property
-    def store_id(self) -> str:
-        """Random name of this life of the store, and of the run in it."""
-        return f"{self._store_id}.{self._life.decode('ascii', 'replace')}"
-
-    @property
-    def local_address(self) -> str:
-        """This machine's address on the way to the store."""
-        return self._local_address
 
     def register(self, member: Member, lease: Lease) -> Lease | None:
         """Write the records first, then the roster: a reader of the roster finds the records of each name.

@@ -89,23 +89,16 @@ class EtcdLink:
         self._let_go = let_go
         self._on_renewal = on_renewal
         self._keys = keys
-        self._store_id = store
         self._kept = kept
         self._plans = PlanReader(client, keys.plan, report_invalid)
         self._watch: Watch | None = None
         self._written: dict[str, int] = {}
         """In which revision this incarnation's member record was written, as far as known."""
         self._life = run_life(client, keys)
-
-    @property
-    def store_id(self) -> str:
+        self.store_id = f"{store}.{self._life.decode('ascii', 'replace')}"
         """Random name of this etcd's life, and of the run's in it."""
-        return f"{self._store_id}.{self._life.decode('ascii', 'replace')}"
-
-    @property
-    def local_address(self) -> str:
+        self.local_address = client.local_address
         """This machine's address on the way to etcd."""
-        return self._client.local_address
 
     def register(self, member: Member, lease: Lease) -> Lease | None:
         """Write both records at once, unless the lease was revoked.
