@@ -330,9 +330,8 @@ def send_signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
-def descendants(of_pid: int, except_pids: frozenset[int] = frozenset()) -> list[Process]:
-    """The living children of `of_pid`, their children and so on, without `except_pids` and what hangs below
-    those.
+def descendants(of_pid: int) -> list[Process]:
+    """The living children of `of_pid`, their children and so on.
 
     Not a snapshot: a process whose parent dies during the scan can be missed. Scan again until nothing new
     turns up.
@@ -345,9 +344,8 @@ def descendants(of_pid: int, except_pids: frozenset[int] = frozenset()) -> list[
     pending = [of_pid]
     while pending:
         for process in children.get(pending.pop(), ()):
-            if process.pid not in except_pids:
-                found.append(process)
-                pending.append(process.pid)
+            found.append(process)
+            pending.append(process.pid)
     return found
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import re
 
-__all__ = ["escaped", "json_text", "plain", "without_surrogates"]
-
 _DIRECTION = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 """Unicode's Bidi_Control."""
 _STRING_ENDS = r"\x07|\x1b\\|\x9c"

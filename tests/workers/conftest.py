@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.workers.guard.client import Guard, boottime_s
+from elastic_agent.linux import boottime_s
+from elastic_agent.workers.guard.client import Guard
 from tests.workers.support import Driver, News, StandIn
 
 

@@ -9,15 +9,8 @@ import select
 import sys
 from typing import Any
 
-from elastic_agent.workers.guard.client import (
-    Guard,
-    GuardLost,
-    Launch,
-    SpawnerConfig,
-    become_subreaper,
-    boottime_s,
-    kill_orphans,
-)
+from elastic_agent.linux import become_subreaper, boottime_s
+from elastic_agent.workers.guard.client import Guard, GuardLost, Launch, SpawnerConfig, kill_orphans
 
 
 def say(name: str, **fields: Any) -> None:
@@ -41,8 +34,6 @@ def obey(guard: Guard, message: dict[str, Any]) -> None:
             select.select((), (), (), 1000)
             os._exit(0)
         say("Forked", pid=pid)
-    elif command == "kill orphans":
-        say("Orphans", left=kill_orphans(message["keep"]))
 
 
 def main() -> None:

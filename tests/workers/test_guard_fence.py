@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastic_agent.workers.guard.client import Exited, Fenced, GuardLost, Spawned, Stopped, boottime_s
+from elastic_agent.linux import boottime_s
+from elastic_agent.workers.guard.client import Exited, Fenced, GuardLost, Spawned, Stopped
 from tests.processes import freeze, status_field, thaw
 from tests.workers.support import (
     PATIENCE_S,
@@ -99,7 +100,7 @@ def test_the_deadline_applies_to_processes_left_by_exited_workers(driver: Driver
 
 def test_a_generation_that_was_stopped_is_not_fenced(driver: Driver) -> None:
     driver.guard.spawn(1, [program(0, *SLEEP)])
-    driver.guard.kill()
+    driver.guard.stop(0.0)
     driver.until(Stopped)
     driver.guard.set_deadline(boottime_s() - 1)
     driver.guard.stop(0)
@@ -225,23 +226,9 @@ def test_a_lost_guard_is_reported_once_and_later_commands_have_no_effect(driver:
     os.kill(driver.guard.pid, signal.SIGKILL)
     assert driver.until(GuardLost) == GuardLost(-signal.SIGKILL)
     driver.guard.spawn(1, [program(0, "true")])
-    driver.guard.kill()
+    driver.guard.stop(0.0)
     driver.guard.set_deadline(boottime_s())
     assert driver.guard.read_events() == []
-
-
-def test_kill_orphans_spares_the_given_processes(agent: StandIn) -> None:
-    agent.do("fork")
-    kept = agent.until("Forked")["pid"]
-    agent.do("fork")
-    other = agent.until("Forked")["pid"]
-    workers_pid = agent.spawn(program(0, *SLEEP))[0]
-    with watching(kept, workers_pid, other) as (kept_one, worker, other_one):
-        agent.do("kill orphans", keep=[kept, agent.guard_pid])
-        assert agent.until("Orphans")["left"] == []
-        assert other_one.ended(0)
-        assert not kept_one.ended(0)
-        assert not worker.ended(0)
 
 
 # --- a blocked stderr -----------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_files_are_appended_to_and_may_be_one_for_both(driver: Driver, tmp_path:
 def test_binary_stderr_is_accepted(driver: Driver) -> None:
     driver.guard.spawn(1, [python(0, "import os; os.write(2, bytes(range(256))); os._exit(1)")])
     assert "abc" in driver.until(Exited).stderr_tail
-    driver.guard.kill()
+    driver.guard.stop(0.0)
     driver.until(Stopped)
 
 

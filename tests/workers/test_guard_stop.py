@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from elastic_agent import linux
-from elastic_agent.workers.guard.client import Exited, Guard, Launch, Spawned, Stopped, boottime_s
+from elastic_agent.linux import boottime_s
+from elastic_agent.workers.guard.client import Exited, Guard, Launch, Spawned, Stopped
 from tests.processes import freeze
 from tests.workers.support import SLEEP, Driver, News, Watched, daemonising, program, python, watching
 
@@ -64,8 +65,6 @@ def test_an_invalid_signal_number_is_refused(driver: Driver) -> None:
     for wrong in (0, -1, 65, 1000):
         with pytest.raises(ValueError, match="not a signal number"):
             driver.guard.stop(LONG_S, wrong)
-        with pytest.raises(ValueError, match="not a signal number"):
-            driver.guard.signal_workers(wrong)
 
 
 def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(driver: Driver, news: News) -> None:
@@ -82,7 +81,7 @@ def test_the_grace_period_can_be_shortened(driver: Driver, news: News) -> None:
     driver.guard.spawn(1, [python(0, IGNORES_SIGTERM, str(news.path))])
     assert news.line() == "deaf"
     driver.guard.stop(LONG_S)
-    driver.guard.kill()
+    driver.guard.stop(0.0)
     assert driver.until(Exited).returncode == -signal.SIGKILL
     driver.until(Stopped)
 
@@ -158,7 +157,7 @@ def test_a_process_whose_first_thread_has_ended_is_still_found(driver: Driver, n
     driver.guard.spawn(1, [daemonising(0, news, daemon=daemon_code)])
     with watching(int(news.line())) as (daemon,):
         assert daemon.pid in {process.pid for process in linux.descendants(driver.guard.pid)}
-        driver.guard.kill()
+        driver.guard.stop(0.0)
         driver.until(Stopped)
         assert daemon.ended(0)
 
@@ -177,7 +176,7 @@ def test_a_process_tree_that_keeps_forking_is_killed(driver: Driver, news: News)
     driver.guard.spawn(1, [python(0, code, str(news.path))])
     news.line()
     driver.until(Exited)
-    driver.guard.kill()
+    driver.guard.stop(0.0)
     assert driver.until(Stopped) == Stopped(1, ())
     assert not linux.descendants(driver.guard.pid)
 
@@ -205,7 +204,7 @@ def test_signals_for_the_whole_service_do_not_end_the_guard(driver: Driver) -> N
     worker = Watched(driver.until(Spawned).pids[0])
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP):
         os.kill(driver.guard.pid, signum)
-    driver.guard.signal_workers(signal.SIGTERM)
+    os.kill(worker.pid, signal.SIGTERM)
     assert driver.until(Exited).returncode == -signal.SIGTERM
     worker.close()
 

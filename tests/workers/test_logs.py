@@ -96,17 +96,6 @@ def test_under_plain_torchrun_its_variables_are_used(tmp_path: Path) -> None:
     assert dest.error_files[0] == str(tmp_path / "job" / "000002" / "node1" / "0" / "error.json")
 
 
-def test_without_a_directory_a_temporary_one_is_made_and_can_be_removed(tmp_path: Path) -> None:
-    logs = GenerationLogs()
-    dest = logs.reify(environments())
-    assert Path(dest.error_files[0]).parent.is_dir()
-    logs.remove_if_temporary()
-    assert not os.path.exists(logs.root_log_dir)
-    named = GenerationLogs(str(tmp_path))
-    named.remove_if_temporary()
-    assert tmp_path.is_dir()
-
-
 def test_dev_null_as_directory_means_no_files() -> None:
     logs = GenerationLogs(os.devnull, Std.ALL, Std.ALL)
     envs = environments(2)

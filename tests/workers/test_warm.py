@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent import linux
+from elastic_agent.linux import boottime_s
 from elastic_agent.workers.guard.client import (
     Cold,
     Exited,
@@ -25,7 +26,6 @@ from elastic_agent.workers.guard.client import (
     Stopped,
     Warm,
     WarmLate,
-    boottime_s,
 )
 from tests.processes import freeze, name_of
 from tests.workers.support import PATIENCE_S, Driver, News, StandIn, watching

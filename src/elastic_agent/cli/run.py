@@ -36,8 +36,8 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     from elastic_agent.agent.worker_group.interruptions import StopSignals
     from elastic_agent.agent.worker_group.warm_start import start_guard
     from elastic_agent.config.etcd_password import take_password
+    from elastic_agent.linux import become_subreaper
     from elastic_agent.sd_notify import SystemdNotifier
-    from elastic_agent.workers.guard.client import become_subreaper
 
     stop_signals = StopSignals()
     if resolved.settings.notice_signal != NO_SIGNAL:

@@ -108,9 +108,6 @@ class UntilOneEnds(Effect[None]):
 
     parts: tuple[Steps[None], ...]
 
-    def __init__(self, *parts: Steps[None]) -> None:
-        object.__setattr__(self, "parts", parts)
-
 
 def run(steps: Steps[T], perform: Callable[[Effect[Any]], Any]) -> T:
     """Run a driver to its end in this thread.

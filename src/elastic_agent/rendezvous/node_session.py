@@ -217,7 +217,7 @@ class NodeSession:
         """Stay registered until closed. Raises what went wrong in here or in ``listen``'s callback."""
         try:
             yield from UntilOneEnds(
-                self._keep_time(), self._stay_connected(), self._dial_bootstrap_stores()
+                (self._keep_time(), self._stay_connected(), self._dial_bootstrap_stores())
             )
         finally:
             self._offers.close()
@@ -277,7 +277,7 @@ class NodeSession:
         commands = yield from self._dial()
         try:
             self._connected(commands)
-            yield from UntilOneEnds(self._pump(commands), self._watch())
+            yield from UntilOneEnds((self._pump(commands), self._watch()))
         finally:
             self._commands = None
             commands.close()
@@ -511,7 +511,7 @@ class NodeSession:
             if world is None:
                 yield from Wait(self._dialled_changed)
             else:
-                yield from UntilOneEnds(self._dial_bootstrap(world), self._until_overtaken(world))
+                yield from UntilOneEnds((self._dial_bootstrap(world), self._until_overtaken(world)))
 
     def _until_overtaken(self, world: World) -> Steps[None]:
         while self._dialled is world:

@@ -20,7 +20,7 @@ from elastic_agent.transport import AbandonableThread, NodeLink
 from .asyncio_runner import call, run_abandonable, run_async, until_one_ends
 from .effects import BackOff, Effect, Signal, Sleep, UntilOneEnds, Wait
 from .node_session import NodeSession
-from .store_requests import Call, Connect, Connection, DialBootstrap, OfferBootstrap, Request, StoreDialer
+from .store_requests import Call, Connect, DialBootstrap, OfferBootstrap, Request, StoreDialer
 
 DIAL_TIMEOUT_S = 30.0
 """An attempt to connect that takes longer than this is abandoned."""

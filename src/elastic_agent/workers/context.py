@@ -33,8 +33,6 @@ from elastic_agent.workers.output.final_output import FinalOutput, read_final_ou
 if TYPE_CHECKING:
     from torch.numa.binding import NumaOptions
 
-__all__ = ["BackgroundCloser", "WorkerContext"]
-
 _COULD_NOT_START = 127  # the exit codes of shells for a command that they cannot run
 _CLOSE_MARGIN_S = 10.0
 
@@ -160,11 +158,6 @@ class WorkerContext(PContext):
         return failure.describe(
             slot, event.returncode, words.error_file, words.stderr or event.stderr_tail, words.no_room
         )
-
-    @property
-    def spawn_failure(self) -> SpawnFailed | None:
-        """Why the generation could not be started, if it could not."""
-        return self._spawn_failed
 
     def pids(self) -> dict[int, int]:
         """Process ids by local rank; empty until all are started."""

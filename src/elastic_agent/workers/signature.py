@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 
-__all__ = ["signature"]
-
 _TRACEBACK = "Traceback (most recent call last):"
 _COMPARED = 400
 """Characters of two errors that are compared; the longest are cut."""

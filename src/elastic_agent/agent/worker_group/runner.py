@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 
 from elastic_agent.agent import events
 from elastic_agent.client._cells import HeartbeatFile
-from elastic_agent.linux import catches, is_frozen
+from elastic_agent.linux import boottime_s, catches, is_frozen
 from elastic_agent.protocol import Failure, FailureKind, Notice
 from elastic_agent.workers.cleanup.generation import CLEANUP_LIMIT_S, Cleanup, Cleared
 from elastic_agent.workers.cleanup.gpu_memory import GpuMemory
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.failure import signal_name
 from elastic_agent.workers.guard import client as guard_events
-from elastic_agent.workers.guard.client import Guard, boottime_s
+from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .interruptions import SPREAD_S, Interruptions, StopSignals

@@ -20,8 +20,6 @@ from elastic_agent import linux
 from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.cleanup.shm_cleanup import SharedMemorySweep, SweepReport
 
-__all__ = ["CLEANUP_LIMIT_S", "Cleanup", "Cleared"]
-
 FIRST_LOOK_S, LOOK_EVERY_S = 0.5, 10.0
 """Pauses between inspections of the processes, which double each time."""
 

@@ -20,8 +20,6 @@ from typing import Any
 
 from elastic_agent.linux import process_name
 
-__all__ = ["GpuHolder", "GpuMemory"]
-
 _DRIVER = "/dev/nvidiactl"
 _LOOK_EVERY_S = 0.05  # the driver has no event for freed memory
 

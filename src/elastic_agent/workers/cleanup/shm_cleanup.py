@@ -33,8 +33,6 @@ from dataclasses import dataclass
 
 from elastic_agent.linux import mapped_files, open_files, pid_namespace, process_name, processes_of
 
-__all__ = ["Held", "SharedMemorySweep", "SweepReport"]
-
 _NAMES = re.compile(
     "|".join(
         (

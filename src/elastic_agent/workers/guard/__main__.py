@@ -231,8 +231,6 @@ class GuardProcess:
             self._spawn(message["generation"], mailbox, message["patience_s"])
         elif command == "stop":
             self._stop(message["generation"], message["grace_s"], message["signum"])
-        elif command == "signal" and self._generation is not None:
-            self._generation.signal_workers(message["signum"])
         elif command == "warm":
             self._keep_warm(message["config"])
         # "look" only wakes the guard: the deadline was read on the way here.

@@ -20,37 +20,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias
 
 from elastic_agent import linux
-from elastic_agent.linux import become_subreaper, boottime_s, open_missing_standard_streams
 from elastic_agent.workers.guard.child import ForkedChild
-from elastic_agent.workers.guard.messages import DEADLINE_BYTES, MAILBOX_OFFSET, NO_SLOT, LineBuffer, encode
+from elastic_agent.workers.guard.messages import DEADLINE_BYTES, MAILBOX_OFFSET, LineBuffer, encode
 
 if TYPE_CHECKING:
     from elastic_agent.workers.guard.messages import Message
-
-__all__ = [
-    "NO_SLOT",
-    "Cold",
-    "Exited",
-    "Fenced",
-    "Guard",
-    "GuardEvent",
-    "GuardLost",
-    "Launch",
-    "Ready",
-    "Signalled",
-    "SpawnFailed",
-    "Spawned",
-    "SpawnerConfig",
-    "SpawnerDied",
-    "StopDelayed",
-    "Stopped",
-    "Warm",
-    "WarmLate",
-    "become_subreaper",
-    "boottime_s",
-    "kill_orphans",
-    "open_missing_standard_streams",
-]
 
 # Isolated and without site-packages: a third of the start time, and nothing there can break it.
 _GUARD_OPTIONS = ("-I", "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py"))
@@ -73,7 +47,6 @@ class Launch:
     slot: int
     argv: tuple[str, ...]
     env: dict[str, str]
-    cwd: str | None = None
     stdout: str | None = None
     stderr: str | None = None
     warm: bool = False
@@ -307,11 +280,6 @@ class Guard:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def active(self) -> bool:
-        """Whether a generation was spawned whose `Stopped` has not been read yet."""
-        return self._active
-
     def fileno(self) -> int:
         """Readable when `read_events` has something."""
         return self._line.fileno()
@@ -352,19 +320,11 @@ class Guard:
 
         Each worker's process group gets `signum` now; once the workers are gone, so does what had left
         those groups. After `grace_s` all that is left gets SIGKILL. May be repeated to shorten the grace,
-        not to lengthen it.
+        not to lengthen it. Raises ValueError for no signal's number.
         """
-        _check_signal(signum)
+        if signum not in signal.valid_signals():
+            raise ValueError(f"{signum!r} is not a signal number")
         self._send({"do": "stop", "generation": self._generation, "grace_s": grace_s, "signum": int(signum)})
-
-    def kill(self) -> None:
-        """`stop` without grace."""
-        self.stop(0.0)
-
-    def signal_workers(self, signum: int) -> None:
-        """Send a signal to each worker process, not to its children. Raises ValueError for no signal's number."""
-        _check_signal(signum)
-        self._send({"do": "signal", "signum": int(signum)})
 
     def set_deadline(self, at_boottime_s: float | None) -> None:
         """Let the workers live until `at_boottime_s` (seconds of CLOCK_BOOTTIME); None: no limit, and no
@@ -536,37 +496,29 @@ def _become_guard(
         os._exit(127)
 
 
-def _check_signal(signum: int) -> None:
-    if signum not in signal.valid_signals():
-        raise ValueError(f"{signum!r} is not a signal number")
-
-
-def kill_orphans(keep: Collection[int] = (), patience_s: float = 2.0) -> tuple[int, ...]:
-    """SIGKILL every descendant of this process, except `keep` and what hangs below those, and wait until
-    they are gone.
+def kill_orphans(patience_s: float = 2.0) -> tuple[int, ...]:
+    """SIGKILL every descendant of this process, and wait until they are gone.
 
     For the time after `GuardLost`: what the workers had daemonised is now below this process, if it is a
     subreaper. Children that have ended already are reaped. Blocks for `patience_s` at most, normally some
     milliseconds; returns the pids that are still there after that.
     """
-    kept = frozenset(keep)
     ends = time.monotonic() + patience_s
     clean_scans = 0
     while True:
-        alive = linux.descendants(os.getpid(), kept)
+        alive = linux.descendants(os.getpid())
         for process in alive:
             linux.send_signal(process.pid, signal.SIGKILL)
         # One clean scan can have missed a process whose parent died just then.
         clean_scans = 0 if alive else clean_scans + 1
         if clean_scans == 2 or (alive and time.monotonic() >= ends):
-            _reap_dead_children(kept)
+            _reap_dead_children()
             return tuple(sorted(process.pid for process in alive))
         if alive:
             linux.await_exit(alive[0].pid, min(0.05, max(0.0, ends - time.monotonic())))
 
 
-def _reap_dead_children(kept: frozenset[int]) -> None:
+def _reap_dead_children() -> None:
     for pid in linux.dead_children(os.getpid()):
-        if pid not in kept:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)

@@ -293,11 +293,6 @@ class Generation:
 
     # --- stopping ---------------------------------------------------------------------------------
 
-    def signal_workers(self, signum: int) -> None:
-        """Send a signal to the worker processes themselves."""
-        for pid in self._workers:
-            linux.send_signal(pid, signum)  # not reaped yet, so the number is still theirs
-
     def stop(self, grace_s: float, signum: int) -> None:
         """Send `signum` to the workers' process groups now and SIGKILL to all that is left after `grace_s`.
 

@@ -30,7 +30,7 @@ class DeadStandbyError(Exception):
 class LaunchSpec:
     """One worker to start; the fields of `client.Launch`."""
 
-    __slots__ = ("argv", "cwd", "env", "fields", "ignored", "slot", "stderr", "stdout", "warm")
+    __slots__ = ("argv", "env", "fields", "ignored", "slot", "stderr", "stdout", "warm")
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
@@ -38,7 +38,6 @@ class LaunchSpec:
         self.slot: int = fields["slot"]
         self.argv: list[str] = fields["argv"]
         self.env: dict[str, str] = fields["env"]
-        self.cwd: str | None = fields["cwd"]
         self.stdout: str | None = fields["stdout"]
         self.stderr: str | None = fields["stderr"]
         self.ignored: list[int] = fields["ignored"]
@@ -135,9 +134,6 @@ def _become_worker(launch: LaunchSpec, stderr_fd: int | None, guard_pid: int, er
             os.dup2(stderr_fd, 2)
         elif launch.stderr is not None:
             _redirect(launch.stderr, 2)
-        doing = f"enter the directory {launch.cwd!r}"
-        if launch.cwd is not None:
-            os.chdir(launch.cwd)
         doing = f"start {launch.argv[0]!r}"
         _restore_signals(ignored=launch.ignored)
         os.execvpe(launch.argv[0], launch.argv, launch.env)

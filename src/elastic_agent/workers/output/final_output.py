@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from elastic_agent.workers.guard.messages import TAIL_BYTES
 
-__all__ = ["NOTHING_READ", "FinalOutput", "read_final_output"]
-
 _ERROR_FILE_BYTES = 1024 * 1024
 _ROOM_BYTES = 16 * 1024
 """The error and the end of the output of a worker."""

@@ -26,8 +26,6 @@ from urllib.parse import quote
 
 from elastic_agent.files import all_but_newest, locked, modified_s
 
-__all__ = ["LogFolders", "file_safe", "prune_generations", "prune_runs"]
-
 P = ParamSpec("P")
 
 _LONGEST_NAME = 120

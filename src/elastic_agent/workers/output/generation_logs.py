@@ -12,8 +12,6 @@ generation that is kept is ever erased. Nodes may share the directory.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,8 +30,8 @@ class GenerationLogs(LogsSpecs):
     """Log destinations for the workers of this node, generation after generation.
 
     Args:
-        log_dir: Where runs' directories are made; a new temporary directory when None. `os.devnull`: no
-            files at all, error files included, for any `redirects` and `tee`.
+        log_dir: Where runs' directories are made. `os.devnull`: no files at all, error files included,
+            for any `redirects` and `tee`.
         redirects: Streams that go to a file only, as in torchrun.
         tee: Streams that go to a file and to the console.
         local_ranks_filter: The local ranks whose output is shown; that of others goes to files only, or
@@ -49,7 +47,7 @@ class GenerationLogs(LogsSpecs):
 
     def __init__(
         self,
-        log_dir: str | None = None,
+        log_dir: str,
         redirects: StdSetting = Std.NONE,
         tee: StdSetting = Std.NONE,
         local_ranks_filter: set[int] | None = None,
@@ -61,7 +59,6 @@ class GenerationLogs(LogsSpecs):
     ) -> None:
         if keep_generations < 1:
             raise ValueError(f"keep_generations is {keep_generations}; expected at least 1")
-        self._is_temporary = log_dir is None
         self._directory = _usable_directory(log_dir)
         self._redirect_setting = redirects
         self._tee_setting = tee
@@ -116,12 +113,6 @@ class GenerationLogs(LogsSpecs):
         if self._limit is not None:
             self._limit.close()
         self._folders.close()
-        self.remove_if_temporary()
-
-    def remove_if_temporary(self) -> None:
-        """Remove the temporary directory, if one was made; for a run that ended well."""
-        if self._is_temporary:
-            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _destinations(
         self, node_directory: Path, slots: int, stream: Std, file_name: str
@@ -161,9 +152,7 @@ class GenerationLogs(LogsSpecs):
         return OutputFiles(frozenset(written - followed - no_files), frozenset(followed - no_files))
 
 
-def _usable_directory(log_dir: str | None) -> str:
-    if log_dir is None:
-        return tempfile.mkdtemp(prefix="elastic_agent_")
+def _usable_directory(log_dir: str) -> str:
     if log_dir == os.devnull:
         return log_dir
     try:

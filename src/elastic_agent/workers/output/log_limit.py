@@ -28,8 +28,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 
-__all__ = ["PARTS", "LogLimit", "OutputFiles", "begin_anew", "cut_middle", "take_out_middle"]
-
 PARTS = 3
 """The beginning, what came before the newest part, and the newest part: each has as much of the limit."""
 

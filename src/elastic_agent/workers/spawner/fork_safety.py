@@ -8,8 +8,6 @@ import time
 
 from elastic_agent.linux import open_files, thread_names
 
-__all__ = ["UnsafeError", "check_fork_safety"]
-
 _THREADS_END_S = 0.5
 _ACCELERATORS = ("cuda", "xpu", "mtia")
 _DEVICE_FILES = (

@@ -12,8 +12,6 @@ import re
 import sys
 from collections.abc import Callable
 
-__all__ = ["is_read_at_import", "warn_of_late_changes"]
-
 _LIBRARIES = re.compile(
     "|".join(
         (

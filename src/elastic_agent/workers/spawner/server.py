@@ -27,8 +27,6 @@ from elastic_agent.workers.spawner.python_program import (
     get_ready,
 )
 
-__all__ = ["WorkerBornError", "serve", "serve_as_fork"]
-
 _MESSAGE_BYTES = 64 * 1024
 _DETAIL_BYTES = 16 * 1024
 _FORK_S = 5.0
@@ -307,9 +305,6 @@ def _prepare(
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             os.dup2(opened, fd)
             os.close(opened)
-    if launch["cwd"] is not None:
-        doing(f"enter the directory {launch['cwd']!r}")
-        os.chdir(launch["cwd"])
     doing(f"start {launch['argv'][0]!r}")
     _take_signals(launch["ignored"])
     return become(launch["argv"], launch["env"], imported, lambda: line.send(STARTED))
