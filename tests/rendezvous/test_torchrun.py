@@ -18,11 +18,12 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server import api
 
-from elastic_agent.protocol.records import RECORD_VERSION, Address, History, Member, Phase, State
+from elastic_agent.protocol.records import RECORD_VERSION, History, Member, Phase, State
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
 from elastic_agent.torchrun.handler import EXIT_BARRIER
 from elastic_agent.torchrun.messages import Begin, Channel, FromTorchrun
 from elastic_agent.torchrun.sidecar import Sidecar
+from elastic_agent.values import Endpoint
 from tests.etcd import EtcdCluster
 from tests.processes import freeze, thaw
 
@@ -184,7 +185,7 @@ def test_repeating_a_command_starts_a_new_run_also_with_unusual_names(stage: Sta
 
 def history_store_of_a_sidecar(port: int, state_dir: Path) -> BoundedRunHistoryStore:
     member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(1, 1))
-    begin = Begin((Address("127.0.0.1", port),), None, "none", member, str(state_dir), None, "warning")
+    begin = Begin(Endpoint("127.0.0.1", port), None, "none", member, state_dir, None, "warning")
 
     async def memory() -> BoundedRunHistoryStore:
         torchruns, sidecars = socket.socketpair()

@@ -201,9 +201,8 @@ class ElasticRendezvous(RendezvousHandler):
                 pass  # for a request that was given up
 
     def _too_late(self) -> str:
-        where = ",".join(map(str, self._begin.endpoint))
         why = f": {self._trouble}" if self._trouble else ""
-        return f"no world was formed within {self._timeout_s:g} s at {where}{why}"
+        return f"no world was formed within {self._timeout_s:g} s at {self._begin.endpoint}{why}"
 
     def _replace_sidecar(self) -> None:
         """The sidecar died; torchrun has stopped its workers, so the new sidecar can report that."""

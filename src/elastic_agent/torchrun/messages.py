@@ -11,36 +11,19 @@ import msgspec
 from msgspec import Struct
 
 from elastic_agent.protocol import Address, Host, Member
-from elastic_agent.values import EtcdAccess
+from elastic_agent.values import Endpoint, EtcdAccess
 
 T = TypeVar("T")
-
-
-class Access(Struct, frozen=True):
-    """An :class:`~elastic_agent.values.EtcdAccess`, its paths as text."""
-
-    prefix: str
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    user: str = ""
-    password: str = ""
-
-    def value(self) -> EtcdAccess:
-        """The same with paths."""
-        ca, cert, key = (Path(name) if name else None for name in (self.ca, self.cert, self.key))
-        return EtcdAccess(self.prefix, ca, cert, key, self.user, self.password)
 
 
 class Begin(Struct, frozen=True, tag=True):
     """torchrun's first message: what the sidecar is for."""
 
-    endpoint: tuple[Address, ...]
-    """The rendezvous endpoint; of an etcd, its members."""
-    etcd: Access | None
+    endpoint: Endpoint
+    etcd: EtcdAccess | None
     run_id: str
     member: Member
-    state_dir: str
+    state_dir: Path
     local_addr: Host | None
     log_level: str
 
@@ -96,7 +79,10 @@ class Channel(Generic[T]):
         """``received``: the type of the messages that arrive here."""
         sock.setblocking(False)
         self._sock = sock
-        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(received)
+        # For paths, which msgspec does not support.
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(
+            received, dec_hook=lambda kind, text: kind(text)
+        )
         self._buffer = b""
 
     def fileno(self) -> int:
@@ -106,7 +92,7 @@ class Channel(Generic[T]):
     def send(self, message: FromTorchrun | FromSidecar) -> None:
         """Send a message; it is lost if the other end is gone or its buffer is full."""
         try:
-            self._sock.sendall(msgspec.json.encode(message) + b"\n")
+            self._sock.sendall(msgspec.json.encode(message, enc_hook=str) + b"\n")
         except OSError:
             return  # a receiver detects the end
 

@@ -22,11 +22,11 @@ from elastic_agent.config.etcd_password import exposures, read_password_file, ta
 from elastic_agent.config.settings import Settings, spec_by_name
 from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
 from elastic_agent.config.values import NodeRange
-from elastic_agent.protocol import RECORD_VERSION, Address, Fingerprint, Member, Policy, State
+from elastic_agent.protocol import RECORD_VERSION, Fingerprint, Member, Policy, State
 from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess, new_incarnation
 
 from .handler import ElasticRendezvous
-from .messages import Access, Begin
+from .messages import Begin
 
 TORCHRUN_STOPS_WITHIN_S = 35.0
 """torchrun gives its workers 30 s between SIGTERM and SIGKILL, and polls them several times a second."""
@@ -66,7 +66,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     return _create(params, None)
 
 
-def _create(params: RendezvousParameters, access: Access | None) -> RendezvousHandler:
+def _create(params: RendezvousParameters, access: EtcdAccess | None) -> RendezvousHandler:
     policy = _policy(params)
     endpoint = _endpoint(params, DEFAULT_PORT if access is None else ETCD_PORT)
     if access is None and endpoint.others:
@@ -86,7 +86,7 @@ def _create(params: RendezvousParameters, access: Access | None) -> RendezvousHa
         fingerprint=Fingerprint(python=platform.python_version(), package=__version__),
     )
     begin = Begin(
-        tuple(Address(one.host, one.port) for one in endpoint.members),
+        endpoint,
         access,
         _safe(params.run_id, 96),
         member,
@@ -97,13 +97,13 @@ def _create(params: RendezvousParameters, access: Access | None) -> RendezvousHa
     return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
 
 
-def _state_dir() -> str:
+def _state_dir() -> Path:
     folder = default_state_dir(os.environ)
     try:
         make_state_dir(folder, os.environ)
     except UsageError as error:
         raise ValueError(str(error)) from None
-    return str(folder)
+    return folder
 
 
 def _safe(text: str, longest: int) -> str:
@@ -129,7 +129,7 @@ def _endpoint(params: RendezvousParameters, default_port: int) -> Endpoint:
         ) from None
 
 
-def _access(params: RendezvousParameters) -> Access:
+def _access(params: RendezvousParameters) -> EtcdAccess:
     """The access to etcd; the password is removed from the environment, so that no worker inherits it."""
     password = take_password()()
     file = params.get("etcd_password_file")
@@ -138,24 +138,21 @@ def _access(params: RendezvousParameters) -> Access:
             password = read_password_file(Path(file))
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"--rdzv-conf etcd_password_file={file}: {error}") from None
-    access = Access(
-        params.get("etcd_prefix", EtcdAccess().prefix),
-        ca=params.get("cacert") or params.get("ca_cert"),
-        cert=params.get("cert") or params.get("ssl_cert"),
-        key=params.get("key") or params.get("ssl_cert_key"),
-        user=params.get("etcd_user", ""),
-        password=password,
+    ca, cert, key = (
+        Path(name) if (name := params.get(ours) or params.get(other)) else None
+        for ours, other in (("cacert", "ca_cert"), ("cert", "ssl_cert"), ("key", "ssl_cert_key"))
     )
+    prefix = params.get("etcd_prefix", EtcdAccess().prefix)
+    access = EtcdAccess(prefix, ca, cert, key, params.get("etcd_user", ""), password)
     if access.user and password:
         _warn_of_exposures(params, access)
     return access
 
 
-def _warn_of_exposures(params: RendezvousParameters, access: Access) -> None:
+def _warn_of_exposures(params: RendezvousParameters, access: EtcdAccess) -> None:
     file = params.get("etcd_password_file")
-    encrypted = any((access.ca, access.cert, access.key))
     endpoint = _endpoint(params, ETCD_PORT)
-    for warning in exposures(endpoint, Path(file) if file else None, encrypted=encrypted):
+    for warning in exposures(endpoint, Path(file) if file else None, encrypted=access.tls):
         logging.getLogger(__name__).warning(warning)
 
 

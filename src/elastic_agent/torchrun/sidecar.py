@@ -22,7 +22,6 @@ import socket
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from elastic_agent.linux import read_process
 from elastic_agent.logs import bind_context, configure_logging, get_logger
@@ -35,7 +34,7 @@ from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import AbandonableThread, StoreLostError, TransportError, shorten_lookups
-from elastic_agent.values import Endpoint, new_incarnation
+from elastic_agent.values import new_incarnation
 
 from .barrier import Gathering
 from .messages import (
@@ -82,17 +81,14 @@ class Sidecar:
         policy = begin.member.policy
         self._member = begin.member
         self._channel = channel
-        first, *others = (Endpoint(one.host, one.port) for one in begin.endpoint)
         self._backend = open_backend(
-            Endpoint(first.host, first.port, tuple(others)),
-            begin.etcd.value() if begin.etcd is not None else None,
-            Path(begin.state_dir),
+            begin.endpoint,
+            begin.etcd,
+            begin.state_dir,
             lease_ttl_s=policy.lease_ttl_s,
             fence_margin_s=policy.fence_margin_s,
         )
-        self._backend.history_store = BoundedRunHistoryStore(
-            RunHistoryStore(Path(begin.state_dir), _store(begin))
-        )
+        self._backend.history_store = BoundedRunHistoryStore(RunHistoryStore(begin.state_dir, _store(begin)))
         self._backend.run_id = begin.run_id
         self._backend.history_store.settle(begin.run_id)  # a torchrun that is started again is a new run
         self._session = Session(self._backend, begin.member, policy.lease_ttl_s, begin.local_addr)
@@ -398,8 +394,8 @@ class Sidecar:
 def _store(begin: Begin) -> str:
     """Distinguishes this run from others with the same id: torchrun's default id is the same for all."""
     if begin.etcd is None:
-        return c10d_store(begin.endpoint[0].port)
-    return f"etcd {','.join(map(str, begin.endpoint))}"
+        return c10d_store(begin.endpoint.port)
+    return f"etcd {begin.endpoint}"
 
 
 def _ignore(*_: object) -> None:
