@@ -309,9 +309,8 @@ def process_name(pid: int) -> str:
 
 def thread_names() -> list[str]:
     """The names of this process's threads, the first one first."""
-    first = str(
-        os.getpid()
-    )  # others may have lower numbers: the system begins again when it has used them all
+    # Others may have lower numbers: the system begins again when it has used them all.
+    first = str(os.getpid())
     numbers = sorted(os.listdir("/proc/self/task"), key=lambda number: (number != first, int(number)))
     return [name for number in numbers if (name := _name(f"/proc/self/task/{number}/comm"))]
 

@@ -397,9 +397,8 @@ class Supervisor:
 
     def _rejoins(self, incarnation: str, reason: str) -> None:
         self._publish(events.Rejoining(incarnation, reason))
-        self._start_task(
-            self._write_down(incarnation)
-        )  # nothing depends on it but how soon a successor is there
+        # Nothing depends on it but how soon a successor is there.
+        self._start_task(self._write_down(incarnation))
 
     def _departs(self, ending: machine.Depart) -> None:
         self._publish(ending)

@@ -286,9 +286,8 @@ class Coordinator:
         return Decision(reason, msgspec.structs.replace(plan, version=1))
 
     def _newest_history(self) -> History | None:
-        return max(
-            reversed(self._histories()), key=lambda one: one.newness, default=None
-        )  # our own, if several are equal
+        # Our own, if several are equal.
+        return max(reversed(self._histories()), key=lambda one: one.newness, default=None)
 
     def _histories(self) -> list[History]:
         reported = [one.member.history for one in self.ledger.sightings.values()] + [

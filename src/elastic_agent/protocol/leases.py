@@ -147,9 +147,8 @@ class LeaseLedger:
         for key, one in self.sightings.items():
             if not one.alive or one.pause_compensations >= MAX_PAUSE_COMPENSATIONS:
                 continue
-            renewed_s = (
-                now_s + (PAUSE_COMPENSATION_LEASES - 1.0) * one.lease.ttl_s
-            )  # as if renewed that long ago
+            # As if renewed that long ago.
+            renewed_s = now_s + (PAUSE_COMPENSATION_LEASES - 1.0) * one.lease.ttl_s
             if renewed_s > one.renewed_s:
                 self.sightings[key] = replace(
                     one, renewed_s=renewed_s, pause_compensations=one.pause_compensations + 1

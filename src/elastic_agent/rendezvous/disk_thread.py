@@ -71,9 +71,8 @@ class DiskThread:
         outcome = asyncio.wrap_future(self.submit(kind, work))
         done, _ = await asyncio.wait([outcome], timeout=timeout_s)
         if not done:
-            outcome.add_done_callback(
-                lambda late: late.cancelled() or late.exception()
-            )  # it was reported already
+            # It was reported already.
+            outcome.add_done_callback(lambda late: late.cancelled() or late.exception())
             raise timed_out(timeout_s)
         return outcome.result()
 

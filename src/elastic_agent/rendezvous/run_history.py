@@ -98,9 +98,8 @@ class RunHistoryStore:
         """If the history has an outcome: agents that start from now on begin a new run under that name."""
         known = self.load(run_id)
         if known is not None and known.outcome is not None and not known.settled:
-            with contextlib.suppress(
-                OSError
-            ):  # then the run is over for every later agent, which is an answer too
+            # If that fails, the run is over for every later agent, which is an answer too.
+            with contextlib.suppress(OSError):
                 self.save(run_id, msgspec.structs.replace(known, settled=True))
 
     def _prune(self) -> None:

@@ -115,10 +115,8 @@ class ConsoleReporter:
     def _plan(self, plan: Plan) -> None:
         bind_context(generation=plan.generation)
         shown_plan = plan.phase, plan.generation, plan.reason
-        is_changed, self._shown_plan = (
-            shown_plan != self._shown_plan,
-            shown_plan,
-        )  # other plans differ in details that do not matter here
+        # Other plans differ in details that do not matter here.
+        is_changed, self._shown_plan = shown_plan != self._shown_plan, shown_plan
         self._world = self._notice = ""
         if plan.phase is Phase.FORMING:
             if is_changed:
@@ -153,10 +151,8 @@ class ConsoleReporter:
         )
         if plan.notice is not None:
             self._notice = f"{plan.notice.words}: workers are saving and exiting"
-        if self._announced == (
-            plan.generation,
-            self._incarnation,
-        ):  # the world is the same, only the plan is newer
+        # The world is the same, only the plan is newer.
+        if self._announced == (plan.generation, self._incarnation):
             if plan.notice is None and is_changed:  # the notice is shown instead
                 self._log.info(f"generation {plan.generation} continues: {plan.reason}")
             return

@@ -88,9 +88,8 @@ class SystemdReporter:
         ``in_order``: it ended without an error. For systemd a start that ends before the service is ready is a
         failure, so readiness is reported even for an agent that started after the run was over.
         """
-        if (
-            in_order and not self._up
-        ):  # in a message of its own: of several states in one, systemd takes the last
+        # In a message of its own: of several states in one, systemd takes the last.
+        if in_order and not self._up:
             self._manager.notify(READY, patience_s=LAST_WORD_S)
         self._manager.notify(STOPPING, status(how), patience_s=LAST_WORD_S)
 

@@ -91,9 +91,8 @@ class C10dCoordinatorLink:
             member = self._records.member(name, data, rejected)
             if member is not None:
                 members[name] = member
-                self._known.setdefault(
-                    name
-                )  # the roster's line of one that came while it was removed is lost
+                # The roster's line of one that came while it was removed is lost.
+                self._known.setdefault(name)
         leases = self._records.leases(self._leases_in(names, found), rejected)
         return Snapshot(members, leases, tuple(rejected))
 

@@ -66,9 +66,8 @@ class C10dLink:
             enlist(self._client, f"{ROOT}/runs", self._run_id)
         enlist(self._client, f"{self._prefix}/roster", name)
         self._hint(name)
-        if (
-            self._client.peek(f"{self._prefix}/life") != self._life
-        ):  # and all that was sent before has arrived
+        # The answer also shows that all that was sent before has arrived.
+        if self._client.peek(f"{self._prefix}/life") != self._life:
             raise StoreLostError("the store has removed the earlier run of this name")
         return granted
 

@@ -464,9 +464,8 @@ def _news(response: Any) -> News:
         else:
             deleted.add(event.kv.key)
             written.pop(event.kv.key, None)
-    newest = max(
-        event.kv.mod_revision for event in response.events
-    )  # the header may be ahead of what was sent
+    # The header may be ahead of what was sent.
+    newest = max(event.kv.mod_revision for event in response.events)
     return News(newest + 1, written, frozenset(deleted))
 
 

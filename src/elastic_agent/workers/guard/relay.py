@@ -223,9 +223,8 @@ class Relays:
     def open(self, stderr: str | None) -> Relay | None:
         """A relay for a worker with this `stderr` in its launch; None when its stderr is to go there directly."""
         if stderr == os.devnull:
-            relay = Relay(
-                None
-            )  # not printed, but the end of a failed worker's stderr is needed for its error
+            # Not printed, but the end of a failed worker's stderr is needed for its error.
+            relay = Relay(None)
         elif stderr is None:
             relay = Relay(self._sink)
         else:

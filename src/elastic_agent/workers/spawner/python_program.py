@@ -175,9 +175,8 @@ def forget_files() -> None:
 def _script_program(argv: list[str]) -> PythonProgram:
     script = argv[2]
     sys.argv = argv[2:]
-    path = (
-        script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
-    )  # not normalised: as CPython
+    # Not normalised: as CPython.
+    path = script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
     if _holds_modules(path):  # a folder or an archive, with a __main__.py in it
         sys.path.insert(0, path)
         return _module_program("__main__", alter_argv=False)

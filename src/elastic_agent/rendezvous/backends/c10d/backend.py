@@ -101,9 +101,8 @@ class C10dBackend(RendezvousBackend):
             if self._host is None:
                 self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S)
                 if self._host is not None:
-                    self._endpoint = Endpoint(
-                        self._endpoint.host, self._host.port
-                    )  # --standalone asks for port 0
+                    # With --standalone, port 0 was asked for.
+                    self._endpoint = Endpoint(self._endpoint.host, self._host.port)
                     self._start_coordinator(self._host)
 
     def _start_coordinator(self, host: c10d.C10dHost) -> None:

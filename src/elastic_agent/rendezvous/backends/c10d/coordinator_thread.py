@@ -176,9 +176,8 @@ class CoordinatorThread(threading.Thread):
         """Resume one run's driver, if it is due. What goes wrong with one run is not to end the others."""
         now_s = time.monotonic()
         rest = self._resting.get(run_id) or _Rest()
-        if (
-            now_s < rest.until_s or self._stopping.is_set()
-        ):  # each run may take a time-out when the store is closed
+        # Each run may take a time-out when the store is closed.
+        if now_s < rest.until_s or self._stopping.is_set():
             return
         try:
             run = self._coordinated.get(run_id)
@@ -194,9 +193,8 @@ class CoordinatorThread(threading.Thread):
             self._resting[run_id] = rest
             pause_s = next(rest.pauses_s)
             rest.until_s = now_s + pause_s
-            trace = (
-                None if isinstance(error, StoreLostError) else error
-            )  # if the store is lost, reading the inbox fails
+            # If the store is lost, reading the inbox fails.
+            trace = None if isinstance(error, StoreLostError) else error
             self._log.error(
                 f"error in the coordinator; retrying in {pause_s:g} s",
                 run=run_id,

@@ -40,9 +40,8 @@ class JobFiles:
         write_atomically(self._file(job), msgspec.json.encode(_JobFile(run_id)))
         for _, file in all_but_newest(self._folder.glob("*.json"), KEPT_JOBS):
             run_id_there = _run_in(file)
-            if (
-                run_id_there is None or not (self._nodes / run_id_there).exists()
-            ):  # its node ids are removed, too
+            # Its node ids are removed, too.
+            if run_id_there is None or not (self._nodes / run_id_there).exists():
                 with contextlib.suppress(OSError):
                     file.unlink()
 
