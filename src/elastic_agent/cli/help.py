@@ -100,12 +100,8 @@ def _entry(spec: Spec, columns: int) -> str:
         text.append(f"Accepted, but has no effect here: {spec.no_effect}.")
     if spec.why:
         text.append(f"Differs from torchrun: {spec.why}.")
-    text.append(f"[{_default(spec)}{_variables(spec)}]")
+    text.append(f"[default: {spec.shown_default}{_variables(spec)}]")
     return _folded(left, " ".join(text), columns, indent=_INDENT)
-
-
-def _default(spec: Spec) -> str:
-    return f"default: {spec.shown_default}"
 
 
 def _variables(spec: Spec) -> str:

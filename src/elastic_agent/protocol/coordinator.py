@@ -290,11 +290,8 @@ class Coordinator:
         return max(reversed(self._histories()), key=lambda one: one.newness, default=None)
 
     def _histories(self) -> list[History]:
-        reported = [one.member.history for one in self.ledger.sightings.values()] + [
-            self._remembered,
-            self._intruder,
-        ]
-        return [one for one in reported if one is not None]
+        nodes = (one.member.history for one in self.ledger.sightings.values())
+        return [one for one in (*nodes, self._remembered, self._intruder) if one is not None]
 
     def _higher_history(self) -> History | None:
         """A history of a later generation than the one in this store, if a node or the disk has one.
@@ -501,10 +498,7 @@ class Coordinator:
     def _with_housekeeping(self, decision: Decision, now_s: float) -> Decision:
         """Add what is due in any phase: the next lease to end, records that are no longer needed."""
         assert self.plan is not None  # the caller looked
-        needed = {seat.incarnation for seat in self.plan.uncleared}
-        needed |= (
-            {seat.incarnation for seat in self.plan.world.seats} if self.plan.world is not None else set()
-        )
+        needed = {seat.incarnation for seat in unproven(self.plan)}
         forget: list[str] = []
         next_end_s = FAR_S
         for key, one in self.ledger.sightings.items():
@@ -515,14 +509,8 @@ class Coordinator:
                 next_end_s = min(next_end_s, one.ends_s)
             elif key not in needed:
                 next_end_s = min(next_end_s, one.ends_s + self.plan.policy.fence_margin_s)
-        return Decision(
-            decision.reason,
-            decision.plan,
-            decision.revoke,
-            tuple(forget[:FORGET_AT_ONCE]),
-            now_s if len(forget) > FORGET_AT_ONCE else min(decision.wake_s, max(next_end_s, now_s)),
-            decision.done,
-        )
+        wake_s = now_s if len(forget) > FORGET_AT_ONCE else min(decision.wake_s, max(next_end_s, now_s))
+        return replace(decision, forget=tuple(forget[:FORGET_AT_ONCE]), wake_s=wake_s)
 
 
 def _may_run(member: Member, generation: int) -> bool:

@@ -56,11 +56,8 @@ def _follow(now: ClusterView, plan: Plan, stop_request: StopRequest) -> Plan:
         return plan
     if stop_request.leaver is None:
         if plan.phase is Phase.FORMING:  # no workers run, or they are being stopped already
-            return stopped(
-                now,
-                plan,
-                Notice(now.plan.version + 1, stop_request.cause, 0.0, stop_request.words, ends=True),
-            )
+            notice = Notice(now.plan.version + 1, stop_request.cause, 0.0, stop_request.words, ends=True)
+            return stopped(now, plan, notice)
         return _give(now, plan, stop_request)
     leaver = now.by_node.get(stop_request.leaver)
     if leaver is None or leaver.member.incarnation in plan.leaving:

@@ -137,24 +137,24 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
     problems: list[str] = []
     for family, address in addresses:
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            return _connect_to(family, address, port, max(0.1, timeout_s / len(addresses)))
         except OSError as error:
             problems.append(f"{address}: {_explain(error, timeout_s)}")
-            continue
-        sock.settimeout(max(0.1, timeout_s / len(addresses)))
-        try:
-            sock.connect((address, port))
-        except OSError as error:
-            sock.close()
-            problems.append(f"{address}: {_explain(error, timeout_s)}")
-        else:
-            if sock.getsockname() != sock.getpeername():
-                return sock
-            sock.close()  # the port is one that the system gives to clients, and it gave it to this one
-            problems.append(
-                f"{address}: {_explain(ConnectionRefusedError(errno.ECONNREFUSED, ''), timeout_s)}"
-            )
     raise UnreachableError("; ".join(problems))
+
+
+def _connect_to(family: int, address: str, port: int, timeout_s: float) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect((address, port))
+        if sock.getsockname() == sock.getpeername():
+            # The port is one that the system gives to clients, and it gave it to this one.
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "")
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _explain(error: OSError, timeout_s: float) -> str:

@@ -90,12 +90,7 @@ class Members:
                 if len(self._members) > 1:
                     raise  # another member first
         client = EtcdClient.dial(self._members[number], self._access, self._timeout_s)
-        try:
-            name = store_id(client, self._access.prefix)
-        except BaseException:
-            client.close()
-            raise
-        client.revisions = Revisions(name, self._times)
+        name = self._ask_name(client)
         self._share(_Shared(number, client.sibling(), name, time.monotonic()))
         return client, name
 
@@ -103,14 +98,19 @@ class Members:
         client = shared.client.sibling()
         if time.monotonic() - shared.answered_s < FRESH_S:
             return client, shared.store_id
+        name = self._ask_name(client)
+        shared.answered_s = time.monotonic()
+        return client, name
+
+    def _ask_name(self, client: EtcdClient) -> str:
+        """The name of the etcd at the other end; the client is closed if it does not answer."""
         try:
             name = store_id(client, self._access.prefix)
         except BaseException:
             client.close()
             raise
         client.revisions = Revisions(name, self._times)
-        shared.answered_s = time.monotonic()
-        return client, name
+        return name
 
     def suspect(self, client: EtcdClient) -> None:
         """This connection was given up: the next dial begins with another member."""
