@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import timeit
+from contextlib import closing
 
 from elastic_agent.client._cells import HeartbeatFile
 
@@ -89,7 +90,7 @@ def worker_variables(file: HeartbeatFile) -> dict[str, str]:
 def measure(rounds: int) -> list[Figure]:
     with (
         tempfile.TemporaryDirectory() as folder,
-        HeartbeatFile.create(folder, 1) as file,
+        closing(HeartbeatFile.create(folder, 1)) as file,
     ):
         under_agent = worker_variables(file)
         bare = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_on_disk_if_shared_memory_cannot_be_used(tmp_path: Path, temporary: Path) -> None:
-    with make_heartbeat_file(2, str(tmp_path / "nowhere")) as file:
+    with closing(make_heartbeat_file(2, str(tmp_path / "nowhere"))) as file:
         assert Path(file.path).parent == temporary
         assert file.slots == 2
 
@@ -156,5 +157,5 @@ def test_a_new_file_that_another_agent_swept_is_created_again(
         return lock(fd)
 
     monkeypatch.setattr(_cells, "lock_as_agent", swept_first)
-    with HeartbeatFile.create(tmp_path, 1) as file:
+    with closing(HeartbeatFile.create(tmp_path, 1)) as file:
         assert [*tmp_path.glob("*.beat")] == [Path(file.path)] != swept

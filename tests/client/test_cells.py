@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ def test_file_is_small_complete_and_for_its_owner_only(tmp_path: Path) -> None:
         file = HeartbeatFile.create(tmp_path, 8)
     finally:
         os.umask(before)
-    with file:
+    with closing(file):
         path = Path(file.path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert path.read_bytes() == bytes(8 * CELL_BYTES)
@@ -27,7 +28,7 @@ def test_file_is_small_complete_and_for_its_owner_only(tmp_path: Path) -> None:
 
 
 def test_each_cell_is_at_its_documented_offset(tmp_path: Path) -> None:
-    with HeartbeatFile.create(tmp_path, 2) as file:
+    with closing(HeartbeatFile.create(tmp_path, 2)) as file:
         words = claim_cell(file.path, 1)
         assert words is not None
         words[1] = -5
@@ -42,7 +43,10 @@ def test_each_cell_is_at_its_documented_offset(tmp_path: Path) -> None:
 
 def test_names_of_heartbeat_files_are_unpredictable(tmp_path: Path) -> None:
     """Where every user may make files, a name that is known beforehand can be taken beforehand."""
-    with HeartbeatFile.create(tmp_path, 1) as one, HeartbeatFile.create(tmp_path, 1) as other:
+    with (
+        closing(HeartbeatFile.create(tmp_path, 1)) as one,
+        closing(HeartbeatFile.create(tmp_path, 1)) as other,
+    ):
         middles = [Path(file.path).name[len(PREFIX) : -len(SUFFIX)] for file in (one, other)]
     assert middles[0] != middles[1]
     assert all(len(bytes.fromhex(middle)) >= 8 for middle in middles)
@@ -60,7 +64,7 @@ def test_closing_removes_the_file_and_can_be_repeated(tmp_path: Path) -> None:
 @pytest.mark.parametrize("slot", [-1, 2])
 def test_a_slot_out_of_range_is_refused(tmp_path: Path, slot: int) -> None:
     with (
-        HeartbeatFile.create(tmp_path, 2) as file,
+        closing(HeartbeatFile.create(tmp_path, 2)) as file,
         pytest.raises(IndexError, match=f"got slot {slot}; expected 0 to 1"),
     ):
         file.read(slot)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ for line in sys.stdin:
 @pytest.fixture
 def cells(tmp_path: Path) -> Iterator[HeartbeatFile]:
     """The heartbeat file of a node with three slots."""
-    with HeartbeatFile.create(tmp_path, 3) as file:
+    with closing(HeartbeatFile.create(tmp_path, 3)) as file:
         yield file
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def test_without_an_agent_the_client_loads_few_modules() -> None:
 
 
 def test_under_an_agent_the_client_loads_only_small_c_modules_in_addition(tmp_path: Path) -> None:
-    with HeartbeatFile.create(tmp_path, 2) as file:
+    with closing(HeartbeatFile.create(tmp_path, 2)) as file:
         variables = {
             **AGENT_ENVIRONMENT,
             "ELASTIC_AGENT_HEARTBEAT": file.path,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ for line in sys.stdin:
 @pytest.fixture
 def cells(tmp_path: Path) -> Iterator[HeartbeatFile]:
     """The file of a node with three slots."""
-    with HeartbeatFile.create(tmp_path, 3) as file:
+    with closing(HeartbeatFile.create(tmp_path, 3)) as file:
         yield file
 
 

@@ -29,10 +29,6 @@ import os
 
 from elastic_agent.client._notice import CAUSE, CAUSES, DEADLINE_NS, LEFT, LOOKS, NOTICE
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from types import TracebackType
-
 PREFIX, SUFFIX = "elastic-agent.", ".beat"
 """Of a file's name; what stands between them is random."""
 
@@ -133,17 +129,6 @@ class HeartbeatFile:
             pass
         finally:
             os.close(self._fd)
-
-    def __enter__(self) -> HeartbeatFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _make_locked(folder: str) -> tuple[str, int]:

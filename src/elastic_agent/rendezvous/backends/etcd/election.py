@@ -12,7 +12,6 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from elastic_agent.protocol import History
 from elastic_agent.rendezvous.coordinator_driver import Log, RunDriver
@@ -111,16 +110,10 @@ class WriteMark(LeaderEffect[None]):
 # -- drivers ---------------------------------------------------------------------------------------
 
 
-class ElectionLog(Log, Protocol):
-    """Where internal errors go as well."""
-
-    def exception(self, event: str, **fields: Any) -> Any: ...
-
-
 class Election:
     """One agent's part in the election of a run's coordinator, until the run is over."""
 
-    def __init__(self, clock: Callable[[], float], log: ElectionLog) -> None:
+    def __init__(self, clock: Callable[[], float], log: Log) -> None:
         """``clock``: seconds of this machine's clock; ``log``: the agent's log."""
         self._clock = clock
         self._log = log
