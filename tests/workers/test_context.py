@@ -185,19 +185,6 @@ def test_events_of_another_generation_are_ignored(contexts: Contexts) -> None:
     contexts.stop(context)
 
 
-def test_the_blocking_interface_of_torch_works(contexts: Contexts) -> None:
-    """`wait` and `close` as torch's own agents call them, with the context as the only reader of events."""
-    context = contexts.start("print('done')", events=contexts.driver.guard.read_events)
-    result = context.wait(20, period=0.02)
-    assert result is not None
-    assert not result.is_failed()
-    context.close(signal.SIGTERM, timeout=5)
-    assert context.stopped
-    sleeping = contexts.start_program("sleep", {0: SLEEP[1:]}, events=contexts.driver.guard.read_events)
-    sleeping.close(signal.SIGTERM, timeout=5)
-    assert sleeping.stopped
-
-
 def test_starting_does_not_change_signal_handlers(contexts: Contexts) -> None:
     assert threading.current_thread() is threading.main_thread()
     names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")

@@ -8,11 +8,10 @@ waits for torch's log threads can be left to a `BackgroundCloser`.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from torch.numa.binding import NumaOptions
 
 _COULD_NOT_START = 127  # the exit codes of shells for a command that they cannot run
-_CLOSE_MARGIN_S = 10.0
 
 
 class BackgroundCloser:
@@ -72,8 +70,6 @@ class WorkerContext(PContext):
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
-        events: Where `_poll` and `close` get events from (usually `guard.read_events`, if nothing else reads
-            it); None: the owner calls `handle`.
     """
 
     def __init__(
@@ -87,7 +83,6 @@ class WorkerContext(PContext):
         logs_specs: LogsSpecs,
         closer: BackgroundCloser,
         *,
-        events: Callable[[], Iterable[GuardEvent]] | None = None,
         log_line_prefixes: dict[int, str] | None = None,
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
@@ -110,7 +105,6 @@ class WorkerContext(PContext):
         self._program = entrypoint
         self._guard = guard
         self._closer = closer
-        self._events = events
         self._numa_options = numa_options
         self._warm = warm
         self._warm_patience_s = warm_patience_s
@@ -193,23 +187,14 @@ class WorkerContext(PContext):
 
     def _poll(self) -> RunProcsResult | None:
         """None while all run; the result once all succeeded or one failed. Unlike torch's it stops no worker."""
-        self._pull_events()
         if self._result is None:
             self._result = self._conclude()
         return self._result
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        """Stop what runs; waits for its end only when the context has a source of events."""
-        if self.stopped:
-            return
-        grace_s = 0.0 if death_sig == signal.SIGKILL else float(timeout)
-        self._guard.stop(grace_s, death_sig)
-        if self._events is None:
-            return
-        ends = time.monotonic() + grace_s + _CLOSE_MARGIN_S
-        while not self._stopped and time.monotonic() < ends:
-            select.select((self._guard,), (), (), max(0.0, ends - time.monotonic()))
-            self._pull_events()
+        """Have what runs stopped; its end comes as an event."""
+        if not self.stopped:
+            self._guard.stop(0.0 if death_sig == signal.SIGKILL else float(timeout), death_sig)
 
     def close_later(self) -> None:
         """`close` in the background. Raises RuntimeError when processes of the generation are still there."""
@@ -236,10 +221,6 @@ class WorkerContext(PContext):
                 self._failed.append(event.slot)
         elif isinstance(event, Stopped):
             self._stopped = True
-
-    def _pull_events(self) -> None:
-        for event in self._events() if self._events is not None else ():
-            self.handle(event)
 
     # --- torch's result ---------------------------------------------------------------------------
 
