@@ -75,10 +75,8 @@ class SettingsBuilder:
 
 def default_of(name: str) -> Any:
     """The built-in default of a setting as a value."""
-    for one in Settings.__dataclass_fields__.values():
-        if one.name == name:
-            return one.default_factory() if callable(one.default_factory) else one.default
-    raise KeyError(name)
+    field_of = Settings.__dataclass_fields__[name]
+    return field_of.default_factory() if callable(field_of.default_factory) else field_of.default
 
 
 def usage_error(given: Given, spec: Spec, bad: BadValueError) -> UsageError:

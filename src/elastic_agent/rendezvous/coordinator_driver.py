@@ -16,7 +16,6 @@ from elastic_agent.protocol import (
     Coordinator,
     Decision,
     History,
-    Lease,
     Member,
     Plan,
 )
@@ -218,13 +217,24 @@ class RunDriver:
     def _read(self, incarnations: Collection[str] | None) -> Steps[Snapshot]:
         """Read these incarnations' records again, or all of them (None)."""
         snapshot = yield from ReadRecords(incarnations)
-        self._take_in(snapshot, self._clock())  # after the answer: what it holds was written before
+        now_s = self._clock()  # after the answer: what it holds was written before
+        for problem in snapshot.rejected:
+            self._warn_once("ignored an invalid record in the store", what=problem)
+        for key, member in snapshot.members.items():
+            lease = snapshot.leases.get(key)
+            if lease is not None:
+                self._coordinator.observe(member, lease, now_s, snapshot.written_s.get(key))
+                self._compare(member)
         return snapshot
 
     def _read_leases(self) -> Steps[None]:
         started_s = self._clock()
         leases = yield from ReadLeases()
-        self._take_in_leases(leases, self._clock())  # after the answer, too
+        now_s = self._clock()  # after the answer, too
+        sightings = self._coordinator.ledger.sightings
+        for key, lease in leases.items():
+            if key in sightings:
+                self._coordinator.observe(sightings[key].member, lease, now_s)
         self._lease_read_s = self._next_lease_read_s(started_s)
 
     def _next_lease_read_s(self, now_s: float) -> float:
@@ -238,21 +248,6 @@ class RunDriver:
     @property
     def _ttl_s(self) -> float:
         return self.plan.policy.lease_ttl_s if self.plan is not None else 1.0
-
-    def _take_in(self, snapshot: Snapshot, now_s: float) -> None:
-        for problem in snapshot.rejected:
-            self._warn_once("ignored an invalid record in the store", what=problem)
-        for key, member in snapshot.members.items():
-            lease = snapshot.leases.get(key)
-            if lease is not None:
-                self._coordinator.observe(member, lease, now_s, snapshot.written_s.get(key))
-                self._compare(member)
-
-    def _take_in_leases(self, leases: Mapping[str, Lease], now_s: float) -> None:
-        sightings = self._coordinator.ledger.sightings
-        for key, lease in leases.items():
-            if key in sightings:
-                self._coordinator.observe(sightings[key].member, lease, now_s)
 
     def _compare(self, member: Member) -> None:
         """Warn once about each node whose software or settings differ from the first one's."""

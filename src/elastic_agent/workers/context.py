@@ -108,7 +108,7 @@ class WorkerContext(PContext):
         self._numa_options = numa_options
         self._warm = warm
         self._warm_patience_s = warm_patience_s
-        self._ignored_signals = ignored_signals
+        self.ignored_signals = ignored_signals
         self._started = False
         self._stopped = False
         self._lost: GuardLost | None = None
@@ -119,11 +119,6 @@ class WorkerContext(PContext):
         self._result: RunProcsResult | None = None
 
     # --- what is known ----------------------------------------------------------------------------
-
-    @property
-    def ignored_signals(self) -> tuple[int, ...]:
-        """Which signals the workers begin with ignored."""
-        return self._ignored_signals
 
     @property
     def exits(self) -> Mapping[int, Exited]:
@@ -182,7 +177,7 @@ class WorkerContext(PContext):
             stdout=self.stdouts[slot] or None,
             stderr=self.stderrs[slot] or None,
             warm=self._warm,
-            ignored=self._ignored_signals,
+            ignored=self.ignored_signals,
         )
 
     def _poll(self) -> RunProcsResult | None:

@@ -142,13 +142,9 @@ class Relay:
         self._sink = sink
         self._tail = bytearray()
         self._closed = False
-        self.read_fd, self._worker_fd = _open_channel(sink is not None and sink.is_terminal, sink)
+        # The second end becomes the worker's stderr.
+        self.read_fd, self.worker_fd = _open_channel(sink is not None and sink.is_terminal, sink)
         os.set_blocking(self.read_fd, False)
-
-    @property
-    def worker_fd(self) -> int:
-        """The end that becomes the worker's stderr."""
-        return self._worker_fd
 
     @property
     def tail(self) -> str:
@@ -157,7 +153,7 @@ class Relay:
 
     def started(self) -> None:
         """Call after the fork: closes the worker's end, so that the end of file can be seen."""
-        os.close(self._worker_fd)
+        os.close(self.worker_fd)
 
     def pump(self) -> bool:
         """Pass one chunk on; False at the end of the stream, and True when there may be more now or later."""
