@@ -18,17 +18,7 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
-from elastic_agent.protocol import (
-    Activity,
-    Cause,
-    Failure,
-    FailureKind,
-    Grace,
-    Notice,
-    Outcome,
-    Plan,
-    World,
-)
+from elastic_agent.protocol import Activity, Cause, Failure, FailureKind, Grace, Notice, Outcome, Plan, World
 from elastic_agent.protocol import node as machine
 from elastic_agent.rendezvous import events as session_events
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers

@@ -44,10 +44,7 @@ class Resolved:
 
 
 def load_settings(
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    site_sources: Sequence[SiteDefaults] = SITE_DEFAULTS,
+    argv: Sequence[str], environ: Mapping[str, str], *, site_sources: Sequence[SiteDefaults] = SITE_DEFAULTS
 ) -> Resolved:
     """Read a command line and everything else that sets something: flags, environment, file, site, default.
 

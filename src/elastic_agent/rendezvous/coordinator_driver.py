@@ -11,14 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from elastic_agent.protocol import (
-    RENEWALS_PER_LEASE,
-    Coordinator,
-    Decision,
-    History,
-    Member,
-    Plan,
-)
+from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Plan
 from elastic_agent.transport import Snapshot
 
 from .coordinator_effects import (

@@ -79,8 +79,7 @@ class Session(NodeSession):
             case DialBootstrap():
                 store = effect.address
                 await run_abandonable(
-                    lambda: self._dialer.dial_bootstrap(store, BOOTSTRAP_TIMEOUT_S),
-                    2 * BOOTSTRAP_TIMEOUT_S,
+                    lambda: self._dialer.dial_bootstrap(store, BOOTSTRAP_TIMEOUT_S), 2 * BOOTSTRAP_TIMEOUT_S
                 )
             case _:
                 raise NotImplementedError(effect)

@@ -37,18 +37,7 @@ from elastic_agent.transport import AbandonableThread, StoreLostError, Transport
 from elastic_agent.values import new_incarnation
 
 from .barrier import Gathering
-from .messages import (
-    Begin,
-    Channel,
-    Finishing,
-    FromTorchrun,
-    Leave,
-    NextWorld,
-    Over,
-    Sealed,
-    Stale,
-    Trouble,
-)
+from .messages import Begin, Channel, Finishing, FromTorchrun, Leave, NextWorld, Over, Sealed, Stale, Trouble
 
 LEAVE_TIMEOUT_S = 10.0
 """How long others are waited for at most when torchrun ends: their acknowledgements, the outcome."""

@@ -55,10 +55,7 @@ def _marked(uid: int) -> Iterator[RunningWorker]:
             continue
         with contextlib.suppress(KeyError, ValueError):
             yield RunningWorker(
-                pid,
-                environ[RUN_ID],
-                environ[WORKER_ID],
-                _signal_number(environ[STACKS_SIGNAL]),
+                pid, environ[RUN_ID], environ[WORKER_ID], _signal_number(environ[STACKS_SIGNAL])
             )
 
 

@@ -46,9 +46,7 @@ class FailureSettings:
         "to kill its workers.",
     )
     restart_grace: float = setting(
-        value_types.seconds(0),
-        "1.0",
-        "Time between SIGTERM and SIGKILL for workers before a restart.",
+        value_types.seconds(0), "1.0", "Time between SIGTERM and SIGKILL for workers before a restart."
     )
     shutdown_timeout: float = setting(
         value_types.seconds(0),

@@ -17,10 +17,7 @@ class WorldSettings:
     """See :class:`elastic_agent.config.settings.Settings`."""
 
     nnodes: NodeRange = setting(
-        value_types.NODES,
-        "1",
-        "Number of nodes, or its minimum and maximum.",
-        torchrun=True,
+        value_types.NODES, "1", "Number of nodes, or its minimum and maximum.", torchrun=True
     )
     nproc_per_node: str = setting(
         value_types.SLOTS,
@@ -46,10 +43,7 @@ class WorldSettings:
         why="torchrun uses 0 on every node by default",
     )
     role: str = setting(
-        value_types.TEXT,
-        "default",
-        "Role name of the workers, as visible to the workers.",
-        torchrun=True,
+        value_types.TEXT, "default", "Role name of the workers, as visible to the workers.", torchrun=True
     )
     local_addr: str | None = setting(
         value_types.HOST,

@@ -29,10 +29,5 @@ def open_backend(
     from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second
 
     return EtcdBackend(
-        endpoint,
-        access,
-        state_dir,
-        lease_ttl_s=lease_ttl_s,
-        port_range=port_range,
-        port_rest_s=port_rest_s,
+        endpoint, access, state_dir, lease_ttl_s=lease_ttl_s, port_range=port_range, port_rest_s=port_rest_s
     )

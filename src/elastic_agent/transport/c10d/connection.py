@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from elastic_agent.transport.addresses import connect, local_address_towards
-from elastic_agent.transport.base import (
-    NotAStoreError,
-)
+from elastic_agent.transport.base import NotAStoreError
 from elastic_agent.transport.record_reader import log_invalid
 from elastic_agent.values import Endpoint
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from elastic_agent.protocol import Lease, Member, Plan, encode
-from elastic_agent.transport.base import (
-    Snapshot,
-)
+from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.record_reader import GONE, RecordReader, ReportInvalid, lease_in, log_invalid
 
 from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefix

@@ -9,11 +9,7 @@ import socket
 from torch._C._distributed_c10d import TCPStore
 
 from elastic_agent.transport.addresses import connect, is_local, listen, resolve
-from elastic_agent.transport.base import (
-    NotAStoreError,
-    StoreLostError,
-    UnreachableError,
-)
+from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
 from elastic_agent.values import Endpoint
 
 from .bootstrap import own_address, serve

@@ -8,9 +8,7 @@ import time
 import msgspec
 
 from elastic_agent.protocol import Lease, Member, Plan, encode
-from elastic_agent.transport.base import (
-    StoreLostError,
-)
+from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, log_invalid
 from elastic_agent.values import Endpoint
 

@@ -20,12 +20,7 @@ from typing import Any
 
 from elastic_agent.transport.base import NotAStoreError
 
-from .client import (
-    EtcdClient,
-    get,
-    is_missing,
-    put,
-)
+from .client import EtcdClient, get, is_missing, put
 
 AGE_KNOWN_S = 2 * 3600
 """How long the age of an etcd's life is known: for the longest lease, and as much margin."""

@@ -231,8 +231,7 @@ class Leadership:
                 has_read = True
                 continue
             done = self._while_leading(
-                [was_written_at(self._keys.plan, self._plans.revision)],
-                [put(self._keys.plan, encode(plan))],
+                [was_written_at(self._keys.plan, self._plans.revision)], [put(self._keys.plan, encode(plan))]
             )
             if done.succeeded:
                 self._plans.revision, self._plans.best = done.header.revision, plan

@@ -13,16 +13,7 @@ from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import StoreLostError
 from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, log_invalid
 
-from .client import (
-    CompactedError,
-    EtcdClient,
-    LeaseGoneError,
-    exists,
-    get,
-    has_value,
-    put,
-    was_written_at,
-)
+from .client import CompactedError, EtcdClient, LeaseGoneError, exists, get, has_value, put, was_written_at
 from .keys import MAX_STATUS_CHARS, RunKeys, run_life, value_in
 from .plans import PlanReader
 from .watch import Watch

@@ -44,12 +44,7 @@ if TYPE_CHECKING:
     from elastic_agent.workers.guard.messages import Message
     from elastic_agent.workers.guard.warm import WarmPool
 
-_REPORTED_SIGNALS = linux.JOB_SIGNALS - {
-    signal.SIGALRM,
-    signal.SIGTSTP,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-}
+_REPORTED_SIGNALS = linux.JOB_SIGNALS - {signal.SIGALRM, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 """These are reported to the agent: they may have reached the workers too."""
 
 _LAST_OUTPUT_S = 1.0

@@ -29,12 +29,7 @@ class C10dBackend(RendezvousBackend):
     )
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        state_dir: Path,
-        *,
-        port_range: PortRange | None,
-        port_rest_s: float,
+        self, endpoint: Endpoint, state_dir: Path, *, port_range: PortRange | None, port_rest_s: float
     ) -> None:
         """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
         super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
