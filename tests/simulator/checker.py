@@ -390,7 +390,7 @@ class Checker:
                 return
             member = decode(Member, record)
             running = member.state in (State.READY, State.RUNNING, State.SUCCEEDED)
-            if not running or member.generation != before.generation:
+            if not running or member.generation != before.generation or interrupted(member):
                 return
         self.broken("a running world is left alone", f"nobody departed, failed or joined: {plan.reason}")
 
@@ -403,7 +403,9 @@ class Checker:
             member.history is not None and member.history.generation >= plan.generation - 1
             for member, _ in seen.values()
         )
-        truly = dropped or higher or any(departed(seat.incarnation, seen) for seat in plan.uncleared)
+        signalled = any(interrupted(member) for member, _ in seen.values())
+        lost = any(departed(seat.incarnation, seen) for seat in plan.uncleared)
+        truly = dropped or higher or signalled or lost
         self.require(truly, "safety 5 (budget)", "a failure is not charged though nobody departed")
 
     def _first_of_store(self, plan: Plan) -> None:
@@ -630,6 +632,11 @@ class Checker:
         if saw_it and world is not None and NODE_ID_HELD in why:
             seatless = world.seat_of(incarnation) is None
             self.require(seatless, "a node keeps its id", f"{incarnation} has a seat: {why}")
+
+
+def interrupted(member: Member) -> bool:
+    """Whether a signal that its agent received, too, has terminated workers of this node."""
+    return member.failure is not None and member.failure.kind is FailureKind.INTERRUPTED
 
 
 def departed(incarnation: str, seen: Seen) -> bool:

@@ -458,6 +458,23 @@ class Faults:
         left_s = self.random.choice((0.0, 0.3, 2.0, 10.0, 40.0))
         asker.process.do(asker.asking.stop, cause, left_s)
 
+    def _signal(self) -> None:
+        """A signal reaches an agent and its workers; the agent learns a little later what it asks for, if anything."""
+        agent = self._asker()
+        if agent is None:
+            return
+        self.cluster.story(agent.name, "receives a signal, as its workers do")
+        if agent.guard.group is not None:
+            agent.guard.process.do(self.cluster.job.interrupt, agent.guard.group)
+        request = self.random.choice((agent.asking.drain, self._preempted(agent), None))
+        if request is not None:
+            agent.holder.wanted &= request != agent.asking.drain
+            self.kernel.after(self.random.choice((0.0, 0.1, 3.0)), agent.process.do, request)
+
+    @staticmethod
+    def _preempted(agent: Agent) -> Callable[[], None]:
+        return lambda: agent.asking.stop(Cause.PREEMPTED, 2.0)
+
     def _asked_twice(self) -> None:
         """Several people want something at once."""
         for _ in range(self.random.randint(2, 3)):

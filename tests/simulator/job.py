@@ -161,6 +161,22 @@ class Job:
             group.agent.guard.end(group, "failed")
         group.agent.group_exited(group, failure)
 
+    def interrupt(self, group: Group) -> None:
+        """A signal that the agent receives, too, terminates a worker of the node, and soon its others."""
+        if not group.alive or group.dying or not group.started:
+            return
+        agent = group.agent
+        failure = Failure(FailureKind.INTERRUPTED, f"{agent.name}: a worker was terminated by SIGTERM")
+        self.of(group.generation).spoilt = True
+        agent.told(group, lambda: agent.node.interrupted(group.generation, failure))
+        later_s = self.kernel.random.choice((0.0, 0.3, 2.0)) * self.kernel.random.random()
+        self.kernel.after(later_s, agent.guard.process.do, self._all_interrupted, group)
+
+    def _all_interrupted(self, group: Group) -> None:
+        if group.alive and not group.dying:
+            group.agent.guard.end(group, "interrupted")
+            group.agent.group_left(group)
+
     def _trip(self, group: Group) -> None:
         """A worker gets to where the script is broken."""
         if self.broken:

@@ -84,11 +84,13 @@ class Process:
         self._frozen += 1
 
     def thaw(self) -> None:
-        """Go on; what was missed happens now, in order."""
+        """Go on; what was missed happens now, in order, but what came from outside perhaps before timers."""
         self._frozen -= 1
         self.thawed_s = self.kernel.now
         if self._frozen == 0 and self.alive:
             missed, self._missed = self._missed, []
+            if self.kernel.random.random() < 0.5:
+                missed.sort(key=_is_timer)
             for action, args in missed:
                 self.kernel.after(0.0, self.do, action, *args)
 
@@ -99,6 +101,12 @@ class Process:
             self._missed.clear()
             for told in self.when_killed:
                 told()
+
+
+def _is_timer(missed: tuple[Callable[..., None], tuple[Any, ...]]) -> bool:
+    """Whether a task that missed this waited for time to pass, and for nothing that has come meanwhile."""
+    action, args = missed
+    return getattr(action, "__func__", None) is Task.wake and (args[1] is None or not args[1].items)
 
 
 class Inbox:

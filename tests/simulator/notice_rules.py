@@ -196,12 +196,18 @@ class NoticeRules:
         return False
 
     def _truly_left(self, before: Plan, world: World) -> None:
-        """Where all say that they saved and left, they did, at one step."""
+        """Where all say that they saved and left, they did, at one step, unless a signal has terminated some."""
         truth = self.cluster.job.of(before.generation)
+        ends: set[str | None] = set()
         for seat in world.seats:
             group = truth.groups.get(seat.incarnation)
             how = group.exited if group is not None else None
-            self._require(how in ("left", "success"), "yielded is true", f"{seat.node_id}: {how}")
+            ends.add(how)
+            self._require(
+                how in ("left", "success", "interrupted"), "yielded is true", f"{seat.node_id}: {how}"
+            )
+        if "interrupted" in ends:
+            return
         self._require(truth.saved is not None, "yielded is true", f"{before.generation} saved nothing")
         self._ended_by_notice.add(before.generation)
 

@@ -79,7 +79,7 @@ CHURN = (
     "blackout",
 )
 """Who comes and goes."""
-NOTICES = ("drain", "drain other", "stop", "asked twice", "join")
+NOTICES = ("drain", "drain other", "stop", "asked twice", "signal", "join")
 """Who asks for a notice."""
 MISCHIEF = ("garbage", "lossy network", "state lost")
 GREMLINS = (

@@ -2,6 +2,8 @@
 
 :class:`~.node.Node` decides which event has happened and what follows from it; the activity changes only as
 :data:`TRANSITIONS` defines. The diagram in docs/protocol.md is made from this table.
+
+What becomes of workers is told after ``started``: the guard holds back its reports until all were started.
 """
 
 from __future__ import annotations
@@ -68,11 +70,7 @@ TRANSITIONS: dict[tuple[Activity, Event], Activity | None] = {
     (Activity.STARTING, Event.LEAVE): Activity.STOPPING,
     (Activity.STARTING, Event.LEASE_LOST): Activity.STOPPING,
     (Activity.STARTING, Event.STARTED): Activity.RUNNING,
-    (Activity.STARTING, Event.HANDLES_NOTICES): Activity.STARTING,
-    (Activity.STARTING, Event.INTERRUPTED): Activity.STARTING,
     (Activity.STARTING, Event.FAILED): Activity.STOPPING,
-    (Activity.STARTING, Event.SUCCEEDED): Activity.IDLE,
-    (Activity.STARTING, Event.SAVED): Activity.IDLE,
     (Activity.RUNNING, Event.FORMING): Activity.STOPPING,
     (Activity.RUNNING, Event.UNSEATED): Activity.STOPPING,
     (Activity.RUNNING, Event.NOTICE): Activity.RUNNING,

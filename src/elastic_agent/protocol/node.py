@@ -393,7 +393,7 @@ class Node:
         if not self._on(Event.INTERRUPTED, generation):
             return []
         self._interrupted = how
-        return self._announce(State.RUNNING, generation) if self.activity is Activity.RUNNING else []
+        return self._announce(State.RUNNING, generation)
 
     def saved(self, generation: int) -> list[Action]:
         """Every worker has saved and left, or was interrupted, and nothing of theirs is left."""
@@ -406,7 +406,7 @@ class Node:
         if not self._on(Event.HANDLES_NOTICES, generation):
             return []
         self._handles_notices = True
-        return self._announce(State.RUNNING, generation) if self.activity is Activity.RUNNING else []
+        return self._announce(State.RUNNING, generation)
 
     def stopped(self, unkillable: tuple[int, ...] = ()) -> list[Action]:
         """Every worker is gone, or only ``unkillable`` processes in uninterruptible sleep are left."""
