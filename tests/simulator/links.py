@@ -1,5 +1,5 @@
-"""A node's links to the run's store: the requests of ``transport/c10d/links.py`` and ``transport/etcd/links.py``, in
-virtual time.
+"""A node's links to the run's store: the requests of ``transport/c10d/link.py`` and ``transport/etcd/link.py``, in
+virtual time. What may be written over which lease is decided by the shipped :func:`lease_over`.
 
 Their methods are those of ``NodeLink``, as sub-routines of the calling task.
 """
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from elastic_agent.protocol.codec import encode
 from elastic_agent.protocol.records import Lease, Member, Plan
 from elastic_agent.transport.base import StoreLostError
-from elastic_agent.transport.record_reader import GONE, lease_in
+from elastic_agent.transport.record_reader import lease_in, lease_over
 
 from .etcd import ANOTHER_LIFE
 from .kernel import Routine
@@ -52,11 +50,10 @@ class Link:
     def _claim(self, member: Member, lease: Lease) -> Routine:
         while True:
             stored = yield from self._ask("look_up", lease.incarnation)
-            earlier = lease_in(stored, lease.incarnation)
-            if stored == GONE or (earlier is not None and earlier.revoked):
+            following = lease_over(stored, lease)
+            if following is None:
                 return None
-            if earlier is not None:
-                lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
+            lease = following
             if (yield from self._write_lease(stored, lease, member)):
                 return lease
 

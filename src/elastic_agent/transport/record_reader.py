@@ -97,6 +97,17 @@ def lease_in(data: bytes | None, name: str) -> Lease | None:
     return lease if lease.incarnation == name else None
 
 
+def lease_over(stored: bytes | None, lease: Lease) -> Lease | None:
+    """This lease as it may be written over what is stored; None if that is revoked or was removed.
+
+    It never equals an earlier one of its incarnation: the coordinator counts the time from when it saw a lease change.
+    """
+    earlier = lease_in(stored, lease.incarnation)
+    if stored == GONE or (earlier is not None and earlier.revoked):
+        return None
+    return lease if earlier is None else msgspec.structs.replace(lease, beat=earlier.beat + 1)
+
+
 def _check_name(expected: str, found: str) -> None:
     if found != expected:
         raise RecordError(f"its name field is {found}")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import secrets
 import time
 
-import msgspec
-
 from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import StoreLostError
-from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, log_invalid
+from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, lease_over, log_invalid
 from elastic_agent.values import Endpoint
 
 from .connection import open_store
@@ -70,19 +68,14 @@ class C10dLink:
         return granted
 
     def _claim(self, lease: Lease) -> Lease | None:
-        """The lease as written: never over a revoked one, and never equal to an earlier one of this incarnation.
-
-        The coordinator counts the time from when it saw a lease change; one written again must look changed.
-        """
+        """The lease as written, see :func:`lease_over`."""
         key = f"{self._prefix}/l/{lease.incarnation}"
         while True:
             stored = self._client.peek(key)
-            earlier = lease_in(stored, lease.incarnation)
-            if stored == GONE or (earlier is not None and earlier.revoked):
+            following = lease_over(stored, lease)
+            if following is None:
                 return None
-            if earlier is not None:
-                lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
-            wanted = encode(lease)
+            wanted = encode(lease := following)
             if self._client.exchange(key, stored or b"", wanted) == wanted:
                 return lease
 

@@ -7,11 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import StoreLostError
-from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, log_invalid
+from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, lease_over, log_invalid
 
 from .client import CompactedError, EtcdClient, LeaseGoneError, exists, get, has_value, put, was_written_at
 from .keys import MAX_STATUS_CHARS, RunKeys, run_life, value_in
@@ -102,11 +100,10 @@ class EtcdLink:
         lease_key, member_key = self._keys.lease(name), self._keys.member(name)
         while True:
             stored = self._client.get(lease_key)
-            earlier = lease_in(stored.value if stored is not None else None, name)
-            if stored is not None and (stored.value == GONE or (earlier is not None and earlier.revoked)):
+            following = lease_over(stored.value if stored is not None else None, lease)
+            if following is None:
                 return None
-            if earlier is not None:
-                lease = msgspec.structs.replace(lease, beat=earlier.beat + 1)
+            lease = following
             done = self._transact(
                 name,
                 [
