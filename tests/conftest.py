@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import ended_with_this_process
+
 os.environ.pop("PYTHONUNBUFFERED", None)  # set in many containers, and it hides what is never flushed
 
 
@@ -20,6 +22,13 @@ def pytest_collection_finish() -> None:
         from elastic_agent.workers.torch_adapter import quieten_torch
 
         quieten_torch()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_outlives_a_killed_run() -> Iterator[None]:
+    """Fixtures end what tests start; if this process is killed, another one does."""
+    with ended_with_this_process():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ from typing import Self
 import pytest
 
 from tests.ports import free_ports
-from tests.processes import freeze, thaw
+from tests.processes import MARK, freeze, thaw
 
 PATIENCE_S = 30.0
 MISSING = shutil.which("etcd") is None or shutil.which("etcdctl") is None
@@ -78,7 +78,7 @@ class EtcdServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={"PATH": os.environ["PATH"]},
+                env={name: value for name, value in os.environ.items() if name in ("PATH", MARK)},
             )
 
     @property

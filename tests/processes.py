@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import secrets
 import signal
 import subprocess
 import sys
@@ -127,3 +128,42 @@ def without_first_thread(pid: int) -> Iterator[None]:
     yield
     while os.WIFSTOPPED(status):  # its parent hears of its end after its tracer
         _, status = os.waitpid(pid, _ANY_THREAD)
+
+
+MARK = "ELASTIC_TESTS_RUN"
+"""Names a run of tests in the environment of what it starts."""
+
+_KILL_WHAT_IS_LEFT = """
+import os, select, signal, sys, time
+mark, run = os.fsencode(sys.argv[1]), int(sys.argv[2])
+killed = run in select.select([run, sys.stdin], [], [])[0]  # at its own end the run says a word before
+ends_s = time.monotonic() + 60
+while killed and time.monotonic() < ends_s:
+    killed = False
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                if mark in environ.read().split(bytes(1)):
+                    os.kill(int(pid), signal.SIGKILL)
+                    killed = True
+        except OSError:
+            pass  # it is gone, or another user's
+"""
+
+
+@contextlib.contextmanager
+def ended_with_this_process() -> Iterator[None]:
+    """If this process is killed, so is what it started meanwhile, unless that dropped the environment."""
+    environment, token = dict(os.environ), secrets.token_hex(8)
+    os.environ[MARK] = token
+    run = os.pidfd_open(os.getpid())
+    killer = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _KILL_WHAT_IS_LEFT, f"{MARK}={token}", str(run)],
+        stdin=subprocess.PIPE,
+        pass_fds=[run],
+        start_new_session=True,
+        env=environment,
+    )
+    os.close(run)
+    yield
+    killer.communicate(b"over")

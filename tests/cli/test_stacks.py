@@ -14,7 +14,13 @@ import pytest
 from tests.cli.support import elastic_agent
 
 OTHER_USER = 61_002
-CLAIMANT = "import os, signal, sys; os.setuid(int(sys.argv[1])); print('ready', flush=True); signal.pause()"
+CLAIMANT = """
+import os, signal, sys
+signal.alarm(600)
+os.setuid(int(sys.argv[1]))
+print('ready', flush=True)
+signal.pause()
+"""
 
 
 @pytest.fixture
