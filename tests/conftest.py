@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import elastic_agent
 from tests.processes import ended_with_this_process
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # set in many containers, and it hides what is never flushed
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the package: with PYTHONDONTWRITEBYTECODE, set in many containers, every agent would do it anew."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(elastic_agent.__file__).parent, quiet=2)
 
 
 def pytest_collection_finish() -> None:
