@@ -6,11 +6,12 @@ import argparse
 import shlex
 import sys
 from collections import Counter
+from multiprocessing import get_context
 
 from .cluster import Cluster
 from .mutants import MUTANTS, Mutant
 from .pairs import Draw, pair_of
-from .run import run_seed, run_seeds, stopwatch, story_of
+from .run import Result, catch, run_seed, run_seeds, stopwatch, story_of
 from .scenario import ETCD, FAULTS, HOSTINGS
 
 
@@ -23,6 +24,9 @@ def main() -> int:
     parser.add_argument("--story", action="store_true", help="tell what happened (with --seed)")
     parser.add_argument("--jobs", type=int, default=2, help="processes to use")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="run with this deliberate bug")
+    parser.add_argument(
+        "--mutants", action="store_true", help="list how soon each deliberate bug is detected"
+    )
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first broken rule")
     parser.add_argument("--focus", type=_kinds, default=(), help="only these faults, separated by commas")
     parser.add_argument("--hosting", choices=HOSTINGS, help="where the store lives; without it, drawn")
@@ -30,6 +34,8 @@ def main() -> int:
         "--pairs", action="store_true", help="each seed draws one pair of kinds of faults in turn"
     )
     options = parser.parse_args()
+    if options.mutants:
+        return _all_mutants(options.jobs)
     mutant = MUTANTS[options.mutant] if options.mutant else None
     draw = None if options.pairs else Draw(options.focus, options.hosting)
     if options.seed is not None:
@@ -63,6 +69,28 @@ def _one(seed: int, mutant: Mutant | None, draw: Draw, story: bool) -> int:
         print(story_of(result))
     print(f"seed {seed}: {result.what or 'every rule held'} ({result.events} events, {result.verdict})")
     return 1 if result.rule else 0
+
+
+def _all_mutants(jobs: int) -> int:
+    """A line for each: name, how many seeds it took, how long, the seed, and the rule that it broke."""
+    missed = 0
+    with get_context("fork").Pool(jobs) as pool:
+        for name, took_s, result in pool.imap(_time_catch, sorted(MUTANTS)):
+            missed += result is None
+            found = (
+                ("not detected", "")
+                if result is None
+                else (result.seed - MUTANTS[name].first + 1, result.seed)
+            )
+            rule = "" if result is None else result.rule
+            print(name, *found, f"{took_s:.1f} s", rule, sep="\t", flush=True)
+    return 1 if missed else 0
+
+
+def _time_catch(name: str) -> tuple[str, float, Result | None]:
+    began = stopwatch()
+    result = catch(MUTANTS[name])
+    return name, stopwatch() - began, result
 
 
 def _many(options: argparse.Namespace, mutant: Mutant | None, draw: Draw | None) -> int:

@@ -56,6 +56,8 @@ class Mutant:
     """Where the store lives, if that is not to be drawn."""
     seeds: int = 400
     """Within how many seeds it must be caught."""
+    first: int = 0
+    """The first of these seeds: where luck takes many, one that has it by the present scenarios."""
 
 
 @contextmanager

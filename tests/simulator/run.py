@@ -53,6 +53,12 @@ def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = ANYTHING, *, 
         return Result(seed, rule, what, cluster.kernel.events, verdict, tuple(cluster.told or ()))
 
 
+def catch(mutant: Mutant) -> Result | None:
+    """The first seed in which a rule shows the bug; None if no seed does that it may take."""
+    results = (run_seed(seed, mutant) for seed in range(mutant.first, mutant.first + mutant.seeds))
+    return next((result for result in results if result.rule is not None), None)
+
+
 def _live(cluster: Cluster) -> None:
     Faults(cluster)
     kernel, checker, scenario = cluster.kernel, cluster.checker, cluster.scenario

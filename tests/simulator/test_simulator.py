@@ -8,19 +8,18 @@ import sys
 
 import pytest
 
-from .mutants import MUTANTS, Mutant
 from .pairs import PAIRS, pair_of
 from .run import run_seed, story_of
 from .scenario import ETCD, FAULTS
 
-SEEDS = 1200
-PAIR_SEEDS = 600
+SEEDS = 500
+PAIR_SEEDS = 300
 SLICE = 100
 
 
-def story(seed: int, mutant: Mutant | None = None) -> str:
+def story(seed: int) -> str:
     """What to read when a seed fails, and how to see it again."""
-    told = run_seed(seed, mutant, tell=True)
+    told = run_seed(seed, tell=True)
     return f"{told.what}\n{story_of(told)}\nreplay: python -m tests.simulator --seed {seed} --story"
 
 
@@ -68,11 +67,3 @@ def test_a_seed_is_replayed_exactly_whatever_the_hash_seed(seed: int) -> None:
     ]
     assert stories[0] == stories[1]
     assert len(stories[0].splitlines()) > 20
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", sorted(MUTANTS))
-def test_the_checker_detects_a_deliberate_bug(name: str) -> None:
-    mutant = MUTANTS[name]
-    caught = next((seed for seed in range(mutant.seeds) if run_seed(seed, mutant).rule is not None), None)
-    assert caught is not None, f"{mutant.what}: not caught within {mutant.seeds} seeds"
