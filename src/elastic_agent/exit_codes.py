@@ -32,7 +32,7 @@ MEANINGS: dict[ExitCode, str] = {
         "usage error: an option, a variable, the settings file or the script is wrong, or this user's "
         "permissions or limits do not suffice; nothing was started"
     ),
-    ExitCode.TOO_FEW_NODES: "not enough nodes joined within join_timeout",
+    ExitCode.TOO_FEW_NODES: "not enough nodes joined within --join-timeout",
     ExitCode.NO_STORE: (
         "the rendezvous endpoint cannot be reached, or what answers there is not a store; from serve: "
         "the endpoint is not on this machine, or it is in use"
