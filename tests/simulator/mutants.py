@@ -404,12 +404,14 @@ _OF_THE_BUDGET = (
         "failures are forgiven after half of the window",
         ((budget, "_forgiven", _forgives_in_half_the_time),),
         focus=("worker fails",),
+        first=26,
     ),
     Mutant(
         "forgives-twice",
         "the same progress forgives one failure after the other",
         ((budget, "_forgiven", _keeps_the_credit),),
         focus=("worker fails",),
+        first=24,
     ),
     Mutant(
         "saves-credit",
@@ -432,6 +434,7 @@ _OF_THE_BUDGET = (
         ),
         focus=("worker fails",),
         hosting="serve",
+        first=24,
     ),
     Mutant(
         "forgets-what-is-forgiven",
@@ -439,6 +442,7 @@ _OF_THE_BUDGET = (
         ((Plan, "history", _remembers_no_budget),),
         focus=("worker fails", "store crash"),
         hosting="serve",
+        first=66,
     ),
     Mutant(
         "never-gives-up",
@@ -668,6 +672,7 @@ _OF_NOTICES = (
         "does-not-stop",
         "that the run is to end is heard, and nothing follows",
         ((notices, "_follow", _does_not_stop),),
+        first=162,
     ),
     Mutant(
         "does-not-leave",
@@ -861,6 +866,7 @@ _ALL = (
         "the node's deadline counts from the answer to a renewal",
         ((NodeSession, "_hold", _counts_from_the_answer),),
         focus=("late answer",),
+        first=80,
     ),
     Mutant(
         "deadline-from-last-attempt",
@@ -898,6 +904,7 @@ _ALL = (
         "claims-without-proof",
         "a restarted agent claims that its old workers are gone without looking",
         quirks=("no proof",),
+        first=52,
     ),
     Mutant(
         "guard-ignores-deadline",
@@ -960,6 +967,7 @@ _ALL = (
         ((coordinator.Coordinator, "_unknown_worlds", _always(None)),),
         focus=("stranger first",),
         hosting="etcd",
+        first=80,
     ),
     Mutant(
         "youngest-first",
@@ -987,6 +995,7 @@ _ALL = (
         ((coordinator.Coordinator, "_above", _clears_the_reported_world_alone),),
         focus=("stranger first", "unkillable"),
         hosting="etcd",
+        first=68,
     ),
     Mutant(
         "charges-beside-the-unknown",
