@@ -221,7 +221,7 @@ def open_missing_standard_streams() -> None:
 
 
 class Process:
-    """A process as one look at /proc showed it.
+    """A process as read from /proc at one moment.
 
     `key` distinguishes it from a later process with the same number: besides the number it has `start_ticks`, when it
     started, in clock ticks since boot.
@@ -330,7 +330,7 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def descendants(of_pid: int) -> list[Process]:
-    """The living children of `of_pid`, their children and so on.
+    """The live children of `of_pid`, their children and so on.
 
     Not a snapshot: a process whose parent dies during the scan can be missed. Scan again until nothing new
     turns up.

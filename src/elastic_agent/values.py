@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 NAME_PATTERN = r"(?!\.{1,2}\Z)[A-Za-z0-9._:@+-]{1,128}"
-"""What the names of runs, nodes and incarnations look like: parts of keys and of paths, so never `.` or `..`."""
+"""The pattern of names of runs, nodes and incarnations: parts of keys and of paths, so never `.` or `..`."""
 
 DEFAULT_PORT = 29400
 """The rendezvous port when the endpoint names none (torch's own for its c10d backend)."""

@@ -65,7 +65,7 @@ def test_files_are_attributed_before_the_stop(
     cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes]
 ) -> None:
     cleanup.started([child.pid])
-    cleanup.look()
+    cleanup.inspect()
     looked = threading.Event()
     cleanup._put(looked.set)
     assert looked.wait(PATIENCE_S)
@@ -115,7 +115,7 @@ def test_files_of_another_program_that_a_worker_attached_are_kept(cleanup: Clean
     )
     assert worker.stdout is not None
     worker.stdout.readline()
-    cleanup.look()
+    cleanup.inspect()
     looked = threading.Event()
     cleanup._put(looked.set)
     assert looked.wait(PATIENCE_S)
@@ -143,7 +143,7 @@ def test_unkillable_workers_that_hold_shared_memory_are_named(
     cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes], is_stuck: bool
 ) -> None:
     cleanup.started([child.pid])
-    cleanup.look()
+    cleanup.inspect()
     held = clear(cleanup, {child.pid} if is_stuck else ()).shared_memory.held
     assert [(one.file, one.pid) for one in held] == ([(shared.name, child.pid)] if is_stuck else [])
     assert shared.exists()

@@ -125,7 +125,7 @@ import os
 for number in range({last + 1}):
     os.write(1, b"%0{LINE_BYTES - 1}d\\n" % number)
 """
-    limit = LogLimit(LIMIT, look_every_s=0.001)
+    limit = LogLimit(LIMIT, check_every_s=0.001)
     limit.watch(OutputFiles(plain=frozenset({str(path)})))
     with path.open("ab") as file:
         subprocess.run([sys.executable, "-S", "-c", code], stdout=file, check=True)
@@ -181,7 +181,7 @@ def test_on_a_full_disk_output_is_dropped_to_free_space(
 
 def finish(path: Path) -> None:
     """The generation ends, and no look was due before."""
-    limit = LogLimit(LIMIT, look_every_s=1000)
+    limit = LogLimit(LIMIT, check_every_s=1000)
     limit.watch(OutputFiles(plain=frozenset({str(path)})))
     limit.close(20)
 
@@ -226,7 +226,7 @@ def test_output_within_the_limit_is_complete(path: Path, writer: Writer) -> None
 
 
 def test_files_of_a_generation_are_limited_when_the_next_begins(path: Path, writer: Writer) -> None:
-    limit = LogLimit(LIMIT, look_every_s=1000)
+    limit = LogLimit(LIMIT, check_every_s=1000)
     limit.watch(OutputFiles(plain=frozenset({str(path)})))
     writer.write(20 * LIMIT // LINE_BYTES)
     limit.watch(OutputFiles(plain=frozenset({f"{path}-of-the-next"})))
@@ -301,8 +301,8 @@ def test_a_file_system_without_sparse_files_is_reported_once(
     limit = LogLimit(LIMIT)
     limit._files = OutputFiles(followed=frozenset({str(path)}))
     with caplog.at_level(logging.WARNING):
-        limit.look()
-        limit.look()
+        limit.check()
+        limit.check()
     assert len(caplog.records) == 1
     assert "below --log-limit: the file system does not support sparse files" in caplog.text
     assert path.read_bytes() == lines(0, writer.written)
@@ -311,7 +311,7 @@ def test_a_file_system_without_sparse_files_is_reported_once(
 def test_a_missing_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     limit = LogLimit(LIMIT)
     limit._files = OutputFiles(frozenset({str(path)}), frozenset({f"{path}.followed"}))
-    limit.look()
+    limit.check()
     assert caplog.records == []
 
 

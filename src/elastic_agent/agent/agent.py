@@ -144,7 +144,7 @@ class Agent(ElasticAgent):
                 in_order=self.ending.outcome in (Outcome.FINISHED, Outcome.DRAINED, Outcome.STOPPED),
             )
         except asyncio.CancelledError:
-            raise EndedAtOnceError(self._signals.asked[-1]) from None
+            raise EndedAtOnceError(self._signals.leave_signals[-1]) from None
         finally:
             self._tidy()
         finished = self.ending.outcome is Outcome.FINISHED
@@ -246,10 +246,10 @@ class Agent(ElasticAgent):
 
     async def _claim_run(self, folder: Path, run_id: str) -> RunClaim:
         settings = self._settings
-        place = partial(ClaimedEndpoint.of, settings.rdzv_endpoint, settings.rdzv_backend)
+        claimed = partial(ClaimedEndpoint.of, settings.rdzv_endpoint, settings.rdzv_backend)
         try:
             with self._using_state_dir():
-                return await asyncio.to_thread(lambda: RunClaim.take(folder, place()))
+                return await asyncio.to_thread(lambda: RunClaim.take(folder, claimed()))
         except RunElsewhereError as error:
             raise UsageError(
                 f"run {run_id} is already running at {error}, and its agents use the same state "

@@ -54,7 +54,7 @@ class SignalDesk:
             publish: called when a signal makes this agent leave.
             end_at_once: called when there is nothing to shut down gracefully, or no time for it.
         """
-        self.asked: list[int] = []
+        self.leave_signals: list[int] = []
         """Signals to leave that have come."""
         self.hosting_on = False
         """The agent's own part is over; it only serves the store to others."""
@@ -89,8 +89,8 @@ class SignalDesk:
     def attend(self, supervisor: Supervisor, node_id: str) -> None:
         """Pass signals to this supervisor, including those received before there was one."""
         self._supervisor, self._node_id = supervisor, node_id
-        if self.asked:  # it came while another id was being looked for
-            supervisor.drain(f"{signal.Signals(self.asked[0]).name} received")
+        if self.leave_signals:  # it came while another id was being looked for
+            supervisor.drain(f"{signal.Signals(self.leave_signals[0]).name} received")
         elif self._notice:
             self._give_notice(supervisor)
 
@@ -98,9 +98,9 @@ class SignalDesk:
 
     def _leave_signalled(self, signum: signal.Signals) -> None:
         self._stop_signals.receive(signum)
-        self.asked.append(int(signum))
+        self.leave_signals.append(int(signum))
         self._publish(LeaveSignalled(f"{signum.name} received"))
-        if self._supervisor is None or self.only_waiting or len(self.asked) > 1:
+        if self._supervisor is None or self.only_waiting or len(self.leave_signals) > 1:
             self._log.warning(f"{signum.name} received: exiting immediately")
             self._end_at_once()
         elif self.hosting_on:

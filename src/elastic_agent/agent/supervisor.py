@@ -217,7 +217,7 @@ class Supervisor:
         """Wait until the last worker of a node that is to leave has exited.
 
         Returns:
-            How this agent's own part ended, if that came first; None if it goes on.
+            How this agent's own part ended, if that came first; None if it continues.
         """
         if node_id != self._node_id:
             serial = self.node.next_stop_request - 1

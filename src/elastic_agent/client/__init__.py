@@ -111,7 +111,7 @@ def notice() -> Notice | None:
 
     Like the heartbeat, it is for the process that the agent started. Without an agent there are no notices.
     """
-    return _board.look()
+    return _board.current()
 
 
 def leave() -> NoReturn:

@@ -58,7 +58,7 @@ class NoticeBoard:
         self._newest: Notice | None = None
         self._agreed = 0
 
-    def look(self) -> Notice | None:
+    def current(self) -> Notice | None:
         """The newest notice."""
         words = self._pulse.words
         serial = words[NOTICE]
@@ -71,7 +71,7 @@ class NoticeBoard:
 
     def numbered(self) -> tuple[int, Notice | None]:
         """The newest notice with its serial number, 0 for none."""
-        newest = self.look()
+        newest = self.current()
         return self._serial, newest
 
     def agreed(self, serial: int) -> None:

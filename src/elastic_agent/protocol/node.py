@@ -237,7 +237,7 @@ class Node:
         if plan.phase is Phase.FAILED:
             return self._end(Depart(Outcome.FAILED, plan.reason), Grace.NONE)
         if self._wants_next_life:
-            # A node that has not read the stop yet has the same record: only the node itself can tell the two apart.
+            # A node that has not read the stop yet has the same record: only the node itself knows which it is.
             self._life = plan.generation + 1
             return self._announce(State.READY, plan.generation + 1)
         if self._lingers and plan.uncleared and self._ending is None:

@@ -27,12 +27,12 @@ def seating_order(members: Iterable[Member], remembered: Sequence[str]) -> list[
 
     New nodes are ordered by their preferred rank, if any, then by natural order of their names.
     """
-    place = {node_id: index for index, node_id in enumerate(remembered)}
+    position = {node_id: index for index, node_id in enumerate(remembered)}
 
     def key(member: Member) -> tuple[int, int, int, tuple[tuple[int, int, str], ...]]:
         wish = member.preferred_rank
-        if member.node_id in place:
-            return (0, place[member.node_id], 0, ())
+        if member.node_id in position:
+            return (0, position[member.node_id], 0, ())
         return (1, 0 if wish is not None else 1, wish or 0, natural_key(member.node_id))
 
     return sorted(members, key=key)

@@ -67,7 +67,7 @@ class DiskThread:
             return outcome.result()  # it was just late, or the time-out is the work's own
 
     async def call_async(self, kind: str, work: Callable[[], T], timeout_s: float) -> T:
-        """The same for a caller in an asyncio loop, which goes on turning."""
+        """The same for a caller in an asyncio loop, which keeps running."""
         outcome = asyncio.wrap_future(self.submit(kind, work))
         done, _ = await asyncio.wait([outcome], timeout=timeout_s)
         if not done:

@@ -103,7 +103,7 @@ class Wait(Effect[bool]):
 class UntilOneEnds(Effect[None]):
     """Run these side by side until one of them ends, and close the others; raises what that one raised.
 
-    No part waits for an effect of another one: a timer goes on while a request of its sibling hangs.
+    No part waits for an effect of another one: a timer continues while a request of its sibling hangs.
     """
 
     parts: tuple[Steps[None], ...]

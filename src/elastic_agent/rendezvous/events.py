@@ -18,7 +18,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The store does not answer; the session goes on dialling."""
+    """The store does not answer; the session continues to dial."""
 
     reason: str
 

@@ -28,7 +28,7 @@ SAVE_TIMEOUT_S = 1.0
 """How long a write is waited for. What it records is less urgent than the leases that go on meanwhile."""
 
 LOAD_TIMEOUT_S = 5.0
-"""The same of a read, without whose result a run cannot be taken up."""
+"""The same of a read, without whose result a run cannot be resumed."""
 
 _SETTLED = re.compile(r"\d{16}-\d{16}-11\.json")
 _UNNAMED = re.compile(r"run-[0-9a-f]{8}")

@@ -24,8 +24,8 @@ def no_dns_queries() -> Iterator[None]:
 
     Before it connects, torch looks up the name of every address it is given (``getnameinfo``, for its log messages),
     and counts that time against the connection's time-out: with the resolver's defaults, one lost packet costs 5 s.
-    Numeric addresses need no DNS; with no attempt allowed, the lookup fails at once and torch goes on without the name.
-    Does nothing with a C library other than glibc.
+    Numeric addresses need no DNS; with no attempt allowed, the lookup fails at once and torch continues without the
+    name. Does nothing with a C library other than glibc.
     """
     try:
         library = ctypes.CDLL(None)

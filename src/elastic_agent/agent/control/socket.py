@@ -159,7 +159,7 @@ async def describe_all(addresses: list[AgentAddress]) -> dict[AgentAddress, Answ
     gate = asyncio.Semaphore(CONNECTIONS)
     described: dict[AgentAddress, Answer] = {}
 
-    async def ask(address: AgentAddress) -> None:
+    async def query(address: AgentAddress) -> None:
         async with gate:
             try:
                 answer = await asyncio.wait_for(_first_answer(address, Command("describe")), ANSWER_S)
@@ -168,7 +168,7 @@ async def describe_all(addresses: list[AgentAddress]) -> dict[AgentAddress, Answ
         if answer is not None and not answer.failed:
             described[address] = answer
 
-    tasks = [asyncio.create_task(ask(one)) for one in addresses]
+    tasks = [asyncio.create_task(query(one)) for one in addresses]
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=SEARCH_S)
         for task in late:

@@ -128,12 +128,12 @@ class ConsoleReporter:
             self._running(plan, plan.world, is_changed)
         else:
             self._rest()
-            say = self._log.error if plan.phase is Phase.FAILED else self._log.info
+            log = self._log.error if plan.phase is Phase.FAILED else self._log.info
             tail = {"tail": plan.failure.tail} if plan.failure is not None and plan.failure.tail else {}
             verb = "was stopped" if plan.phase is Phase.STOPPED else plan.phase.value
             self._world = f"the run {verb}: {plan.reason}"
             if is_changed:
-                say(self._world, **tail)
+                log(self._world, **tail)
 
     def _running(self, plan: Plan, world: World, is_changed: bool) -> None:
         seat = world.seat_of(self._incarnation)

@@ -118,7 +118,7 @@ class SystemdReporter:
         return lines
 
     def _is_up(self, now_s: float) -> bool:
-        """Its workers run, or it waits for other nodes; not while it still looks for the store."""
+        """Its workers run, or it waits for other nodes; not before it is connected to the store."""
         if not self._registered:
             self._registered_since_s = None
         elif self._registered_since_s is None:

@@ -27,7 +27,7 @@ class SlurmNode:
     state: str
 
     @staticmethod
-    async def ask(name: str) -> SlurmNode:
+    async def query(name: str) -> SlurmNode:
         """Query the controller. Raises ``SlurmError``."""
         facts = parse_node(await scontrol("show", "node", "-o", name))
         return SlurmNode(
@@ -51,7 +51,7 @@ def reachable_endpoint(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoi
         return endpoint
     log = get_logger()
     try:
-        node = asyncio.run(SlurmNode.ask(endpoint.host))
+        node = asyncio.run(SlurmNode.query(endpoint.host))
     except SlurmError as error:
         log.warning(
             f"the host name {endpoint.host} does not resolve on this node, and Slurm does not report its "

@@ -56,8 +56,8 @@ async def run_command(words: Sequence[str], timeout_s: float, *, shown: str = ""
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:
-        said = _one_line(stderr) or _one_line(output) or "no output"
-        raise SlurmError(f"{shown!r} failed with exit code {process.returncode}: {said}")
+        output_line = _one_line(stderr) or _one_line(output) or "no output"
+        raise SlurmError(f"{shown!r} failed with exit code {process.returncode}: {output_line}")
     return output.decode(errors="replace")
 
 

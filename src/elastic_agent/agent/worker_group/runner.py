@@ -137,7 +137,7 @@ class Runner:
             self._running.stopping = True
             if self._running.gone:
                 return
-            self._running.cleanup.look()
+            self._running.cleanup.inspect()
         if is_frozen(self._guard.pid):
             self._report(events.GuardFrozen())
             os.kill(self._guard.pid, signal.SIGKILL)

@@ -79,9 +79,9 @@ class PortPicker:
             return "no free port for a bootstrap store: all ephemeral ports of the system are in use"
         in_use = sum(end == math.inf for end in self._rests_until.values())
         resting = len(self._rests_until) - in_use
-        asked = f"{self._ports[0]}:{self._ports[-1]}" if self._ports else "an empty range"
+        requested = f"{self._ports[0]}:{self._ports[-1]}" if self._ports else "an empty range"
         return (
-            f"no port of {asked} is free for a bootstrap store: {in_use} in use, {resting} not reused "
+            f"no port of {requested} is free for a bootstrap store: {in_use} in use, {resting} not reused "
             f"until {self._rest_s:g} s after use, {len(self._ports) - in_use - resting} held by other "
             "programs; widen --port-range"
         )

@@ -70,7 +70,7 @@ class Cleanup:
         self._bell.setblocking(False)
         threading.Thread(target=self._run, args=(bell,), name="cleanup", daemon=True).start()
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """They are about to be stopped: inspect what they hold, while they still do."""
         self._put(self._note)
 
@@ -110,11 +110,11 @@ class Cleanup:
                     pause_s = min(2 * pause_s, LOOK_EVERY_S)
                     look_at_s = now_s + pause_s
                 is_calm = now_s >= calm_at_s
-                heard = [bell.fileno()]
+                watched = [bell.fileno()]
                 if is_calm and watch is not None:
-                    heard.append(watch.fileno())
+                    watched.append(watch.fileno())
                 due_s = look_at_s if is_calm else min(look_at_s, calm_at_s)
-                ready = _readable(heard, due_s - time.monotonic())
+                ready = _readable(watched, due_s - time.monotonic())
                 if bell.fileno() in ready:
                     bell.recv(4096)
                 if watch is not None and watch.fileno() in ready:

@@ -1,6 +1,6 @@
 """The guard's side of warm starts: it keeps a spawner and the standbys that the spawner forked.
 
-A standby is a child of the guard that has everything imported and waits for the command which worker to become.
+A standby is a child of the guard that has everything imported and waits for the launch of the worker that it becomes.
 Nothing here blocks: standbys arrive as the spawner sends them, and a launch that needs one before waits in the
 loop.
 """

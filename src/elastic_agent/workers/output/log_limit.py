@@ -31,7 +31,7 @@ from io import FileIO
 PARTS = 3
 """The beginning, what came before the newest part, and the newest part: each has as much of the limit."""
 
-LOOK_EVERY_S = 5.0
+CHECK_EVERY_S = 5.0
 """A file may exceed its limit by what a worker writes in this time, as long as it runs."""
 
 CLOSE_S = 5.0
@@ -68,9 +68,9 @@ class LogLimit:
         look_every_s: Pause between two checks.
     """
 
-    def __init__(self, limit_bytes: int, look_every_s: float = LOOK_EVERY_S) -> None:
+    def __init__(self, limit_bytes: int, check_every_s: float = CHECK_EVERY_S) -> None:
         self._limit_bytes = limit_bytes
-        self._look_every_s = look_every_s
+        self._check_every_s = check_every_s
         self._files = OutputFiles()
         self._written: queue.SimpleQueue[OutputFiles | None] = queue.SimpleQueue()
         """Files that no worker writes to any more; None: there will be no others."""
@@ -92,7 +92,7 @@ class LogLimit:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Make smaller what is too large."""
         self._look_at(self._files, begin_anew)
 
@@ -105,9 +105,9 @@ class LogLimit:
     def _run(self) -> None:
         while True:
             try:
-                written = self._written.get(timeout=self._look_every_s)
+                written = self._written.get(timeout=self._check_every_s)
             except queue.Empty:
-                self.look()
+                self.check()
                 continue
             if written is None:
                 return

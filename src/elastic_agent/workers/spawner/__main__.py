@@ -1,8 +1,8 @@
 """The spawner: a process that has imported torch, from which workers are forked in milliseconds.
 
-It forks *standbys*: processes that have everything imported and wait for the command which worker to become. Each
-is forked twice, so that the guard, which is a subreaper, becomes its parent: the guard signals, fences and reaps a
-warm worker exactly as a cold one, and no worker dies with the spawner.
+It forks *standbys*: processes that have everything imported and wait for the launch of the worker that they become.
+Each is forked twice, so that the guard, which is a subreaper, becomes its parent: the guard signals, fences and
+reaps a warm worker exactly as a cold one, and no worker dies with the spawner.
 
 Run as `python -u workers/spawner/__main__.py ARGUMENTS`: those of `server.serve`, as a JSON array.
 

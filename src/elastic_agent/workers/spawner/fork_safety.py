@@ -38,8 +38,8 @@ def check_fork_safety() -> None:
 
 
 def _torch_flag(accelerator: str, question: str) -> bool:
-    ask = getattr(getattr(sys.modules["torch"], accelerator, None), question, None)
-    return bool(ask()) if ask is not None else False
+    query = getattr(getattr(sys.modules["torch"], accelerator, None), question, None)
+    return bool(query()) if query is not None else False
 
 
 def _try_a_fork() -> None:

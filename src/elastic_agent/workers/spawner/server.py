@@ -123,7 +123,7 @@ def _import_all(names: list[str], folder: str) -> None:
 
 
 def _forget_the_agent() -> None:
-    """Let a script that imports this package get it fresh. What runs here goes on without being listed."""
+    """Let a script that imports this package get it fresh. What runs here stays loaded without being listed."""
     for name in [one for one in sys.modules if one.partition(".")[0] == "elastic_agent"]:
         del sys.modules[name]
 
