@@ -267,9 +267,9 @@ class Agent(ElasticAgent):
         try:
             yield
         except OSError as error:
-            place = f" {error.filename}:" if error.filename is not None else ""
+            where = f" {error.filename}:" if error.filename is not None else ""
             raise UsageError(
-                f"--state-dir {self._settings.state_dir} is not usable:{place} {error.strerror}; expected a "
+                f"--state-dir {self._settings.state_dir} is not usable:{where} {error.strerror}; expected a "
                 "writable directory"
             ) from None
 
