@@ -245,7 +245,7 @@ class Checker:
             least_s = lease.ttl_s * (1.0 - 2.0 * self.cluster.scenario.max_skew)
             self.require(
                 ago_s >= least_s,
-                "a running world is left alone",
+                "a running world is kept",
                 f"{lease.incarnation} is condemned {ago_s:.3f} s after it renewed",
             )
 
@@ -335,7 +335,7 @@ class Checker:
         goes_on = self.forgot and before.is_terminal and plan.phase is Phase.FORMING  # nodes train above it
         if goes_on or self._next_life(before, plan, seen):
             self.final = None
-        self.require(self.final is None or plan.phase is self.final.phase, "the verdict stands", plan.reason)
+        self.require(self.final is None or plan.phase is self.final.phase, "the outcome stands", plan.reason)
         sealing = before.phase is Phase.FORMING and plan.phase is Phase.RUNNING
         if not sealing and not self.forgot:
             self.require(plan.charged == before.charged, "safety 5 (budget)", "charged without sealing")
@@ -371,7 +371,7 @@ class Checker:
             if (one.state, one.generation) == (State.READY, before.generation + 1)
             and not self.cluster.agents[key].node.has_participated
         ]
-        self.require(bool(came), "the verdict stands", "nobody came to go on with the stopped run")
+        self.require(bool(came), "the outcome stands", "nobody came to go on with the stopped run")
         self.require(plan.generation == before.generation + 1, "the next life", "its generation")
         return True
 
@@ -392,7 +392,7 @@ class Checker:
             running = member.state in (State.READY, State.RUNNING, State.SUCCEEDED)
             if not running or member.generation != before.generation or interrupted(member):
                 return
-        self.broken("a running world is left alone", f"nobody departed, failed or joined: {plan.reason}")
+        self.broken("a running world is kept", f"no node departed, failed or joined: {plan.reason}")
 
     def _really_free(self, plan: Plan, seen: Seen) -> None:
         dropped = any(
@@ -406,7 +406,7 @@ class Checker:
         signalled = any(interrupted(member) for member, _ in seen.values())
         lost = any(departed(seat.incarnation, seen) for seat in plan.uncleared)
         truly = dropped or higher or signalled or lost
-        self.require(truly, "safety 5 (budget)", "a failure is not charged though nobody departed")
+        self.require(truly, "safety 5 (budget)", "a failure is not charged though no node departed")
 
     def _first_of_store(self, plan: Plan) -> None:
         most = max(self._intended_charge.values(), default=0)
@@ -417,7 +417,7 @@ class Checker:
             self.final = None  # whoever lost the store before hearing of it, or came since, goes on
         elif self.final is not None:
             self.require(
-                plan.phase is self.final.phase, "the verdict stands", f"a new store says {plan.phase}"
+                plan.phase is self.final.phase, "the outcome stands", f"a new store says {plan.phase}"
             )
 
     def _sealed(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
@@ -605,7 +605,7 @@ class Checker:
         cluster = self.cluster
         nobody = not any(one.agent is not None and one.agent.process.alive for one in cluster.holders)
         if self.final is None and not nobody:
-            self.broken("liveness (every run ends)", "the run has no verdict")
+            self.broken("liveness (every run ends)", "the run has no outcome")
         for holder in cluster.holders:
             agent = holder.agent
             if agent is not None and agent.process.alive and not holder.asleep:
@@ -617,7 +617,7 @@ class Checker:
             )
         for agent in cluster.gone:
             if not cluster.outcome_expected(agent) and not self.forgot:
-                self.broken("everybody departs with the verdict", f"{agent.name}: {agent.outcome}")
+                self.broken("every node departs with the outcome", f"{agent.name}: {agent.outcome}")
 
     def _refusals(self, before: Plan | None, plan: Plan) -> None:
         for incarnation in plan.refused:

@@ -279,7 +279,7 @@ class Etcd(Store):
     def decree(self, since: int, method: str, args: tuple[Any, ...]) -> Any:
         """A write of the coordinator, if it is in office still."""
         is_leader = self.leader_key is not None and self.leader_key.since == since
-        if not is_leader and "deposed writes" not in self.quirks:
+        if not is_leader and "former leader writes" not in self.quirks:
             return DEPOSED
         before = (self.plan, dict(self.leases), dict(self.members))
         done = getattr(self, method)(*args)

@@ -426,7 +426,7 @@ class Faults:
         holder = self._some()
         agent = holder.agent
         if agent is not None and agent.process.alive and agent.outcome is None:
-            self.cluster.story(agent.name, "is asked to leave")
+            self.cluster.story(agent.name, "is drained")
             holder.wanted = False
             in_good_order = self.random.random() < 0.5
             agent.process.do(agent.asking.drain if in_good_order else agent.asking.drain_at_once)
@@ -440,7 +440,7 @@ class Faults:
         asker, holder = self._asker(), self.random.choice(self.cluster.holders)
         if asker is None:
             return
-        self.cluster.story(asker.name, "is asked that {} leaves", holder.node_id)
+        self.cluster.story(asker.name, "is to drain {}", holder.node_id)
         for one in self.cluster.holders:
             if one.node_id == holder.node_id:
                 one.wanted = False
@@ -453,7 +453,7 @@ class Faults:
         asker = self._asker()
         if asker is None:
             return
-        self.cluster.story(asker.name, "is asked to have the run stopped")
+        self.cluster.story(asker.name, "is to stop the run")
         cause = self.random.choice((Cause.PREEMPTED, Cause.WALLTIME, Cause.OPERATOR))
         left_s = self.random.choice((0.0, 0.3, 2.0, 10.0, 40.0))
         asker.process.do(asker.asking.stop, cause, left_s)

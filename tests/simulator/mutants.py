@@ -437,8 +437,8 @@ _OF_THE_BUDGET = (
         first=24,
     ),
     Mutant(
-        "forgets-what-is-forgiven",
-        "a new store knows what was charged, and not what was forgiven",
+        "loses-forgiveness",
+        "a new store has the charged failures, but not the forgiven ones",
         ((Plan, "history", _remembers_no_budget),),
         focus=("worker fails", "store crash"),
         hosting="serve",
@@ -458,8 +458,8 @@ _OF_THE_BUDGET = (
         focus=("broken script", "worker fails"),
     ),
     Mutant(
-        "takes-unknown-for-the-same",
-        "two failures of which nothing is known count as the same one",
+        "unknown-counts-as-same",
+        "two failures without a signature count as the same one",
         ((budget, "repeats", lambda right: lambda plan: plan.failure.signature == plan.budget.signature),),
         focus=("worker fails",),
     ),
@@ -593,8 +593,8 @@ def _any_size(right: Any) -> Any:
 
 _OF_NOTICES = (
     Mutant(
-        "left-when-asked",
-        "a node that was asked to leave counts as gone while its workers still save",
+        "left-before-exit",
+        "a leaving node counts as gone while its workers still save",
         ((coordinator, "departed", _leaving_is_left),),
         focus=("drain other", "join", "start hangs"),
     ),
@@ -606,19 +606,19 @@ _OF_NOTICES = (
     ),
     Mutant(
         "seats-a-leaver",
-        "a node that was asked to leave gets a seat",
+        "a leaving node gets a seat",
         ((cluster_view.ClusterView, "ready", _seats_leavers),),
         focus=("drain other", "worker fails", "join", "start hangs"),
     ),
     Mutant(
-        "forgets-the-end",
-        "the next generation of a run that is to end is not told",
+        "drops-the-stop",
+        "the next generation of a run that is to end gets no notice",
         ((running, "carried", _always(None)),),
         focus=("stop", "worker fails", "agent crash"),
     ),
     Mutant(
-        "only-the-asker-says-it",
-        "in a new store only the node that asked for it says that the run is to end",
+        "only-requester-repeats-stop",
+        "in a new store only the requesting node repeats the stop request",
         ((node.Node, "store_replaced", _leaves_the_end_to_the_asker),),
         focus=("stop", "host crash", "store crash"),
         hosting="agent",
@@ -636,8 +636,8 @@ _OF_NOTICES = (
         focus=("drain", "drain other", "join"),
     ),
     Mutant(
-        "hears-twice",
-        "with a new generation the coordinator forgets which asks it has heard",
+        "processes-requests-twice",
+        "with a new generation the coordinator forgets which requests it has acknowledged",
         (
             (notices, "forming_plan", _forgets_what_it_heard),
             (running, "forming_plan", _forgets_what_it_heard),
@@ -645,44 +645,44 @@ _OF_NOTICES = (
         focus=("drain other", "join", "worker fails"),
     ),
     Mutant(
-        "obeys-an-earlier-life",
-        "what a node asked for before the run was stopped and taken up again is heard afterwards",
+        "obeys-void-requests",
+        "a request from before the run was stopped and resumed is carried out afterwards",
         ((notices, "_is_of_this_life", _always(True)),),
         focus=("stop", "partition", "agent freeze", "join"),
     ),
     Mutant(
         "half-the-time",
-        "workers are stopped when half of the time that they were told is over",
+        "workers are stopped when half of the notice's time is over",
         ((cluster_view.PhaseClock, "of", _half_the_time),),
         focus=("drain", "drain other", "stop"),
     ),
     Mutant(
-        "tells-nobody",
-        "a node does not hand notices to its workers",
+        "delivers-no-notice",
+        "a node does not deliver notices to its workers",
         ((node.Node, "_notify", _always([])),),
         focus=("join",),
     ),
     Mutant(
-        "any-delegate",
-        "a node that is gone may have to speak for a stopped run",
+        "any-requeuer",
+        "a node that is gone may be selected to requeue a stopped run",
         ((notices, "stopped", _any_requeuer), (forming, "stopped", _any_requeuer)),
         focus=("stop", "agent crash"),
     ),
     Mutant(
         "does-not-stop",
-        "that the run is to end is heard, and nothing follows",
+        "a stop request is acknowledged, and nothing follows",
         ((notices, "_follow", _does_not_stop),),
         first=162,
     ),
     Mutant(
         "does-not-leave",
-        "a node that nobody answers does not leave",
+        "a node without an answer to its request does not leave",
         ((node.Node, "leave_now", _always([])),),
         focus=("drain", "partition", "worker fails"),
     ),
     Mutant(
-        "takes-up-too-soon",
-        "a stopped run is taken up again at once, while workers of it are still being stopped",
+        "resumes-too-early",
+        "a stopped run is resumed at once, while workers of it are still being stopped",
         (
             (coordinator.Coordinator, "_still_stopping", _always({})),
             (coordinator, "ACK_PATIENCE_LEASES", lambda right: 0.0),
@@ -690,14 +690,14 @@ _OF_NOTICES = (
         focus=("stop",),
     ),
     Mutant(
-        "taken-up-by-the-stopped",
-        "a node that has not read the stop yet takes the run up again",
+        "resumed-by-stopped-node",
+        "a node that has not read the stop yet resumes the run",
         ((coordinator.Coordinator, "_newcomers_after_stop", _takes_any_for_newcomers),),
         focus=("stop", "partition", "deaf", "agent freeze"),
     ),
     Mutant(
-        "taken-up-by-the-asker",
-        "a node that had the run stopped before it read a plan takes it up again",
+        "resumed-by-requester",
+        "a node that requested the stop before it read a plan resumes the run",
         ((node.Node, "_requests_end", lambda right: property(lambda self: False)),),
         focus=("stop", "join"),
     ),
@@ -746,18 +746,18 @@ def _closes_all(right: Any) -> Any:
 
 _OF_THE_SESSION = (
     Mutant(
-        "goes-on-counting-versions",
+        "keeps-plan-version",
         "in a new store a node waits for a plan with a higher version than the last store's",
         ((NodeSession, "_connected", _goes_on_counting_versions),),
     ),
     Mutant(
-        "does-not-retell",
-        "a new incarnation is not told the plan that the node has read before",
+        "plan-not-redelivered",
+        "the plan that the node has read before is not delivered to a new incarnation",
         ((NodeSession, "rejoin", _does_not_retell),),
     ),
     Mutant(
-        "tells-no-history",
-        "a node does not tell a store that knows less of the run what it remembers",
+        "reports-no-history",
+        "a node does not report its history to a store with less history",
         ((NodeSession, "_knows_more_than", _always(False)),),
     ),
     Mutant(
@@ -786,7 +786,7 @@ _ALL = (
         focus=("no port", "worker fails"),
     ),
     Mutant(
-        "forgets-one-awaited",
+        "omits-uncleared-seat",
         "a forming plan leaves one seat of the previous world out of those to be cleared",
         (
             (forming, "forming_plan", _forgets_older_awaited),
@@ -842,7 +842,7 @@ _ALL = (
     ),
     Mutant(
         "ready-before-stopped",
-        "a node says ready while its workers are still being stopped",
+        "a node publishes ready while its workers are still being stopped",
         ((node.Node, "_forming", _ready_at_once),),
     ),
     Mutant(
@@ -856,9 +856,9 @@ _ALL = (
         ((running, "_succeeded", _any_success_finishes),),
     ),
     Mutant(
-        "renews-condemned",
-        "a condemned lease can be renewed",
-        quirks=("renews condemned",),
+        "renews-revoked",
+        "a revoked lease can be renewed",
+        quirks=("renews revoked",),
         focus=("start hangs",),
     ),
     Mutant(
@@ -876,7 +876,7 @@ _ALL = (
     ),
     Mutant(
         "time-before-the-read",
-        "the coordinator dates what it reads by the time before it asked",
+        "the coordinator dates what it reads by the time before its request",
         (
             (RunDriver, "_read", _dates_before_the_request),
             (RunDriver, "_read_leases", _dates_leases_before_the_request),
@@ -889,7 +889,7 @@ _ALL = (
         quirks=("blind publish",),
     ),
     Mutant(
-        "remembers-after-publishing",
+        "saves-after-publishing",
         "the coordinator writes a generation to its disk only after publishing it",
         ((RunDriver, "_publish", _saves_after_publishing),),
         focus=("crash at publishing",),
@@ -917,22 +917,22 @@ _ALL = (
         ((guard.Guard, "agent_died", _survives_its_agent),),
     ),
     Mutant(
-        "deposed-writes",
+        "former-leader-writes",
         "the coordinator's writes do not compare the leader key",
-        quirks=("deposed writes",),
+        quirks=("former leader writes",),
         focus=("coordinator freeze", "office lost", "agent crash", "stragglers"),
         hosting="etcd",
     ),
     Mutant(
         "takeover-clears-at-once",
-        "a new coordinator takes those it has not heard for cleared",
+        "a new coordinator counts unregistered nodes as cleared",
         ((leases.LeaseLedger, "fenced_s", _clears_at_once),),
         focus=("start hangs", "deaf", "partition", "office lost", "slow network"),
         hosting="etcd",
     ),
     Mutant(
-        "takeover-condemns",
-        "a new coordinator takes the time before its term for silence of the nodes",
+        "takeover-revokes",
+        "a new coordinator counts the time before its term as time without renewals",
         ((leases.LeaseLedger, "observe", _takes_the_silent_for_lost),),
         focus=("office lost",),
         hosting="etcd",
@@ -946,7 +946,7 @@ _ALL = (
     ),
     Mutant(
         "dates-by-another-etcd",
-        "a new coordinator dates a lease by what was told of an etcd whose data are lost",
+        "a new coordinator dates a lease by revisions of an etcd whose data are lost",
         (
             (revisions.RevisionTimes, "saw", _takes_any_etcd_for_the_same),
             (revisions.RevisionTimes, "written_by", _takes_any_etcd_for_the_same),
@@ -955,15 +955,15 @@ _ALL = (
         hosting="etcd",
     ),
     Mutant(
-        "forms-beside-strangers",
-        "in an etcd that lost its data a world is formed before the nodes of the last one are heard or fenced",
+        "ignores-unregistered-nodes",
+        "in an etcd that lost its data a world forms before the nodes of the last one have registered or are fenced",
         ((coordinator.Coordinator, "_alone", _forms_at_once),),
         focus=("stranger first",),
         hosting="etcd",
     ),
     Mutant(
         "clears-no-unknown-world",
-        "a world that a node runs and tells of is not cleared if the disk of the coordinator remembers another run",
+        "a world that a node runs and reports is not cleared if the coordinator's disk has the history of another run",
         ((coordinator.Coordinator, "_unknown_worlds", _always(None)),),
         focus=("stranger first",),
         hosting="etcd",
@@ -976,8 +976,8 @@ _ALL = (
         focus=("impostor",),
     ),
     Mutant(
-        "goes-above-intentions",
-        "a generation that a deposed coordinator could not publish ends the running world, uncharged",
+        "goes-above-unpublished",
+        "a generation that a former leader could not publish ends the running world, uncharged",
         ((coordinator.Coordinator, "_higher_history", _above_intentions),),
         focus=("office lost", "worker fails", "drain", "lossy network"),
         hosting="etcd",
@@ -1005,8 +1005,8 @@ _ALL = (
         hosting="etcd",
     ),
     Mutant(
-        "refuses-nobody",
-        "a second agent with the id of a living node is not refused",
+        "accepts-duplicate-ids",
+        "a second agent with the id of a live node is not refused",
         ((coordinator.Coordinator, "_refusals", _always(None)),),
         focus=("impostor",),
     ),
@@ -1024,7 +1024,7 @@ _ALL = (
     ),
     Mutant(
         "leaves-before-the-end",
-        "the agent that coordinates a run leaves when every node knows the verdict, before the records are removed",
+        "the coordinator leaves when every node knows the outcome, before the records are removed",
         ((Election, "winding_up", _until_all_know),),
         hosting="etcd",
     ),
@@ -1049,7 +1049,7 @@ _ALL = (
         hosting="etcd",
     ),
     Mutant(
-        "deaf-to-gaps",
+        "ignores-gaps",
         "a new coordinator's news are all it takes in: nothing is read again",
         ((RunDriver, "_read_all", _reads_once),),
         focus=("hint loss", "host crash"),

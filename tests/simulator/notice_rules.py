@@ -108,10 +108,12 @@ class NoticeRules:
         for incarnation in fresh:
             key, serial = (store.store_id, incarnation), plan.acknowledged[incarnation]
             known = self._heard.get(key, 0)
-            self._require(serial > known, "an ask is heard once", f"{incarnation}'s {serial} after {known}")
+            self._require(
+                serial > known, "a request is processed once", f"{incarnation}'s {serial} after {known}"
+            )
             life = self._ends_asked.get((self.cluster.agents[incarnation], serial), self._life)
             why = f"{incarnation}'s {serial} of life {life} in life {self._life}"
-            self._require(life == self._life, "what was asked of an earlier life is over", why)
+            self._require(life == self._life, "requests of an earlier life are void", why)
             self._heard[key] = serial
         return fresh
 
@@ -120,10 +122,12 @@ class NoticeRules:
         grows = plan.notice is not None and plan.notice.cause is Cause.GROW
         asked = bool(fresh)
         self._require(
-            not told or grows or asked, "nobody is told unasked", f"plan {plan.version}: {plan.notice}"
+            not told or grows or asked, "no notice without a request", f"plan {plan.version}: {plan.notice}"
         )
         leaves = set(plan.leaving) - set(before.leaving)
-        self._require(not leaves or asked, "nobody leaves unasked", f"plan {plan.version}: {leaves}")
+        self._require(
+            not leaves or asked, "no node leaves without a request", f"plan {plan.version}: {leaves}"
+        )
 
     def _carried(self, before: Plan, plan: Plan) -> None:
         """That the run ends is not forgotten, whatever happens meanwhile."""
@@ -138,7 +142,7 @@ class NoticeRules:
             gone = member is None or lease is None or lease.revoked
             left = member is not None and member.state is State.LEFT
             replaced = any(incarnation in one.replaces for one, _ in seen.values())
-            self._require(gone or left or replaced, "who was asked to leave is not forgotten", incarnation)
+            self._require(gone or left or replaced, "a leaving node is not forgotten", incarnation)
 
     def _have_exited(self, before: Plan, plan: Plan) -> None:
         """Commands return by what a plan says of workers that have exited: then none of them runs."""
@@ -173,7 +177,7 @@ class NoticeRules:
             had_s = self.cluster.kernel.now - self._since_s[store.store_id, notice.serial]
             least_s = notice.left_s * (1.0 - 2.0 * self.cluster.scenario.max_skew) - EPSILON_S
             why = f"generation {before.generation} had {had_s:.3f} s of {notice.left_s:g} s"
-            self._require(had_s >= least_s, "all have the time they were told", why)
+            self._require(had_s >= least_s, "workers have the time of their notice", why)
 
     def _ended_otherwise(self, before: Plan, plan: Plan, seen: Seen) -> bool:
         """Whether a failure, a loss or a later generation ended it, by what the coordinator knew."""
@@ -235,7 +239,7 @@ class NoticeRules:
         if before is None:
             return
         leavers = [seat.incarnation for seat in world.seats if seat.incarnation in before.leaving]
-        self._require(not leavers, "who was asked to leave has no seat", f"{leavers}")
+        self._require(not leavers, "a leaving node has no seat", f"{leavers}")
         if plan.notice is None or not plan.notice.ends:
             told = [seat.node_id for seat in world.seats if self._was_told_the_end(seat.incarnation)]
             self._require(not told, "that the run ends is not forgotten", f"{told} train on")
@@ -267,7 +271,9 @@ class NoticeRules:
                 group = cluster.job.of(plan.generation).groups.get(seat.incarnation)
                 if group is not None and self._should_know(group, began_s):
                     known = group.notice.serial if group.notice is not None else 0
-                    self._require(known >= notice.serial, "all are told in time", f"{seat.node_id}: {known}")
+                    self._require(
+                        known >= notice.serial, "notices are delivered in time", f"{seat.node_id}: {known}"
+                    )
 
         kernel.after(within_s, look)
 
@@ -281,7 +287,7 @@ class NoticeRules:
     # -- the end of the run ---------------------------------------------------------------------
 
     def _stopped(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
-        self._require(self._stop_asked, "the run is not stopped unasked", plan.reason)
+        self._require(self._stop_asked, "no stop without a request", plan.reason)
         if before is not None and before.phase is Phase.STOPPED:
             same = before.requeuer == plan.requeuer
             self._require(same, "one delegate", f"{before.requeuer}, then {plan.requeuer}")
@@ -350,7 +356,7 @@ class NoticeRules:
             moved = moved and agent.guard.process.thawed_s < began_s and not agent.guard.process.frozen
             hung = agent.stop_hangs or cluster.stop_hung_s >= began_s
             if agent.process.alive and moved and not hung:
-                self._require(agent.outcome is not None, "who is asked to leave leaves", agent.name)
+                self._require(agent.outcome is not None, "a drained node leaves", agent.name)
 
         kernel.after(within_s, look)
 
@@ -364,7 +370,7 @@ class NoticeRules:
             over = cluster.over or self.checker.final is not None
             for agent in here:
                 gone = not agent.process.alive or agent.outcome is not None
-                self._require(gone or over, "who is asked to leave leaves", agent.name)
+                self._require(gone or over, "a drained node leaves", agent.name)
 
         self._later(asker, stop_request, look)
 
@@ -376,7 +382,7 @@ class NoticeRules:
         def look() -> None:
             over = cluster.over or self.checker.final is not None
             again = self.stopped is not None and self.stopped is not stopped_then
-            self._require(over or again, "a run that is asked to stop stops", stop_request.words)
+            self._require(over or again, "a stop request stops the run", stop_request.words)
 
         stopped_then = self.stopped
         self._later(asker, stop_request, look)

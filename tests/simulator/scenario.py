@@ -90,7 +90,7 @@ GREMLINS = (
     "fails at start",
     "cannot kill",
     "unreachable",
-    "reaches nobody",
+    "reaches no node",
     "no port",
     "sleeps",
 )

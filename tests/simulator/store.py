@@ -142,7 +142,7 @@ class Store:
 
     def renew(self, incarnation: str, expected: bytes, renewed: bytes) -> bool:
         """Compare-and-set a lease. As c10d's ``compare_set``, it cannot tell who wrote what was wanted."""
-        if self.leases.get(incarnation) == expected or "renews condemned" in self.quirks:
+        if self.leases.get(incarnation) == expected or "renews revoked" in self.quirks:
             self.leases[incarnation] = renewed
             self.checker.renewed(incarnation)
         return self.leases.get(incarnation) == renewed
