@@ -64,7 +64,7 @@ SlurmctldParameters=preempt_send_user_signal
 ReturnToService=2
 KillWait=3
 SlurmdTimeout=5
-TCPTimeout=10
+TCPTimeout=4
 """
 
 ADDRESSES = {"head": "10.213.78.1", **{name: f"10.213.78.{10 + number}" for number, name in enumerate(NODES)}}
