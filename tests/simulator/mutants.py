@@ -6,7 +6,7 @@ class for the time of a seed, or by a quirk that the simulated drivers know. The
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,11 +29,10 @@ from elastic_agent.protocol.records import Plan, State
 from elastic_agent.rendezvous.backends.etcd.election import Election
 from elastic_agent.rendezvous.bootstrap_offers import BootstrapOffers
 from elastic_agent.rendezvous.coordinator_driver import RunDriver
-from elastic_agent.rendezvous.coordinator_effects import ReadLeases, ReadRecords, SaveHistory
+from elastic_agent.rendezvous.coordinator_effects import SaveHistory
 from elastic_agent.rendezvous.effects import Steps
 from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.store_requests import Connection
-from elastic_agent.transport.base import Snapshot
 
 from . import guard
 from .kernel import Routine
@@ -284,22 +283,15 @@ def _the_youngest_first(right: Any) -> Any:
 
 
 def _dates_before_the_request(right: Any) -> Any:
-    def read(self: RunDriver, incarnations: Collection[str] | None) -> Steps[Snapshot]:
-        asked_s = self._clock()
-        snapshot = yield from ReadRecords(incarnations)
-        self._take_in(snapshot, asked_s)
-        return snapshot
+    def read(self: RunDriver, *args: Any) -> Steps[Any]:
+        clock, asked_s = self._clock, self._clock()
+        self._clock = lambda: asked_s
+        try:
+            return (yield from right(self, *args))
+        finally:
+            self._clock = clock
 
     return read
-
-
-def _dates_leases_before_the_request(right: Any) -> Any:
-    def read_leases(self: RunDriver) -> Steps[None]:
-        asked_s = self._clock()
-        self._take_in_leases((yield from ReadLeases()), asked_s)
-        self._lease_read_s = self._next_lease_read_s(asked_s)
-
-    return read_leases
 
 
 def _saves_after_publishing(right: Any) -> Any:
@@ -661,6 +653,7 @@ _OF_NOTICES = (
         "a node does not deliver notices to its workers",
         ((node.Node, "_notify", _always([])),),
         focus=("join",),
+        first=95,
     ),
     Mutant(
         "any-requeuer",
@@ -759,6 +752,7 @@ _OF_THE_SESSION = (
         "reports-no-history",
         "a node does not report its history to a store with less history",
         ((NodeSession, "_knows_more_than", _always(False)),),
+        first=290,
     ),
     Mutant(
         "renews-over-the-fence",
@@ -879,9 +873,10 @@ _ALL = (
         "the coordinator dates what it reads by the time before its request",
         (
             (RunDriver, "_read", _dates_before_the_request),
-            (RunDriver, "_read_leases", _dates_leases_before_the_request),
+            (RunDriver, "_read_leases", _dates_before_the_request),
         ),
         focus=("freeze at reading", "partition"),
+        first=90,
     ),
     Mutant(
         "blind-publish",
@@ -981,6 +976,7 @@ _ALL = (
         ((coordinator.Coordinator, "_higher_history", _above_intentions),),
         focus=("office lost", "worker fails", "drain", "lossy network"),
         hosting="etcd",
+        first=220,
     ),
     Mutant(
         "stays-below",
@@ -1027,6 +1023,7 @@ _ALL = (
         "the coordinator leaves when every node knows the outcome, before the records are removed",
         ((Election, "winding_up", _until_all_know),),
         hosting="etcd",
+        first=110,
     ),
     Mutant(
         "forgets-how-it-ended",

@@ -45,6 +45,8 @@ def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = ANYTHING, *, 
             rule, what = broken.rule, str(broken)
             cluster.story("checker", "RULE BROKEN: {}", what)
         except Exception as error:
+            if mutant is not None and isinstance(error, AttributeError | NameError | TypeError):
+                raise  # the mutant no longer fits the code that it changes
             where = traceback.format_exception(error)[-4:]
             rule, what = f"no exception ({type(error).__name__})", "".join(where)
             cluster.story("checker", "EXCEPTION: {}", what)
