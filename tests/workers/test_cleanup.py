@@ -107,8 +107,8 @@ def test_files_of_workers_are_detected_on_creation(cleanup: Cleanup, shared: Pat
 def test_files_of_another_program_that_a_worker_attached_are_kept(cleanup: Cleanup, shared: Path) -> None:
     """It was made after the workers had been started, and only the worker has held it since."""
     cleanup.started([os.getpid()])
-    subprocess.run(["touch", str(shared)], check=True)
-    until_seen(cleanup, shared)
+    with shared.open("x"):  # here, not in a child: every child of this process is one of the generation's
+        until_seen(cleanup, shared)
     attach = HOLD.replace("'x'", "'r'")
     worker = subprocess.Popen(
         [sys.executable, "-S", "-c", attach, str(shared)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
