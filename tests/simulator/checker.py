@@ -141,7 +141,10 @@ class Checker:
     def worker_born(self, group: Group) -> None:
         """Workers were started."""
         for other in self.live:
-            if other.agent.holder is group.agent.holder and not self.being_killed_after_thaw(other):
+            unknown = self.forgot and self._may_overlap
+            if other.agent.holder is group.agent.holder and not (
+                unknown or self.being_killed_after_thaw(other)
+            ):
                 self.broken(
                     "safety 2", f"{group.agent.name} starts workers while its node's others still run"
                 )

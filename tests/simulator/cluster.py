@@ -539,7 +539,8 @@ class Cluster:
         if agent is None:
             return
         if "longer than" in why:
-            trained = agent.guard.group is not None
+            group = agent.guard.group
+            trained = group is not None and group.born_s > self.checker.ended_s  # in this life of the run
             self.checker.require(
                 not trained or self.checker.forgot,
                 "no node is refused that has trained",
