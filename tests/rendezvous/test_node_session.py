@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from elastic_agent.protocol.leases import RENEWALS_PER_LEASE
 from elastic_agent.protocol.node import Announce
 from elastic_agent.protocol.records import RECORD_VERSION, Address, Member, Phase, State
@@ -22,7 +24,7 @@ from elastic_agent.rendezvous.store_requests import (
     Register,
     Renew,
 )
-from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport.base import StoreLostError, TransportError
 from tests.protocol.support import plan, world
 from tests.simulator.kernel import Inbox, Kernel, Routine
 from tests.simulator.machine import Machine
@@ -173,3 +175,27 @@ def test_a_closed_session_closes_its_connections_and_bootstrap_stores() -> None:
     node.life.cancel()
     assert all(handle.closed for handle in node.handles)
     assert len(node.handles) == 3
+
+
+def test_a_bootstrap_store_that_workers_use_is_not_closed_for_want_of_a_port() -> None:
+    """A new store of the run asks for a fresh offer while they are starting."""
+    ports_are_free = True
+
+    def fails(effect: Effect[Any]) -> bool:
+        if isinstance(effect, OfferBootstrap) and not ports_are_free:
+            raise TransportError("no port is free")
+        return False
+
+    node = Node(fails)
+    node.session.announce(Announce(State.READY, WORLD.generation))
+    node.go_on(0.1)
+    (offer,) = [handle for handle in node.handles if handle is node.session.offer]
+    node.session.prepare(msgspec.structs.replace(WORLD, bootstrap=offer.address))
+    node.go_on(0.1)
+    ports_are_free = False
+    node.session.announce(Announce(State.READY, WORLD.generation))
+    node.go_on(LEASE_S)
+    assert not offer.closed
+    node.session.announce(Announce(State.READY, WORLD.generation + 1))
+    node.go_on(LEASE_S)
+    assert offer.closed

@@ -16,6 +16,8 @@ class BootstrapOffers:
         self.newest: BootstrapOffer | None = None
         self._last: BootstrapOffer | None = None
         """The one before: others may still be reading from it while they stop."""
+        self._used_by: World | None = None
+        """Whose workers start or run here."""
 
     def open(self, local_address: str) -> Steps[BootstrapOffer]:
         """Serve a fresh store. Raises TransportError if that fails."""
@@ -26,13 +28,13 @@ class BootstrapOffers:
         return offer
 
     def _open(self, local_address: str) -> Steps[BootstrapOffer]:
-        """The one before stays until the next world is ready, unless its port is what is missing."""
+        """The one before stays until the next world is ready, unless its port is missing and no worker uses it."""
         try:
             return (yield from OfferBootstrap(local_address))
         except TransportError:
             if self.newest is None and self._last is None:
                 raise
-        self.close()
+        self.close(but=self._used_by.bootstrap if self._used_by is not None else None)
         return (yield from OfferBootstrap(local_address))
 
     def keep_only(self, world: World) -> None:
@@ -40,7 +42,13 @@ class BootstrapOffers:
         newest = self.newest
         if newest is not None and (newest.address != world.bootstrap or len(world.seats) == 1):
             newest.rests = False
+        self._used_by = world
         self.close(but=world.bootstrap)
+
+    def ready(self, generation: int) -> None:
+        """This node is ready for a generation: the workers of earlier ones are gone."""
+        if self._used_by is not None and self._used_by.generation < generation:
+            self._used_by = None
 
     def close(self, but: Address | None = None) -> None:
         """Stop serving every store but the one at this address."""

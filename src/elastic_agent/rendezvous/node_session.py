@@ -149,6 +149,8 @@ class NodeSession:
             handles_notices=announced.handles_notices,
             bootstrap=None,
         )
+        if announced.state is State.READY:
+            self._offers.ready(announced.generation)
         self._work.set()
 
     def request_stop(self, stop_request: StopRequest | None) -> None:
