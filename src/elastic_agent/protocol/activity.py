@@ -3,7 +3,7 @@
 :class:`~.node.Node` decides which event has happened and what follows from it; the activity changes only as
 :data:`TRANSITIONS` defines. The diagram in docs/protocol.md is made from this table.
 
-What becomes of workers is told after ``started``: the guard holds back its reports until all were started.
+Reports on workers follow ``started``: the guard holds them back until all workers were started.
 """
 
 from __future__ import annotations
