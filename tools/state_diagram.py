@@ -10,7 +10,7 @@ import re
 import sys
 from pathlib import Path
 
-from elastic_agent.protocol.activity import TRANSITIONS, Activity
+from elastic_agent.protocol import TRANSITIONS, Activity
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
 BEGIN = "<!-- Made by: python tools/state_diagram.py (a test compares them) -->\n"

@@ -14,3 +14,13 @@ from elastic_agent.logs.setup import (
     get_logger,
     waiting_reporter,
 )
+
+__all__ = [
+    "StatusLine",
+    "WaitingReporter",
+    "adopt_library_loggers",
+    "bind_context",
+    "configure_logging",
+    "get_logger",
+    "waiting_reporter",
+]

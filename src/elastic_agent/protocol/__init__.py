@@ -5,7 +5,7 @@ Other packages import its names from here.
 
 from __future__ import annotations
 
-from .activity import Activity, Event
+from .activity import TRANSITIONS, Activity, Event
 from .cluster_view import Decision, count, names
 from .codec import (
     MAX_PLAN_BYTES,
@@ -58,3 +58,62 @@ from .records import (
     World,
 )
 from .revisions import RevisionTimes
+
+__all__ = [
+    "ANSWERS_PER_LEASE",
+    "FINISHED_BEFORE",
+    "MAX_PLAN_BYTES",
+    "MAX_REPORTED_GENERATION",
+    "NODE_ID_HELD",
+    "RECORD_VERSION",
+    "RENEWALS_PER_LEASE",
+    "TRANSITIONS",
+    "Action",
+    "Activity",
+    "Address",
+    "Announce",
+    "Cause",
+    "Coordinator",
+    "Decision",
+    "Depart",
+    "Event",
+    "Failure",
+    "FailureKind",
+    "Fingerprint",
+    "FirstSent",
+    "Grace",
+    "Growth",
+    "HeldLease",
+    "History",
+    "Host",
+    "Lease",
+    "Member",
+    "Name",
+    "Node",
+    "Notice",
+    "Notify",
+    "Outcome",
+    "Phase",
+    "Plan",
+    "Policy",
+    "Prepare",
+    "RecordError",
+    "Rejoin",
+    "RequestStop",
+    "RevisionTimes",
+    "Seat",
+    "Seconds",
+    "StartWorkers",
+    "State",
+    "StopRequest",
+    "StopWorkers",
+    "World",
+    "check_follows",
+    "check_whole",
+    "count",
+    "decode",
+    "encode",
+    "misquoted",
+    "names",
+    "next_renewal_s",
+]

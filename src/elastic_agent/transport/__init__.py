@@ -18,3 +18,20 @@ from .base import (
     UnreachableError,
 )
 from .name_lookups import shorten_lookups
+
+__all__ = [
+    "AbandonableThread",
+    "CoordinatorLink",
+    "NodeLink",
+    "NotAStoreError",
+    "Snapshot",
+    "StoreLostError",
+    "TransportError",
+    "UnreachableError",
+    "connect",
+    "interface_of",
+    "is_local",
+    "is_loopback_name",
+    "resolve",
+    "shorten_lookups",
+]

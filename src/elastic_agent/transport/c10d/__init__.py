@@ -8,3 +8,20 @@ from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .host import C10dHost, find_or_host
 from .link import C10dLink, dial
 from .store import CALL_TIMEOUT_S, StoreClient
+
+__all__ = [
+    "CALL_TIMEOUT_S",
+    "BootstrapStore",
+    "C10dCoordinatorLink",
+    "C10dHost",
+    "C10dInbox",
+    "C10dLink",
+    "PortPicker",
+    "StoreClient",
+    "agree_run_id",
+    "dial",
+    "dial_bootstrap",
+    "find_or_host",
+    "open_store",
+    "release_run_id",
+]

@@ -7,3 +7,19 @@ from .keys import RunKeys, run_life, store_id
 from .leadership import Leadership, NotLeaderError, await_no_leader, campaign_for
 from .link import EtcdLink, KeptLeases
 from .plans import UnknownPlanError
+
+__all__ = [
+    "CALL_TIMEOUT_S",
+    "EtcdClient",
+    "EtcdLink",
+    "KeptLeases",
+    "Leadership",
+    "NotLeaderError",
+    "Revisions",
+    "RunKeys",
+    "UnknownPlanError",
+    "await_no_leader",
+    "campaign_for",
+    "run_life",
+    "store_id",
+]
