@@ -94,6 +94,12 @@ def test_overdue_leases_are_not_revoked_right_after_a_pause() -> None:
     assert "a" in coordinator.decide(5 * TTL_S + TTL_S / 3).revoke
 
 
+def test_a_phase_that_began_between_two_freezes_does_not_last_longer() -> None:
+    coordinator = coordinator_waiting_for_a_second_node()
+    coordinator.stood_still(30.0, 35.0)  # the coordinator was late before the phase began, too
+    assert coordinator.clock.since_s == 30.0
+
+
 def test_a_pause_of_the_coordinator_does_not_use_up_join_timeout() -> None:
     coordinator = coordinator_waiting_for_a_second_node()
     slept = coordinator_waiting_for_a_second_node()

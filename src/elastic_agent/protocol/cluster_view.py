@@ -66,17 +66,20 @@ class PhaseClock:
             clock.notice, clock.notice_ends_s = notice.serial, now_s + notice.left_s
         return clock
 
-    def skip(self, lasted_s: float) -> None:
-        """Exclude this time. (The end of a notice is not moved: it is a deadline of the scheduler or the user.)"""
-        self.since_s += lasted_s
-        if self.enough_since_s is not None:
-            self.enough_since_s += lasted_s
-        if self.interrupted_since_s is not None:
-            self.interrupted_since_s += lasted_s
-        if self.cleared_s is not None:
-            self.cleared_s += lasted_s
-        if self.world_runs_since_s is not None:
-            self.world_runs_since_s += lasted_s
+    def skip(self, lasted_s: float, now_s: float) -> None:
+        """Exclude a pause that lasted until now. What began during it, between two freezes, begins now at the latest.
+
+        The end of a notice is not moved: it is a deadline of the scheduler or the user.
+        """
+
+        def later(at_s: float | None) -> float | None:
+            return None if at_s is None else min(at_s + lasted_s, now_s)
+
+        self.since_s = min(self.since_s + lasted_s, now_s)
+        self.enough_since_s = later(self.enough_since_s)
+        self.interrupted_since_s = later(self.interrupted_since_s)
+        self.cleared_s = later(self.cleared_s)
+        self.world_runs_since_s = later(self.world_runs_since_s)
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class Coordinator:
         Call this after all records were read again. Leases are extended, and the time does not count for the phase.
         """
         self.ledger.compensate_pause(now_s)
-        self.clock.skip(lasted_s)
+        self.clock.skip(lasted_s, now_s)
 
     @property
     def has_live_members(self) -> bool:
