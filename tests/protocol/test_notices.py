@@ -163,6 +163,31 @@ def test_a_request_to_drain_an_unknown_node_has_no_effect() -> None:
     assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ())
 
 
+def requests_to_drain_a_node_without_a_lease() -> Table:
+    """c has lost its lease, and a requests that c leaves."""
+    table = handling_notices("a", "b", "c")
+    table.falls_silent("c")
+    while "c-1" not in table.revoked:
+        table.wait(STEP_S)
+    asks(table, "a", leave("c"))
+    return table
+
+
+def test_a_node_that_is_drained_while_it_has_no_lease_leaves_when_it_registers_again() -> None:
+    table = requests_to_drain_a_node_without_a_lease()
+    assert (table.plan.leaving, table.plan.acknowledged) == ((), {})
+    table.comes("c", life=2, replaces=("c-1",))
+    assert table.plan.leaving == ("c-2",)
+    table.all_say(State.READY, "a", "b", "c")
+    assert table.world == ["a", "b"]
+
+
+def test_a_request_to_drain_a_node_whose_workers_are_certainly_gone_is_acknowledged() -> None:
+    table = requests_to_drain_a_node_without_a_lease()
+    table.wait(TTL_S + MARGIN_S)
+    assert (table.plan.leaving, table.plan.acknowledged) == ((), {"a-1": 1})
+
+
 def test_a_standby_node_leaves_without_a_notice() -> None:
     table = handling_notices("a", "b", "c", "d")
     table.comes("e")

@@ -34,6 +34,7 @@ class Asking:
         """The node is to leave without asking."""
         agent = self.agent
         agent.asked_to_leave = True
+        agent.participant.perform(agent.node.stop_lingering())
         agent.participant.perform(agent.node.drain("asked to leave"))
         patience_s = self.cluster.grace_s(Grace.DRAIN) + ANSWER_PATIENCE_S  # perhaps it was asked before
         self.cluster.checker.notices.drains(agent, patience_s)

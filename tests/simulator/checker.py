@@ -168,7 +168,7 @@ class Checker:
         """Workers find no bootstrap store: only if the node that served it does not take part any more."""
         seat = next(one for one in world.seats if one.node_id == world.bootstrap_node)
         host = self.cluster.agents[seat.incarnation]
-        takes_part = host.process.alive and host.incarnation == seat.incarnation
+        takes_part = host.process.alive and host.outcome is None and host.incarnation == seat.incarnation
         busy = host.node.activity in (Activity.PREPARING, Activity.STARTING, Activity.RUNNING)
         self.require(
             not (takes_part and busy and host.node.generation == world.generation),
@@ -283,7 +283,7 @@ class Checker:
         self.require(follows, "plan versions", f"{plan.version} follows {before and before.version}")
         if before is not None:
             self._follows(store, before, plan, seen)
-        elif not self.forgot:
+        else:
             self._first_of_store(plan)
         if before is not None and not self.forgot:
             self.budget.published(before, plan)
@@ -412,10 +412,16 @@ class Checker:
         self.require(truly, "safety 5 (budget)", "a failure is not charged though no node departed")
 
     def _first_of_store(self, plan: Plan) -> None:
+        if self.forgot:
+            self._keeps_the_outcome(plan)
+            return
         most = max(self._intended_charge.values(), default=0)
         least = self.charged_of.get(self.newest_sealed, 0)
         self.require(least <= plan.charged <= most, "safety 5 (budget)", f"a new store says {plan.charged}")
         self.budget.first_of_store(plan)
+        self._keeps_the_outcome(plan)
+
+    def _keeps_the_outcome(self, plan: Plan) -> None:
         if self.final is not None and self.final.phase is Phase.STOPPED:
             self.final = None  # whoever lost the store before hearing of it, or came since, goes on
         elif self.final is not None:
@@ -613,7 +619,8 @@ class Checker:
             agent = holder.agent
             if agent is not None and agent.process.alive and not holder.asleep:
                 self.broken("liveness (every agent departs)", f"{agent.name} is still here")
-        if cluster.scenario.hosting == "etcd" and self.ended_s > cluster.scenario.quiet_s:
+        removes = cluster.scenario.hosting == "etcd" and self.final is not None
+        if removes and self.ended_s > cluster.scenario.quiet_s:
             spoilt = any(one.spoilt for one in cluster.holders)
             self.require(
                 cluster.over or spoilt, "liveness (every run is removed)", "its records are still there"

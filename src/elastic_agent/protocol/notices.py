@@ -30,6 +30,7 @@ def acknowledge(now: ClusterView) -> Decision | None:
         (key, stop_request)
         for key, stop_request in requests
         if stop_request.serial > now.plan.acknowledged.get(key, 0)
+        and not _may_return(now, stop_request.leaver)
     ]
     if not new:
         return None
@@ -49,6 +50,19 @@ def acknowledge(now: ClusterView) -> Decision | None:
 def _is_of_this_life(now: ClusterView, stop_request: StopRequest) -> bool:
     """Whether the request is not from before the run was resumed, by a node that was disconnected meanwhile."""
     return stop_request.life >= now.plan.life
+
+
+def _may_return(now: ClusterView, node_id: str | None) -> bool:
+    """Whether this node has lost its lease and may still register again: then it is asked to leave, not now."""
+    if now.plan.is_terminal or node_id in now.by_node:
+        return False
+    return any(
+        one.member.node_id == node_id
+        and one.member.state is not State.LEFT
+        and one.member.incarnation not in now.plan.refused
+        and (now.ledger.fenced_s(one.member.incarnation, now.policy) or 0.0) > now.now_s
+        for one in now.ledger.sightings.values()
+    )
 
 
 def _follow(now: ClusterView, plan: Plan, stop_request: StopRequest) -> Plan:
