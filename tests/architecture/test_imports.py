@@ -21,7 +21,7 @@ FLOORS = [
     {"cli"},
     {"agent", "torchrun"},
     {"workers", "rendezvous"},
-    {"transport", "config"},
+    {"transport", "config", "data"},
     {"protocol", "client", "logs"},
     {"exit_codes", "sd_notify", "values"},
     {"files", "linux", "printable", "worker_variables"},
