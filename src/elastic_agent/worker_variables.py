@@ -22,3 +22,9 @@ STACKS_SIGNAL = PREFIX + "STACKS_SIGNAL"
 _IDENTITY = (RUN_ID, NODE_ID, WORKER_ID, SLOT, INCARNATION)
 WORKER_VARIABLES = frozenset((*_IDENTITY, GENERATION, RESTARTS, FIRST_GENERATION, HEARTBEAT, STACKS_SIGNAL))
 """All of them. None is a setting: an agent started inside a worker must not take the place of the worker's agent."""
+
+LIGHTNING_DISABLE = PREFIX + "LIGHTNING_DISABLE"
+"""Set by users: features of the Lightning integration that workers do without."""
+
+READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE,))
+"""Variables that users set for workers. The agent passes them on; they are not settings of its own."""

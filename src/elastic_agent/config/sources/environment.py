@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from elastic_agent.config.errors import nearest
 from elastic_agent.config.settings import spec_by_name, specs
 from elastic_agent.config.sources.base import Given, Layer, Source
-from elastic_agent.worker_variables import INCARNATION, NODE_ID, PREFIX, RUN_ID, WORKER_VARIABLES
+from elastic_agent.worker_variables import (
+    INCARNATION,
+    NODE_ID,
+    PREFIX,
+    READ_BY_WORKERS,
+    RUN_ID,
+    WORKER_VARIABLES,
+)
 
 ETCD_PASSWORD = PREFIX + "ETCD_PASSWORD"
 """Read by the agent, which takes it out of the environment; no setting, for settings are printed."""
@@ -34,7 +41,7 @@ def doubtful_variables(environ: Mapping[str, str]) -> list[str]:
     in_worker = INCARNATION in environ
     warnings = []
     for variable in sorted(environ):
-        if variable in known or variable == ETCD_PASSWORD:
+        if variable in known or variable == ETCD_PASSWORD or variable in READ_BY_WORKERS:
             continue
         if variable in WORKER_VARIABLES:
             if variable in _INSTEAD and not in_worker:

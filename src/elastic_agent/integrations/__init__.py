@@ -1,0 +1,1 @@
+"""Adapts training frameworks to elastic worlds. Nothing here imports a framework; the frameworks load their package."""

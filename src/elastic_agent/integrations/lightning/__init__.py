@@ -1,0 +1,52 @@
+"""Runs unmodified Lightning and Fabric scripts in elastic worlds.
+
+Lightning calls the two functions here through its entry points whenever a ``Trainer`` or ``Fabric`` is created.
+Outside of elastic-agent they return no callbacks and change nothing. docs/lightning.md describes the features.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastic_agent.integrations.lightning.features import Feature, enabled
+from elastic_agent.worker_variables import GENERATION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["fabric_callbacks", "trainer_callbacks"]
+
+
+def trainer_callbacks() -> list[Any]:
+    """The callbacks to add to a ``Trainer``: entry point ``lightning.pytorch.callbacks_factory``."""
+    features = _adapt()
+    if not features:
+        return []
+    from elastic_agent.integrations.lightning.callback import make_callback
+
+    return [make_callback(features)]
+
+
+def fabric_callbacks() -> list[Any]:
+    """The callbacks to add to a ``Fabric``: entry point ``lightning.fabric.callbacks_factory``. There are none.
+
+    What can be done for Fabric is done by the adapted methods.
+    """
+    _adapt()
+    return []
+
+
+def _adapt() -> frozenset[Feature]:
+    """Adapt what is loaded of Lightning; the features that are in force, none outside of elastic-agent."""
+    if GENERATION not in os.environ:  # unlike the run id, it is never set by users
+        return frozenset()
+    from elastic_agent.integrations.lightning import private_names
+
+    features, complaint = enabled(os.environ)
+    problems = private_names.apply(features)
+    if problems is not None and os.environ.get("RANK") == "0":
+        for line in (*([complaint] if complaint else []), *problems):
+            print(f"elastic_agent: {line}", file=sys.stderr)
+    return features

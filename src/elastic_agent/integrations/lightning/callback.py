@@ -1,0 +1,174 @@
+"""The callback that the integration adds to every ``Trainer``."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from typing import Any
+
+from elastic_agent import client
+from elastic_agent.integrations.lightning import private_names, world_change
+from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
+from elastic_agent.integrations.lightning.features import Feature
+
+_FITS = itertools.count()
+"""Calls of ``fit`` in this process: the n-th continues from checkpoints of the n-th."""
+
+STATE = "elastic_agent"
+"""Under which key a checkpoint contains :meth:`TrainerHooks.on_save_checkpoint`'s values."""
+
+
+def make_callback(features: frozenset[Feature]) -> Any:
+    """A callback for whichever of Lightning's two distributions is loaded."""
+    bases = [sys.modules[root].Callback for root in private_names.loaded(private_names.PYTORCHES)]
+    kind = type("ElasticAgentCallback", (TrainerHooks, *bases), {})
+    return kind(features)
+
+
+class TrainerHooks:
+    """What the integration does at Lightning's hooks, and at the methods that ``private_names`` adapts."""
+
+    is_elastic_agent = True
+
+    def __init__(self, features: frozenset[Feature]) -> None:
+        self._features = features
+        self._agreement: client.Agreement | None = None
+        self._checkpoints: RunCheckpoints | None = None
+        self._at: str | None = None
+        self._restored: dict[str, Any] = {}
+        self._validated = False
+
+    # -- Lightning's hooks -----------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._restored = {}
+            self._checkpoints = RunCheckpoints(trainer.default_root_dir, client.current().run_id, next(_FITS))
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if Feature.NOTICES in self._features:
+            self._agreement = client.Agreement(_group_in_main_memory())
+        if self._restored.get("at") == "epoch":
+            private_names.begin_next_epoch(trainer)
+        self._validated = bool(self._restored.get("validated"))
+        world_change.restore_random_state(self._restored, trainer.global_rank, trainer.world_size)
+        if Feature.PROGRESS_BAR in self._features and private_names.restarted_mid_epoch(trainer):
+            private_names.continue_progress_bar(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        self._heartbeat(trainer.global_step)
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        self._heartbeat()
+
+    def on_test_batch_end(self, *_: Any, **__: Any) -> None:
+        self._heartbeat()
+
+    def on_predict_batch_end(self, *_: Any, **__: Any) -> None:
+        self._heartbeat()
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        state: dict[str, Any] = {"world_size": trainer.world_size}
+        if self._at is not None:
+            state["at"] = self._at
+            state["validated"] = self._at == "step" and private_names.validated_last(trainer)
+            state["random"] = world_change.random_states(trainer.world_size)
+        checkpoint[STATE] = state
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._restored = checkpoint.get(STATE, {})
+        saved_in = self._restored.get("world_size", trainer.world_size)
+        same_in_every_world = isinstance(trainer.limit_train_batches, int)
+        if Feature.WORLD in self._features and "loops" in checkpoint and not same_in_every_world:
+            batches = private_names.current_batches(checkpoint["loops"])
+            world_change.translate_batches(batches, saved_in, trainer.world_size)
+
+    def _heartbeat(self, step: int | None = None) -> None:
+        if Feature.HEARTBEATS in self._features:
+            client.heartbeat(step)
+
+    # -- from adapted methods --------------------------------------------------------------------
+
+    def take_validated(self) -> bool:
+        """Whether the step after which training was left had been validated; once."""
+        validated, self._validated = self._validated, False
+        return validated
+
+    def after_step(self, trainer: Any, *, complete: bool) -> None:
+        """A batch within an epoch is done; ``complete`` if no gradients are being accumulated."""
+        self._leave_on_notice(trainer, "step", complete=complete)
+
+    def after_epoch(self, trainer: Any) -> None:
+        """An epoch is done."""
+        self._leave_on_notice(trainer, "epoch", complete=True)
+
+    def _leave_on_notice(self, trainer: Any, at: str, *, complete: bool) -> None:
+        if self._agreement is None or self._checkpoints is None:
+            return
+        notice = self._agreement.notice()
+        if notice is None or not complete:
+            return
+        self._at = at
+        path = self._checkpoints.on_notice(trainer.global_step)
+        trainer.save_checkpoint(path)
+        if trainer.is_global_zero:
+            self._checkpoints.add(path)
+            self._checkpoints.remove_older_on_notice(path)
+            _say(f"notice ({notice.reason}): saved step {trainer.global_step} to {path}; leaving")
+        client.leave()
+
+    def saved(self, trainer: Any, path: Any) -> None:
+        """A checkpoint from which training can be resumed is complete."""
+        if self._checkpoints is not None and trainer.is_global_zero:
+            self._checkpoints.add(path)
+
+    def newest_checkpoint(self, named: Any) -> str | None:
+        """The newest checkpoint that all ranks can read; None if there is none, or if the script has named one."""
+        assert self._checkpoints is not None
+        here = self._checkpoints.available()
+        everywhere = _gathered(here)
+        common = [path for path in here if all(path in there for there in everywhere)]
+        seen = sorted({path for there in everywhere for path in there})
+        if named is not None:
+            if common and os.path.abspath(os.fspath(named)) != common[-1] and _is_rank_0():
+                _say(
+                    f"the script resumes from {named}; the run's newest checkpoint, {common[-1]}, is not used"
+                )
+            return None
+        if not common and seen:
+            raise RuntimeError(
+                f"the run has saved {seen[-1]}, but not all workers can read it; expected default_root_dir and the "
+                "folders of checkpoints on storage that all nodes share"
+            )
+        return common[-1] if common else None
+
+
+def _group_in_main_memory() -> Any:
+    """A process group whose collectives do not wait for a GPU; None if the default group is one."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    if "cpu:" in dist.get_backend_config() or dist.get_backend() in ("gloo", "mpi"):
+        return None
+    return dist.new_group(backend="gloo")
+
+
+def _gathered(value: Any) -> list[Any]:
+    """The values of all ranks."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _is_rank_0() -> bool:
+    return client.current().placement.rank == 0
+
+
+def _say(line: str) -> None:
+    print(f"elastic_agent: {line}", file=sys.stderr, flush=True)

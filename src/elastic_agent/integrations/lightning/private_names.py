@@ -1,0 +1,497 @@
+"""Every private name of Lightning that the integration uses, and the methods that it replaces.
+
+Lightning exists twice: ``lightning`` contains ``lightning.fabric`` and ``lightning.pytorch``; ``lightning_fabric`` and
+``pytorch_lightning`` are the same code under other names. Whatever of them is loaded is adapted.
+:func:`missing` reports what a new version of Lightning has changed; a test calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_agent.integrations.lightning.features import Feature
+
+TESTED = ((2, 6), (2, 7))
+"""The versions of Lightning that this module is tested with: from the first, below the second."""
+
+FABRICS = ("lightning.fabric", "lightning_fabric")
+PYTORCHES = ("lightning.pytorch", "pytorch_lightning")
+
+_ADAPTED = "_elastic_agent_adapted"
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """One attribute of a class of Lightning's that is replaced."""
+
+    feature: Feature
+    roots: tuple[str, ...]
+    module: str
+    owner: str
+    name: str
+    replace: Callable[[Any], Any]
+    """Gets the present attribute, returns its replacement."""
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.owner}.{self.name}"
+
+
+# -- the world -----------------------------------------------------------------------------------
+
+
+def _world_is_the_launchers(original: Any) -> Any:
+    def validate_settings(self: Any, num_devices: int, num_nodes: int) -> None:
+        """Accept any: nodes may have different numbers of workers, and the world changes."""
+
+    return validate_settings
+
+
+def _sampler_of_the_world(original: Any) -> Any:
+    def distributed_sampler_kwargs(self: Any) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    return property(distributed_sampler_kwargs)
+
+
+def _devices_before_data(original: Any) -> Any:
+    @functools.wraps(original)
+    def on_trainer_init(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The first thing that a Trainer does after it has loaded the callbacks.
+        fit_to_world(self.trainer._accelerator_connector)
+        return original(self, *args, **kwargs)
+
+    return on_trainer_init
+
+
+def _devices_before_run(original: Any) -> Any:
+    @functools.wraps(original)
+    def _prepare_run_method(self: Any) -> Any:
+        # The first thing that a Fabric does after it has loaded the callbacks.
+        fit_to_world(self._connector)
+        self._strategy = self._connector.strategy
+        self._accelerator = self._connector.accelerator
+        return original(self)
+
+    return _prepare_run_method
+
+
+def fit_to_world(connector: Any) -> None:
+    """Replace the number of devices and nodes that the script gave by those of the launcher.
+
+    A connector has made its strategy by now. It is connected again, and replaced if it is one for a single process.
+    """
+    connector._num_nodes_flag = int(os.environ["GROUP_WORLD_SIZE"])
+    connector._parallel_devices = _devices_of_this_node(connector)
+    _use_launchers_environment(connector)
+    if hasattr(connector.strategy, "parallel_devices"):
+        connector.strategy.parallel_devices = connector._parallel_devices
+    elif int(os.environ["WORLD_SIZE"]) > 1:
+        connector._strategy_flag = "ddp"
+        connector._init_strategy()
+    else:
+        return
+    connector._lazy_init_strategy()
+
+
+def _devices_of_this_node(connector: Any) -> list[Any]:
+    devices: list[Any] = connector._parallel_devices
+    workers = int(os.environ["LOCAL_WORLD_SIZE"])
+    if len(devices) >= workers:
+        return devices[:workers]
+    accelerator = type(connector.accelerator)
+    if (
+        devices and getattr(devices[0], "type", "") != "cpu"
+    ):  # --virtual-local-rank shows each worker one device
+        workers = max(int(os.environ["LOCAL_RANK"]) + 1, min(workers, accelerator.auto_device_count()))
+    found: list[Any] = accelerator.get_parallel_devices(accelerator.parse_devices(workers))
+    return found
+
+
+def _use_launchers_environment(connector: Any) -> None:
+    """Replace Lightning's other environments, such as a ``SLURMEnvironment`` that the script made."""
+    environment = type(connector.cluster_environment)
+    package = environment.__module__.rpartition(".")[0]
+    if not package.endswith("fabric.plugins.environments"):
+        return  # the script's own
+    elastic = importlib.import_module(f"{package}.torchelastic").TorchElasticEnvironment
+    if environment is not elastic:
+        connector.cluster_environment = elastic()
+        if hasattr(connector.strategy, "cluster_environment"):
+            connector.strategy.cluster_environment = connector.cluster_environment
+
+
+# -- signals -------------------------------------------------------------------------------------
+
+
+def _no_signal_handlers(original: Any) -> Any:
+    def register_signal_handlers(self: Any) -> None:
+        """Leave signals to the agent: Lightning's handler broadcasts, and hangs if a peer has died."""
+        self.received_sigterm = False
+        self._original_handlers = {}
+
+    return register_signal_handlers
+
+
+def _no_broadcast(original: Any) -> Any:
+    def _broadcast_sigterm_tensor(self: Any) -> None:
+        """Broadcast nothing: there is no handler that could have set the flag."""
+
+    return _broadcast_sigterm_tensor
+
+
+def _not_under_slurm(original: Any) -> Any:
+    def detect() -> bool:
+        return False
+
+    return staticmethod(detect)
+
+
+# -- notices -------------------------------------------------------------------------------------
+
+
+def _notice_after_step(original: Any) -> Any:
+    @functools.wraps(original)
+    def on_advance_end(self: Any, data_fetcher: Any) -> None:
+        hooks = hooks_of(self.trainer)
+        if hooks is not None and hooks.take_validated() and self._skip_next_val:
+            self._skip_next_val = False  # this step's end was reached before the checkpoint was saved
+            return
+        original(self, data_fetcher)
+        if hooks is not None and not self._num_ready_batches_reached():
+            hooks.after_step(self.trainer, complete=not self._should_accumulate())
+
+    return on_advance_end
+
+
+def _notice_after_epoch(original: Any) -> Any:
+    @functools.wraps(original)
+    def on_advance_end(self: Any) -> None:
+        original(self)
+        hooks = hooks_of(self.trainer)
+        if hooks is not None:
+            hooks.after_epoch(self.trainer)
+
+    return on_advance_end
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+def _resume_from_newest(original: Any) -> Any:
+    @functools.wraps(original)
+    def resume_start(self: Any, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
+        hooks = hooks_of(self.trainer)
+        if hooks is not None and self.trainer.state.fn == "fit":
+            newest = hooks.newest_checkpoint(checkpoint_path)
+            if newest is not None:
+                # The run's own workers saved it, whatever objects the script puts into its checkpoints.
+                checkpoint_path, weights_only = newest, False
+        original(self, checkpoint_path, weights_only)
+
+    return resume_start
+
+
+def _record_checkpoint(original: Any) -> Any:
+    @functools.wraps(original)
+    def save_checkpoint(
+        self: Any, filepath: Any, weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
+        original(self, filepath, weights_only, storage_options)
+        hooks = hooks_of(self)
+        if hooks is not None and not weights_only and self.state.fn == "fit":
+            hooks.saved(self, filepath)
+
+    return save_checkpoint
+
+
+# -- heartbeats ----------------------------------------------------------------------------------
+
+
+def _heartbeat_after_step(original: Any) -> Any:
+    from elastic_agent import client
+
+    @functools.wraps(original)
+    def step(self: Any, closure: Any = None) -> Any:
+        output = original(self, closure)
+        client.heartbeat()
+        return output
+
+    return step
+
+
+ADAPTATIONS = (
+    Adaptation(
+        Feature.WORLD,
+        FABRICS,
+        "plugins.environments.torchelastic",
+        "TorchElasticEnvironment",
+        "validate_settings",
+        _world_is_the_launchers,
+    ),
+    *(
+        Adaptation(
+            Feature.WORLD,
+            roots,
+            f"strategies.{module}",
+            owner,
+            "distributed_sampler_kwargs",
+            _sampler_of_the_world,
+        )
+        for roots in (FABRICS, PYTORCHES)
+        for module, owner in (("ddp", "DDPStrategy"), ("fsdp", "FSDPStrategy"))
+    ),
+    Adaptation(
+        Feature.WORLD,
+        PYTORCHES,
+        "trainer.connectors.data_connector",
+        "_DataConnector",
+        "on_trainer_init",
+        _devices_before_data,
+    ),
+    Adaptation(Feature.WORLD, FABRICS, "fabric", "Fabric", "_prepare_run_method", _devices_before_run),
+    Adaptation(
+        Feature.SIGNALS,
+        PYTORCHES,
+        "trainer.connectors.signal_connector",
+        "_SignalConnector",
+        "register_signal_handlers",
+        _no_signal_handlers,
+    ),
+    Adaptation(
+        Feature.SIGNALS,
+        PYTORCHES,
+        "loops.training_epoch_loop",
+        "_TrainingEpochLoop",
+        "_broadcast_sigterm_tensor",
+        _no_broadcast,
+    ),
+    Adaptation(
+        Feature.SIGNALS, FABRICS, "plugins.environments.slurm", "SLURMEnvironment", "detect", _not_under_slurm
+    ),
+    Adaptation(
+        Feature.NOTICES,
+        PYTORCHES,
+        "loops.training_epoch_loop",
+        "_TrainingEpochLoop",
+        "on_advance_end",
+        _notice_after_step,
+    ),
+    Adaptation(
+        Feature.NOTICES, PYTORCHES, "loops.fit_loop", "_FitLoop", "on_advance_end", _notice_after_epoch
+    ),
+    Adaptation(
+        Feature.RESUME,
+        PYTORCHES,
+        "trainer.connectors.checkpoint_connector",
+        "_CheckpointConnector",
+        "resume_start",
+        _resume_from_newest,
+    ),
+    Adaptation(
+        Feature.RESUME, PYTORCHES, "trainer.trainer", "Trainer", "save_checkpoint", _record_checkpoint
+    ),
+    Adaptation(Feature.HEARTBEATS, FABRICS, "wrappers", "_FabricOptimizer", "step", _heartbeat_after_step),
+)
+
+
+# -- using them ----------------------------------------------------------------------------------
+
+
+def apply(features: frozenset[Feature]) -> list[str] | None:
+    """Replace what the features need in whatever of Lightning is loaded and not adapted yet.
+
+    Returns a line for each thing that cannot be done or was not tested, or None if everything had been adapted before.
+    """
+    problems: list[str] = []
+    news = False
+    for root in loaded(FABRICS + PYTORCHES):
+        package = sys.modules[root]
+        if getattr(package, _ADAPTED, False):
+            continue
+        setattr(package, _ADAPTED, True)
+        news = True
+        problems += _untested(root)
+        for one in ADAPTATIONS:
+            if one.feature in features and root in one.roots and not _replace(root, one):
+                problems.append(
+                    f"{root}.{one} does not exist in this version: {one.feature} is disabled in part"
+                )
+    return problems if news else None
+
+
+def loaded(roots: tuple[str, ...]) -> Iterator[str]:
+    """Those that are imported completely."""
+    for root in roots:
+        package = sys.modules.get(root)
+        if package is not None and hasattr(package, "__version__"):
+            yield root
+
+
+def _untested(root: str) -> list[str]:
+    version = str(sys.modules[root].__version__)
+    lowest, limit = TESTED
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if lowest <= numbers < limit:
+        return []
+    at_least, below = (".".join(map(str, bound)) for bound in TESTED)
+    return [
+        f"{root} {version} is not tested with elastic-agent; expected at least {at_least} and below {below}"
+    ]
+
+
+def _replace(root: str, one: Adaptation) -> bool:
+    try:
+        owner = getattr(importlib.import_module(f"{root}.{one.module}"), one.owner)
+        original = vars(owner)[one.name]
+    except (ImportError, AttributeError, KeyError):
+        return False
+    setattr(owner, one.name, one.replace(original))
+    return True
+
+
+def hooks_of(trainer: Any) -> Any:
+    """The integration's callback of this trainer; None without one, as while Lightning's tuner tries something."""
+    return next((one for one in trainer.callbacks if getattr(one, "is_elastic_agent", False)), None)
+
+
+def restarted_mid_epoch(trainer: Any) -> bool:
+    """Whether training begins within an epoch, whose start hooks are not called again."""
+    return bool(trainer.fit_loop.restarted_mid_epoch)
+
+
+def begin_next_epoch(trainer: Any) -> None:
+    """Forget that a complete epoch was restored, which Lightning takes for one that is to be continued."""
+    fit_loop: Any = trainer.fit_loop
+    base: Any = type(fit_loop).__mro__[1]  # the setter of _FitLoop itself ignores False if max_steps is given
+    base.restarting.fset(fit_loop, False)
+
+
+def validated_last(trainer: Any) -> bool:
+    """Whether the last step that was taken was followed by a validation."""
+    loop = trainer.fit_loop.epoch_loop
+    return bool(loop._should_check_val_fx(trainer.fit_loop._data_fetcher))
+
+
+def current_batches(loops: dict[str, Any]) -> dict[str, Any]:
+    """The counters of batches within the epoch, in a checkpoint's ``loops``."""
+    counters: dict[str, Any] = loops["fit_loop"]["epoch_loop.batch_progress"]["current"]
+    return counters
+
+
+def continue_progress_bar(trainer: Any, module: Any) -> None:
+    """Have the bar show the epoch that is continued; Lightning tells it of the beginning of an epoch only."""
+    bar = trainer.progress_bar_callback
+    if bar is None:
+        return
+    bar.on_train_epoch_start(trainer, module)
+    tqdm = getattr(bar, "_train_progress_bar", None)
+    if tqdm is not None:
+        # Steps of earlier generations do not count for the rate.
+        tqdm.initial = tqdm.n = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        tqdm.refresh()
+
+
+# -- what a new version may have changed ---------------------------------------------------------
+
+_NEEDED_IN_SOURCE = (
+    (
+        FABRICS,
+        "plugins.environments.torchelastic",
+        "TorchElasticEnvironment.validate_settings",
+        ("ValueError",),
+    ),
+    (
+        FABRICS,
+        "strategies.launchers.subprocess_script",
+        "_SubprocessScriptLauncher.launch",
+        ("validate_settings",),
+    ),
+    (
+        FABRICS,
+        "fabric",
+        "Fabric.__init__",
+        ("self._connector = ", "_configure_callbacks(", "_prepare_run_method()"),
+    ),
+    (
+        PYTORCHES,
+        "trainer.trainer",
+        "Trainer.__init__",
+        ("_callback_connector.on_trainer_init(", "_data_connector.on_trainer_init("),
+    ),
+    (
+        PYTORCHES,
+        "trainer.trainer",
+        "Trainer.save_checkpoint",
+        ("filepath", "weights_only", "strategy.barrier"),
+    ),
+    (
+        PYTORCHES,
+        "trainer.connectors.checkpoint_connector",
+        "_CheckpointConnector._restore_modules_and_callbacks",
+        ("self.resume_start(checkpoint_path, weights_only=weights_only)", "self.restore_callbacks()"),
+    ),
+    (
+        PYTORCHES,
+        "loops.training_epoch_loop",
+        "_TrainingEpochLoop.advance",
+        ("self._broadcast_sigterm_tensor()", "self._skip_next_val = True", "self.restarted_on_last"),
+    ),
+    (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop.on_advance_end", ("self._skip_next_val",)),
+    (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._should_accumulate", ("self",)),
+    (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._should_check_val_fx", ("data_fetcher",)),
+    (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._num_ready_batches_reached", ("self",)),
+    (PYTORCHES, "loops.fit_loop", "_FitLoop.update_restart_stage", ("RESTARTED_MID_EPOCH",)),
+    (
+        PYTORCHES,
+        "trainer.connectors.signal_connector",
+        "_SignalConnector.teardown",
+        ("self._original_handlers",),
+    ),
+    *(
+        (
+            roots,
+            module,
+            f"{owner}._lazy_init_strategy",
+            ("_parallel_devices", "_num_nodes_flag", "_configure_launcher"),
+        )
+        for roots, module, owner in (
+            (FABRICS, "connector", "_Connector"),
+            (PYTORCHES, "trainer.connectors.accelerator_connector", "_AcceleratorConnector"),
+        )
+    ),
+)
+
+
+def missing(root: str) -> list[str]:
+    """How the Lightning that is imported as ``root`` differs from what this module needs; each entry is a sentence."""
+    problems = []
+    for one in ADAPTATIONS:
+        if root in one.roots:
+            try:
+                vars(getattr(importlib.import_module(f"{root}.{one.module}"), one.owner))[one.name]
+            except (ImportError, AttributeError, KeyError):
+                problems.append(f"{root}.{one} no longer exists: {one.feature} replaces it")
+    for roots, module, path, needed in _NEEDED_IN_SOURCE:
+        if root in roots:
+            source = _source(root, module, path)
+            problems += [
+                f"{root}.{module}.{path} no longer contains {text!r}" for text in needed if text not in source
+            ]
+    return problems
+
+
+def _source(root: str, module: str, path: str) -> str:
+    try:
+        found = importlib.import_module(f"{root}.{module}")
+        for name in path.split("."):
+            found = getattr(found, name)
+        return inspect.getsource(found)
+    except (ImportError, AttributeError, OSError, TypeError):
+        return ""

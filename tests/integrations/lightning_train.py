@@ -1,0 +1,105 @@
+"""A Lightning script as people write them, which knows nothing of elastic-agent. It writes down what it does.
+
+Its numbers of devices and nodes are wrong in every world of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Numbers(Dataset):  # type: ignore[type-arg]
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([index / self.count]), index
+
+
+class Line(lightning.LightningModule):
+    def __init__(self, folder: Path, pause: float) -> None:
+        super().__init__()
+        self.folder = folder
+        self.pause = pause
+        self.layer = torch.nn.Linear(1, 1)
+
+    def note(self, kind: str, **more: object) -> None:
+        line = {
+            "kind": kind,
+            "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
+            "node_id": os.environ["ELASTIC_AGENT_NODE_ID"],
+            "worker_id": os.environ["ELASTIC_AGENT_WORKER_ID"],
+            "generation": int(os.environ["ELASTIC_AGENT_GENERATION"]),
+            "restarts": int(os.environ["ELASTIC_AGENT_RESTARTS"]),
+            "rank": self.trainer.global_rank,
+            "pid": os.getpid(),
+            "epoch": self.trainer.current_epoch,
+            "step": self.trainer.global_step,
+            **more,
+        }
+        handle = os.open(self.folder / "steps.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(handle, (json.dumps(line) + "\n").encode())
+        os.close(handle)
+
+    def on_train_start(self) -> None:
+        strategy = self.trainer.strategy
+        self.note("born", weight=self.layer.weight.item(), strategy=type(strategy).__name__)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        values, ids = batch
+        time.sleep(self.pause)
+        self.ids, self.batch = ids.tolist(), batch_idx
+        return (self.layer(values) - 2 * values).square().mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.note("step", batch=self.batch, ids=self.ids, batches=self.trainer.num_training_batches)
+        finish = (self.folder / "finish").exists()
+        if self.trainer.strategy.reduce_boolean_decision(finish, all=False):
+            self.trainer.should_stop = True
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", (self.layer(batch[0]) - 2 * batch[0]).square().mean(), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--samples", type=int, default=240)
+    parser.add_argument("--pause", type=float, default=0.03)
+    parser.add_argument("--epochs", type=int, default=10**6)
+    options = parser.parse_args()
+    lightning.seed_everything(1)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=3,
+        num_nodes=5,
+        max_epochs=options.epochs,
+        default_root_dir=options.folder,
+        logger=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+    )
+    trainer.fit(
+        Line(options.folder, options.pause),
+        DataLoader(Numbers(options.samples), batch_size=4, shuffle=True),
+        DataLoader(Numbers(8), batch_size=4),
+    )
+
+
+if __name__ == "__main__":
+    main()
