@@ -24,6 +24,7 @@ RESULTS = Path(__file__).with_name("results")
 BENCHMARKS = {
     "start": "launch to every rank's first collective, beside torchrun",
     "recovery": "fault to the new world's first collective, by kind of fault, beside torchrun",
+    "frameworks": "worker SIGKILL to the next training step: plain DDP, transformers, Lightning, beside torchrun",
     "eight": "eight workers on one agent: start, recovery, memory, a node that joins, beside torchrun",
     "rendezvous": "many nodes meet at one store, beside torch's own rendezvous",
     "etcd": "the same with etcd beside c10d: recovery, many nodes, requests, an outage",

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-WORKER = Path(__file__).with_name("worker.py")
+SCRIPTS = Path(__file__).with_name("scripts")
+WORKER = SCRIPTS / "collectives.py"
 FT_LAUNCHER_COMMAND = "ft_launcher"
 
 
@@ -73,6 +74,15 @@ def alone(launcher: Launcher) -> Launcher:
         return [*usual[:at], "--standalone", *usual[at:]]
 
     return replace(launcher, name=name, command=command, has_host=False)
+
+
+def running(launcher: Launcher, script: str) -> Launcher:
+    """The same launcher with another of the benchmarks' scripts."""
+
+    def command(place: Place) -> list[str]:
+        return [*launcher.command(place)[:-1], str(SCRIPTS / script)]
+
+    return replace(launcher, command=command)
 
 
 def ft_launcher() -> Launcher | None:

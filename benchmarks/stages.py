@@ -59,7 +59,8 @@ def _of_workers(world: World) -> Stages:
         "process group": "process_group",
         "first collective": "collective",
     }
-    return {name: world.latest_s(stage) for name, stage in names.items()}
+    reached = set.intersection(*(set(stages) for stages in world.workers.values()))
+    return {name: world.latest_s(stage) for name, stage in names.items() if stage in reached}
 
 
 def median_stages(names: Iterable[str], samples: list[Stages]) -> Stages:
