@@ -109,8 +109,14 @@ class BudgetRules:
     # -- progress -------------------------------------------------------------------------------
 
     def _ran_s(self, generation: int) -> float:
-        """For how long the whole world was there until now, at most."""
-        began_s = self.cluster.job.of(generation).began_s
+        """For how long the whole world was there until now, at most, by what its nodes reported.
+
+        A node whose failure the coordinator has not read yet counts as running, even if another one started later.
+        """
+        truth = self.cluster.job.of(generation)
+        began_s = truth.began_s
+        if began_s is None and truth.everybody:
+            began_s = max(group.born_s for group in truth.groups.values())
         return self.cluster.kernel.now - began_s if began_s is not None else 0.0
 
     def _may_be_progress(self, before: Plan) -> bool:

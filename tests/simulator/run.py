@@ -82,6 +82,8 @@ def _live(cluster: Cluster) -> None:
     checker.all_is_over()
     if not scenario.again or not cluster.over or checker.forgot or scenario.hosting == "cluster":
         return
+    if any(machine.disk_is_full for machine in cluster.machines):
+        return  # the end of the run is not on disk, so the next one of that name may end with its outcome
     if cluster.goes_on_here:
         cluster.endpoint.may_remove = True
         kernel.run(
