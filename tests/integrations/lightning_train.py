@@ -55,7 +55,7 @@ class Line(lightning.LightningModule):
 
     def on_train_start(self) -> None:
         strategy = self.trainer.strategy
-        self.note("born", weight=self.layer.weight.item(), strategy=type(strategy).__name__)
+        self.note("born", strategy=type(strategy).__name__)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         values, ids = batch
@@ -64,7 +64,10 @@ class Line(lightning.LightningModule):
         return (self.layer(values) - 2 * values).square().mean()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        self.note("step", batch=self.batch, ids=self.ids, batches=self.trainer.num_training_batches)
+        weights = [parameter.item() for parameter in self.parameters()]
+        self.note(
+            "step", batch=self.batch, batches=self.trainer.num_training_batches, ids=self.ids, weights=weights
+        )
         finish = (self.folder / "finish").exists()
         if self.trainer.strategy.reduce_boolean_decision(finish, all=False):
             self.trainer.should_stop = True
@@ -79,8 +82,8 @@ class Line(lightning.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--samples", type=int, default=240)
-    parser.add_argument("--pause", type=float, default=0.03)
+    parser.add_argument("--samples", type=int, default=1800)
+    parser.add_argument("--pause", type=float, default=0.1)
     parser.add_argument("--epochs", type=int, default=10**6)
     options = parser.parse_args()
     lightning.seed_everything(1)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from elastic_agent.exit_codes import ExitCode
 from tests.faults.cluster import Cluster, Line
 
 SCRIPT = Path(__file__).parent / "lightning_train.py"
+SAMPLES = 1200
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -24,7 +27,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def start(cluster: Cluster, name: str, slots: int) -> None:
-    cluster.start(name, slots, script=SCRIPT, arguments=("--folder", str(cluster.folder)))
+    cluster.start(
+        name, slots, script=SCRIPT, arguments=("--folder", str(cluster.folder), "--samples", str(SAMPLES))
+    )
 
 
 def steps_of(cluster: Cluster, generation: int) -> list[Line]:
@@ -42,6 +47,46 @@ def last_step(cluster: Cluster, generation: int) -> int:
 
 def first_step(cluster: Cluster, generation: int) -> int:
     return min(one["step"] for one in steps_of(cluster, generation))
+
+
+def history(cluster: Cluster) -> list[list[Line]]:
+    """The steps whose effect lasted, in order, each as its ranks' lines: later generations repeat what was lost."""
+    newest: dict[int, int] = {}
+    for one in cluster.steps():
+        newest[one["step"]] = max(one["generation"], newest.get(one["step"], 0))
+    ranks: dict[int, list[Line]] = {step: [] for step in range(1, max(newest) + 1)}
+    for one in cluster.steps():
+        if one["generation"] == newest[one["step"]]:
+            ranks[one["step"]].append(one)
+    return [sorted(ones, key=lambda one: one["rank"]) for ones in ranks.values()]
+
+
+def check_each_sample_once(cluster: Cluster) -> None:
+    """In every complete epoch; fewer than the world's ranks may be used twice, to give all the same number."""
+    used: dict[int, Counter[int]] = {}
+    for ranks in history(cluster):
+        for one in ranks:
+            used.setdefault(one["epoch"], Counter()).update(one["ids"])
+    for epoch in range(max(used)):
+        assert {*used[epoch]} == {*range(SAMPLES)}, f"epoch {epoch}"
+        assert used[epoch].total() < SAMPLES + 4, f"epoch {epoch}"
+
+
+def check_same_as_one_process(cluster: Cluster) -> None:
+    """Plain PyTorch gets the same weights from the same samples: model and optimizer were restored every time."""
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
+    for ranks in history(cluster):
+        losses = []
+        for one in ranks:
+            values = torch.tensor(one["ids"]).unsqueeze(1) / SAMPLES
+            losses.append((layer(values) - 2 * values).square().mean())
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+        now = [parameter.item() for parameter in layer.parameters()]
+        assert now == pytest.approx(ranks[0]["weights"], abs=1e-4), ranks[0]
 
 
 def test_training_continues_through_every_change_of_the_world(cluster: Cluster) -> None:
@@ -71,5 +116,9 @@ def test_training_continues_through_every_change_of_the_world(cluster: Cluster) 
     start(cluster, "c", 1)
     resumed = cluster.wait_training("a", "c", after=restarted)
     assert first_step(cluster, resumed) == stopped + 1
+    cluster.wait("a complete epoch", lambda: cluster.steps()[-1]["epoch"] or None)
     cluster.let_finish()
-    cluster.wait_end()
+    assert cluster.wait_end("a", "c") == {"a": ExitCode.FINISHED, "c": ExitCode.FINISHED}
+
+    check_each_sample_once(cluster)
+    check_same_as_one_process(cluster)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import warnings
 from typing import Any
 
 from elastic_agent import client
 from elastic_agent.integrations.lightning import private_names, world_change
 from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
 from elastic_agent.integrations.lightning.features import Feature
+from elastic_agent.integrations.lightning.samples import Samples
 
 _FITS = itertools.count()
 """Calls of ``fit`` in this process: the n-th continues from checkpoints of the n-th."""
@@ -38,12 +40,18 @@ class TrainerHooks:
         self._at: str | None = None
         self._restored: dict[str, Any] = {}
         self._validated = False
+        self._bar_to_continue = False
+        self.samples = Samples({})
 
     # -- Lightning's hooks -----------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # First, so that what other callbacks save at the end of a step has this step's samples.
+        trainer.callbacks.remove(self)
+        trainer.callbacks.insert(0, self)
         if stage == "fit":
             self._restored = {}
+            self.samples = Samples({})
             self._checkpoints = RunCheckpoints(trainer.default_root_dir, client.current().run_id, next(_FITS))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -53,10 +61,24 @@ class TrainerHooks:
             private_names.begin_next_epoch(trainer)
         self._validated = bool(self._restored.get("validated"))
         world_change.restore_random_state(self._restored, trainer.global_rank, trainer.world_size)
-        if Feature.PROGRESS_BAR in self._features and private_names.restarted_mid_epoch(trainer):
+        if private_names.restarted_mid_epoch(trainer):
+            self._bar_to_continue = Feature.PROGRESS_BAR in self._features
+            if self.samples.continued:
+                private_names.set_batches_done(trainer, self.samples.batches_done())
+                # Lightning does not know that the sampler has a state.
+                warnings.filterwarnings(
+                    "ignore", "You're resuming from a checkpoint that ended before the epoch"
+                )
+        if self.samples.refusal and trainer.is_global_zero:
+            _say(self.samples.refusal)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
+        if self._bar_to_continue:
+            self._bar_to_continue = False
             private_names.continue_progress_bar(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        self.samples.step_done()
         self._heartbeat(trainer.global_step)
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
@@ -69,7 +91,7 @@ class TrainerHooks:
         self._heartbeat()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        state: dict[str, Any] = {"world_size": trainer.world_size}
+        state: dict[str, Any] = {"world_size": trainer.world_size, "sampler": self.samples.state()}
         if self._at is not None:
             state["at"] = self._at
             state["validated"] = self._at == "step" and private_names.validated_last(trainer)
@@ -78,6 +100,7 @@ class TrainerHooks:
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         self._restored = checkpoint.get(STATE, {})
+        self.samples = Samples(self._restored)
         saved_in = self._restored.get("world_size", trainer.world_size)
         same_in_every_world = isinstance(trainer.limit_train_batches, int)
         if Feature.WORLD in self._features and "loops" in checkpoint and not same_in_every_world:

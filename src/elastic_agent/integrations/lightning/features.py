@@ -23,6 +23,9 @@ class Feature(StrEnum):
     RESUME = "resume"
     """Resume from the run's newest checkpoint if the script names none."""
 
+    SAMPLER = "sampler"
+    """Continue an epoch with the samples that have not been used, also in a world of another size."""
+
     SIGNALS = "signals"
     """Install no signal handlers, broadcast no SIGTERM flag, and ignore Slurm: the agent does all of this."""
 

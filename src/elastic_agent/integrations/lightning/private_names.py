@@ -211,6 +211,49 @@ def _record_checkpoint(original: Any) -> Any:
     return save_checkpoint
 
 
+# -- samples -------------------------------------------------------------------------------------
+
+
+def _loaders_requested(original: Any) -> Any:
+    @functools.wraps(original)
+    def setup_data(self: Any) -> None:
+        hooks = hooks_of(self.trainer)
+        if hooks is not None and (self._combined_loader is None or self._should_reload_train_dl):
+            hooks.samples.reload()
+        original(self)
+
+    return setup_data
+
+
+def _each_sample_once(original: Any) -> Any:
+    @functools.wraps(original)
+    def _prepare_dataloader(self: Any, dataloader: Any, shuffle: bool, mode: Any) -> Any:
+        trainer = self.trainer
+        hooks = hooks_of(trainer)
+        if hooks is not None and mode == "train" and trainer._accelerator_connector.use_distributed_sampler:
+            distributed = trainer._accelerator_connector.is_distributed
+            sampler = hooks.samples.sampler_for(
+                dataloader,
+                shuffle=shuffle and not trainer.overfit_batches,
+                epoch=trainer.fit_loop.epoch_progress.current.processed,
+                world=trainer.distributed_sampler_kwargs if distributed else None,
+            )
+            if sampler is not None:
+                update = sys.modules[type(self).__module__]._update_dataloader
+                return update(dataloader, sampler, mode=mode)
+        return original(self, dataloader, shuffle, mode)
+
+    return _prepare_dataloader
+
+
+def set_batches_done(trainer: Any, count: int) -> None:
+    """Have the counters of batches within the epoch say that so many are done."""
+    current = trainer.fit_loop.epoch_loop.batch_progress.current
+    moved = count - current.ready
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(current, name, getattr(current, name) + moved)
+
+
 # -- heartbeats ----------------------------------------------------------------------------------
 
 
@@ -296,6 +339,15 @@ ADAPTATIONS = (
     ),
     Adaptation(
         Feature.RESUME, PYTORCHES, "trainer.trainer", "Trainer", "save_checkpoint", _record_checkpoint
+    ),
+    Adaptation(Feature.SAMPLER, PYTORCHES, "loops.fit_loop", "_FitLoop", "setup_data", _loaders_requested),
+    Adaptation(
+        Feature.SAMPLER,
+        PYTORCHES,
+        "trainer.connectors.data_connector",
+        "_DataConnector",
+        "_prepare_dataloader",
+        _each_sample_once,
     ),
     Adaptation(Feature.HEARTBEATS, FABRICS, "wrappers", "_FabricOptimizer", "step", _heartbeat_after_step),
 )
@@ -448,6 +500,27 @@ _NEEDED_IN_SOURCE = (
     (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._should_check_val_fx", ("data_fetcher",)),
     (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._num_ready_batches_reached", ("self",)),
     (PYTORCHES, "loops.fit_loop", "_FitLoop.update_restart_stage", ("RESTARTED_MID_EPOCH",)),
+    (
+        PYTORCHES,
+        "loops.fit_loop",
+        "_FitLoop.setup_data",
+        ("self._combined_loader is not None and not self._should_reload_train_dl",),
+    ),
+    (
+        PYTORCHES,
+        "loops.training_epoch_loop",
+        "_TrainingEpochLoop.on_run_start",
+        ("data_fetcher.fetched += self.batch_progress.current.ready",),
+    ),
+    (
+        PYTORCHES,
+        "trainer.connectors.data_connector",
+        "_DataConnector._prepare_dataloader",
+        (
+            "dataloader: object, shuffle: bool, mode: RunningStage",
+            "_update_dataloader(dataloader, sampler, mode=mode)",
+        ),
+    ),
     (
         PYTORCHES,
         "trainer.connectors.signal_connector",
