@@ -118,6 +118,10 @@ def test_modules_that_the_architecture_page_names_exist() -> None:
             folders.append(f"{found[0]}/{name.rpartition('/')[0]}".strip("/"))
 
 
+def test_the_script_on_the_page_about_data_is_the_tested_one() -> None:
+    assert f"```python\n{text_of('examples/elastic_ddp.py')}```" in text_of("docs/data.md")
+
+
 # -- commands and options -----------------------------------------------------------------------
 
 

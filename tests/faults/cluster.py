@@ -26,6 +26,7 @@ Line = dict[str, Any]
 
 TRAIN = Path(__file__).parent / "train.py"
 HANDLING_NOTICES = Path(__file__).parent / "handling_notices.py"
+COUNTING_SAMPLES = Path(__file__).parent / "counting_samples.py"
 LEASE_S, MARGIN_S, SETTLE_S = 2.0, 0.5, 0.4
 PATIENCE_S = 90.0
 """How long anything may take before a test fails; on a busy machine importing torch takes much of it."""
@@ -231,7 +232,11 @@ class Cluster:
             *self.options,
             *options,
             *(str(script), *arguments),
-            *(("--folder", str(self.folder)) if script in (TRAIN, HANDLING_NOTICES) else ()),
+            *(
+                ("--folder", str(self.folder))
+                if script in (TRAIN, HANDLING_NOTICES, COUNTING_SAMPLES)
+                else ()
+            ),
         ]
         agent = self.agents[name] = self._launch(name, command, {MARK: self.mark, **env})
         return agent
