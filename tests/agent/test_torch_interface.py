@@ -45,6 +45,26 @@ def test_the_worker_group_has_the_ranks_that_its_workers_see(seat: Seat) -> None
         assert [str(one) for one in ranks] == [env[name] for name in names]
 
 
+@pytest.mark.parametrize(
+    ("inherited", "share"),
+    [
+        pytest.param({"SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "17"}, "8", id="two workers"),
+        pytest.param(
+            {"SLURM_STEP_ID": "0", "SLURM_CPUS_PER_TASK": "1"}, "1", id="fewer processors than workers"
+        ),
+        pytest.param({"SLURM_STEP_ID": "0"}, None, id="not set"),
+        pytest.param({"SLURM_CPUS_PER_TASK": "16"}, None, id="outside of a step"),
+    ],
+)
+def test_the_workers_of_a_slurm_task_share_its_processors(
+    inherited: dict[str, str], share: str | None
+) -> None:
+    facts = RunFacts("run", "trainer", 0, 3, False, "/dev/shm/x", 40)
+    for slot in range(2):
+        env = worker_environment(inherited, facts, WORLD, SEATS[0], slot)
+        assert env.get("SLURM_CPUS_PER_TASK") == share
+
+
 def test_a_node_without_a_seat_has_no_ranks() -> None:
     group = worker_group(described(2), WORLD, "d-1")
     assert (group.state, group.group_rank) == (WorkerState.INIT, None)

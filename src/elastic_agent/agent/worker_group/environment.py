@@ -49,6 +49,7 @@ def worker_environment(
         "TORCHELASTIC_RUN_ID": facts.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         **libraries_environment(inherited, seat.slots),
+        **_slurm_share(inherited, seat.slots),
         variables.RUN_ID: facts.run_id,
         variables.NODE_ID: seat.node_id,
         variables.SLOT: str(slot),
@@ -65,6 +66,18 @@ def worker_environment(
     if facts.virtual_local_rank:
         env.update(_virtual_local_rank(inherited, slot))
     return env
+
+
+def _slurm_share(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
+    """This worker's part of the processors of a Slurm task, which runs the agent and so all workers of the node.
+
+    Libraries such as LightlyTrain take SLURM_CPUS_PER_TASK for the processors of one worker, and start as many data
+    loaders.
+    """
+    text = inherited.get("SLURM_CPUS_PER_TASK", "")
+    if "SLURM_STEP_ID" not in inherited or not text.isdecimal():
+        return {}
+    return {"SLURM_CPUS_PER_TASK": str(max(1, int(text) // workers))}
 
 
 def role_ranks(world: World, seat: Seat) -> tuple[int, int]:
