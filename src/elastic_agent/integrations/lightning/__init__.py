@@ -7,9 +7,9 @@ Outside of elastic-agent they return no callbacks and change nothing. docs/light
 from __future__ import annotations
 
 import os
-import sys
 
 from elastic_agent.integrations.lightning.features import Feature, enabled
+from elastic_agent.integrations.lightning.say import say
 from elastic_agent.worker_variables import GENERATION
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ __all__ = ["fabric_callbacks", "trainer_callbacks"]
 
 
 def trainer_callbacks() -> list[Any]:
-    """The callbacks to add to a ``Trainer``: entry point ``lightning.pytorch.callbacks_factory``."""
+    """The callbacks to add to a ``Trainer``."""
     features = _adapt()
     if not features:
         return []
@@ -30,10 +30,7 @@ def trainer_callbacks() -> list[Any]:
 
 
 def fabric_callbacks() -> list[Any]:
-    """The callbacks to add to a ``Fabric``: entry point ``lightning.fabric.callbacks_factory``. There are none.
-
-    What can be done for Fabric is done by the adapted methods.
-    """
+    """The callbacks to add to a ``Fabric``: none. What can be done for it is done by the methods that are adapted."""
     _adapt()
     return []
 
@@ -48,5 +45,5 @@ def _adapt() -> frozenset[Feature]:
     problems = private_names.apply(features)
     if problems is not None and os.environ.get("RANK") == "0":
         for line in (*([complaint] if complaint else []), *problems):
-            print(f"elastic_agent: {line}", file=sys.stderr)
+            say(line)
     return features

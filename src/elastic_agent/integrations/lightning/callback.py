@@ -13,6 +13,7 @@ from elastic_agent.integrations.lightning import private_names, world_change
 from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
 from elastic_agent.integrations.lightning.features import Feature
 from elastic_agent.integrations.lightning.samples import Samples
+from elastic_agent.integrations.lightning.say import say
 
 _FITS = itertools.count()
 """Calls of ``fit`` in this process: the n-th continues from checkpoints of the n-th."""
@@ -70,7 +71,7 @@ class TrainerHooks:
                     "ignore", "You're resuming from a checkpoint that ended before the epoch"
                 )
         if self.samples.refusal and trainer.is_global_zero:
-            _say(self.samples.refusal)
+            say(self.samples.refusal)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
         if self._bar_to_continue:
@@ -138,7 +139,7 @@ class TrainerHooks:
         if trainer.is_global_zero:
             self._checkpoints.add(path)
             self._checkpoints.remove_older_on_notice(path)
-            _say(f"notice ({notice.reason}): saved step {trainer.global_step} to {path}; leaving")
+            say(f"notice ({notice.reason}): saved step {trainer.global_step} to {path}; leaving")
         client.leave()
 
     def saved(self, trainer: Any, path: Any) -> None:
@@ -155,7 +156,7 @@ class TrainerHooks:
         seen = sorted({path for there in everywhere for path in there})
         if named is not None:
             if common and os.path.abspath(os.fspath(named)) != common[-1] and _is_rank_0():
-                _say(
+                say(
                     f"the script resumes from {named}; the run's newest checkpoint, {common[-1]}, is not used"
                 )
             return None
@@ -191,7 +192,3 @@ def _gathered(value: Any) -> list[Any]:
 
 def _is_rank_0() -> bool:
     return client.current().placement.rank == 0
-
-
-def _say(line: str) -> None:
-    print(f"elastic_agent: {line}", file=sys.stderr, flush=True)

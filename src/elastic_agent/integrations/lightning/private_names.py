@@ -181,6 +181,17 @@ def _notice_after_epoch(original: Any) -> Any:
     return on_advance_end
 
 
+def _notice_after_save(original: Any) -> Any:
+    from elastic_agent.integrations.lightning.fabric import leave_after_save
+
+    @functools.wraps(original)
+    def save(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        leave_after_save(self)
+
+    return save
+
+
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
@@ -349,6 +360,7 @@ ADAPTATIONS = (
         "_prepare_dataloader",
         _each_sample_once,
     ),
+    Adaptation(Feature.NOTICES, FABRICS, "fabric", "Fabric", "save", _notice_after_save),
     Adaptation(Feature.HEARTBEATS, FABRICS, "wrappers", "_FabricOptimizer", "step", _heartbeat_after_step),
 )
 
@@ -400,12 +412,27 @@ def _untested(root: str) -> list[str]:
 
 def _replace(root: str, one: Adaptation) -> bool:
     try:
-        owner = getattr(importlib.import_module(f"{root}.{one.module}"), one.owner)
-        original = vars(owner)[one.name]
-    except (ImportError, AttributeError, KeyError):
+        owner, original = _find(root, one)
+    except LookupError:
         return False
     setattr(owner, one.name, one.replace(original))
     return True
+
+
+def _find(root: str, one: Adaptation) -> tuple[type, Any]:
+    """The class and its present attribute; LookupError: there is none."""
+    try:
+        owner = getattr(importlib.import_module(f"{root}.{one.module}"), one.owner)
+        return owner, vars(owner)[one.name]
+    except (ImportError, AttributeError) as error:
+        raise LookupError(str(one)) from error
+
+
+def in_place(root: str, one: Adaptation) -> bool:
+    """Whether the attribute is this module's replacement."""
+    owner, attribute = _find(root, one)
+    function: Any = attribute.fget if isinstance(attribute, property) else getattr(owner, one.name)
+    return bool(function.__code__.co_filename == __file__)
 
 
 def hooks_of(trainer: Any) -> Any:
@@ -548,8 +575,8 @@ def missing(root: str) -> list[str]:
     for one in ADAPTATIONS:
         if root in one.roots:
             try:
-                vars(getattr(importlib.import_module(f"{root}.{one.module}"), one.owner))[one.name]
-            except (ImportError, AttributeError, KeyError):
+                _find(root, one)
+            except LookupError:
                 problems.append(f"{root}.{one} no longer exists: {one.feature} replaces it")
     for roots, module, path, needed in _NEEDED_IN_SOURCE:
         if root in roots:

@@ -1,0 +1,72 @@
+"""What the integration changes in Lightning, and when; and what of Lightning it relies on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_agent.integrations.lightning.features import Feature
+from tests.client.support import launched
+
+PROBE = Path(__file__).parent / "lightning_probe.py"
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def probe() -> Any:
+    """Importing Lightning twice takes seconds: one process finds out everything."""
+    done = subprocess.run(
+        [sys.executable, PROBE],
+        capture_output=True,
+        text=True,
+        env=launched({}),
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_lightning_finds_the_integration() -> None:
+    for package in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric"):
+        (entry,) = entry_points(group=f"{package}.callbacks_factory", name="elastic-agent")
+        assert callable(entry.load())
+
+
+def test_this_lightning_has_all_private_names_that_are_used(probe: Any) -> None:
+    assert probe["missing"] == [], (
+        "adapt elastic_agent/integrations/lightning/private_names.py to this Lightning"
+    )
+
+
+def test_without_the_agent_nothing_is_changed(probe: Any) -> None:
+    assert "ElasticAgentCallback" not in probe["without"]["callbacks"]
+    assert probe["without"]["adapted"] == []
+
+
+def test_both_distributions_are_adapted(probe: Any) -> None:
+    assert probe["within"]["callbacks"].count("ElasticAgentCallback") == 2
+
+
+def test_a_disabled_feature_changes_nothing(probe: Any) -> None:
+    """The probe disables ``signals``. The progress bar needs no method of Lightning's to be replaced."""
+    others = {str(feature) for feature in Feature} - {Feature.SIGNALS, Feature.PROGRESS_BAR}
+    assert {*probe["within"]["adapted"]} == others
+
+
+def test_a_wrong_name_of_a_feature_and_an_untested_version_are_one_line_each(probe: Any) -> None:
+    wrong, untested = probe["said"]
+    assert (
+        "ELASTIC_AGENT_LIGHTNING_DISABLE='signals, heartbeets': no such feature: heartbeets; expected"
+        in wrong
+    )
+    assert (
+        "pytorch_lightning 2.9.1 is not tested with elastic-agent; expected at least 2.6 and below 2.7"
+        in untested
+    )
