@@ -1,0 +1,52 @@
+"""The Lightning example, stopped in the middle and resumed with another number of workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.exit_codes import ExitCode
+from tests.faults.watching import FolderWatch
+
+DIGITS = Path(__file__).parents[2] / "examples" / "lightning_digits.py"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def start(folder: Path, workers: int) -> subprocess.Popen[str]:
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PET_", "ELASTIC_AGENT_"))
+    }
+    options = ("--rdzv-id", "digits", "--state-dir", folder / "state", "--nproc-per-node", workers)
+    command = (sys.executable, "-m", "elastic_agent", *options, DIGITS, "--root", folder)
+    return subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+    )
+
+
+def test_the_example_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
+    record = tmp_path / "elastic_agent" / "digits" / "fit-0"
+    record.mkdir(parents=True)
+    with FolderWatch(record) as watch, start(tmp_path, 2) as first:
+        watch.until((record / "checkpoints.json").exists, 100, [first.pid])  # an epoch is complete
+        first.send_signal(signal.SIGUSR1)
+        said, _ = first.communicate()
+    assert first.returncode == ExitCode.STOPPED, said
+    saved = re.search(r"elastic_agent: notice \(preempted\): saved step (\d+) to (\S+);", said)
+    assert saved is not None, said
+
+    with start(tmp_path, 1) as again:
+        told, _ = again.communicate()
+    assert again.returncode == 0, told
+    assert f"Restored all states from the checkpoint at {saved[2]}" in told
+    assert re.search(r"^done: accuracy 0\.9\d+ after \d+ steps$", told, re.M), told
