@@ -1,0 +1,35 @@
+"""An unmodified Lightning script in a Slurm job with one agent per node: the same command on all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integrations.test_lightning import SCRIPT
+
+from .cluster import Slurm
+from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
+
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_a_lightning_job_is_requeued_at_its_time_limit_and_loses_no_step(slurm: Slurm, folder: Path) -> None:
+    """Lightning would see a Slurm job of one task per node, requeue it itself, and save and find hpc_ckpt files."""
+    script = folder / "train.py"
+    script.unlink()
+    script.write_text(
+        f"import runpy, sys; sys.argv[1:] = ['--folder', '.']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    job = slurm.submit(DEPLOY / "elastic.sbatch", *SMALL, "--nodes=2", folder=folder)
+    before = wait_steps(job)[-1]["generation"]
+    slurm.ask("scancel", "--signal=USR1", job.id)
+    job.wait_state("PENDING")
+    job.start_soon()
+    wait_steps(job, after=before)
+    finish(job)
+    taken = [one["step"] for one in steps(folder)]
+    assert taken == list(range(1, len(taken) + 1)), "a step was lost or trained twice"
+    assert {one["restarts"] for one in notes(folder, "born")} == {0}
+    assert job.facts()["Restarts"] == "1"
+    assert not list(folder.rglob("hpc_ckpt*"))
