@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import select
 import signal
@@ -24,6 +25,8 @@ _MCL_CURRENT = 1
 _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
 _IN_MOVED_TO, _IN_CREATE = 0x80, 0x100
+_CPUCLOCK_SCHED = 2
+"""The kind of clock in the number of another process's clock, as clock_getcpuclockid(3) makes it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -258,6 +261,57 @@ def stat_fields(pid: int) -> list[bytes]:
     return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
+def cpu_time_s(pid: int) -> float:
+    """Processor time that all threads of the process have used. Raises OSError: it is gone."""
+    try:
+        return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
+    except OSError:  # a sandbox without the clocks of other processes
+        fields = stat_fields(pid)
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def transferred_bytes(pid: int) -> int:
+    """What the process has read and written; 0 where that cannot be seen. Raises OSError: it is gone."""
+    try:
+        lines = _read(f"/proc/{pid}/io").splitlines()
+    except PermissionError:  # it has become another user
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar:", b"wchar:")))
+
+
+def resident_bytes(pid: int) -> int:
+    """Its memory, shared or not; roughly. Raises OSError: it is gone."""
+    return int(_read(f"/proc/{pid}/statm").split()[1]) * mmap.PAGESIZE
+
+
+def threads(pid: int) -> list[int]:
+    """The threads of a process; none when it is gone."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def thread_state(tid: int) -> str:
+    """R: runs or waits for a processor, D: waits for a disk, S: waits for something else; empty when it is gone."""
+    try:
+        return stat_fields(tid)[0].decode()
+    except OSError:
+        return ""
+
+
+def system_call(tid: int) -> tuple[int, str] | None:
+    """The system call in which a thread waits, and its stack pointer: the same call again has the same one.
+
+    None when it runs or is gone, or when the system does not show it.
+    """
+    with contextlib.suppress(OSError):
+        words = _read(f"/proc/{tid}/syscall").split()
+        if len(words) > 2:  # the number, six arguments, the stack pointer and the program counter
+            return int(words[0]), words[-2].decode()
+    return None
+
+
 def process_ids() -> list[int]:
     """All processes that can be seen here."""
     with os.scandir("/proc") as entries:
@@ -292,6 +346,11 @@ def catches(pid: int, signum: int) -> bool:
 def ignores(pid: int, signum: int) -> bool | None:
     """Whether the process ignores this signal; None if it is gone."""
     return _in_mask(pid, b"SigIgn:", signum)
+
+
+def ends_by(pid: int, signum: int) -> bool:
+    """Whether this signal would end the process: it neither catches nor ignores nor blocks it. False: it is gone."""
+    return not any(_in_mask(pid, mask, signum) is not False for mask in (b"SigCgt:", b"SigIgn:", b"SigBlk:"))
 
 
 def _in_mask(pid: int, mask: bytes, signum: int) -> bool | None:

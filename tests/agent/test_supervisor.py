@@ -89,7 +89,7 @@ class Scene:
             guard=self.guard,
             session=Session(backend, member, LEASE_S),
             publish=Publisher(log_event, *subscribers, self._take_in),
-            graces=Graces(0.1, 0.1),
+            graces=Graces(0.1, 0.1, 0.05),
             make_workers=self._make_workers,
             new_guard=self._new_guard,
             remember=backend.remember,

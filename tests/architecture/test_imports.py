@@ -56,7 +56,10 @@ STANDARD_LIBRARY_ONLY = {
 
 GUARD = {
     "workers/guard/__main__.py",
-    *(f"workers/guard/{part}.py" for part in ("generation", "loop", "messages", "relay", "spawn", "warm")),
+    *(
+        f"workers/guard/{part}.py"
+        for part in ("generation", "loop", "messages", "progress", "relay", "spawn", "warm")
+    ),
     "linux.py",
 }
 """What the guard process is made of: it must start at once, and survive whatever torch does."""

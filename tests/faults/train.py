@@ -4,9 +4,9 @@ Each step is one all_reduce. Every rank appends a line per step to ``steps.jsonl
 (atomically) after each step. It trains until the file ``finish`` is there.
 
 A worker obeys the order it finds in ``order.NODE.SLOT`` at the end of a step: exception, exit, hang, deaf (hangs
-and ignores SIGTERM), daemon (leaves a daemonised grandchild behind, then goes on). An order is obeyed once, unless
-it begins with ``always-``. Two are obeyed before the first step, each time: typo (the same error in every generation)
-and typos (another one in each).
+and ignores SIGTERM), saves (hangs, and writes for seconds at SIGTERM), daemon (leaves a daemonised grandchild behind,
+then goes on). An order is obeyed once, unless it begins with ``always-``. Two are obeyed before the first step, each
+time: typo (the same error in every generation) and typos (another one in each).
 """
 
 from __future__ import annotations
@@ -46,6 +46,17 @@ def save(folder: Path, step: int, run_id: str) -> None:
     draft.replace(folder / "checkpoint.json")
 
 
+def write_for_seconds(folder: Path, worker_id: str) -> None:
+    """Write a large state in pieces; a note says when it is complete."""
+    ends = time.monotonic() + 3.0
+    while time.monotonic() < ends:
+        with (folder / "large-state").open("wb") as file:
+            file.write(bytes(1 << 20))
+            os.fsync(file.fileno())
+    note(folder, kind="saved", worker_id=worker_id)
+    os._exit(0)
+
+
 def daemonise(folder: Path, worker_id: str) -> None:
     """Leave a grandchild behind that has its own session and ignores SIGTERM."""
     if os.fork() == 0:
@@ -78,6 +89,11 @@ def obey(folder: Path, worker_id: str) -> None:
         case "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             note(folder, kind="deaf", worker_id=worker_id)
+            while True:
+                time.sleep(3600)
+        case "saves":
+            signal.signal(signal.SIGTERM, lambda *_: write_for_seconds(folder, worker_id))
+            note(folder, kind="saves", worker_id=worker_id)
             while True:
                 time.sleep(3600)
         case "daemon":

@@ -68,6 +68,9 @@ POINTS: dict[type, str] = {
 }
 """Where a trap may wait (see :mod:`.faults`)."""
 
+HANGS_S, IDLE_S = 1.0, 0.05
+"""Workers that would take so long to end on SIGTERM make no progress; before a restart, the guard kills them then."""
+
 
 @dataclass
 class Offer:
@@ -375,6 +378,8 @@ class Agent:
         if grace_s == 0.0:
             return
         by_itself_s = self.cluster.reacts_to_sigterm_s()
+        if self._stopping is Grace.RESTART and by_itself_s > HANGS_S:
+            grace_s = min(grace_s, IDLE_S)
         waited_s = 0.0
         while waited_s < min(grace_s, by_itself_s) and group.alive:
             step_s = min(min(grace_s, by_itself_s) - waited_s, 0.1)

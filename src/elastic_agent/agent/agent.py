@@ -284,7 +284,7 @@ class Agent(ElasticAgent):
             guard=self._guard,
             session=session,
             publish=self._publish,
-            graces=Graces(settings.restart_grace, settings.shutdown_timeout),
+            graces=Graces(settings.restart_grace, settings.shutdown_timeout, settings.restart_idle),
             make_workers=WorkerFactory(settings, run_id, self._logs, self._closer).make,
             new_guard=self._new_guard,
             remember=self._backend.remember,

@@ -50,10 +50,16 @@ class Graces:
 
     restart_s: float
     drain_s: float
+    restart_idle_s: float
+    """Before a restart, workers that make no progress for so long are killed earlier."""
 
     def of(self, grace: Grace) -> float:
         """The time for this kind of stop."""
         return {Grace.RESTART: self.restart_s, Grace.DRAIN: self.drain_s, Grace.NONE: 0.0}[grace]
+
+    def idle_s(self, grace: Grace) -> float | None:
+        """How long workers may make no progress in this kind of stop; None: as long as the grace."""
+        return self.restart_idle_s if grace is Grace.RESTART else None
 
 
 @dataclass
@@ -365,7 +371,10 @@ class Supervisor:
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
         self._publish(events.WorkersStopping(self.node.generation, action.reason, action.grace))
-        self._runner.stop(self._parts.graces.of(action.grace), dump_stacks=action.dump_stacks)
+        graces = self._parts.graces
+        self._runner.stop(
+            graces.of(action.grace), idle_s=graces.idle_s(action.grace), dump_stacks=action.dump_stacks
+        )
 
     def _start_workers(self, world: World) -> None:
         if self._recording is None:

@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from elastic_agent.agent import events
 from elastic_agent.client._cells import HeartbeatFile
@@ -128,9 +129,10 @@ class Runner:
         interruptions = Interruptions(self._stop_signals, context.ignored_signals)
         self._running = _Running(context, heartbeats, cleanup, interruptions)
 
-    def stop(self, grace_s: float, *, dump_stacks: bool = False) -> None:
+    def stop(self, grace_s: float, *, idle_s: float | None = None, dump_stacks: bool = False) -> None:
         """SIGTERM, SIGKILL after ``grace_s``; ``WorkersCleared`` follows when nothing is left.
 
+        With ``idle_s``, SIGKILL also when the workers have made no progress for so long.
         A guard that is frozen itself is killed: then its end follows.
         """
         if self._running is not None:
@@ -144,9 +146,10 @@ class Runner:
             return  # its end is noticed
         if dump_stacks and self._stacks() and grace_s > 0:
             self._cancel_timer()
-            self._timer = asyncio.get_running_loop().call_later(STACKS_TIME_S, self._guard.stop, grace_s)
+            stop = partial(self._guard.stop, grace_s, idle_s=idle_s)
+            self._timer = asyncio.get_running_loop().call_later(STACKS_TIME_S, stop)
         else:
-            self._guard.stop(grace_s)
+            self._guard.stop(grace_s, idle_s=idle_s)
 
     def notify(self, notice: Notice, stopped_s: float) -> bool:
         """Give the workers the notice, if any run; they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).

@@ -46,7 +46,16 @@ class FailureSettings:
         "to kill its workers.",
     )
     restart_grace: float = setting(
-        value_types.seconds(0), "1.0", "Time between SIGTERM and SIGKILL for workers before a restart."
+        value_types.seconds(0),
+        "30",
+        "Maximum time between SIGTERM and SIGKILL for workers before a restart. It ends earlier when the workers "
+        "make no progress (--restart-idle).",
+    )
+    restart_idle: float = setting(
+        value_types.seconds(0),
+        "0.05",
+        "Before a restart, workers that have received SIGTERM and make no progress for this long are killed. "
+        "Progress is processor time, reads and writes, of the workers and their child processes.",
     )
     shutdown_timeout: float = setting(
         value_types.seconds(0),

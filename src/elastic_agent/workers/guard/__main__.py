@@ -225,7 +225,7 @@ class GuardProcess:
             mailbox = os.pread(self._memory_fd, message["size"], MAILBOX_OFFSET)
             self._spawn(message["generation"], mailbox, message["patience_s"])
         elif command == "stop":
-            self._stop(message["generation"], message["grace_s"], message["signum"])
+            self._stop(message["generation"], message["grace_s"], message["signum"], message["idle_s"])
         elif command == "warm":
             self._keep_warm(message["config"])
         # "look" only wakes the guard: the deadline was read on the way here.
@@ -275,9 +275,9 @@ class GuardProcess:
         self._channel.send(message)
         self._channel.send({"event": "stopped", "generation": number, "unkillable": ()})
 
-    def _stop(self, number: int, grace_s: float, signum: int) -> None:
+    def _stop(self, number: int, grace_s: float, signum: int, idle_s: float | None) -> None:
         if self._generation is not None:
-            self._generation.stop(grace_s, signum)
+            self._generation.stop(grace_s, signum, idle_s)
             self._news = True
         else:
             self._channel.send({"event": "stopped", "generation": number, "unkillable": ()})

@@ -315,16 +315,25 @@ class Guard:
             {"do": "spawn", "generation": generation, "size": len(payload), "patience_s": warm_patience_s}
         )
 
-    def stop(self, grace_s: float, signum: int = signal.SIGTERM) -> None:
+    def stop(self, grace_s: float, signum: int = signal.SIGTERM, *, idle_s: float | None = None) -> None:
         """End the generation; answered by `Stopped`, at once if nothing runs.
 
         Each worker's process group gets `signum` now; once the workers are gone, so does what had left
-        those groups. After `grace_s` all that is left gets SIGKILL. May be repeated to shorten the grace,
-        not to lengthen it. Raises ValueError for no signal's number.
+        those groups. After `grace_s` all that is left gets SIGKILL; with `idle_s` also when none of it has made
+        progress for so long. May be repeated to shorten the grace, not to lengthen it. Raises ValueError for no
+        signal's number.
         """
         if signum not in signal.valid_signals():
             raise ValueError(f"{signum!r} is not a signal number")
-        self._send({"do": "stop", "generation": self._generation, "grace_s": grace_s, "signum": int(signum)})
+        self._send(
+            {
+                "do": "stop",
+                "generation": self._generation,
+                "grace_s": grace_s,
+                "signum": int(signum),
+                "idle_s": idle_s,
+            }
+        )
 
     def set_deadline(self, at_boottime_s: float | None) -> None:
         """Let the workers live until `at_boottime_s` (seconds of CLOCK_BOOTTIME); None: no limit, and no

@@ -17,6 +17,7 @@ import time
 from elastic_agent import linux
 from elastic_agent.workers.guard import spawn
 from elastic_agent.workers.guard.messages import NO_SLOT
+from elastic_agent.workers.guard.progress import LOOK_EVERY_S, Progress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ class Generation:
         self._starting = True
         self._held_reports: list[Message] = []
         self._kill_at = 0.0
+        self._progress: Progress | None = None
+        self._next_look = 0.0
         self._signum = signal.SIGTERM.value
         self._signalled: set[tuple[int, int]] = set()
         self._killed: set[tuple[int, int]] = set()
@@ -293,10 +296,11 @@ class Generation:
 
     # --- stopping ---------------------------------------------------------------------------------
 
-    def stop(self, grace_s: float, signum: int) -> None:
+    def stop(self, grace_s: float, signum: int, idle_s: float | None) -> None:
         """Send `signum` to the workers' process groups now and SIGKILL to all that is left after `grace_s`.
 
-        Workers that are still being started get no grace.
+        With `idle_s`, also as soon as nothing of what is left has made progress for so long (`progress`). Workers that
+        are still being started get no grace.
         """
         for worker in list(self._workers.values()):
             self._start_known(worker)  # may wait in the loop behind this very command
@@ -306,6 +310,9 @@ class Generation:
             self.phase = TERMINATING
             self._kill_at = time.monotonic() + grace_s
             self._signum = signum
+            if idle_s is not None:
+                self._progress = Progress(list(self._workers), signum, idle_s, self._remaining)
+                self._next_look = time.monotonic() + LOOK_EVERY_S
             for worker in self._workers.values():
                 _signal_group(worker.pid, signum)
             if not self._workers:
@@ -353,14 +360,14 @@ class Generation:
     def next_tick(self) -> float | None:
         """When `tick` is due, by time.monotonic()."""
         if self.phase == TERMINATING:
-            return self._kill_at
+            return self._kill_at if self._progress is None else min(self._kill_at, self._next_look)
         if self.phase == KILLING:
             return min(self._next_scan, self._patience_ends)
         return self._cold_at if self._to_start and self._starting else None
 
     def tick(self) -> None:
         now = time.monotonic()
-        if self.phase == TERMINATING and now >= self._kill_at:
+        if self.phase == TERMINATING and (now >= self._kill_at or self._stalled(now)):
             self.kill()
         elif self.phase == KILLING and now >= self._patience_ends:
             self._lose_patience()
@@ -371,6 +378,14 @@ class Generation:
             importing = self._pool is not None and self._pool.overdue()
             self._report_now({"event": "warm_late", "generation": self.number, "importing": importing})
             self.start_more()
+
+    def _stalled(self, now: float) -> bool:
+        """Whether no more can come of the grace period."""
+        if self._progress is None or now < self._next_look:
+            return False
+        goes_on = self._progress.look(now)
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+        return not goes_on
 
     def _lose_patience(self) -> None:
         """SIGKILL was sent long ago: processes asleep in the kernel run no user code again; others are awaited."""

@@ -1,0 +1,207 @@
+"""The grace period before a restart: it lasts as long as the workers make progress."""
+
+from __future__ import annotations
+
+import signal
+from textwrap import dedent
+
+import pytest
+
+from elastic_agent.workers.guard.client import Exited, Launch, Stopped
+from tests.workers.support import Driver, News, python
+
+LONG_S = 1000.0
+IDLE_S = 0.05
+
+TELL = """
+import fcntl, os, signal, subprocess, sys, threading, time
+
+def tell(text):
+    with open(sys.argv[1], "w") as news:
+        news.write(f"{text}\\n")
+
+def save(*_):
+    exec(sys.argv[2])
+    tell("saved")
+    os._exit(5)
+
+signal.signal(signal.SIGTERM, save)
+"""
+"""A worker whose handler runs the code in its second argument."""
+
+BLOCKED = """
+lock = threading.Lock()
+lock.acquire()
+tell("ready")
+while True:
+    lock.acquire()
+"""
+
+
+def saving(news: News, handler: str, body: str = BLOCKED) -> Launch:
+    return python(0, TELL + body, str(news.path), dedent(handler))
+
+
+def stop(driver: Driver, news: News, launch: Launch, grace_s: float = LONG_S) -> Exited:
+    """Start the worker, wait until it is ready, stop it; returns how it ended."""
+    driver.guard.spawn(1, [launch])
+    assert news.line() == "ready"
+    driver.guard.stop(grace_s, idle_s=IDLE_S)
+    exited = driver.until(Exited)
+    driver.until(Stopped)
+    return exited
+
+
+SAVES = {
+    "writes a file": "open(sys.argv[1] + '.state', 'wb').write(bytes(10_000_000))",
+    "computes and allocates for longer than computing alone counts": """
+        states, ends = [], time.monotonic() + 1.5
+        while time.monotonic() < ends:
+            states.append(bytes(range(256)) * 40)
+    """,
+    "computes for less long, and writes after it": """
+        ends = time.monotonic() + 0.5
+        while time.monotonic() < ends:
+            pass
+        open(sys.argv[1] + '.state', 'wb').write(bytes(1000))
+    """,
+    "sleeps for a moment": "time.sleep(0.3)",
+    "waits for a thread that computes": """
+        def compute():
+            ends = time.monotonic() + 0.3
+            while time.monotonic() < ends:
+                pass
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+    """,
+    "waits for a child process": "subprocess.run(['sleep', '0.3'])",
+    "waits for a thread that waits for a child process": """
+        thread = threading.Thread(target=lambda: subprocess.run(['sleep', '0.3']))
+        thread.start()
+        thread.join()
+    """,
+    "writes to a pipe that is read slowly": """
+        reader = subprocess.Popen(
+            ["sh", "-c", "while sleep 0.2; do head -c 65536 || exit; done > /dev/null"],
+            stdin=subprocess.PIPE, start_new_session=True,
+        )
+        pipe = reader.stdin.fileno()
+        for _ in range(8):
+            os.write(pipe, bytes(65536))
+    """,
+}
+
+
+@pytest.mark.parametrize("handler", SAVES.values(), ids=SAVES)
+def test_a_handler_that_saves_may_complete(driver: Driver, news: News, handler: str) -> None:
+    assert stop(driver, news, saving(news, handler)).returncode == 5
+    assert news.line() == "saved"
+
+
+HANGS = {
+    "waits for a lock": "threading.Semaphore(0).acquire()",
+    "waits for a thread that waits for a lock": """
+thread = threading.Thread(target=threading.Semaphore(0).acquire)
+thread.start()
+thread.join()
+""",
+    "polls for something that never comes": """
+while True:
+    time.sleep(0.01)
+""",
+    "computes for ever": """
+while True:
+    pass
+""",
+    "sleeps": "time.sleep(1000)",
+}
+
+
+@pytest.mark.parametrize("handler", HANGS.values(), ids=HANGS)
+def test_a_handler_that_hangs_is_killed(driver: Driver, news: News, handler: str) -> None:
+    assert stop(driver, news, saving(news, handler)).returncode == -signal.SIGKILL
+
+
+WAITS = {
+    "in a lock": BLOCKED,
+    "for input": """
+        tell("ready")
+        reads, _ = os.pipe()
+        while True:
+            os.read(reads, 1)
+    """,
+    "asleep": """
+        tell("ready")
+        while True:
+            time.sleep(1000)
+    """,
+}
+
+
+@pytest.mark.parametrize("body", WAITS.values(), ids=WAITS)
+def test_a_handler_that_sets_a_flag_does_not_delay_the_stop(driver: Driver, news: News, body: str) -> None:
+    handler = "signal.signal(signal.SIGTERM, lambda *_: None)"
+    launch = python(0, TELL + handler + "\n" + dedent(body), str(news.path), "")
+    assert stop(driver, news, launch).returncode == -signal.SIGKILL
+
+
+def test_an_interpreter_that_frees_its_modules_is_not_waited_for(driver: Driver, news: News) -> None:
+    """It has reset its signal handlers by then."""
+    body = """
+        class Large:
+            def __del__(self, clock=time.monotonic, write=os.write, fd=os.open(sys.argv[1], os.O_WRONLY)):
+                ends = clock() + 0.6
+                while clock() < ends:
+                    pass
+                write(fd, b"freed\\n")
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        large = Large()
+        tell("ready")
+        while True:
+            time.sleep(1000)
+    """
+    launch = python(0, TELL + dedent(body), str(news.path), "")
+    assert stop(driver, news, launch).returncode == -signal.SIGKILL
+    assert news.silent()
+
+
+def test_a_worker_that_ignores_the_signal_is_killed_whatever_it_does(driver: Driver, news: News) -> None:
+    body = """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        tell("ready")
+        while True:
+            open("/dev/null", "wb").write(bytes(1_000_000))
+    """
+    launch = python(0, TELL + dedent(body), str(news.path), "")
+    assert stop(driver, news, launch).returncode == -signal.SIGKILL
+
+
+def test_a_handler_that_ignores_further_signals_may_complete(driver: Driver, news: News) -> None:
+    handler = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SAVES["writes a file"]
+    assert stop(driver, news, saving(news, handler)).returncode == 5
+
+
+def test_a_worker_that_hangs_does_not_end_the_grace_period_of_one_that_saves(
+    driver: Driver, news: News
+) -> None:
+    hangs = python(1, TELL + BLOCKED, str(news.path), HANGS["waits for a lock"])
+    driver.guard.spawn(1, [saving(news, SAVES["sleeps for a moment"]), hangs])
+    assert [news.line(), news.line()] == ["ready", "ready"]
+    driver.guard.stop(LONG_S, idle_s=IDLE_S)
+    driver.until(Stopped)
+    assert {one.slot: one.returncode for one in driver.of(Exited)} == {0: 5, 1: -signal.SIGKILL}
+
+
+def test_the_grace_period_remains_the_limit(driver: Driver, news: News) -> None:
+    handler = "while True:\n    open('/dev/null', 'wb').write(bytes(1_000_000))"
+    assert stop(driver, news, saving(news, handler), grace_s=0.3).returncode == -signal.SIGKILL
+
+
+def test_a_long_idle_time_gives_the_whole_grace_period(driver: Driver, news: News) -> None:
+    driver.guard.spawn(1, [saving(news, "threading.Event().wait(0.5)")])
+    assert news.line() == "ready"
+    driver.guard.stop(LONG_S, idle_s=LONG_S)
+    assert driver.until(Exited).returncode == 5
+    driver.until(Stopped)
