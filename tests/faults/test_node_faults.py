@@ -150,3 +150,16 @@ def test_a_node_above_max_stands_by_and_replaces_one_that_leaves(make_cluster: M
     second = cluster.wait_training("a", "c", after=first)
     assert cluster.world(second) == {"a": (1, 0), "c": (1, 1)}
     see_it_end(cluster, restarts=0, b=6)
+
+
+def test_a_run_starts_with_the_desired_nodes_and_continues_with_fewer(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("1:3", "--desired-nodes", "2", "--desired-wait", "1000")
+    cluster.start("a")
+    cluster.wait_said("a", "waiting for more nodes (--desired-nodes 2)")
+    b = cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    assert first == 1, "a did not train alone before"
+
+    b.kill_node()
+    cluster.wait_training("a", after=first)
+    see_it_end(cluster, restarts=0, b=-signal.SIGKILL)

@@ -51,6 +51,7 @@ def policies(draw: st.DrawFn) -> Policy:
     low, high = sorted(draw(st.tuples(st.integers(1, 65536), st.integers(1, 65536))))
     times = (draw(seconds), draw(seconds), draw(seconds), draw(seconds))
     more = {"restart_window_s": draw(seconds), "restart_backoff_s": draw(seconds)}
+    more |= {"desired_nodes": draw(st.integers(0, 65536)), "desired_wait_s": draw(seconds)}
     return Policy(low, high, draw(counts), draw(leases_s), *times, **more)
 
 

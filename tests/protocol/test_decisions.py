@@ -106,6 +106,59 @@ def test_each_new_node_extends_settle_but_not_beyond_three_times_settle() -> Non
     assert len(table.world) == came
 
 
+DESIRED = policy(min_nodes=1, max_nodes=4, desired_nodes=3, desired_wait_s=10 * SETTLE_S)
+
+
+def test_the_first_world_waits_for_the_desired_nodes() -> None:
+    table = Table(DESIRED)
+    table.comes("a")
+    table.wait(5 * SETTLE_S)
+    table.comes("b")
+    assert table.last.reason == "2 of 1 to 4 nodes are ready; waiting for more nodes (--desired-nodes 3)"
+    table.wait(4 * SETTLE_S)
+    assert table.stand == (FORMING, 1)
+    table.comes("c")
+    assert table.stand == (RUNNING, 1), "the wait for more than that is over"
+
+
+def test_the_desired_nodes_wait_for_more_as_usual() -> None:
+    table = Table(DESIRED)
+    for node in ("a", "b", "c"):
+        table.comes(node)
+    assert table.last.reason.endswith("(--settle)")
+    table.wait(SETTLE_S)
+    assert table.stand == (RUNNING, 1)
+
+
+def test_the_first_world_starts_without_the_desired_nodes_when_the_wait_is_over() -> None:
+    table = Table(DESIRED)
+    table.comes("a")
+    table.wait(10 * SETTLE_S - STEP_S)
+    assert table.stand == (FORMING, 1)
+    table.wait(STEP_S)
+    assert table.world == ["a"]
+
+
+def test_the_wait_for_desired_nodes_begins_when_there_are_enough() -> None:
+    table = Table(msgspec.structs.replace(DESIRED, min_nodes=2))
+    table.comes("a")
+    table.wait(8 * SETTLE_S)
+    table.comes("b")
+    table.wait(10 * SETTLE_S - STEP_S)
+    assert table.stand == (FORMING, 1)
+    table.wait(STEP_S)
+    assert table.world == ["a", "b"]
+
+
+def test_survivors_do_not_wait_for_the_desired_nodes() -> None:
+    table = running("a", "b", "c", rules=DESIRED)
+    table.falls_silent("c")
+    table.wait(FENCE_S + STEP_S)
+    table.all_say(State.READY, "a", "b")
+    assert table.stand == (RUNNING, 2)
+    assert table.world == ["a", "b"]
+
+
 def test_a_known_nodes_new_incarnation_does_not_extend_settle() -> None:
     table = Table()
     table.comes("a")

@@ -172,6 +172,7 @@ class Scenario:
         policy = self.policy
         slack = 1.0 + self.max_skew * 2
         promised_s = 2 * policy.lease_ttl_s + policy.fence_margin_s + self.stop_s + 3 * policy.settle_s + 1.0
+        promised_s += policy.desired_wait_s if policy.desired_nodes else 0.0
         if self.hosting == "etcd":
             promised_s += LEADER_LEASES * policy.lease_ttl_s
         return promised_s * slack
@@ -227,6 +228,8 @@ def draw(random: Random, focus: Collection[str] = (), hosting: str | None = None
         policy,
         restart_window_s=random.choice((0.0, 1.0, 5.0, 30.0, 3600.0)),
         restart_backoff_s=random.choice((0.0, 2.0, 8.0)),
+        desired_nodes=random.choice((0, 0, 0, random.randint(min_nodes, max_nodes))),
+        desired_wait_s=random.choice((0.5, 5.0)),
     )
     gremlin = random.choice(GREMLINS) if random.random() < 0.25 else None
     return Scenario(

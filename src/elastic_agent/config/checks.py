@@ -51,7 +51,7 @@ def leave_ignored_signals(builder: SettingsBuilder) -> None:
 
 
 def check_notices(builder: SettingsBuilder) -> None:
-    """Each signal has one meaning, and some number of nodes is allowed; raises ``UsageError``."""
+    """Each signal has one meaning; raises ``UsageError``."""
     taken = builder.values["notice_signal"] in builder.values["signals_to_handle"]
     if taken and not builder.is_given("notice_signal"):
         builder.put("notice_signal", NO_SIGNAL, builder.sources["signals_to_handle"])
@@ -61,7 +61,18 @@ def check_notices(builder: SettingsBuilder) -> None:
             "which already makes this node leave (--signals-to-handle)",
             "another signal, or none",
         )
+
+
+def check_node_counts(builder: SettingsBuilder) -> None:
+    """Some number of nodes is allowed, and the desired one is; raises ``UsageError``."""
     counts, nodes = builder.values["node_unit"], builder.values["nnodes"]
+    desired = builder.values["desired_nodes"]
+    if desired is not None and not nodes.least <= desired <= nodes.most:
+        raise builder.wrong(
+            "desired_nodes",
+            f"which is not within --nnodes {nodes}",
+            f"a number from {nodes.least} to {nodes.most}, or another --nnodes",
+        )
     if not largest_world(nodes.most, nodes.least, nodes.most, counts):
         raise builder.wrong(
             "node_unit",

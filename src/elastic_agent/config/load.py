@@ -9,6 +9,7 @@ from types import MappingProxyType
 from elastic_agent.config.allocation import check_allocation
 from elastic_agent.config.builder import Note, SettingsBuilder, default_of, usage_error
 from elastic_agent.config.checks import (
+    check_node_counts,
     check_notices,
     check_paths,
     check_requeue,
@@ -99,6 +100,7 @@ def resolve(
     if only is None or "signals_to_handle" in only:
         leave_ignored_signals(builder)
     check_notices(builder)
+    check_node_counts(builder)
     check_requeue(builder)
     script, script_args = _script(builder, line, file)
     if script:

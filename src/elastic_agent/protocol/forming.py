@@ -51,10 +51,10 @@ def decide_forming(now: ClusterView) -> Decision:
         return _await_more(now, chosen)
     if now.clock.enough_since_s is None:
         now.clock.enough_since_s = now.now_s
-    until_s = _await_others_until(now, chosen)
+    until_s, option = _await_others_until(now, chosen)
     if len(chosen) < now.policy.max_nodes and now.now_s < until_s:
         return Decision(
-            f"{len(chosen)} of {_range(now)} nodes are ready; waiting for more nodes (--settle)",
+            f"{len(chosen)} of {_range(now)} nodes are ready; waiting for more nodes ({option})",
             wake_s=until_s,
         )
     # A run that is to end does not pause: its workers have little time left to save.
@@ -198,8 +198,10 @@ def _await_more(now: ClusterView, chosen: list[Sighting]) -> Decision:
     )
 
 
-def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> float:
-    """Until when to wait for nodes beyond those chosen; in the past if there are none to wait for."""
+def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float, str]:
+    """Until when to wait for nodes beyond those chosen; in the past if there are none to wait for. And which option
+    says so.
+    """
     here = {one.member.node_id for one in chosen}
     coming = [
         one
@@ -214,9 +216,13 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> float:
     cap_s = enough_s + 3 * now.policy.settle_s
     seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
     if seated & here:  # a re-formation: survivors wait only for nodes that are registered
-        return min(cap_s, now.clock.since_s + now.policy.settle_s) if coming else now.now_s
+        return min(cap_s, now.clock.since_s + now.policy.settle_s) if coming else now.now_s, "--settle"
     arrivals = [now.ledger.nodes_since_s.get(one.member.node_id, 0.0) for one in [*chosen, *coming]]
-    return min(cap_s, max(arrivals) + now.policy.settle_s)
+    settled_s = min(cap_s, max(arrivals) + now.policy.settle_s)
+    desired_s = enough_s + now.policy.desired_wait_s
+    if len(chosen) < now.policy.desired_nodes and desired_s > settled_s:
+        return desired_s, f"--desired-nodes {now.policy.desired_nodes}"
+    return settled_s, "--settle"
 
 
 def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision:

@@ -200,6 +200,10 @@ class Policy(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """For each so long that training makes progress, one charged failure is forgiven; 0: none ever is."""
     restart_backoff_s: Seconds = 60.0
     """The longest pause between two restarts of a crash loop; 0: no pause."""
+    desired_nodes: Annotated[int, Meta(ge=0, le=MOST_NODES)] = 0
+    """How many nodes the first world waits for once there are enough; 0: it waits for no number."""
+    desired_wait_s: Seconds = 120.0
+    """How long it waits for them."""
 
     def covering(self, history: History) -> Policy:
         """These rules, with a lease and a margin that suffice for nodes that may still run what is remembered."""

@@ -78,6 +78,8 @@ class Settings(
             finishes_once=self.finish_once,
             restart_window_s=self.restart_window,
             restart_backoff_s=self.restart_backoff,
+            desired_nodes=self.desired_nodes or 0,
+            desired_wait_s=self.desired_wait,
         )
 
 

@@ -105,6 +105,11 @@ class RendezvousSettings:
         "1.0",
         "Once there are enough nodes, how long to wait for more after the last one joined.",
     )
+    desired_wait: float = setting(
+        value_types.seconds(0),
+        "120",
+        "Once there are enough nodes, how long the first generation waits for --desired-nodes.",
+    )
     join_timeout: float = setting(
         value_types.seconds(0, above=True),
         "600",
