@@ -26,5 +26,8 @@ WORKER_VARIABLES = frozenset((*_IDENTITY, GENERATION, RESTARTS, FIRST_GENERATION
 LIGHTNING_DISABLE = PREFIX + "LIGHTNING_DISABLE"
 """Set by users: features of the Lightning integration that workers do without."""
 
-READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE,))
+TRANSFORMERS_DISABLE = PREFIX + "TRANSFORMERS_DISABLE"
+"""Likewise, of the transformers integration."""
+
+READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE))
 """Variables that users set for workers. The agent passes them on; they are not settings of its own."""

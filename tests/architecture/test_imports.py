@@ -20,7 +20,8 @@ NAME = "elastic_agent"
 FLOORS = [
     {"cli"},
     {"agent", "torchrun"},
-    {"workers", "rendezvous", "integrations"},
+    {"workers", "rendezvous"},
+    {"integrations"},
     {"transport", "config", "data"},
     {"protocol", "client", "logs"},
     {"exit_codes", "sd_notify", "values"},

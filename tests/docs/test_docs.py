@@ -118,8 +118,12 @@ def test_modules_that_the_architecture_page_names_exist() -> None:
             folders.append(f"{found[0]}/{name.rpartition('/')[0]}".strip("/"))
 
 
-def test_the_script_on_the_page_about_data_is_the_tested_one() -> None:
-    assert f"```python\n{text_of('examples/elastic_ddp.py')}```" in text_of("docs/data.md")
+@pytest.mark.parametrize(
+    ("page", "script"),
+    [("data", "elastic_ddp"), ("transformers", "transformers_train"), ("transformers", "accelerate_train")],
+)
+def test_scripts_on_the_pages_are_the_tested_ones(page: str, script: str) -> None:
+    assert f"```python\n{text_of(f'examples/{script}.py')}```" in text_of(f"docs/{page}.md")
 
 
 # -- commands and options -----------------------------------------------------------------------

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any
 
+from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
 from elastic_agent.workers.spawner import process_title
 from elastic_agent.workers.spawner.import_variables import warn_of_late_changes
@@ -105,6 +106,7 @@ def become(
     if STACKS_SIGNAL in env:
         faulthandler.register(int(env[STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
     warn_of_late_changes()
+    post_import.watch()
     started()
     try:
         if argv[2] == "-m":

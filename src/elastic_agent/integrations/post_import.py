@@ -1,0 +1,101 @@
+"""Runs integrations of frameworks that have no entry points, when a worker imports the framework.
+
+Warm workers call :func:`watch` before the script starts. In cold workers, torch calls it after ``import torch``,
+through its entry-point group ``torch.backends``. Standard library only, and next to no work: every process that
+imports torch in an environment with this package calls it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+import types
+
+from elastic_agent.worker_variables import GENERATION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+INTEGRATIONS = {"transformers.trainer": "elastic_agent.integrations.transformers"}
+"""Modules of frameworks, and the package whose ``install()`` is called once the module is imported."""
+
+
+def watch() -> None:
+    """From now on, install each integration when its framework has been imported; nothing outside of elastic-agent."""
+    if GENERATION not in os.environ or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    for name in INTEGRATIONS:
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        if getattr(module.__spec__, "_initializing", False):  # it is what imports torch
+            module.__class__ = _Importing
+        else:
+            _install(name)
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Importing(types.ModuleType):
+    """A module whose import had begun before: installs the integration as soon as something is taken from it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        ordinary = super().__getattribute__
+        if not name.startswith("_") and not getattr(ordinary("__spec__"), "_initializing", False):
+            self.__class__ = types.ModuleType  # type: ignore[assignment]
+            _install(ordinary("__name__"))
+        return ordinary(name)
+
+
+class _Finder:
+    """Finds nothing itself: it has the other finders find the module, and adds a step after the import."""
+
+    def __init__(self) -> None:
+        self._searching = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in INTEGRATIONS or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment] # duck-typed, likewise
+        return spec
+
+
+class _Loader:
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        module: types.ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        # The module is as without us, for those who look at its loader (inspect, pickle, reload).
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _install(module.__name__)
+
+
+def _install(name: str) -> None:
+    try:
+        importlib.import_module(INTEGRATIONS[name]).install()
+    except Exception as error:  # training works without it
+        print(
+            f"elastic_agent: {name} is used without its integration, because it failed: {error!r}",
+            file=sys.stderr,
+        )
+        traceback.print_exc()

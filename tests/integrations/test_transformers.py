@@ -1,0 +1,158 @@
+"""Unmodified scripts with the Trainer of transformers in worlds that change."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.exit_codes import ExitCode
+from tests.faults.cluster import Cluster, Line
+
+SCRIPT = Path(__file__).parent / "transformers_train.py"
+SAMPLES = 1001
+ARGUMENTS = ("--samples", str(SAMPLES), "--epochs", "1", "--batch-size", "2", "--save-steps", "20")
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, "1:4") as made:
+        yield made
+
+
+def start(cluster: Cluster, name: str, slots: int) -> None:
+    arguments = ("--folder", str(cluster.folder), *ARGUMENTS)
+    start_agent = cluster.start if cluster.agents else cluster.start_host
+    start_agent(name, slots, script=SCRIPT, arguments=arguments, HF_HUB_OFFLINE="1")
+
+
+def steps_of(cluster: Cluster, generation: int) -> list[Line]:
+    return [one for one in cluster.steps() if one["generation"] == generation]
+
+
+def ids(lines: list[Line]) -> list[int]:
+    return [sample for line in lines for sample in line["ids"]]
+
+
+def losses(cluster: Cluster) -> dict[tuple[int, int], list[float]]:
+    """Of each step and rank, the last time that it was taken."""
+    return {(line["step"], line["rank"]): line["losses"] for line in cluster.steps()}
+
+
+@pytest.mark.slow
+def test_an_epoch_with_five_membership_changes_uses_each_sample_once(cluster: Cluster) -> None:
+    start(cluster, "a", 1)
+    start(cluster, "b", 2)
+    generation = cluster.wait_training("a", "b")
+    generations = [generation]
+    for joins, leaves in (("c", ""), ("", "b"), ("b", ""), ("", "c"), ("", "b")):
+        if joins:
+            start(cluster, joins, {"b": 2, "c": 1}[joins])
+        else:
+            cluster.agents[leaves].terminate()
+            assert cluster.wait_end(leaves)[leaves] == ExitCode.DRAINED, cluster.story()
+            del cluster.agents[leaves]
+        generation = cluster.wait_training(*sorted(cluster.agents), after=generation)
+        generations.append(generation)
+    cluster.let_finish()
+    assert cluster.wait_end() == {"a": ExitCode.FINISHED}, cluster.story()
+
+    # All ranks left after the same step, and the next generation took the next one.
+    for before, after in itertools.pairwise(generations):
+        last = {one["rank"]: one["step"] for one in steps_of(cluster, before)}
+        assert len({*last.values()}) == 1, cluster.story()
+        assert {one["step"] for one in steps_of(cluster, after)} >= {last[0] + 1}
+        assert min(one["step"] for one in steps_of(cluster, after)) == last[0] + 1
+    # The last generation has one worker: no padding at the end of the epoch.
+    times = Counter(ids(cluster.steps()))
+    assert set(times) == set(range(SAMPLES))
+    assert set(times.values()) == {1}
+    final = cluster.steps()[-1]
+    assert (final["epoch"], final["step"]) == (1, final["of"])
+    assert {one["restarts"] for one in cluster.born()} == {0}
+
+
+@pytest.mark.slow
+def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "undisturbed").mkdir()
+    with Cluster(tmp_path / "undisturbed", "2", cluster.options) as undisturbed:
+        undisturbed.let_finish()
+        start(undisturbed, "a", 2)
+        start(undisturbed, "b", 1)
+        assert set(undisturbed.wait_end().values()) == {ExitCode.FINISHED}, undisturbed.story()
+        expected = losses(undisturbed)
+
+    start(cluster, "a", 2)
+    start(cluster, "b", 1)
+    first = cluster.wait_training("a", "b")
+    cluster.agents["b"].signal(signal.SIGUSR1)
+    assert set(cluster.wait_end().values()) == {ExitCode.STOPPED}, cluster.story()
+    start(cluster, "a", 2)
+    start(cluster, "b", 1)
+    second = cluster.wait_training("a", "b", after=first, steps=25)
+    os.kill(cluster.pid_of("b/0"), signal.SIGKILL)
+    third = cluster.wait_training("a", "b", after=second)
+    cluster.agents["a"].signal(signal.SIGUSR1)
+    assert set(cluster.wait_end().values()) == {ExitCode.STOPPED}, cluster.story()
+    same_world = losses(cluster)
+    assert same_world == {key: expected[key] for key in same_world}
+    saved = max(one["step"] for one in steps_of(cluster, third))
+
+    cluster.let_finish()
+    start(cluster, "a", 1)
+    start(cluster, "b", 1)
+    assert set(cluster.wait_end().values()) == {ExitCode.FINISHED}, cluster.story()
+    fourth = cluster.steps()[-1]["generation"]
+    assert {one["rank"] for one in steps_of(cluster, fourth)} == {0, 1}
+    assert min(one["step"] for one in steps_of(cluster, fourth)) == saved + 1
+
+    restored = min(one["step"] for one in steps_of(cluster, third)) - 1
+    assert restored % 20 == 0
+    lost = ids([one for one in steps_of(cluster, second) if one["step"] > restored])
+    assert lost
+    times = Counter(ids(cluster.steps()))
+    times.subtract(lost)
+    assert set(times) == set(range(SAMPLES))
+    # 1,001 is odd: at the end of the epoch, Accelerate fills the last batches of two workers.
+    assert sum(times.values()) - SAMPLES < 4
+    assert max(times.values()) <= 2
+
+
+ADAPTED = """
+from transformers import Trainer  # imports torch, which calls the integration, in the middle of its own import
+from elastic_agent.integrations.transformers import private_names
+
+print("adapted:", hasattr(Trainer.train, "__wrapped__"), "missing:", private_names.missing())
+"""
+
+
+@pytest.mark.parametrize("under_the_agent", [True, False])
+def test_a_cold_worker_adapts_the_installed_transformers_and_plain_python_does_not(
+    under_the_agent: bool,
+) -> None:
+    variables = {
+        "ELASTIC_AGENT_GENERATION": "1",
+        "ELASTIC_AGENT_TRANSFORMERS_DISABLE": "resume,sampels",
+        "RANK": "0",
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", ADAPTED],
+        env={**os.environ, **(variables if under_the_agent else {})},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ran.stdout == f"adapted: {under_the_agent} missing: []\n", ran.stderr
+    if under_the_agent:
+        assert "'resume,sampels': no such feature: sampels; expected a comma-separated list of" in ran.stderr

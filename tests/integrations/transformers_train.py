@@ -1,0 +1,91 @@
+"""Runs examples/transformers_train.py as it stands, and writes down what its Trainer does.
+
+Until the file ``finish`` is there, a step takes a while, and longer in the course of the epoch, so that a test has the
+time to change the world.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "transformers_train.py"
+TOKENS = 64
+
+
+def record(folder: Path, pause_s: float) -> None:
+    """Have every Trainer call a Recorder."""
+    init, training_step = Trainer.__init__, Trainer.training_step
+
+    def recording_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.recorder = Recorder(self, folder, pause_s)
+        self.add_callback(self.recorder)
+
+    def recording_step(self: Any, model: Any, inputs: Any, *more: Any) -> Any:
+        loss = training_step(self, model, inputs, *more)
+        starts = inputs["input_ids"][:, :2].tolist()
+        self.recorder.ids += [first * TOKENS + second for first, second in starts]
+        self.recorder.losses.append(loss.item())
+        return loss
+
+    Trainer.__init__ = recording_init  # type: ignore[method-assign]
+    Trainer.training_step = recording_step  # type: ignore[method-assign]
+
+
+class Recorder(TrainerCallback):
+    def __init__(self, trainer: Trainer, folder: Path, pause_s: float) -> None:
+        self.trainer = trainer
+        self.folder = folder
+        self.pause_s = pause_s
+        self.ids: list[int] = []
+        self.losses: list[float] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.note("born", state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.note("step", state, ids=self.ids, losses=self.losses, of=state.max_steps)
+        self.ids, self.losses = [], []
+        if not (self.folder / "finish").exists():
+            time.sleep(self.pause_s if state.epoch < 0.5 else 10 * self.pause_s)
+
+    def note(self, kind: str, state: Any, **more: object) -> None:
+        line = {
+            "kind": kind,
+            "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
+            "node_id": os.environ.get("ELASTIC_AGENT_NODE_ID"),
+            "worker_id": os.environ.get("ELASTIC_AGENT_WORKER_ID"),
+            "generation": int(os.environ.get("ELASTIC_AGENT_GENERATION", 0)),
+            "restarts": int(os.environ.get("ELASTIC_AGENT_RESTARTS", 0)),
+            "rank": self.trainer.args.process_index,
+            "pid": os.getpid(),
+            "epoch": state.epoch,
+            "step": state.global_step,
+            **more,
+        }
+        handle = os.open(self.folder / "steps.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(handle, (json.dumps(line) + "\n").encode())
+        os.close(handle)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--pause", type=float, default=0.04)
+    options, arguments = parser.parse_known_args()
+    record(options.folder, options.pause)
+    sys.argv = [str(EXAMPLE), "--output-dir", str(options.folder / "checkpoints"), *arguments]
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
