@@ -6,10 +6,14 @@ import contextlib
 import io
 import json
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import lightning
 import pytorch_lightning
+from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch.trainer.states import TrainerFn
 
 from elastic_agent.integrations.lightning import private_names
 
@@ -42,18 +46,34 @@ def callbacks() -> list[str]:
     return [type(one).__name__ for trainer in trainers for one in trainer.callbacks]
 
 
+def environment_of_a_slurm_script(folder: str) -> dict[str, Any]:
+    """What a script for plain ``srun`` gets in a Slurm job, whose folder has a checkpoint of Lightning's requeueing."""
+    os.environ.update(
+        SLURM_JOB_ID="7", SLURM_NTASKS="1", SLURM_PROCID="3", SLURM_LOCALID="2", SLURM_NODEID="3"
+    )
+    (Path(folder) / "hpc_ckpt_1.ckpt").touch()
+    plugin = SLURMEnvironment(auto_requeue=True)
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, plugins=[plugin], default_root_dir=folder)
+    connector = trainer._checkpoint_connector
+    path = connector._select_ckpt_path(TrainerFn.FITTING, None, model_provided=True, model_connected=True)
+    environment = type(trainer._accelerator_connector.cluster_environment).__name__
+    return {"environment": environment, "ckpt_path": path, "rank": trainer.global_rank}
+
+
 def main() -> None:
     result: dict[str, Any] = {
         "missing": [line for root in FABRICS + PYTORCHES for line in private_names.missing(root)]
     }
     result["without"] = {"callbacks": callbacks(), "adapted": adapted()}
-    os.environ.update(WORKER, ELASTIC_AGENT_LIGHTNING_DISABLE="signals, heartbeets")
+    os.environ.update(WORKER, ELASTIC_AGENT_LIGHTNING_DISABLE="heartbeats, heartbeets")
     vars(pytorch_lightning)["__version__"] = "2.9.1"
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         result["within"] = {"callbacks": callbacks(), "adapted": adapted()}
         callbacks()
     result["said"] = [line for line in said.getvalue().splitlines() if line.startswith("elastic_agent:")]
+    with tempfile.TemporaryDirectory() as folder:
+        result["slurm"] = environment_of_a_slurm_script(folder)
     print(json.dumps(result))
 
 

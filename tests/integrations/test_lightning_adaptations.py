@@ -55,18 +55,23 @@ def test_both_distributions_are_adapted(probe: Any) -> None:
 
 
 def test_a_disabled_feature_changes_nothing(probe: Any) -> None:
-    """The probe disables ``signals``. The progress bar needs no method of Lightning's to be replaced."""
-    others = {str(feature) for feature in Feature} - {Feature.SIGNALS, Feature.PROGRESS_BAR}
+    """The probe disables ``heartbeats``. The progress bar needs no method of Lightning's to be replaced."""
+    others = {str(feature) for feature in Feature} - {Feature.HEARTBEATS, Feature.PROGRESS_BAR}
     assert {*probe["within"]["adapted"]} == others
 
 
 def test_a_wrong_name_of_a_feature_and_an_untested_version_are_one_line_each(probe: Any) -> None:
     wrong, untested = probe["said"]
     assert (
-        "ELASTIC_AGENT_LIGHTNING_DISABLE='signals, heartbeets': no such feature: heartbeets; expected"
+        "ELASTIC_AGENT_LIGHTNING_DISABLE='heartbeats, heartbeets': no such feature: heartbeets; expected"
         in wrong
     )
     assert (
         "pytorch_lightning 2.9.1 is not tested with elastic-agent; expected at least 2.6 and below 2.7"
         in untested
     )
+
+
+def test_slurm_is_left_to_the_agent(probe: Any) -> None:
+    """Neither the environment that the script made is used, nor the checkpoint that a requeueing Lightning left."""
+    assert probe["slurm"] == {"environment": "TorchElasticEnvironment", "ckpt_path": None, "rank": 0}

@@ -12,6 +12,7 @@ from elastic_agent import client
 from elastic_agent.integrations.lightning import private_names, world_change
 from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
 from elastic_agent.integrations.lightning.features import Feature
+from elastic_agent.integrations.lightning.notices import PacedAgreement
 from elastic_agent.integrations.lightning.samples import Samples
 from elastic_agent.integrations.lightning.say import say
 
@@ -36,7 +37,7 @@ class TrainerHooks:
 
     def __init__(self, features: frozenset[Feature]) -> None:
         self._features = features
-        self._agreement: client.Agreement | None = None
+        self._agreement: PacedAgreement | None = None
         self._checkpoints: RunCheckpoints | None = None
         self._at: str | None = None
         self._restored: dict[str, Any] = {}
@@ -57,7 +58,7 @@ class TrainerHooks:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if Feature.NOTICES in self._features:
-            self._agreement = client.Agreement(_group_in_main_memory())
+            self._agreement = PacedAgreement()
         if self._restored.get("at") == "epoch":
             private_names.begin_next_epoch(trainer)
         self._validated = bool(self._restored.get("validated"))
@@ -166,17 +167,6 @@ class TrainerHooks:
                 "folders of checkpoints on storage that all nodes share"
             )
         return common[-1] if common else None
-
-
-def _group_in_main_memory() -> Any:
-    """A process group whose collectives do not wait for a GPU; None if the default group is one."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return None
-    if "cpu:" in dist.get_backend_config() or dist.get_backend() in ("gloo", "mpi"):
-        return None
-    return dist.new_group(backend="gloo")
 
 
 def _gathered(value: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from elastic_agent import client
+from elastic_agent.integrations.lightning.notices import from_rank_0
 from elastic_agent.integrations.lightning.say import say
 
 SOON_S = 20.0
@@ -31,7 +32,7 @@ class Saves:
         """The notice on which all ranks leave now, or None. A collective."""
         now_s = time.monotonic()
         if self._last_s is not None and not self._often:
-            self._often = _on_rank_0(now_s - self._last_s < SOON_S)
+            self._often = bool(from_rank_0(now_s - self._last_s < SOON_S))
         self._last_s = now_s
         if not self._often:
             return None
@@ -47,14 +48,3 @@ def leave_after_save(fabric: Any) -> None:
         if fabric.is_global_zero:
             say(f"notice ({notice.reason}): leaving after the checkpoint that the script has saved")
         client.leave()
-
-
-def _on_rank_0(value: bool) -> bool:
-    """What rank 0 found: clocks differ, and all ranks have to do the same."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()):
-        return value
-    values: list[Any] = [value]
-    dist.broadcast_object_list(values, src=0)
-    return bool(values[0])

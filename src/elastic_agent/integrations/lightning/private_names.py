@@ -450,6 +450,9 @@ def begin_next_epoch(trainer: Any) -> None:
     fit_loop: Any = trainer.fit_loop
     base: Any = type(fit_loop).__mro__[1]  # the setter of _FitLoop itself ignores False if max_steps is given
     base.restarting.fset(fit_loop, False)
+    fit_loop._resuming_from_checkpoint = (
+        False  # otherwise the epoch would use the iterator made before the restoration
+    )
 
 
 def validated_last(trainer: Any) -> bool:

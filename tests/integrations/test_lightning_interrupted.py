@@ -1,0 +1,68 @@
+"""Lightning training that is left on a notice and resumed in a world of the same size is the same training."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.support import launched
+
+SCRIPT = Path(__file__).parent / "lightning_interrupted.py"
+KINDS = ("epochs", "steps", "accumulating", "validating")
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, tmp_path_factory.mktemp("trainings")],
+        capture_output=True,
+        text=True,
+        env={**launched({}), "OMP_NUM_THREADS": "1"},
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_weights_are_bit_identical_to_those_of_an_uninterrupted_training(
+    trainings: Any, kind: str
+) -> None:
+    for _, resumed in trainings[kind]["parts"]:
+        assert resumed["weights"] == trainings[kind]["whole"]["weights"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_batch_is_used_once(trainings: Any, kind: str) -> None:
+    for left, resumed in trainings[kind]["parts"]:
+        assert left["batches"] + resumed["batches"] == trainings[kind]["whole"]["batches"]
+
+
+def test_training_is_left_within_an_epoch_and_between_two(trainings: Any) -> None:
+    assert [len(left["batches"]) for left, _ in trainings["epochs"]["parts"]] == [6, 13]
+
+
+def test_the_agent_sees_that_the_worker_has_saved_and_left(trainings: Any) -> None:
+    for training in trainings.values():
+        for left, resumed in training["parts"]:
+            assert (left["code"], left["left"]) == (0, True)
+            assert (resumed["code"], resumed["left"]) == (0, False)
+            assert left["batches"]
+            assert resumed["batches"]
+
+
+def test_every_step_is_a_heartbeat(trainings: Any) -> None:
+    whole = trainings["epochs"]["whole"]
+    assert (whole["beats"], whole["step"]) == (39, 39)
+
+
+def test_gradients_that_are_being_accumulated_are_not_lost(trainings: Any) -> None:
+    ((left, _),) = trainings["accumulating"]["parts"]
+    assert len(left["batches"]) == 6, "the notice came after batch 5, in the middle of a step"
