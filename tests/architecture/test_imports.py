@@ -19,7 +19,7 @@ NAME = "elastic_agent"
 
 FLOORS = [
     {"cli"},
-    {"agent", "torchrun"},
+    {"agent", "launcher", "torchrun"},
     {"workers", "rendezvous"},
     {"integrations"},
     {"transport", "config", "data"},
@@ -34,7 +34,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 BESIDE = {"__main__": "cli"}
 """Modules beside the rooms, and the room they belong to."""
 
-READ_SETTINGS = {"cli", "agent", "torchrun/plugin.py"}
+READ_SETTINGS = {"cli", "agent", "launcher", "torchrun/plugin.py"}
 """Where settings are known: the command, the agent, and torchrun's way in, which reads torchrun's options."""
 
 TORCH_WHEN_USED = "client/_agreement.py"

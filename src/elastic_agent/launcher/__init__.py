@@ -1,0 +1,65 @@
+"""Start the agent of this node from a program or a notebook, with a function for workers.
+
+    import elastic_agent
+
+    losses = elastic_agent.launch(train, 1e-3, nproc_per_node=2, rdzv_endpoint="host0:29400", nnodes="1:4")
+    print(losses[0])                             # what rank 0 returned
+
+`elastic_launch` and `launch_agent` take a ``LaunchConfig`` and have the interface of those in
+``torch.distributed.launcher.api``. The agent runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from elastic_agent.launcher.agent_process import LaunchError, run_agent
+from elastic_agent.launcher.torch_config import settings_of
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
+
+__all__ = ["LaunchError", "elastic_launch", "launch", "launch_agent"]
+
+
+def launch(entrypoint: Callable[..., Any] | str, *args: Any, **settings: Any) -> dict[int, Any]:
+    """Run ``entrypoint(*args)`` in the workers of an elastic run, with the agent of this node.
+
+    Args:
+        entrypoint: a function, which is pickled (with cloudpickle if that is installed); or a program, for which
+            ``args`` are its arguments.
+        args: what every worker passes to it.
+        settings: settings of the agent, by their names in the settings file; others come from the environment and
+            from the file as usual.
+
+    Returns:
+        What the function returned, by global rank, for the workers of this node; None for each worker of a program.
+
+    Raises:
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: workers of this node failed, and the
+            restart budget is exhausted.
+        LaunchError: the run ended otherwise without success, or could not be started.
+        TypeError: there is no such setting, or the function or an argument cannot be pickled.
+    """
+    return run_agent(entrypoint, args, settings)
+
+
+class elastic_launch:  # noqa: N801 - torch's name
+    """As torch's class of this name: ``elastic_launch(config, entrypoint)(*args)``."""
+
+    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """Run it; see `launch`."""
+        return launch_agent(self._config, self._entrypoint, list(args))
+
+
+def launch_agent(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any]
+) -> dict[int, Any]:
+    """As torch's function of this name; see `launch`."""
+    settings: Mapping[str, Any] = settings_of(config)
+    return run_agent(entrypoint, args, settings)

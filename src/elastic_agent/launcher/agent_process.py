@@ -1,0 +1,145 @@
+"""The agent as a child process: its command line, what it runs, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from elastic_agent.config.settings import spec_by_name
+from elastic_agent.exit_codes import MEANINGS, ExitCode
+from elastic_agent.launcher.journal import Journal
+from elastic_agent.launcher.pickling import pickler
+
+JOURNAL = "journal.jsonl"
+
+_ENDS_WITH_PARENT = (
+    "import os, sys; from elastic_agent import linux; linux.set_parent_death_signal(15); "
+    "os.getppid() == int(sys.argv[1]) and os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+)
+"""Makes the process end gracefully when the program ends, and then become the agent."""
+
+
+class LaunchError(RuntimeError):
+    """The run ended without success, and not by a failure of workers of this node. ``exit_code``: the agent's."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run_agent(
+    entrypoint: Callable[..., Any] | str, args: Sequence[Any], settings: Mapping[str, Any]
+) -> dict[int, Any]:
+    """See `launcher.launch`."""
+    options = _options(settings)
+    with tempfile.TemporaryDirectory(prefix="elastic-agent-launch-") as name:
+        folder = Path(name)
+        journal = Path(settings.get("event_journal") or folder / JOURNAL)
+        begins = journal.stat().st_size if journal.exists() else 0
+        options.append(f"--event-journal={journal}")
+        if isinstance(entrypoint, str):
+            script = ["--no-python", entrypoint, *map(str, args)]
+        else:
+            write_call(folder, entrypoint, args)
+            script = ["--module", "elastic_agent.launcher.function", name]
+        code, pid = _run([*options, *script])
+        return _outcome(entrypoint, folder, Journal.read(journal, begins, pid), code)
+
+
+def _options(settings: Mapping[str, Any]) -> list[str]:
+    known = spec_by_name()
+    options = []
+    for name, value in settings.items():
+        spec = known.get(name)
+        if spec is None:
+            raise TypeError(f"got setting {name!r}; expected one of {', '.join(known)}")
+        if spec.kind.is_switch:
+            options += [spec.flag] if value else []
+        elif name != "event_journal" and value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            options.append(f"{spec.flag}={text}")
+    return options
+
+
+def write_call(folder: Path, function: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Write what workers call into the folder. Raises TypeError when it cannot be pickled."""
+    dumps, by_value = pickler()
+    main = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        call = dumps((function, tuple(args)))
+    except Exception as error:
+        hint = "" if by_value else "; install cloudpickle, or define it in a module"
+        raise TypeError(f"cannot pickle {_name(function)} and its arguments: {error}{hint}") from error
+    if not by_value and function.__module__ == "__main__" and main is None:
+        raise TypeError(
+            f"cannot pickle {_name(function)}, which is defined interactively; install cloudpickle, or define it in "
+            "a module"
+        )
+    by_file = main if not by_value and function.__module__ == "__main__" else None
+    where = os.path.abspath(by_file) if by_file is not None else None
+    (folder / "call").write_bytes(pickle.dumps((sys.path, where, call)))
+    for kind in ("results", "errors"):
+        (folder / kind).mkdir()
+
+
+def _run(words: Sequence[str]) -> tuple[int, int]:
+    """The agent's exit code and process id.
+
+    An interrupt (Ctrl-C) makes the node leave the run, and is raised when it has left.
+    """
+    argv = [sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-m", "elastic_agent", *words]
+    # In a process group of its own: a terminal's Ctrl-C would reach it twice.
+    agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, process_group=0)
+    try:
+        return agent.wait(), agent.pid
+    except KeyboardInterrupt:
+        agent.send_signal(signal.SIGTERM)
+        agent.wait()
+        raise
+    finally:
+        if agent.poll() is None:
+            agent.kill()
+            agent.wait()
+
+
+def _outcome(
+    entrypoint: Callable[..., Any] | str, folder: Path, journal: Journal, code: int
+) -> dict[int, Any]:
+    if code == ExitCode.FINISHED:
+        if isinstance(entrypoint, str):
+            return dict.fromkeys(journal.ranks())
+        results = folder / "results" / str(journal.generation)
+        return {int(file.name): pickle.loads(file.read_bytes()) for file in _by_rank(results)}
+    if code == ExitCode.FAILED and (failed := journal.failed_workers()):
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+        failures = {
+            one.rank: ProcessFailure(one.local_rank, one.pid, one.returncode, _error_file(folder, one.pid))
+            for one in failed
+        }
+        raise ChildFailedError(_name(entrypoint), failures)
+    meanings = {int(known): meaning for known, meaning in MEANINGS.items()}
+    reason = journal.reason or meanings.get(code, "see its messages")
+    raise LaunchError(f"elastic-agent exited with code {code}: {reason}", code)
+
+
+def _by_rank(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[0-9]*"), key=lambda file: int(file.name)) if folder.is_dir() else []
+
+
+def _error_file(folder: Path, pid: int) -> str:
+    try:
+        return (folder / "errors" / str(pid)).read_text()
+    except OSError:
+        return "<N/A>"  # as torch has it
+
+
+def _name(entrypoint: Callable[..., Any] | str) -> str:
+    return entrypoint if isinstance(entrypoint, str) else getattr(entrypoint, "__name__", repr(entrypoint))

@@ -1,0 +1,50 @@
+"""A worker that calls a function: ``python -m elastic_agent.launcher.function FOLDER``, see `agent_process.write_call`.
+
+What it returns is in ``FOLDER/results/GENERATION/RANK`` afterwards, pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import runpy
+import sys
+import types
+from pathlib import Path
+
+from elastic_agent.launcher.pickling import pickler
+from elastic_agent.worker_variables import GENERATION
+
+
+def main() -> None:
+    """Call the function; its exception goes into torch's error file as well."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    folder = Path(sys.argv[1])
+    errors = folder / "errors" / str(os.getpid())
+    errors.write_text(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    record(_call)(folder)
+
+
+def _call(folder: Path) -> None:
+    sys.path[:], main_file, call = pickle.loads((folder / "call").read_bytes())
+    if main_file is not None:
+        _import_main(main_file)
+    function, args = pickle.loads(call)
+    value = function(*args)
+    results = folder / "results" / os.environ[GENERATION]
+    results.mkdir(exist_ok=True)
+    draft = results / f".{os.environ['RANK']}"
+    draft.write_bytes(pickler()[0](value))
+    draft.replace(results / os.environ["RANK"])
+
+
+def _import_main(path: str) -> None:
+    """The program's main module, as multiprocessing has it: without what stands under ``__name__ == "__main__"``."""
+    module = types.ModuleType("__mp_main__")
+    module.__dict__.update(runpy.run_path(path, run_name="__mp_main__"))
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What the agent's event journal says of the run that it took part in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FailedWorker:
+    """A worker of this node that failed; ``returncode`` is negative for a signal."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    returncode: int
+
+
+class Journal:
+    """The events of one agent."""
+
+    def __init__(self, events: list[dict[str, Any]]) -> None:
+        self._events = events
+
+    @classmethod
+    def read(cls, path: Path, begins: int, agent_pid: int) -> Journal:
+        """The events of the agent with this process id after so many bytes; other agents may share the file."""
+        try:
+            with path.open("rb") as file:
+                file.seek(begins)
+                events = [json.loads(line) for line in file]
+        except FileNotFoundError:  # the agent did not start
+            return cls([])
+        nodes = {one["node"] for one in events if one["event"] == "agent_started" and one["pid"] == agent_pid}
+        return cls([one for one in events if one.get("node") in nodes])
+
+    @property
+    def generation(self) -> int:
+        """The last one in which workers of this node were started; 0 without any."""
+        return max((one["generation"] for one in self._of("workers_started")), default=0)
+
+    @property
+    def reason(self) -> str:
+        """Why the agent's part ended; empty when it is not known."""
+        return str(next((one["reason"] for one in reversed(self._of("agent_ended"))), ""))
+
+    def ranks(self) -> range:
+        """The global ranks of this node's workers in its last generation."""
+        incarnations = {one["incarnation"] for one in self._of("agent_started", "rejoin")}
+        for plan in reversed(self._of("plan")):
+            if plan["generation"] == self.generation and plan["world"]:
+                for _, incarnation, slots, first_rank in plan["world"]:
+                    if incarnation in incarnations:
+                        return range(first_rank, first_rank + slots)
+        return range(0)
+
+    def failed_workers(self) -> list[FailedWorker]:
+        """Workers of this node that failed in the last generation, before the others were stopped."""
+        found: list[FailedWorker] = []
+        ranks = self.ranks()
+        for one in self._events:
+            if one.get("generation") != self.generation:
+                continue
+            if one["event"] == "stopping":
+                break
+            if one["event"] == "worker_exited" and one["returncode"] != 0 and one["slot"] < len(ranks):
+                rank = ranks[one["slot"]]
+                found.append(FailedWorker(rank, one["slot"], one["pid"], one["returncode"]))
+        return found
+
+    def _of(self, *names: str) -> list[dict[str, Any]]:
+        return [one for one in self._events if one["event"] in names]

@@ -1,0 +1,93 @@
+"""Functions and programs in workers, started from Python as with torch's ``elastic_launch``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig
+
+import elastic_agent
+from elastic_agent.launcher import LaunchError, elastic_launch
+
+from .functions import fail, rank_and_restarts, sum_of_ranks
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    return {"nproc_per_node": 2, "state_dir": tmp_path / "state"}
+
+
+def test_a_function_returns_a_value_for_each_rank(settings: dict[str, Any]) -> None:
+    assert elastic_agent.launch(sum_of_ranks, 3.0, **settings) == {0: 3.0, 1: 3.0}
+
+
+def test_the_values_are_those_of_the_last_attempt(settings: dict[str, Any]) -> None:
+    assert elastic_agent.launch(rank_and_restarts, **settings) == {0: (0, 1), 1: (1, 1)}
+
+
+def test_torchs_config_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path / "state"))
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", run_id="job")
+    assert elastic_launch(config, sum_of_ranks)(1.0) == {0: 1.0, 1: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_code", "message"), [("exception", 1, "an error of the test"), ("signal", -9, "Signal 9")]
+)
+def test_a_failure_is_raised_as_torch_raises_it(
+    settings: dict[str, Any], how: str, exit_code: int, message: str
+) -> None:
+    with pytest.raises(ChildFailedError) as raised:
+        elastic_agent.launch(fail, how, max_restarts=0, **settings)
+    assert raised.value.name == "fail"
+    rank, failure = raised.value.get_first_failure()
+    assert (rank, failure.local_rank, failure.exitcode) == (1, 1, exit_code)
+    assert message in str(failure.message)
+    assert list(raised.value.failures) == [1], "the other worker was stopped"
+
+
+def test_a_program_returns_none_for_each_rank(settings: dict[str, Any], tmp_path: Path) -> None:
+    code = f"import os; open({str(tmp_path)!r} + '/ran.' + os.environ['RANK'], 'w')"
+    assert elastic_agent.launch(sys.executable, "-c", code, **settings) == {0: None, 1: None}
+    assert (tmp_path / "ran.0").exists()
+    assert (tmp_path / "ran.1").exists()
+
+
+@pytest.mark.parametrize("cloudpickle", ["with cloudpickle", "without cloudpickle"])
+def test_a_program_may_launch_a_function_of_its_own(tmp_path: Path, cloudpickle: str) -> None:
+    script = tmp_path / "program.py"
+    without = 'sys.modules["cloudpickle"] = None' if cloudpickle.startswith("without") else ""
+    script.write_text(
+        dedent(f"""
+            import os, sys
+            {without}
+            import elastic_agent
+
+            OFFSET = 10
+
+            def work(factor):
+                return OFFSET + factor * int(os.environ["RANK"])
+
+            if __name__ == "__main__":
+                print(elastic_agent.launch(work, 5, nproc_per_node=2, state_dir={str(tmp_path / "state")!r}))
+        """)
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("{0: 10, 1: 15}\n"), done.stderr
+
+
+def test_mistakes_are_errors(settings: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TypeError, match="got setting 'nodes'; expected one of nnodes, "):
+        elastic_agent.launch(sum_of_ranks, 1.0, nodes=1)
+    with pytest.raises(TypeError, match="cannot pickle sum_of_ranks and its arguments"):
+        elastic_agent.launch(sum_of_ranks, (one for one in "generator"))
+    with pytest.raises(LaunchError, match="exited with code 2: usage error") as raised:
+        elastic_agent.launch(sum_of_ranks, 1.0, nnodes=0, **settings)
+    assert raised.value.exit_code == 2
+    assert "--nnodes" in capfd.readouterr().err
