@@ -26,6 +26,8 @@ def begin() -> None:
         raise
     except BaseException as error:
         failure = error
+    finally:
+        worker.finish()
     if failure is not None:  # not in the handler above, whose exception would become the context of others
         worker.report(failure)
         raise failure

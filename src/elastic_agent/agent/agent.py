@@ -31,6 +31,7 @@ from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprin
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.interruptions import StopSignals
+from elastic_agent.agent.worker_group.learning import Learning
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
@@ -109,6 +110,7 @@ class Agent(ElasticAgent):
         self._disk = DiskThread("node-record")
         self._console: ConsoleReporter | None = None
         self._systemd = SystemdReporter(manager, self._headline)
+        self._learning = self._new_learning()
         self._publish = events.Publisher(log_event, self._event_log.on_event, self._systemd.on_event)
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
@@ -175,6 +177,9 @@ class Agent(ElasticAgent):
         self._console = console
         self._publish.subscribe(console.on_event)
         self._systemd.start()
+        if self._learning is not None:
+            self._learning.open()
+            self._publish.subscribe(self._learning.on_event)
         try:
             agreed = await self._agree_on_run(console)
             if isinstance(agreed, Ending):
@@ -193,6 +198,8 @@ class Agent(ElasticAgent):
             await self._requeue(ending)
             return ending
         finally:
+            if self._learning is not None:
+                self._learning.close()
             console.close()
             self._backend.close()
 
@@ -285,7 +292,13 @@ class Agent(ElasticAgent):
             session=session,
             publish=self._publish,
             graces=Graces(settings.restart_grace, settings.shutdown_timeout, settings.restart_idle),
-            make_workers=WorkerFactory(settings, run_id, self._logs, self._closer).make,
+            make_workers=WorkerFactory(
+                settings,
+                run_id,
+                self._logs,
+                self._closer,
+                self._learning.address if self._learning is not None else None,
+            ).make,
             new_guard=self._new_guard,
             remember=self._backend.remember,
             write_down=partial(self._write_down, lock),
@@ -379,6 +392,13 @@ class Agent(ElasticAgent):
         """The processes that must be gone before a successor starts: the guard, which all workers end with."""
         ticks = start_ticks(self._guard.pid)
         return [(self._guard.pid, ticks)] if ticks is not None else []
+
+    def _new_learning(self) -> Learning | None:
+        settings = self._settings
+        if settings.no_learn_preload or not is_warm(settings):
+            return None
+        script = os.path.basename(settings.script)
+        return Learning(settings, spawner_config(settings, self._slots), lambda: self._guard, script)
 
     def _new_guard(self) -> Guard:
         kill_orphans()

@@ -70,6 +70,7 @@ class WorkerContext(PContext):
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
+        reports_to: Where warm workers report what they import, an abstract socket.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class WorkerContext(PContext):
         warm: bool = False,
         warm_patience_s: float = 10.0,
         ignored_signals: tuple[int, ...] = (),
+        reports_to: str | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -109,6 +111,7 @@ class WorkerContext(PContext):
         self._warm = warm
         self._warm_patience_s = warm_patience_s
         self.ignored_signals = ignored_signals
+        self._reports_to = reports_to
         self._started = False
         self._stopped = False
         self._lost: GuardLost | None = None
@@ -178,6 +181,7 @@ class WorkerContext(PContext):
             stderr=self.stderrs[slot] or None,
             warm=self._warm,
             ignored=self.ignored_signals,
+            reports_to=self._reports_to,
         )
 
     def _poll(self) -> RunProcsResult | None:

@@ -6,7 +6,15 @@ from elastic_agent.agent import events
 from elastic_agent.logs import get_logger
 from elastic_agent.rendezvous.events import LeaseLost, PrepareFailed
 from elastic_agent.workers.cleanup.generation import Cleared
-from elastic_agent.workers.guard.client import Cold, GuardLost, SpawnerDied, WarmLate
+from elastic_agent.workers.guard.client import (
+    Cold,
+    GuardLost,
+    LeftOut,
+    NotLearned,
+    PreloadOutdated,
+    SpawnerDied,
+    WarmLate,
+)
 
 
 def log_event(event: events.Event) -> None:
@@ -100,6 +108,14 @@ def _log_warm_start(event: events.Event) -> None:
             log.warning(f"workers start cold, which takes longer: {reason}")
             if detail:
                 log.warning(f"output of the spawner:\n{detail.rstrip()}")
+        case LeftOut(modules=modules):
+            for name, reason, behind in modules:
+                also = f", nor are {behind} modules that import it" if behind else ""
+                log.info(f"{name} is not preloaded{also}: it {reason}")
+        case NotLearned(reason=reason):
+            log.info(f"the modules that the script imports are not preloaded: {reason}")
+        case PreloadOutdated(file=file):
+            log.warning(f"{file} has changed since it was preloaded; preloading the modules again")
         case SpawnerDied(how=how):
             log.warning(f"the spawner died ({how}); starting a new one, running workers are not affected")
         case WarmLate(generation=generation, importing=importing):

@@ -124,6 +124,8 @@ class WorkerFactory:
     run_id: str
     logs: LogsSpecs
     closer: BackgroundCloser
+    reports_to: str | None = None
+    """Where warm workers report what they import."""
 
     def make(
         self, guard: Guard, world: World, incarnation: str, restarts: int
@@ -179,4 +181,5 @@ class WorkerFactory:
             warm=is_warm(settings),
             warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
             ignored_signals=signals_to_ignore(settings, os.environ),
+            reports_to=self.reports_to,
         )

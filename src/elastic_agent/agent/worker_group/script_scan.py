@@ -60,6 +60,20 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
     return None
 
 
+def variables_set(script: str, *, is_module: bool, folder: str) -> set[str]:
+    """The environment variables that the script sets anywhere, as far as its source shows them."""
+    found: set[str] = set()
+    for file in _files_that_run(script, is_module, folder):
+        try:
+            with open(file, "rb") as opened:
+                source = opened.read()
+            if any(hint in source for hint in _HINTS):
+                found.update(change.name for node in ast.walk(ast.parse(source)) for change in _changes(node))
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            continue  # the worker reports the error
+    return found
+
+
 def _files_that_run(script: str, is_module: bool, folder: str) -> Iterator[str]:
     """The script itself; of a module also the packages around it, found as runpy finds them."""
     if not is_module:

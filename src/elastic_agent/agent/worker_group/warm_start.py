@@ -13,6 +13,7 @@ from elastic_agent.agent.devices import likely_slots
 from elastic_agent.config.settings import Settings
 from elastic_agent.workers.guard.client import Guard, SpawnerConfig
 
+from .script_files import known_modules
 from .script_scan import needs_own_python
 
 PATIENCE_SHARE = 1 / 3
@@ -85,7 +86,9 @@ def spawner_config(settings: Settings, slots: int) -> SpawnerConfig:
     """The spawner for ``slots`` workers."""
     python = settings.python_exec or sys.executable
     environment = libraries_environment(os.environ, slots)
-    return SpawnerConfig(python, _first_on_path(settings), settings.preload, environment, slots)
+    folder = _first_on_path(settings)
+    learn = known_modules(settings, folder)
+    return SpawnerConfig(python, folder, settings.preload, environment, slots, learn)
 
 
 def _started_plainly() -> bool:

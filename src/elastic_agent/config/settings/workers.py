@@ -53,6 +53,13 @@ class WorkerSettings:
         shown_default="none",
         value=(),
     )
+    no_learn_preload: bool = setting(
+        value_types.SWITCH,
+        "false",
+        "Do not preload the installed modules that earlier workers of the script imported; only torch and "
+        "those of --preload.",
+        abbreviated=False,
+    )
     virtual_local_rank: bool = setting(
         value_types.SWITCH,
         "false",

@@ -227,11 +227,10 @@ class GuardProcess:
         elif command == "stop":
             self._stop(message["generation"], message["grace_s"], message["signum"], message["idle_s"])
         elif command == "warm":
-            self._keep_warm(message["config"])
+            self._have_pool().start(message["config"])
+        elif command == "prepare":
+            self._have_pool().prepare(message["config"])
         # "look" only wakes the guard: the deadline was read on the way here.
-
-    def _keep_warm(self, config: dict[str, Any]) -> None:
-        self._have_pool().start(config)
 
     def adopt_spawner(self, spawner: dict[str, Any]) -> None:
         """Use the spawner that is this process's child already (`Guard.start_with_spawner`)."""

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
 from elastic_agent import linux
 from elastic_agent.workers.guard.child import ForkedChild
@@ -41,7 +41,8 @@ class Launch:
     known. `os.devnull` as `stderr` means: not shown, last 8 KiB known all the same. `argv[0]` is searched
     in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be
     `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python. It begins with the
-    signals in `ignored` ignored, and with all others as any program does.
+    signals in `ignored` ignored, and with all others as any program does. A warm worker sends reports of what it
+    imports to the abstract socket `reports_to`.
     """
 
     slot: int
@@ -51,6 +52,7 @@ class Launch:
     stderr: str | None = None
     warm: bool = False
     ignored: tuple[int, ...] = ()
+    reports_to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,13 @@ class GuardLost:
 
 @dataclass(frozen=True)
 class Warm:
-    """The spawner has imported everything, which took `ready_s`."""
+    """The spawner has imported everything, which took `ready_s`.
+
+    `learned`: how many modules it imported because workers do.
+    """
 
     ready_s: float
+    learned: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,28 @@ class Cold:
 
     reason: str
     detail: str
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Modules that workers import and that cannot be preloaded; each with the reason, and the number of further modules
+    that import it."""
+
+    modules: tuple[tuple[str, str, int], ...]
+
+
+@dataclass(frozen=True)
+class NotLearned:
+    """What workers import cannot be preloaded, or not this time."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class PreloadOutdated:
+    """This file was changed after a module was preloaded from it: workers start cold until the spawner is replaced."""
+
+    file: str
 
 
 @dataclass(frozen=True)
@@ -178,6 +206,9 @@ GuardEvent: TypeAlias = (
     Ready
     | Warm
     | Cold
+    | LeftOut
+    | NotLearned
+    | PreloadOutdated
     | SpawnerDied
     | WarmLate
     | Spawned
@@ -197,6 +228,7 @@ class SpawnerConfig:
 
     `python` runs it (unless it is forked from this process). It imports torch and `preload`, with `folder`
     first on its path for the latter, and `environment` on top of the guard's own; `standbys` processes are kept ready.
+    `learn`: what it may learn from, see `spawner.learned.import_learned`.
     """
 
     python: str
@@ -204,6 +236,7 @@ class SpawnerConfig:
     preload: tuple[str, ...]
     environment: dict[str, str]
     standbys: int
+    learn: dict[str, Any] | None = None
 
 
 class Guard:
@@ -294,6 +327,13 @@ class Guard:
         if self._active:
             raise RuntimeError(f"cannot replace the spawner while generation {self._generation} runs")
         self._send({"do": "warm", "config": asdict(config)})
+
+    def prepare_spawner(self, config: SpawnerConfig) -> None:
+        """Start another spawner beside the one there is, which it replaces when it is ready; also while workers run.
+
+        Answered by `Warm` or `NotLearned`.
+        """
+        self._send({"do": "prepare", "config": asdict(config)})
 
     def spawn(self, generation: int, launches: Sequence[Launch], warm_patience_s: float = 10.0) -> None:
         """Start the workers of `generation`; answered by `Spawned` or `SpawnFailed`.
@@ -390,6 +430,8 @@ class Guard:
         if kind == "stopped":
             self._active = False
             return Stopped(message["generation"], tuple(message["unkillable"]))
+        if kind == "left_out":
+            return LeftOut(tuple((name, reason, behind) for name, reason, behind in message["modules"]))
         if kind == "stop_delayed":
             return StopDelayed(message["generation"], tuple(message["alive"]))
         return _PLAIN_EVENTS[kind](**message)
@@ -428,6 +470,8 @@ _PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
     "exited": Exited,
     "warm": Warm,
     "cold": Cold,
+    "not_learned": NotLearned,
+    "preload_outdated": PreloadOutdated,
     "spawner_died": SpawnerDied,
     "warm_late": WarmLate,
     "spawn_failed": SpawnFailed,
@@ -493,7 +537,7 @@ def _become_guard(
 
             means.forget()
             guards_end.detach()
-            serve_as_fork(spawner_line.detach(), guard_pid, list(config.preload), config.folder)
+            serve_as_fork(spawner_line.detach(), guard_pid, list(config.preload), config.folder, config.learn)
         needed = {*means.theirs, guards_end.fileno()}
         linux.close_all_but(needed)
         for fd in needed:

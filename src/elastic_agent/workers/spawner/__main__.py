@@ -38,6 +38,8 @@ if __name__ == "__main__":
         raise
     except BaseException as error:
         failure = error
+    finally:
+        worker.finish()
     if failure is not None:  # not in the handler above, whose exception would become the context of others
         worker.report(failure)
         raise failure

@@ -10,6 +10,9 @@ from elastic_agent.linux import open_files, thread_names
 
 _THREADS_END_S = 0.5
 _ACCELERATORS = ("cuda", "xpu", "mtia")
+_HANDLE_FORKS = frozenset(("jemalloc_bg_thd",))
+"""Threads that a forked process does without: jemalloc's, which pyarrow brings along, only returns unused memory to the
+system earlier (`background_thread_postfork_child` in its src/background_thread.c switches it off)."""
 _DEVICE_FILES = (
     *("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/kfd", "/dev/dri/", "/dev/dxg"),
     *("/dev/accel", "/dev/hl", "/dev/davinci"),
@@ -53,8 +56,13 @@ def _try_a_fork() -> None:
 
 
 def _threads() -> list[str]:
-    """The names of this process's threads, the first one first; those that are ending get a moment."""
+    """The names of this process's threads that a fork would lose, the first one first; those that are ending get a
+    moment."""
     ends = time.monotonic() + _THREADS_END_S
-    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < ends:
+    while len(names := _lost_by_forks(thread_names())) > 1 and time.monotonic() < ends:
         time.sleep(0.002)
-    return thread_names()
+    return names
+
+
+def _lost_by_forks(names: list[str]) -> list[str]:
+    return [*names[:1], *(name for name in names[1:] if name not in _HANDLE_FORKS)]

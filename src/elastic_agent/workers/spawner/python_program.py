@@ -16,17 +16,26 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any
 
 from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
 from elastic_agent.workers.spawner import process_title
-from elastic_agent.workers.spawner.import_variables import warn_of_late_changes
+from elastic_agent.workers.spawner.import_report import ImportReports
+from elastic_agent.workers.spawner.import_variables import watch_changes
+from elastic_agent.workers.spawner.learned import Learned
+from elastic_agent.workers.spawner.renewal import renew_modules
 
-Imported = dict[str, tuple[str | None, str]]
-"""Variables that imports have set, as they would have in the worker: what they were before, and what they became."""
+
+class Preloaded:
+    """What the spawner's imports brought about, besides the modules."""
+
+    def __init__(self, variables: dict[str, tuple[str | None, str]], learned: Learned) -> None:
+        self.variables = variables
+        """Variables that imports have set, as they would have in the worker: what they were before, and became."""
+        self.learned = learned
 
 
 class PythonProgram:
@@ -46,6 +55,12 @@ class PythonProgram:
         self.namespace = namespace
         self.run = run
         self.arguments = arguments
+        self.reports: ImportReports | None = None
+
+    def finish(self) -> None:
+        """Call when it has ended, however it has."""
+        if self.reports is not None:
+            self.reports.finish()
 
     @staticmethod
     def report(error: BaseException) -> None:
@@ -87,16 +102,16 @@ def get_ready() -> None:
     forget_files()  # again later, when this process has its own copies of the pages it touches
 
 
-def become(
-    argv: list[str], env: dict[str, str], imported: Imported, started: Callable[[], object]
-) -> PythonProgram:
-    """Make this process what `argv` started in `env` would be; its descriptors 0 to 2 are right already.
+def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[], object]) -> PythonProgram:
+    """Make this process the worker of `launch` (`guard.client.Launch`); its descriptors 0 to 2 are right already.
 
-    `argv` is `PYTHON -u SCRIPT ...` or `PYTHON -u -m MODULE ...`. `started` is called when nothing of ours can go wrong
-    any more.
+    `started` is called when nothing of ours can go wrong any more.
     """
+    argv, env = launch["argv"], launch["env"]
     set_by_imports = {
-        name: after for name, (before, after) in imported.items() if env.get(name, before) == before
+        name: after
+        for name, (before, after) in preloaded.variables.items()
+        if env.get(name, before) == before
     }
     _take_environment({**env, **set_by_imports})
     process_title.show_as(argv, env)
@@ -105,16 +120,18 @@ def become(
     sys.orig_argv[:] = argv
     if STACKS_SIGNAL in env:
         faulthandler.register(int(env[STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
-    warn_of_late_changes()
+    changed = watch_changes(preloaded.learned.reads)
     post_import.watch()
     started()
+    if preloaded.learned.outdated():
+        os.execvpe(argv[0], argv, env)  # what was preloaded is not what the script would import
     try:
-        if argv[2] == "-m":
-            sys.argv = ["-m", *argv[4:]]
-            if not sys.flags.safe_path:
-                sys.path.insert(0, os.getcwd())
-            return _module_program(argv[3], alter_argv=True)
-        return _script_program(argv)
+        renew_modules()
+        program = _program(argv)
+        if launch["reports_to"]:
+            program.reports = ImportReports(launch["reports_to"], launch["slot"], changed)
+            program.reports.start()
+        return program
     except Exception:
         os.execvpe(argv[0], argv, env)  # it cannot run: CPython itself reports why
 
@@ -161,6 +178,10 @@ def _renew_randomness() -> None:
 def forget_files() -> None:
     """They may have changed since the spawner looked, and the directory too."""
     importlib.invalidate_caches()
+    if (
+        "tempfile" in sys.modules
+    ):  # dill, which torch imports where it is installed, has it look for its folder
+        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
     if "linecache" in sys.modules:
         sys.modules["linecache"].clearcache()
     if "multiprocessing.process" in sys.modules:
@@ -172,6 +193,15 @@ def forget_files() -> None:
 
 
 # --- the program ----------------------------------------------------------------------------------
+
+
+def _program(argv: list[str]) -> PythonProgram:
+    if argv[2] != "-m":
+        return _script_program(argv)
+    sys.argv = ["-m", *argv[4:]]
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    return _module_program(argv[3], alter_argv=True)
 
 
 def _script_program(argv: list[str]) -> PythonProgram:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import gc
 import importlib
 import json
@@ -12,15 +13,23 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from elastic_agent import linux
 from elastic_agent.workers.guard.messages import STARTED
+from elastic_agent.workers.spawner.background import in_background
 from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
+from elastic_agent.workers.spawner.learned import (
+    Learned,
+    NotLearnedError,
+    SpoiledError,
+    forget,
+    import_learned,
+)
 from elastic_agent.workers.spawner.process_title import can_be_shown, show_as
 from elastic_agent.workers.spawner.python_program import (
-    Imported,
+    Preloaded,
     PythonProgram,
     become,
     forget_files,
@@ -30,6 +39,7 @@ from elastic_agent.workers.spawner.python_program import (
 _MESSAGE_BYTES = 64 * 1024
 _DETAIL_BYTES = 16 * 1024
 _FORK_S = 5.0
+_MOST_LEFT_OUT = 20
 
 
 class WorkerBornError(BaseException):
@@ -40,14 +50,16 @@ class WorkerBornError(BaseException):
         self.program = program
 
 
-def serve_as_fork(fd: int, guard_pid: int, preload: list[str], folder: str) -> NoReturn:
+def serve_as_fork(
+    fd: int, guard_pid: int, preload: list[str], folder: str, learn: Mapping[str, Any] | None
+) -> NoReturn:
     """Be the spawner in a fork of the agent. Raises WorkerBornError in a forked worker."""
     os.setsid()
     linux.close_all_but({fd})
     _restore_signals()
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of the agent's own program
-    raise WorkerBornError(serve(fd, guard_pid, preload, folder))
+    raise WorkerBornError(serve(fd, guard_pid, preload, folder, learn))
 
 
 def _restore_signals() -> None:
@@ -59,11 +71,14 @@ def _restore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, linux.JOB_SIGNALS)
 
 
-def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonProgram:
+def serve(
+    fd: int, guard_pid: int, preload: list[str], folder: str, learn: Mapping[str, Any] | None = None
+) -> PythonProgram:
     """Be the spawner. Returns in a forked worker only, with what it is to run.
 
     `fd`: the line to the guard. `preload`: modules to import besides torch. `folder`: what `sys.path[0]` will be
-    in the workers.
+    in the workers. `learn`: what is known of the modules that workers import, see `import_learned`; to learn more of
+    them is done in the background.
     """
     linux.set_parent_death_signal(9)
     line = socket.socket(fileno=fd)
@@ -72,9 +87,11 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
     before = dict(os.environ)
     doing = "an import failed in the spawner"
     try:
-        _import_all(preload, folder)
-        doing = "the check of the spawner failed"
-        _check(folder)
+        with in_background() if learn is not None and learn["reported"] else contextlib.nullcontext():
+            _import_all(preload, folder)
+            doing = "the check of the spawner failed"
+            _check(folder)
+            learned = _import_learned(line, learn, folder)
         forget_files()  # imports what it needs
         _forget_the_agent()
     except UnsafeError as error:
@@ -90,8 +107,8 @@ def serve(fd: int, guard_pid: int, preload: list[str], folder: str) -> PythonPro
     gc.freeze()  # or the first collection of every worker would copy all that was imported
     gc.enable()
     show_as(["elastic-spawner"], dict(os.environ))
-    _send(line, {"ready_s": time.monotonic() - started})
-    return _fork_on_request(line, guard_pid, imported)
+    _send(line, {"ready_s": time.monotonic() - started, "learned": len(learned.names)})
+    return _fork_on_request(line, guard_pid, Preloaded(imported, learned))
 
 
 def _send(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
@@ -116,10 +133,36 @@ def _import_all(names: list[str], folder: str) -> None:
                 importlib.import_module(name)
         finally:
             sys.path.remove(folder)
+    _flush()
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # or each worker would, when it gets streams of its own
     linux.flush_c_streams()
+
+
+def _import_learned(line: socket.socket, learn: Mapping[str, Any] | None, folder: str) -> Learned:
+    """Import what workers of this script have imported. Ends this process if that cannot be, or must not have been."""
+    if learn is None:
+        return Learned()
+    before = len(sys.modules)
+    try:
+        learned = import_learned(learn, folder)
+        _check(folder)
+    except SpoiledError as spoiled:
+        _send(line, {"left_out": spoiled.left_out[:_MOST_LEFT_OUT]})
+        os._exit(0)
+    except (NotLearnedError, UnsafeError) as error:
+        forget(learn)
+        if len(sys.modules) == before and not learn["reported"]:
+            _send(line, {"not_learned": str(error), "continues": True})
+            return Learned()
+        _send(line, {"not_learned": str(error), "continues": False})
+        os._exit(0)
+    _flush()
+    return learned
 
 
 def _forget_the_agent() -> None:
@@ -165,7 +208,8 @@ def _same(path: str, other: str) -> bool:
 # --- forking --------------------------------------------------------------------------------------
 
 
-def _fork_on_request(line: socket.socket, guard_pid: int, imported: Imported) -> PythonProgram:
+def _fork_on_request(line: socket.socket, guard_pid: int, preloaded: Preloaded) -> PythonProgram:
+    outdated = ""
     while True:
         try:
             data = line.recv(_MESSAGE_BYTES)
@@ -173,6 +217,8 @@ def _fork_on_request(line: socket.socket, guard_pid: int, imported: Imported) ->
             data = b""
         if not data:
             os._exit(0)
+        if not outdated and (outdated := preloaded.learned.outdated()):
+            _send(line, {"outdated": outdated})
         for _ in range(json.loads(data)["fork"]):
             try:
                 standby = _fork_standby(line)
@@ -180,7 +226,7 @@ def _fork_on_request(line: socket.socket, guard_pid: int, imported: Imported) ->
                 _send(line, {"fork_failed": error.strerror or str(error)})
                 continue
             if standby is not None:
-                return _stand_by(*standby, guard_pid, imported)
+                return _stand_by(*standby, guard_pid, preloaded)
 
 
 def _fork_standby(line: socket.socket) -> tuple[socket.socket, int, int] | None:
@@ -241,7 +287,7 @@ def _fork_again(own: socket.socket, held: int) -> int:
 
 
 def _stand_by(
-    line: socket.socket, held: int, between_pid: int, guard_pid: int, imported: Imported
+    line: socket.socket, held: int, between_pid: int, guard_pid: int, preloaded: Preloaded
 ) -> PythonProgram:
     """Wait for the guard's command, then become the worker in it."""
     os.setsid()
@@ -260,7 +306,7 @@ def _stand_by(
     word, fds = _receive(line)
     doing: list[str] = ["prepare"]
     try:
-        program = _prepare(line, json.loads(word), fds, imported, doing.append)
+        program = _prepare(line, json.loads(word), fds, preloaded, doing.append)
     except BaseException as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         line.send(f"cannot {doing[-1]}: {reason}".encode(errors="replace")[:4096])
@@ -290,7 +336,7 @@ def _prepare(
     line: socket.socket,
     word: dict[str, Any],
     fds: list[int],
-    imported: Imported,
+    preloaded: Preloaded,
     doing: Callable[[str], None],
 ) -> PythonProgram:
     with open(fds[0], "rb") as file:
@@ -307,7 +353,7 @@ def _prepare(
             os.close(opened)
     doing(f"start {launch['argv'][0]!r}")
     _take_signals(launch["ignored"])
-    return become(launch["argv"], launch["env"], imported, lambda: line.send(STARTED))
+    return become(launch, preloaded, lambda: line.send(STARTED))
 
 
 def _take_signals(ignored: list[int]) -> None:

@@ -40,18 +40,18 @@ def fields_of_status():
 def signal_masks():
     """What the kernel knows of this process's signals.
 
-    But for the one that asks for stacks, and for 32 and 33, which the C library keeps for its threads.
+    But for those of the agent, and for 32 and 33, which the C library keeps for its threads.
     """
     kernels, left_out = fields_of_status(), 0
-    for one in (32, 33, stacks_signal()):
+    for one in (32, 33, *signals_of_the_agent()):
         left_out |= 1 << (one - 1)
     names = ("SigBlk", "SigIgn", "SigCgt", "SigPnd", "ShdPnd")
     return {name: f"{int(kernels[name], 16) & ~left_out:016x}" for name in names}
 
 
-def stacks_signal():
-    """SIGRTMIN+6, on which the agent documents to have workers write their stacks."""
-    return 34 + 6
+def signals_of_the_agent():
+    """SIGRTMIN+6 and SIGURG, on which it documents to have workers write their stacks and report imports."""
+    return 34 + 6, 23
 
 
 masks_at_start = signal_masks()
@@ -124,7 +124,7 @@ def handlers():
     return {
         signal.strsignal(one) + f" {int(one)}": handler_name(one)
         for one in signal.valid_signals()
-        if one != stacks_signal()
+        if one not in signals_of_the_agent()
     }
 
 

@@ -1,0 +1,164 @@
+"""Modules that workers import are preloaded, if a worker forked afterwards is as good as one that imports them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_agent.workers.spawner.installed import is_installed
+from tests.cli.support import clean_environment
+
+LEARN = """
+import json, os, sys
+sys.path.insert(1, sys.argv[1])
+import torch
+from elastic_agent.workers.spawner.learned import NotLearnedError, SpoiledError, import_learned
+
+source = json.loads(sys.argv[2])
+told = {"left_out": [], "why": ""}
+try:
+    learned = import_learned(source, sys.argv[3])
+except SpoiledError as spoiled:
+    told["left_out"] = spoiled.left_out
+except NotLearnedError as error:
+    told["why"] = str(error)
+else:
+    told.update(names=learned.names, reads=dict(learned.reads), outdated=learned.outdated())
+told["loaded"] = [name for name in source["watched"] if name in sys.modules]
+print(json.dumps(told))
+"""
+
+MODULES = {
+    "plain": "VALUE = 1",
+    "needs_plain": "import plain",
+    "reads_variable": "import os\nCACHE = os.environ.get('MY_CACHE', '')",
+    "uses_reader": "import reads_variable",
+    "reads_rank": "from os import environ\nRANK = environ.get('LOCAL_RANK', '0')",
+    "copies_environment": "import os\nCOPY = dict(os.environ)",
+    "starts_thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    ),
+    "uses_thread": "def start():\n    import starts_thread\nstart()",
+    "temporary": "import tempfile\nFOLDER = tempfile.TemporaryDirectory()",
+    "opens": "import os\nFILE = open(__file__)",
+    "prints": "print('hello')",
+    "shares": "import multiprocessing\nLOCK = multiprocessing.Lock()",
+    "fails": "raise ImportError('no GPU')",
+    "tries": "try:\n    import fails\nexcept ImportError:\n    pass",
+}
+
+
+class Spawner:
+    """Has processes learn, as spawners do, from one pair of files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.packages = folder / "site-packages"
+        self.packages.mkdir()
+        self.project = folder / "project"
+        self.project.mkdir()
+        self.reported = folder / "reported.json"
+        self.verdict = folder / "verdict.json"
+        for name, body in MODULES.items():
+            (self.packages / f"{name}.py").write_text(body)
+
+    def learn(self, *names: str, changed: dict[str, str] | None = None) -> dict[str, Any]:
+        self.reported.write_text(json.dumps({"version": 1, "names": names, "changed": changed or {}}))
+        return self._run(str(self.reported), names)
+
+    def use_verdict(self, *watched: str) -> dict[str, Any]:
+        return self._run("", watched)
+
+    def _run(self, reported: str, watched: tuple[str, ...]) -> dict[str, Any]:
+        source = {"verdict": str(self.verdict), "reported": reported, "of_workers": ["LOCAL_RANK"]}
+        done = subprocess.run(
+            [
+                *(sys.executable, "-c", LEARN, str(self.packages)),
+                *(json.dumps({**source, "watched": watched}), str(self.project)),
+            ],
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+
+@pytest.fixture
+def spawner(tmp_path: Path) -> Spawner:
+    return Spawner(tmp_path)
+
+
+def test_what_may_be_preloaded_is_preloaded_and_the_verdict_is_used_again(spawner: Spawner) -> None:
+    told = spawner.learn("plain", "needs_plain", "reads_variable", "tries")
+    assert told["names"] == ["plain", "needs_plain", "reads_variable", "tries"]
+    assert told["reads"] == {"MY_CACHE": "reads_variable"}
+    assert told["outdated"] == ""
+    again = spawner.use_verdict("plain", "tries")
+    assert (again["names"], again["loaded"]) == (told["names"], ["plain", "tries"])
+    told = spawner.learn("reads_variable", "plain", changed={"MY_CACHE": "reads_variable"})
+    assert told["names"] == ["reads_variable", "plain"], "the script sets the variable after the import"
+    os.utime(spawner.packages / "plain.py", (1, 1))
+    assert "plain.py has changed" in spawner.use_verdict("plain")["why"]
+
+
+def test_modules_that_do_not_survive_a_fork_are_left_out_with_those_that_import_them(
+    spawner: Spawner,
+) -> None:
+    """Each is named itself, with the reason; the others are preloaded."""
+    (spawner.project / "beside.py").write_text("")
+    (spawner.packages / "uses_beside.py").write_text("import beside")
+    told = spawner.learn(
+        *("plain", "needs_plain", "uses_reader", "reads_rank", "copies_environment", "uses_thread"),
+        *("temporary", "opens", "prints", "shares", "fails", "tries", "uses_beside", "missing"),
+        changed={"MY_CACHE": "plain"},
+    )
+    reasons = {name: (reason, behind) for name, reason, behind in told["left_out"]}
+    assert reasons == {
+        "reads_variable": ("reads MY_CACHE, which the script sets before", 1),
+        "reads_rank": ("reads LOCAL_RANK, which differs between workers", 0),
+        "copies_environment": ("reads all environment variables when it is imported", 0),
+        "starts_thread": (
+            "has started threads (python), which do not survive a fork",
+            1,
+        ),
+        "temporary": ("creates a temporary file when it is imported", 0),
+        "opens": (f"keeps {spawner.packages / 'opens.py'} open after it is imported", 0),
+        "prints": ("prints something when it is imported", 0),
+        "shares": ("creates shared memory when it is imported", 0),
+        "beside": ("is not an installed module", 1),
+    }
+    clean = spawner.use_verdict(*MODULES, "uses_beside", "beside")
+    assert clean["names"] == ["plain", "needs_plain", "tries"]
+    assert clean["loaded"] == ["plain", "needs_plain", "tries"]
+
+
+def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
+    code = """
+import sys
+from elastic_agent.workers.spawner.learned import NotLearnedError, import_learned
+for content in ("", "{", "[]", '{"version": 1}', '{"version": 1, "names": [1]}', '{"version": 0, "names": []}'):
+    with open(sys.argv[1], "w") as file:
+        file.write(content)
+    try:
+        import_learned({"verdict": sys.argv[1], "reported": ""}, "/")
+    except NotLearnedError as error:
+        assert sys.argv[1] in str(error)
+    else:
+        sys.exit(f"{content!r} was used")
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "verdict.json")], check=True)
+
+
+def test_modules_of_the_standard_library_are_installed_and_the_script_is_not() -> None:
+    assert [is_installed(name, sys.modules[name]) for name in ("json", "sys")] == [True, True]
+    assert not is_installed("__main__", sys.modules["__main__"])
+    assert not is_installed("elastic_agent", sys.modules["elastic_agent"])
