@@ -130,7 +130,10 @@ def _plan_the_rest(original: Any) -> Any:
     @functools.wraps(original)
     def set_initial_training_values(self: Any, args: Any, dataloader: Any) -> Any:
         values = original(self, args, dataloader)
-        position = _callback(self).position
+        callback = _callback(self)
+        if not hasattr(dataloader, "total_batch_size"):  # not one that Accelerate divides among the ranks
+            callback.position = None
+        position = callback.position
         if position is None:
             return values
         position.use(dataloader)
