@@ -208,6 +208,10 @@ def test_a_worker_variable_set_by_hand_suggests_the_setting(shell: Shell) -> Non
     assert shell.load([], {"ELASTIC_AGENT_SET_NODE_ID": "n1"}).settings.node_id == "n1"
 
 
+def test_a_variable_that_users_set_for_workers_is_no_mistake(shell: Shell) -> None:
+    assert shell.load([], {"ELASTIC_AGENT_LIGHTNING_DISABLE": "resume"}).notes == ()
+
+
 def test_an_unknown_variable_is_a_warning_that_names_the_nearest(shell: Shell) -> None:
     (note,) = shell.load([], {"ELASTIC_AGENT_MAX_RESTART": "9"}).notes
     assert note.level == "warning"

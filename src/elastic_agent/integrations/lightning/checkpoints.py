@@ -38,6 +38,8 @@ class RunCheckpoints:
     def add(self, path: Any) -> None:
         """Record the newest checkpoint, when it is complete. On one rank only."""
         added = self._absolute(os.fspath(path))
+        if os.path.basename(added).startswith("."):
+            return  # Lightning's tuner restores the state before its trials from such a file
         paths = [*(one for one in self.available() if one != added), added][-_KEPT:]
         self._fs.makedirs(os.path.dirname(self._file), exist_ok=True)
         # Replaces the file when it is complete: a reader never gets half of it.
