@@ -332,6 +332,11 @@ def start_ticks(pid: int) -> int | None:
     return None if process is None or process.dead else process.start_ticks
 
 
+def started_after(process: Process, at_boottime_s: float) -> bool:
+    """Whether the process started after this time, or so shortly before that its start ticks do not tell."""
+    return (process.start_ticks + 1) / os.sysconf("SC_CLK_TCK") > at_boottime_s
+
+
 def is_frozen(pid: int) -> bool:
     """Whether the process was stopped by a signal or a debugger."""
     process = read_process(pid)

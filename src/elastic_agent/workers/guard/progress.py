@@ -65,7 +65,7 @@ class Progress:
     """What the processes of a generation have done since a signal.
 
     Make it just before the signal is sent. `workers` are the processes that get it; those that ignore it are not
-    awaited. `remaining` lists all processes of the generation, and takes a while.
+    awaited. `remaining` lists all processes of the generation; that takes a while, so it is not called before.
     """
 
     def __init__(
@@ -77,23 +77,26 @@ class Progress:
         self._idle_s = 0.0
         self._looked_at = time.monotonic()
         self._ignoring = {pid for pid in workers if linux.ignores(pid, signum)}
-        self._known: dict[tuple[int, int], _Activity] = {}
-        for process in remaining():
-            if process.pid not in self._ignoring:
-                handled = signum if process.pid in workers else None
-                self._known[process.key] = _Activity(process.pid, handled, is_new=False)
+        self._signalled_at_s = linux.boottime_s()
+        self._looked = False
+        self._known = {  # by process id
+            pid: _Activity(pid, signum, is_new=False) for pid in workers if pid not in self._ignoring
+        }
 
     def look(self, now: float) -> bool:
         """Whether to go on waiting at `now`, by time.monotonic()."""
         elapsed_s = now - self._looked_at
         self._looked_at = now
+        if not self._looked:  # most workers have ended by now, so that nothing is to be listed
+            self._looked = True
+            self._found_more()
         if self._any_progress(elapsed_s):
             self._idle_s = 0.0
             return True
         self._idle_s += min(elapsed_s, _LONGEST_INTERVAL_S)
         if self._idle_s < self._idle_limit_s:
             return True
-        if self._found_new():
+        if self._found_more():
             self._idle_s = 0.0
             return True
         return False
@@ -109,13 +112,15 @@ class Progress:
     def _counts(self, activity: _Activity) -> bool:
         return activity.unclear_s < self._unclear_limit_s
 
-    def _found_new(self) -> bool:
-        """Whether processes have appeared that were not known."""
-        new = [process for process in self._remaining() if process.key not in self._known]
-        new = [process for process in new if process.pid not in self._ignoring]
-        for process in new:
-            self._known[process.key] = _Activity(process.pid, None, is_new=True)
-        return bool(new)
+    def _found_more(self) -> bool:
+        """Whether there are processes that were not known."""
+        found = [
+            one for one in self._remaining() if one.pid not in self._known and one.pid not in self._ignoring
+        ]
+        for process in found:
+            is_new = linux.started_after(process, self._signalled_at_s)
+            self._known[process.pid] = _Activity(process.pid, None, is_new=is_new)
+        return bool(found)
 
 
 class _Activity:
