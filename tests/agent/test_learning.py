@@ -22,14 +22,13 @@ AGENT = (sys.executable, "-m", "elastic_agent")
 TRAIN = """
 import json, os, sys
 import torch
-preloaded = "sklearn" in sys.modules
-from sklearn.datasets import load_digits
-from torch.nn.parallel import DistributedDataParallel
+preloaded = "PIL.Image" in sys.modules
+from PIL import Image
 import mine
 report = {
     "generation": int(os.environ["ELASTIC_AGENT_GENERATION"]),
     "preloaded": preloaded,
-    "digits": len(load_digits().data),
+    "size": Image.new("L", (3, 2)).size,
     "mine": mine.VALUE,
 }
 sys.stdout.write(json.dumps(report) + "\\n")
@@ -103,9 +102,9 @@ def test_the_next_workers_and_the_next_run_have_preloaded_what_the_first_importe
         second = job.reports(agent)
     assert [one["preloaded"] for one in first] == [False, False]
     assert [(one["preloaded"], one["generation"]) for one in second] == [(True, 2), (True, 2)]
-    assert [(one["digits"], one["mine"]) for one in second] == [(1797, 1)] * 2
+    assert [(one["size"], one["mine"]) for one in second] == [([3, 2], 1)] * 2
     names = job.learned()["names"]
-    assert "sklearn.datasets" in names
+    assert "PIL.Image" in names
     assert not {"mine", "__main__", "elastic_agent", "antigravity"} & {
         name.partition(".")[0] for name in names
     }
@@ -116,10 +115,10 @@ def test_the_next_workers_and_the_next_run_have_preloaded_what_the_first_importe
         assert [one["preloaded"] for one in job.reports(agent)] == [False, False]
     # The script now sets a variable that a learned module reads: this module is not preloaded any more.
     script = (tmp_path / "train.py").read_text()
-    (tmp_path / "train.py").write_text("import os\nos.environ['SKLEARN_WORKING_MEMORY'] = '7'\n" + script)
+    (tmp_path / "train.py").write_text("import os\nos.environ['PILLOW_BLOCK_SIZE'] = '64k'\n" + script)
     with job.agent() as agent:
         assert [one["preloaded"] for one in job.reports(agent)] == [False, False]
-        assert "reads SKLEARN_WORKING_MEMORY, which the script sets before" in until(
+        assert "reads PILLOW_BLOCK_SIZE, which the script sets before" in until(
             agent, "is not preloaded"
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
-_NICE = 10
+_NICE = 5
 _AUTOGROUP = "/proc/self/autogroup"
 _SHORTEST_PAUSE_S = 0.005
 
