@@ -118,9 +118,7 @@ def test_the_next_workers_and_the_next_run_have_preloaded_what_the_first_importe
     (tmp_path / "train.py").write_text("import os\nos.environ['PILLOW_BLOCK_SIZE'] = '64k'\n" + script)
     with job.agent() as agent:
         assert [one["preloaded"] for one in job.reports(agent)] == [False, False]
-        assert "reads PILLOW_BLOCK_SIZE, which the script sets before" in until(
-            agent, "is not preloaded"
-        )
+        assert "reads PILLOW_BLOCK_SIZE, which the script sets before" in until(agent, "is not preloaded")
 
 
 def test_nothing_is_learned_when_that_is_disabled(tmp_path: Path) -> None:
