@@ -56,7 +56,7 @@ class Recorder(TrainerCallback):
         self.note("step", state, ids=self.ids, losses=self.losses, of=state.max_steps)
         self.ids, self.losses = [], []
         if not (self.folder / "finish").exists():
-            time.sleep(self.pause_s if state.epoch < 0.5 else 10 * self.pause_s)
+            time.sleep(self.pause_s * (1 if state.epoch < 0.4 else 10 if state.epoch < 0.7 else 40))
 
     def note(self, kind: str, state: Any, **more: object) -> None:
         line = {
