@@ -4,9 +4,11 @@
 #   PYTEST_ARGS="-k client"  passed to pytest by `make test`
 #   SYSTEM_PACKAGES=no       `make test` installs no Debian packages
 #   LANES=                   `make test` runs one test at a time
+#   TORCH=2.15.0             another version of torch, in a virtual environment of its own
 
 PYTHON ?= python3
-VENV ?= .venv
+TORCH ?=
+VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
@@ -61,7 +63,7 @@ bench-full: $(READY)
 	$(PY) -m benchmarks
 
 $(READY): pyproject.toml constraints.txt tools/make-venv
-	@tools/make-venv '$(PYTHON)' '$(VENV)'
+	@tools/make-venv '$(PYTHON)' '$(VENV)' '$(TORCH)'
 
 system-packages:
 	@if [ '$(SYSTEM_PACKAGES)' = yes ]; then tools/system-packages; fi
@@ -71,4 +73,4 @@ clean:
 	find src tests examples benchmarks tools -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf '$(VENV)'
+	rm -rf '$(VENV)' .venv-torch-*

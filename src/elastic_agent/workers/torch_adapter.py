@@ -52,9 +52,16 @@ def with_numa_binding(argv: Sequence[str], local_rank: int, options: NumaOptions
         return tuple(argv)
     from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding
 
-    return tuple(
-        _maybe_wrap_command_args_with_numa_binding(tuple(argv), gpu_index=local_rank, numa_options=options)
-    )
+    wrap: Any = _maybe_wrap_command_args_with_numa_binding
+    index = _index_parameter(wrap)
+    assert index is not None  # see missing
+    return tuple(wrap(tuple(argv), **{index: local_rank}, numa_options=options))
+
+
+def _index_parameter(wrap: Any) -> str | None:
+    """torch 2.13 calls the device's index ``gpu_index``, later versions ``device_index``."""
+    known = inspect.signature(wrap).parameters
+    return next((name for name in ("device_index", "gpu_index") if name in known), None)
 
 
 def missing() -> list[str]:
@@ -79,7 +86,7 @@ def missing() -> list[str]:
     except ImportError:
         problems.append("torch.numa.binding._maybe_wrap_command_args_with_numa_binding no longer exists")
     else:
-        if not {"gpu_index", "numa_options"} <= set(inspect.signature(wrap).parameters):
+        if _index_parameter(wrap) is None or "numa_options" not in inspect.signature(wrap).parameters:
             problems.append("_maybe_wrap_command_args_with_numa_binding has other parameters")
     return problems
 
