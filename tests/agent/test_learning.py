@@ -25,6 +25,9 @@ import torch
 preloaded = "PIL.Image" in sys.modules
 from PIL import Image
 import mine
+saved = dict(os.environ)
+os.environ.clear()
+os.environ.update(saved)  # as accelerate does, for a moment: no change
 report = {
     "generation": int(os.environ["ELASTIC_AGENT_GENERATION"]),
     "preloaded": preloaded,
@@ -111,6 +114,9 @@ def test_the_next_workers_and_the_next_run_have_preloaded_what_the_first_importe
     (tmp_path / "mine.py").write_text("VALUE = 22")
     with job.agent(code=0) as agent:
         assert [(one["preloaded"], one["mine"]) for one in job.reports(agent)] == [(True, 22)] * 2
+        assert agent.wait(60) == 0
+        assert agent.stderr is not None
+        assert "elastic-agent:" not in agent.stderr.read()
     with job.agent("--no-learn-preload") as agent:
         assert [one["preloaded"] for one in job.reports(agent)] == [False, False]
     # The script now sets a variable that a learned module reads: this module is not preloaded any more.

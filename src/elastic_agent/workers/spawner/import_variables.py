@@ -85,11 +85,13 @@ def _recording(
     putenv: Callable[..., None], pid: int, read_by: Mapping[str, str], changed: dict[str, int]
 ) -> Callable[..., None]:
     reported: set[str] = set()
+    # accelerate removes all variables for a moment, and sets them again.
+    at_start = dict(os.environ)
 
     def recording_putenv(name: str | bytes, value: str | bytes, /) -> None:
         putenv(name, value)
         named, text = os.fsdecode(name), os.fsdecode(value)
-        if os.getpid() != pid or os.environ.get(named) == text:
+        if os.getpid() != pid or text in (os.environ.get(named), at_start.get(named)):
             return
         if named not in changed and not _by_an_import():
             changed[named] = len(sys.modules)
@@ -130,7 +132,9 @@ def _by_an_import() -> bool:
 def _where() -> str:
     """The line in the user's code; empty if it is in an installed package."""
     frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename in (__file__, os.__file__, "<frozen os>"):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(
+        (__file__, os.__file__, "<frozen ")
+    ):
         frame = frame.f_back
     file = frame.f_code.co_filename
     return "" if is_installed_file(file) else f" in {os.path.basename(file)}, line {frame.f_lineno},"
