@@ -4,8 +4,6 @@ Importing this package loads nothing heavy. Training scripts use :mod:`elastic_a
 that start workers use :func:`launch`.
 """
 
-from __future__ import annotations
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """``launch``, when it is used: workers and the guard import this package too."""
     if name == "launch":
         from elastic_agent.launcher import launch
