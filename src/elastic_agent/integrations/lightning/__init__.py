@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 
-from elastic_agent.integrations.lightning.features import Feature, enabled
+from elastic_agent.integrations.disabling import enabled
+from elastic_agent.integrations.lightning.features import Feature
 from elastic_agent.integrations.lightning.say import say
-from elastic_agent.worker_variables import GENERATION
+from elastic_agent.worker_variables import GENERATION, LIGHTNING_DISABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def _adapt() -> frozenset[Feature]:
         return frozenset()
     from elastic_agent.integrations.lightning import private_names
 
-    features, complaint = enabled(os.environ)
+    features, complaint = enabled(os.environ, LIGHTNING_DISABLE, Feature)
     problems = private_names.apply(features)
     if problems is not None and os.environ.get("RANK") == "0":
         for line in (*([complaint] if complaint else []), *problems):

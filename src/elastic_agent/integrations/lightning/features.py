@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-
-from elastic_agent.worker_variables import LIGHTNING_DISABLE
 
 
 class Feature(StrEnum):
@@ -31,18 +28,3 @@ class Feature(StrEnum):
 
     PROGRESS_BAR = "progress-bar"
     """Continue the progress bar at the step that was restored."""
-
-
-def enabled(environ: Mapping[str, str]) -> tuple[frozenset[Feature], str]:
-    """The features that are not disabled, and a complaint about names that are not features, or ``""``."""
-    text = environ.get(LIGHTNING_DISABLE, "")
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    known = {str(feature): feature for feature in Feature}
-    unknown = [name for name in names if name not in known]
-    complaint = (
-        f"{LIGHTNING_DISABLE}={text!r}: no such feature: {', '.join(unknown)}; expected a comma-separated list of "
-        f"{', '.join(known)}"
-        if unknown
-        else ""
-    )
-    return frozenset(Feature) - {known[name] for name in names if name in known}, complaint

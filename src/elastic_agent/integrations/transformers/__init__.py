@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
-from elastic_agent.integrations.transformers.features import enabled
-from elastic_agent.worker_variables import GENERATION
+from elastic_agent.integrations.disabling import enabled
+from elastic_agent.integrations.transformers.features import Feature
+from elastic_agent.worker_variables import GENERATION, TRANSFORMERS_DISABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def install() -> None:
         return
     from elastic_agent.integrations.transformers import private_names
 
-    features, complaint = enabled(os.environ)
+    features, complaint = enabled(os.environ, TRANSFORMERS_DISABLE, Feature)
     problems = private_names.apply(features)
     if problems is not None and os.environ.get("RANK") == "0":
         for line in (*([complaint] if complaint else []), *problems):

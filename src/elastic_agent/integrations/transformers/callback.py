@@ -9,9 +9,10 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from elastic_agent import client
-from elastic_agent.integrations.transformers.features import Feature, enabled
+from elastic_agent.integrations.disabling import enabled
+from elastic_agent.integrations.transformers.features import Feature
 from elastic_agent.integrations.transformers.position import Position
-from elastic_agent.worker_variables import GENERATION
+from elastic_agent.worker_variables import GENERATION, TRANSFORMERS_DISABLE
 
 
 class ElasticCallback(TrainerCallback, ExportableState):
@@ -28,7 +29,8 @@ class ElasticCallback(TrainerCallback, ExportableState):
         """Where training is in the epoch; None if the ``Trainer`` is left to determine it."""
         self.training = 0
         """Which of the script's calls of ``train`` it is."""
-        self._features = enabled(os.environ)[0] if GENERATION in os.environ else frozenset()
+        active = GENERATION in os.environ
+        self._features = enabled(os.environ, TRANSFORMERS_DISABLE, Feature)[0] if active else frozenset()
         self._agreement: client.Agreement | None = None
         self._notice: client.Notice | None = None
         self._micro_batches = 0

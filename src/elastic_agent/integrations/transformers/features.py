@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-
-from elastic_agent.worker_variables import TRANSFORMERS_DISABLE
 
 
 class Feature(StrEnum):
@@ -22,18 +19,3 @@ class Feature(StrEnum):
 
     SAMPLES = "samples"
     """Use each sample once per epoch, also when the number of workers changes."""
-
-
-def enabled(environ: Mapping[str, str]) -> tuple[frozenset[Feature], str]:
-    """The features that are not disabled, and a complaint about names that are not features, or ``""``."""
-    text = environ.get(TRANSFORMERS_DISABLE, "")
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    known = {str(feature): feature for feature in Feature}
-    unknown = [name for name in names if name not in known]
-    complaint = (
-        f"{TRANSFORMERS_DISABLE}={text!r}: no such feature: {', '.join(unknown)}; expected a comma-separated list of "
-        f"{', '.join(known)}"
-        if unknown
-        else ""
-    )
-    return frozenset(Feature) - {known[name] for name in names if name in known}, complaint
