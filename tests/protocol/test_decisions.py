@@ -561,6 +561,20 @@ def test_a_standby_node_with_a_bootstrap_store_joins_if_no_participant_offers_on
     assert table.plan.world.bootstrap_node == "c"
 
 
+def test_a_node_that_failed_to_start_twice_hosts_the_bootstrap_store_where_no_other_node_can() -> None:
+    table = running("a", "b", rules=policy(max_restarts=1, min_nodes=1))
+    for _ in range(2):
+        fail_and_reform(table, "b", "a", "b", failure=NO_START)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 3), ["a"], 0)
+    fails(table, "a")
+    table.says("b", State.READY)
+    table.says("a", State.READY, bootstrap=None, failure=NO_PORT)
+    assert (table.stand, table.world, table.plan.charged) == ((RUNNING, 4), ["b"], 1)
+    fail_and_reform(table, "b", "b", failure=NO_START)
+    table.says("a", State.READY, bootstrap=None, failure=NO_PORT)
+    assert table.stand == (FAILED, 5), "its failed starts count now"
+
+
 def test_a_node_that_does_not_start_in_time_is_revoked_and_not_charged() -> None:
     table = running("a", "b", "c")
     table.says("c", State.READY, 1)
@@ -682,6 +696,17 @@ def test_a_second_agent_with_a_live_nodes_id_is_refused() -> None:
     assert "is held by a living agent at b.example" in table.plan.refused["b-2"]
     assert table.stand == (RUNNING, 1)
     assert table.revoked == []
+
+
+def test_a_new_coordinator_keeps_the_node_that_has_the_seat_and_refuses_the_second_agent_with_its_id() -> (
+    None
+):
+    table = running("a", "b")
+    table.comes("b", life=2, incarnation="b-0", explicit_id=True)
+    table.change_coordinator()
+    table.wait(4 * STEP_S)
+    assert set(table.plan.refused) == {"b-0"}
+    assert table.stand == (RUNNING, 1)
 
 
 def test_a_second_agent_waits_while_the_holder_of_the_id_does_not_renew() -> None:

@@ -63,6 +63,8 @@ class Checker:
         self.newest: Plan | None = None
         """The plan that was published last."""
         self.final: Plan | None = None
+        self.earlier: Plan | None = None
+        """The verdict of the run that had this name before, for an agent that slept through the change."""
         self.ended_s = 0.0
         """When the verdict was published."""
         self.newest_history: History | None = None
@@ -73,6 +75,8 @@ class Checker:
         Generations may begin anew then. With etcd, no two worlds run at once all the same; with c10d, they may until
         a lease and the margin after the store was created.
         """
+        self._too_few_s = 0.0
+        """When there were last fewer nodes than make a world."""
         self._opened_s = 0.0
         """When the present store was created."""
         self.agents: list[Agent] = []
@@ -304,7 +308,11 @@ class Checker:
         known = self.newest_history
         if not self.cluster.endpoint.may_forget or known is None:
             return False
-        return told.rank < known.rank or told.life != known.life
+        # Below the outcome that was published last: its disk was full, and no other node had heard of it.
+        unknown_end = (
+            known.outcome in (Phase.FINISHED, Phase.FAILED) and not known.settled and told.outcome is None
+        )
+        return unknown_end or told.rank < known.rank or told.life != known.life
 
     def _forget(self) -> None:
         """Numbers of generations, and what was charged, mean nothing any more."""
@@ -316,7 +324,7 @@ class Checker:
     def begin_again(self) -> None:
         """A new run begins under the same name: above the old generations, with the whole budget."""
         stopped = self.final is not None and self.final.phase is Phase.STOPPED
-        self.final = None
+        self.final, self.earlier = None, self.final
         self.forming_since_s = self.cluster.kernel.now
         self.notices.begin_again()
         if stopped:
@@ -549,7 +557,11 @@ class Checker:
         if cluster.over or (self.final is not None and self.final.phase is not Phase.STOPPED):
             return
         enough = cluster.enough_healthy()
-        since_s = max(self.forming_since_s or 0.0, cluster.scenario.quiet_s, cluster.stop_hung_s)
+        if not enough:  # a machine may boot long after the last fault
+            self._too_few_s = cluster.kernel.now
+        since_s = max(
+            self.forming_since_s or 0.0, cluster.scenario.quiet_s, cluster.stop_hung_s, self._too_few_s
+        )
         bound_s = cluster.scenario.bound_s + self._revocations_s() + self.budget.pause_s(self.newest)
         if any(one.stop_hangs for one in cluster.holders):
             bound_s += STOP_SLACK_S
@@ -636,10 +648,9 @@ class Checker:
                 self._keeps_its_id(before, incarnation, plan.refused[incarnation])
 
     def _keeps_its_id(self, before: Plan | None, incarnation: str, why: str) -> None:
-        """A coordinator that has seen a node get its seat refuses later agents with its id, and not that node."""
-        saw_it = self.cluster.scenario.hosting in ("agent", "serve") and self.cluster.endpoint.lives == 1
+        """Other agents with a node's id are refused, and not the one that has a seat."""
         world = before.world if before is not None and before.phase is Phase.RUNNING else None
-        if saw_it and world is not None and NODE_ID_HELD in why:
+        if world is not None and NODE_ID_HELD in why:
             seatless = world.seat_of(incarnation) is None
             self.require(seatless, "a node keeps its id", f"{incarnation} has a seat: {why}")
 

@@ -188,6 +188,8 @@ class Cluster:
         self.agents: dict[str, Agent] = {}
         """Incarnation → its agent."""
         self.gone: list[Agent] = []
+        self.began_again_s = 0.0
+        """When the operator started everything once more."""
         self.told_to_leave: set[str] = set()
         """Nodes of which somebody asked that they leave."""
         self.ongoing = 0
@@ -327,6 +329,7 @@ class Cluster:
             self.endpoint.host.kill()
         self.over = self.endpoint.may_remove = False
         self.gone.clear()
+        self.began_again_s = self.kernel.now
         self.checker.begin_again()
         for machine in self.machines:
             machine.boot()
@@ -572,12 +575,15 @@ class Cluster:
     def outcome_expected(self, agent: Agent) -> bool:
         """Whether this agent departed with what it should have departed with."""
         assert agent.outcome is not None  # it departed
-        verdict = self.checker.final.phase if self.checker.final is not None else None
+        plans = [self.checker.final]
+        if agent.began_s < self.began_again_s:
+            plans.append(self.checker.earlier)
+        verdicts = {plan.phase for plan in plans if plan is not None}
         outcome = agent.outcome.outcome
         if outcome is Outcome.FINISHED:
-            return verdict is Phase.FINISHED
+            return Phase.FINISHED in verdicts
         if outcome is Outcome.FAILED:
-            return verdict is Phase.FAILED
+            return Phase.FAILED in verdicts
         if outcome is Outcome.STOPPED:
             return self.checker.notices.stopped is not None
         if outcome is Outcome.DRAINED:

@@ -270,13 +270,17 @@ def _highest_generation_first_told(right: Any) -> Any:
 
 
 def _the_youngest_first(right: Any) -> Any:
-    def precedes(one: leases.Sighting, other: leases.Sighting) -> bool:
+    def precedes(one: leases.Sighting, other: leases.Sighting, seated: set[str]) -> bool:
         succeeds = one.member.incarnation in other.member.replaces or (
             other.member.incarnation in one.member.replaces
         )
-        return right(one, other) if succeeds else right(other, one)  # type: ignore[no-any-return]
+        return right(one, other, seated) if succeeds else right(other, one, seated)  # type: ignore[no-any-return]
 
     return precedes
+
+
+def _ignores_seats(right: Any) -> Any:
+    return lambda one, other, seated: right(one, other, set())
 
 
 # -- the coordinator's driver --------------------------------------------------------------------
@@ -969,6 +973,13 @@ _ALL = (
         "of two agents with one node id the younger one counts",
         ((cluster_view, "_precedes", _the_youngest_first),),
         focus=("impostor",),
+    ),
+    Mutant(
+        "seat-is-no-claim",
+        "a new coordinator, which sees both for the first time, rejects the agent with the seat for a second one",
+        ((cluster_view, "_precedes", _ignores_seats),),
+        focus=("impostor", "agent freeze"),
+        hosting="cluster",
     ),
     Mutant(
         "goes-above-unpublished",

@@ -155,13 +155,14 @@ def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:
 def current_incarnations(plan: Plan, sightings: Iterable[Sighting]) -> dict[str, Sighting]:
     """For each node its current incarnation."""
     chosen: dict[str, Sighting] = {}
+    seated = {seat.incarnation for seat in unproven(plan)}
     for one in sightings:
         if not one.alive or one.member.incarnation in plan.refused or one.member.state is State.LEFT:
             continue
         if leased_too_long(one, plan.policy):
             continue  # about to be refused
         known = chosen.get(one.member.node_id)
-        if known is None or _precedes(one, known):
+        if known is None or _precedes(one, known, seated):
             chosen[one.member.node_id] = one
     return chosen
 
@@ -171,13 +172,20 @@ def leased_too_long(one: Sighting, policy: Policy) -> bool:
     return one.lease.ttl_s > policy.lease_ttl_s + 1e-9
 
 
-def _precedes(one: Sighting, other: Sighting) -> bool:
-    """Whether ``one``, not ``other``, is their node's current incarnation: a proven successor, else the elder."""
+def _precedes(one: Sighting, other: Sighting, seated: set[str]) -> bool:
+    """Whether ``one``, not ``other``, is their node's current incarnation.
+
+    A proven successor is, else the one with a seat, else the elder. A new coordinator sees all of them for the first
+    time at once, so it cannot tell which is the elder.
+    """
     if other.member.incarnation in one.member.replaces:
         return True
     if one.member.incarnation in other.member.replaces:
         return False
-    return (one.first_seen_s, one.member.incarnation) < (other.first_seen_s, other.member.incarnation)
+    ours, theirs = one.member.incarnation, other.member.incarnation
+    if (ours in seated) != (theirs in seated):
+        return ours in seated
+    return (one.first_seen_s, ours) < (other.first_seen_s, theirs)
 
 
 def stopped_before(member: Member, generation: int) -> bool:

@@ -105,7 +105,8 @@ def _charge(now: ClusterView) -> bool:
     if failure.kind in (FailureKind.WORKER, FailureKind.HANG):
         return True
     stuck = now.plan.start_failures.get(now.plan.failed_node or "", 0) >= 2
-    return stuck and not now.policy.fit(len([one for one in now.ready() if not now.held_back(one)]))
+    others = [one for one in now.ready() if not now.held_back(one)]
+    return stuck and not (now.policy.fit(len(others)) and any(one.member.bootstrap for one in others))
 
 
 def _departed(now: ClusterView, incarnation: str) -> bool:
@@ -172,10 +173,13 @@ def _choose(now: ClusterView, ready: list[Sighting]) -> list[Sighting]:
 
 
 def _with_a_host(now: ClusterView, chosen: list[Sighting], ready: list[Sighting]) -> list[Sighting]:
-    """These nodes; where none of them offers a bootstrap store, one makes room for a node that does."""
+    """These nodes; where none of them offers a bootstrap store, one makes room for a node that does.
+
+    A node that is held back is better than none.
+    """
     if any(one.member.bootstrap is not None for one in chosen):
         return chosen
-    hosts = [one for one in ready if one.member.bootstrap is not None and not now.held_back(one)]
+    hosts = sorted((one for one in ready if one.member.bootstrap is not None), key=now.held_back)
     return hosts[:1] + chosen[:-1] if hosts else chosen
 
 
