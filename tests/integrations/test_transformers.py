@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.workers.cold_start import with_startup_hook
 from tests.faults.cluster import Cluster, Line
 
 SCRIPT = Path(__file__).parent / "transformers_train.py"
@@ -130,7 +131,7 @@ def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples
 
 
 ADAPTED = """
-from transformers import Trainer  # imports torch, which calls the integration, in the middle of its own import
+from transformers import Trainer
 from elastic_agent.integrations.transformers import private_names
 
 print("adapted:", hasattr(Trainer.train, "__wrapped__"), "missing:", private_names.missing())
@@ -148,7 +149,7 @@ def test_a_cold_worker_adapts_the_installed_transformers_and_plain_python_does_n
     }
     ran = subprocess.run(
         [sys.executable, "-c", ADAPTED],
-        env={**os.environ, **(variables if under_the_agent else {})},
+        env=with_startup_hook({**os.environ, **variables}) if under_the_agent else None,
         capture_output=True,
         text=True,
         timeout=200,

@@ -1,8 +1,7 @@
 """Runs integrations of frameworks that have no entry points, when a worker imports the framework.
 
-Warm workers call :func:`watch` before the script starts. In cold workers, torch calls it after ``import torch``,
-through its entry-point group ``torch.backends``. Standard library only, and next to no work: every process that
-imports torch in an environment with this package calls it.
+Workers call :func:`watch` before the script starts: warm ones as forked, cold ones through their ``sitecustomize``
+(:mod:`elastic_agent.workers.cold_start`). Standard library only, and next to no work.
 """
 
 from __future__ import annotations
@@ -31,25 +30,9 @@ def watch() -> None:
     if GENERATION not in os.environ or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     for name in INTEGRATIONS:
-        module = sys.modules.get(name)
-        if module is None:
-            continue
-        if getattr(module.__spec__, "_initializing", False):  # it is what imports torch
-            module.__class__ = _Importing
-        else:
+        if name in sys.modules:  # preloaded
             _install(name)
     sys.meta_path.insert(0, _Finder())
-
-
-class _Importing(types.ModuleType):
-    """A module whose import had begun before: installs the integration as soon as something is taken from it."""
-
-    def __getattribute__(self, name: str) -> Any:
-        ordinary = super().__getattribute__
-        if not name.startswith("_") and not getattr(ordinary("__spec__"), "_initializing", False):
-            self.__class__ = types.ModuleType  # type: ignore[assignment]
-            _install(ordinary("__name__"))
-        return ordinary(name)
 
 
 class _Finder:

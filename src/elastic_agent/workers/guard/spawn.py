@@ -11,6 +11,7 @@ import os
 import signal
 
 from elastic_agent import linux
+from elastic_agent.workers.cold_start import with_startup_hook
 from elastic_agent.workers.guard.messages import STARTED
 
 TYPE_CHECKING = False
@@ -136,7 +137,7 @@ def _become_worker(launch: LaunchSpec, stderr_fd: int | None, guard_pid: int, er
             _redirect(launch.stderr, 2)
         doing = f"start {launch.argv[0]!r}"
         _restore_signals(ignored=launch.ignored)
-        os.execvpe(launch.argv[0], launch.argv, launch.env)
+        os.execvpe(launch.argv[0], launch.argv, with_startup_hook(launch.env))
     except BaseException as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         os.write(error_fd, f"cannot {doing}: {reason}".encode(errors="replace")[:_ERROR_BYTES])

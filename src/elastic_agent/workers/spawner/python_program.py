@@ -22,6 +22,7 @@ from typing import Any
 
 from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
+from elastic_agent.workers.cold_start import with_startup_hook
 from elastic_agent.workers.spawner import process_title
 from elastic_agent.workers.spawner.import_report import ImportReports
 from elastic_agent.workers.spawner.import_variables import watch_changes
@@ -124,7 +125,9 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     post_import.watch()
     started()
     if preloaded.learned.outdated():
-        os.execvpe(argv[0], argv, env)  # what was preloaded is not what the script would import
+        os.execvpe(
+            argv[0], argv, with_startup_hook(env)
+        )  # what was preloaded is not what the script would import
     try:
         renew_modules()
         program = _program(argv)
@@ -133,7 +136,7 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
             program.reports.start()
         return program
     except Exception:
-        os.execvpe(argv[0], argv, env)  # it cannot run: CPython itself reports why
+        os.execvpe(argv[0], argv, with_startup_hook(env))  # it cannot run: CPython itself reports why
 
 
 # --- the process ----------------------------------------------------------------------------------
