@@ -61,6 +61,7 @@ GUARD = {
         f"workers/guard/{part}.py"
         for part in ("generation", "loop", "messages", "progress", "relay", "spawn", "warm")
     ),
+    "workers/cold_start.py",
     "linux.py",
 }
 """What the guard process is made of: it must start at once, and survive whatever torch does."""

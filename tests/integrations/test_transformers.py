@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.workers.cold_start import with_startup_hook
+from tests.conformance.launchers import BARE, COLD, Job, run_everywhere
 from tests.faults.cluster import Cluster, Line
 
 SCRIPT = Path(__file__).parent / "transformers_train.py"
@@ -138,22 +136,11 @@ print("adapted:", hasattr(Trainer.train, "__wrapped__"), "missing:", private_nam
 """
 
 
-@pytest.mark.parametrize("under_the_agent", [True, False])
-def test_a_cold_worker_adapts_the_installed_transformers_and_plain_python_does_not(
-    under_the_agent: bool,
-) -> None:
-    variables = {
-        "ELASTIC_AGENT_GENERATION": "1",
-        "ELASTIC_AGENT_TRANSFORMERS_DISABLE": "resume,sampels",
-        "RANK": "0",
-    }
-    ran = subprocess.run(
-        [sys.executable, "-c", ADAPTED],
-        env=with_startup_hook({**os.environ, **variables}) if under_the_agent else None,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert ran.stdout == f"adapted: {under_the_agent} missing: []\n", ran.stderr
-    if under_the_agent:
-        assert "'resume,sampels': no such feature: sampels; expected a comma-separated list of" in ran.stderr
+def test_a_cold_worker_adapts_the_installed_transformers_and_plain_python_does_not(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ADAPTED)
+    variables = {"ELASTIC_AGENT_TRANSFORMERS_DISABLE": "resume,sampels"}
+    outcomes = run_everywhere(Job("train.py", cwd=tmp_path, variables=variables), tmp_path, [BARE, COLD])
+    plain, cold = (outcomes[one.name].worker(0, 0) for one in (BARE, COLD))
+    assert plain.stdout == b"adapted: False missing: []\n", plain.stderr
+    assert cold.stdout == b"adapted: True missing: []\n", cold.stderr
+    assert b"'resume,sampels': no such feature: sampels; expected a comma-separated list of" in cold.stderr

@@ -71,6 +71,7 @@ class WorkerContext(PContext):
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
         reports_to: Where warm workers report what they import, an abstract socket.
+        startup_hook: Whether cold workers adapt frameworks, too (`workers.cold_start`).
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class WorkerContext(PContext):
         warm_patience_s: float = 10.0,
         ignored_signals: tuple[int, ...] = (),
         reports_to: str | None = None,
+        startup_hook: bool = False,
     ) -> None:
         super().__init__(
             name,
@@ -112,6 +114,7 @@ class WorkerContext(PContext):
         self._warm_patience_s = warm_patience_s
         self.ignored_signals = ignored_signals
         self._reports_to = reports_to
+        self._startup_hook = startup_hook
         self._started = False
         self._stopped = False
         self._lost: GuardLost | None = None
@@ -182,6 +185,7 @@ class WorkerContext(PContext):
             warm=self._warm,
             ignored=self.ignored_signals,
             reports_to=self._reports_to,
+            startup_hook=self._startup_hook,
         )
 
     def _poll(self) -> RunProcsResult | None:

@@ -42,7 +42,7 @@ class Launch:
     in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be
     `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python. It begins with the
     signals in `ignored` ignored, and with all others as any program does. A warm worker sends reports of what it
-    imports to the abstract socket `reports_to`.
+    imports to the abstract socket `reports_to`. With `startup_hook`, a cold one adapts frameworks as warm ones do.
     """
 
     slot: int
@@ -53,6 +53,7 @@ class Launch:
     warm: bool = False
     ignored: tuple[int, ...] = ()
     reports_to: str | None = None
+    startup_hook: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class DeadStandbyError(Exception):
 class LaunchSpec:
     """One worker to start; the fields of `client.Launch`."""
 
-    __slots__ = ("argv", "env", "fields", "ignored", "slot", "stderr", "stdout", "warm")
+    __slots__ = ("argv", "env", "fields", "ignored", "slot", "startup_hook", "stderr", "stdout", "warm")
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
@@ -42,6 +42,7 @@ class LaunchSpec:
         self.stdout: str | None = fields["stdout"]
         self.stderr: str | None = fields["stderr"]
         self.ignored: list[int] = fields["ignored"]
+        self.startup_hook: bool = fields["startup_hook"]
 
 
 def fork_worker(launch: LaunchSpec, stderr_fd: int | None) -> tuple[int, int]:
@@ -137,7 +138,8 @@ def _become_worker(launch: LaunchSpec, stderr_fd: int | None, guard_pid: int, er
             _redirect(launch.stderr, 2)
         doing = f"start {launch.argv[0]!r}"
         _restore_signals(ignored=launch.ignored)
-        os.execvpe(launch.argv[0], launch.argv, with_startup_hook(launch.env))
+        env = with_startup_hook(launch.env) if launch.startup_hook else launch.env
+        os.execvpe(launch.argv[0], launch.argv, env)
     except BaseException as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or repr(error)
         os.write(error_fd, f"cannot {doing}: {reason}".encode(errors="replace")[:_ERROR_BYTES])

@@ -18,7 +18,7 @@ import time
 import types
 from collections.abc import Callable, Mapping
 from importlib.machinery import BuiltinImporter, SourceFileLoader
-from typing import Any
+from typing import Any, NoReturn
 
 from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
@@ -125,9 +125,7 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     post_import.watch()
     started()
     if preloaded.learned.outdated():
-        os.execvpe(
-            argv[0], argv, with_startup_hook(env)
-        )  # what was preloaded is not what the script would import
+        _execute(launch)  # what was preloaded is not what the script would import
     try:
         renew_modules()
         program = _program(argv)
@@ -136,7 +134,13 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
             program.reports.start()
         return program
     except Exception:
-        os.execvpe(argv[0], argv, with_startup_hook(env))  # it cannot run: CPython itself reports why
+        _execute(launch)  # it cannot run: CPython itself reports why
+
+
+def _execute(launch: Mapping[str, Any]) -> NoReturn:
+    """Become a cold worker after all."""
+    env = with_startup_hook(launch["env"]) if launch["startup_hook"] else launch["env"]
+    os.execvpe(launch["argv"][0], launch["argv"], env)
 
 
 # --- the process ----------------------------------------------------------------------------------
