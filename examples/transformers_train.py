@@ -8,6 +8,7 @@ Also runs under torchrun and plain python. With several machines, pass a shared 
 from __future__ import annotations
 
 import argparse
+import os
 
 import torch
 from torch.utils.data import Dataset
@@ -39,16 +40,18 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4000)
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--batch-size", type=int, default=8, help="samples per worker and step")
-    parser.add_argument("--accumulate", type=int, default=1, help="batches per step of the optimizer")
+    parser.add_argument("--samples-per-step", type=int, help="constant, for any number of workers")
     parser.add_argument("--save-steps", type=int, default=100)
     options = parser.parse_args()
+    workers = int(os.environ.get("WORLD_SIZE", "1"))
+    accumulate = (options.samples_per_step or 0) // (options.batch_size * workers)
     set_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, n_positions=16, n_embd=32, n_layer=2, n_head=2))
     arguments = TrainingArguments(
         output_dir=options.output_dir,
         num_train_epochs=options.epochs,
         per_device_train_batch_size=options.batch_size,
-        gradient_accumulation_steps=options.accumulate,
+        gradient_accumulation_steps=max(1, accumulate),
         save_steps=options.save_steps,
         save_total_limit=2,
         logging_steps=50,

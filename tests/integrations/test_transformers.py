@@ -17,6 +17,8 @@ from tests.faults.cluster import Cluster, Line
 
 SCRIPT = Path(__file__).parent / "transformers_train.py"
 SAMPLES = 1001
+PRELOAD = ("--preload", "transformers.trainer,accelerate")
+CONSTANT = ("--batch-size", "1", "--samples-per-step", "12", "--no-dropout")
 ARGUMENTS = ("--samples", str(SAMPLES), "--epochs", "1", "--batch-size", "2", "--save-steps", "20")
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
@@ -24,12 +26,12 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, "1:4") as made:
+    with Cluster(tmp_path, "1:4", PRELOAD) as made:
         yield made
 
 
-def start(cluster: Cluster, name: str, slots: int) -> None:
-    arguments = ("--folder", str(cluster.folder), *ARGUMENTS)
+def start(cluster: Cluster, name: str, slots: int, *more: str) -> None:
+    arguments = ("--folder", str(cluster.folder), *ARGUMENTS, *more)
     start_agent = cluster.start if cluster.agents else cluster.start_host
     start_agent(name, slots, script=SCRIPT, arguments=arguments, HF_HUB_OFFLINE="1")
 
@@ -47,15 +49,25 @@ def losses(cluster: Cluster) -> dict[tuple[int, int], list[float]]:
     return {(line["step"], line["rank"]): line["losses"] for line in cluster.steps()}
 
 
+def loss_of_steps(cluster: Cluster) -> dict[int, float]:
+    """The mean over all samples of each step, from 1 on."""
+    by_step: dict[int, list[Line]] = {}
+    for line in cluster.steps():
+        by_step.setdefault(line["step"], []).append(line)
+    return {step: sum(sum(one["losses"]) for one in ranks) / len(ranks) for step, ranks in by_step.items()}
+
+
 @pytest.mark.slow
-def test_an_epoch_with_five_membership_changes_uses_each_sample_once(cluster: Cluster) -> None:
-    start(cluster, "a", 1)
-    start(cluster, "b", 2)
+def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_losses_of_one_worker(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    start(cluster, "a", 1, *CONSTANT)
+    start(cluster, "b", 2, *CONSTANT)
     generation = cluster.wait_training("a", "b")
     generations = [generation]
     for joins, leaves in (("c", ""), ("", "b"), ("b", ""), ("", "c"), ("", "b")):
         if joins:
-            start(cluster, joins, {"b": 2, "c": 1}[joins])
+            start(cluster, joins, {"b": 2, "c": 1}[joins], *CONSTANT)
         else:
             cluster.agents[leaves].terminate()
             assert cluster.wait_end(leaves)[leaves] == ExitCode.DRAINED, cluster.story()
@@ -79,13 +91,20 @@ def test_an_epoch_with_five_membership_changes_uses_each_sample_once(cluster: Cl
     assert (final["epoch"], final["step"]) == (1, final["of"])
     assert {one["restarts"] for one in cluster.born()} == {0}
 
+    (tmp_path / "undisturbed").mkdir()
+    with Cluster(tmp_path / "undisturbed", "1", PRELOAD) as undisturbed:
+        undisturbed.let_finish()
+        start(undisturbed, "a", 1, *CONSTANT)
+        assert undisturbed.wait_end() == {"a": ExitCode.FINISHED}, undisturbed.story()
+    assert loss_of_steps(cluster) == pytest.approx(loss_of_steps(undisturbed), abs=1e-4)
+
 
 @pytest.mark.slow
 def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "undisturbed").mkdir()
-    with Cluster(tmp_path / "undisturbed", "2", cluster.options) as undisturbed:
+    with Cluster(tmp_path / "undisturbed", "2", PRELOAD) as undisturbed:
         undisturbed.let_finish()
         start(undisturbed, "a", 2)
         start(undisturbed, "b", 1)

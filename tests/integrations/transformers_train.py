@@ -15,18 +15,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer, TrainerCallback
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transformers_train.py"
 TOKENS = 64
 
 
-def record(folder: Path, pause_s: float) -> None:
+def record(folder: Path, pause_s: float, *, no_dropout: bool) -> None:
     """Have every Trainer call a Recorder."""
     init, training_step = Trainer.__init__, Trainer.training_step
 
     def recording_init(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
+        for layer in self.model.modules():
+            if no_dropout and isinstance(layer, torch.nn.Dropout):
+                layer.p = 0.0
         self.recorder = Recorder(self, folder, pause_s)
         self.add_callback(self.recorder)
 
@@ -81,8 +85,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--pause", type=float, default=0.04)
+    parser.add_argument("--no-dropout", action="store_true")
     options, arguments = parser.parse_known_args()
-    record(options.folder, options.pause)
+    record(options.folder, options.pause, no_dropout=options.no_dropout)
     sys.argv = [str(EXAMPLE), "--output-dir", str(options.folder / "checkpoints"), *arguments]
     runpy.run_path(str(EXAMPLE), run_name="__main__")
 
