@@ -136,7 +136,8 @@ MARK = "ELASTIC_TESTS_RUN"
 _KILL_WHAT_IS_LEFT = """
 import os, select, signal, sys, time
 mark, run = os.fsencode(sys.argv[1]), int(sys.argv[2])
-killed = run in select.select([run, sys.stdin], [], [])[0]  # at its own end the run says a word before
+# At its own end, the run says a word before. If it is killed, its pipes are closed a moment before it is gone.
+killed = run in select.select([run, sys.stdin], [], [])[0] or sys.stdin.read() != "over"
 ends_s = time.monotonic() + 60
 while killed and time.monotonic() < ends_s:
     killed = False

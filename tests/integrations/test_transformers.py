@@ -17,7 +17,8 @@ from tests.faults.cluster import Cluster, Line
 
 SCRIPT = Path(__file__).parent / "transformers_train.py"
 SAMPLES = 1001
-PRELOAD = ("--preload", "transformers.trainer,accelerate")
+OPTIONS = ("--preload", "transformers.trainer,accelerate", "--no-learn-preload")
+"""What others test; it would take most of the time."""
 CONSTANT = ("--batch-size", "1", "--samples-per-step", "12", "--no-dropout")
 ARGUMENTS = ("--samples", str(SAMPLES), "--epochs", "1", "--batch-size", "2", "--save-steps", "20")
 
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, "1:4", PRELOAD) as made:
+    with Cluster(tmp_path, "1:4", OPTIONS) as made:
         yield made
 
 
@@ -63,7 +64,7 @@ def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_lo
 ) -> None:
     start(cluster, "a", 1, *CONSTANT)
     start(cluster, "b", 2, *CONSTANT)
-    generation = cluster.wait_training("a", "b")
+    generation = cluster.wait_training("a", "b", steps=3)
     generations = [generation]
     for joins, leaves in (("c", ""), ("", "b"), ("b", ""), ("", "c"), ("", "b")):
         if joins:
@@ -72,7 +73,7 @@ def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_lo
             cluster.agents[leaves].terminate()
             assert cluster.wait_end(leaves)[leaves] == ExitCode.DRAINED, cluster.story()
             del cluster.agents[leaves]
-        generation = cluster.wait_training(*sorted(cluster.agents), after=generation)
+        generation = cluster.wait_training(*sorted(cluster.agents), after=generation, steps=3)
         generations.append(generation)
     cluster.let_finish()
     assert cluster.wait_end() == {"a": ExitCode.FINISHED}, cluster.story()
@@ -92,7 +93,7 @@ def test_an_epoch_with_five_membership_changes_uses_each_sample_once_with_the_lo
     assert {one["restarts"] for one in cluster.born()} == {0}
 
     (tmp_path / "undisturbed").mkdir()
-    with Cluster(tmp_path / "undisturbed", "1", PRELOAD) as undisturbed:
+    with Cluster(tmp_path / "undisturbed", "1", OPTIONS) as undisturbed:
         undisturbed.let_finish()
         start(undisturbed, "a", 1, *CONSTANT)
         assert undisturbed.wait_end() == {"a": ExitCode.FINISHED}, undisturbed.story()
@@ -104,7 +105,7 @@ def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "undisturbed").mkdir()
-    with Cluster(tmp_path / "undisturbed", "2", PRELOAD) as undisturbed:
+    with Cluster(tmp_path / "undisturbed", "2", OPTIONS) as undisturbed:
         undisturbed.let_finish()
         start(undisturbed, "a", 2)
         start(undisturbed, "b", 1)
