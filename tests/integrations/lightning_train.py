@@ -34,6 +34,8 @@ class Line(lightning.LightningModule):
         self.folder = folder
         self.pause = pause
         self.layer = torch.nn.Linear(1, 1)
+        self.ids: list[int] = []
+        self.noted = 0
 
     def note(self, kind: str, **more: object) -> None:
         line = {
@@ -55,19 +57,20 @@ class Line(lightning.LightningModule):
 
     def on_train_start(self) -> None:
         strategy = self.trainer.strategy
+        self.noted = self.trainer.global_step
         self.note("born", strategy=type(strategy).__name__)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         values, ids = batch
         time.sleep(self.pause)
-        self.ids, self.batch = ids.tolist(), batch_idx
+        self.ids += ids.tolist()
         return (self.layer(values) - 2 * values).square().mean()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        weights = [parameter.item() for parameter in self.parameters()]
-        self.note(
-            "step", batch=self.batch, batches=self.trainer.num_training_batches, ids=self.ids, weights=weights
-        )
+        if self.trainer.global_step == self.noted:  # gradients are being accumulated
+            return
+        self.note("step", ids=self.ids, weights=[parameter.item() for parameter in self.parameters()])
+        self.ids, self.noted = [], self.trainer.global_step
         finish = (self.folder / "finish").exists()
         if self.trainer.strategy.reduce_boolean_decision(finish, all=False):
             self.trainer.should_stop = True
@@ -83,7 +86,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=1800)
-    parser.add_argument("--pause", type=float, default=0.1)
+    parser.add_argument("--pause", type=float, default=0.02)
+    parser.add_argument("--samples-per-step", type=int, default=24)
     parser.add_argument("--epochs", type=int, default=10**6)
     options = parser.parse_args()
     lightning.seed_everything(1)
@@ -96,10 +100,11 @@ def main() -> None:
         logger=False,
         enable_model_summary=False,
         log_every_n_steps=1,
+        accumulate_grad_batches=options.samples_per_step // (2 * int(os.environ["WORLD_SIZE"])),
     )
     trainer.fit(
         Line(options.folder, options.pause),
-        DataLoader(Numbers(options.samples), batch_size=4, shuffle=True),
+        DataLoader(Numbers(options.samples), batch_size=2, shuffle=True),
         DataLoader(Numbers(8), batch_size=4),
     )
 
