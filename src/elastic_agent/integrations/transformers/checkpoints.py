@@ -22,18 +22,20 @@ def newest_of_run(output_dir: str, run_id: str, training: int) -> str | None:
 
 def saved(checkpoint: str | Path) -> dict[str, Any]:
     """What ``ElasticCallback`` saved in the checkpoint; empty if it was saved without."""
-    callback = trainer_state(checkpoint).get("stateful_callbacks", {}).get("ElasticCallback", {})
-    state: dict[str, Any] = (
-        callback.get("attributes", {}).get("saved", {}) if isinstance(callback, dict) else {}
-    )
-    return state
+    state: Any = trainer_state(checkpoint)
+    for name in ("stateful_callbacks", "ElasticCallback", "attributes", "saved"):
+        state = state.get(name) if isinstance(state, dict) else None
+    return state if isinstance(state, dict) else {}
 
 
 def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
-    """The content of the checkpoint's ``trainer_state.json``; empty if it has none that is complete."""
+    """The content of the checkpoint's ``trainer_state.json``; empty if it has none that is complete and readable."""
     try:
         state = json.loads((Path(checkpoint) / STATE_FILE).read_text())
-    except (FileNotFoundError, ValueError):
+    except (
+        OSError,
+        ValueError,
+    ):  # an error on rank 0 alone would leave the other ranks waiting for its choice
         return {}
     return state if isinstance(state, dict) else {}
 
