@@ -29,6 +29,7 @@ _TRAININGS = itertools.count()
 
 _ADAPTED = "_elastic_agent_adapted"
 _CALLBACK = "_elastic_agent_callback"
+_POSITION = "_elastic_agent_position"
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,6 @@ def _sample_independent_of_the_world(original: Any) -> Any:
 
         sampler = original(self, train_dataset)
         if type(sampler) not in (RandomSampler, SequentialSampler) or getattr(sampler, "replacement", False):
-            _callback(self).position = None
             return sampler
         args = self.args
         elastic = ElasticSampler(
@@ -105,7 +105,7 @@ def _sample_independent_of_the_world(original: Any) -> Any:
             shuffle=type(sampler) is RandomSampler,
             seed=args.seed if args.data_seed is None else args.data_seed,
         )
-        _callback(self).position = Position(elastic)
+        setattr(elastic, _POSITION, Position(elastic))  # training may not be what requests the sampler
         return elastic
 
     return _get_train_sampler
@@ -131,13 +131,11 @@ def _plan_the_rest(original: Any) -> Any:
     def set_initial_training_values(self: Any, args: Any, dataloader: Any) -> Any:
         values = original(self, args, dataloader)
         callback = _callback(self)
-        if not hasattr(dataloader, "total_batch_size"):  # not one that Accelerate divides among the ranks
-            callback.position = None
-        position = callback.position
+        position = callback.position = _position_in(dataloader)
         if position is None:
             return values
         position.use(dataloader)
-        dataloader._elastic_agent_position = position
+        setattr(dataloader, _POSITION, position)
         checkpoint = self._elastic_agent_checkpoint
         saved = checkpoints.saved(checkpoint).get("position") if checkpoint is not None else None
         if not saved or args.ignore_data_skip:
@@ -154,6 +152,13 @@ def _plan_the_rest(original: Any) -> Any:
         return (epochs, steps_per_epoch, *between, max_steps)
 
     return set_initial_training_values
+
+
+def _position_in(dataloader: Any) -> Any:
+    """That of the loader's sampler; None if it is another sampler, or Accelerate does not divide the batches."""
+    batches = getattr(dataloader, "batch_sampler", None) if hasattr(dataloader, "total_batch_size") else None
+    batches = getattr(batches, "batch_sampler", batches)  # those of all ranks
+    return getattr(getattr(batches, "sampler", None), _POSITION, None)
 
 
 def _resume_at_position(original: Any) -> Any:
@@ -188,7 +193,7 @@ def _skip_nothing(original: Any) -> Any:
 
     @functools.wraps(original)
     def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-        elastic = hasattr(dataloader, "_elastic_agent_position")
+        elastic = hasattr(dataloader, _POSITION)
         return dataloader if elastic else original(dataloader, num_batches)
 
     return skip_first_batches

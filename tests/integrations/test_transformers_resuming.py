@@ -1,0 +1,45 @@
+"""Which samples a Trainer uses after it has resumed; in one process, because importing transformers takes seconds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.client.support import AGENT_ENVIRONMENT, launched
+
+SCRIPT = Path(__file__).parent / "transformers_resuming.py"
+EPOCH = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def trainings(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    alone = {name: value for name, value in AGENT_ENVIRONMENT.items() if name.startswith("ELASTIC_AGENT_")}
+    done = subprocess.run(
+        [sys.executable, SCRIPT],
+        cwd=tmp_path_factory.mktemp("trainings"),
+        env=launched({**alone, "TORCHELASTIC_RUN_ID": "digits"}),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def steps(trainings: subprocess.CompletedProcess[str], number: int) -> list[list[int]]:
+    lines = [line for line in trainings.stdout.splitlines() if line.startswith("steps ")]
+    used: list[list[int]] = json.loads(lines[number].removeprefix("steps "))
+    return used
+
+
+def test_a_callback_may_request_the_loader_during_training(
+    trainings: subprocess.CompletedProcess[str],
+) -> None:
+    assert steps(trainings, 1) == EPOCH[:4]
+    assert steps(trainings, 2) == [*EPOCH[4:], *EPOCH]
