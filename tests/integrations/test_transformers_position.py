@@ -80,3 +80,19 @@ def test_the_rest_of_an_epoch_is_divided_into_whole_steps_of_each_world(
     assert {*used} == {*range(length)}
     largest_step = max((world * batch_size for world, batch_size, _, _ in worlds), default=1)
     assert len(used) - length < max(largest_step, 2)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 150), st.integers(1, 5), st.integers(1, 4), st.data())
+def test_what_is_left_after_skipped_batches_is_the_rest_of_the_batches(
+    length: int, world: int, batch_size: int, data: st.DataObject
+) -> None:
+    ranks = [Rank(length, batch_size, world, rank) for rank in range(world)]
+    batches = [list(rank) for rank in ranks]
+    skipped = data.draw(st.integers(0, len(batches[0]) - 1))
+    left = set(range(length)) - {index for rank in batches for batch in rank[:skipped] for index in batch}
+    for rank in ranks:
+        rank.position.skip(0, skipped)
+        rank.sampler.set_epoch(0)  # as each epoch begins
+        assert len(rank) == len(batches[0]) - skipped
+    assert {index for rank in ranks for batch in rank for index in batch} >= left

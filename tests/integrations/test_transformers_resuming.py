@@ -43,3 +43,13 @@ def test_a_callback_may_request_the_loader_during_training(
 ) -> None:
     assert steps(trainings, 1) == EPOCH[:4]
     assert steps(trainings, 2) == [*EPOCH[4:], *EPOCH]
+
+
+def test_a_checkpoint_that_was_saved_without_elastic_agent_is_resumed_where_it_is_in_the_epoch(
+    trainings: subprocess.CompletedProcess[str],
+) -> None:
+    assert steps(trainings, 0) == EPOCH[:3]
+    assert steps(trainings, 3) == EPOCH[3:4]
+    assert steps(trainings, 4) == [*EPOCH[4:], *EPOCH]
+    # Two batches per step: the Trainer takes its two steps for four batches.
+    assert steps(trainings, 5) == [*EPOCH[4:], *EPOCH]

@@ -82,6 +82,9 @@ def main() -> None:
     install()
     train("requested", 10, last=4, request=3)
     train("requested-resumed", 10, resume="requested/checkpoint-4")
+    train("plain-resumed", 10, resume="plain/checkpoint-3", last=4)
+    train("plain-resumed-again", 10, resume="plain-resumed/checkpoint-4")
+    train("plain-accumulated", 10, resume="plain/checkpoint-2", accumulate=2)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,11 @@ class Position:
         self.rest = Rest(self.sampler.epoch, done, done + left, steps_done + steps_left)
         return self.rest
 
+    def skip(self, epoch: int, batches: int) -> None:
+        """Continue after so many batches of the present world, on every rank."""
+        self.sampler.set_epoch(epoch)
+        self.advance(batches)
+
     def use(self, loader: Any) -> None:
         """The loader that training uses."""
         self._batch_size = loader.total_batch_size

@@ -167,8 +167,13 @@ def _resume_at_position(original: Any) -> Any:
         trained = original(self, *args, **kwargs)
         callback = _callback(self)
         self.state.stateful_callbacks.setdefault(type(callback).__name__, {})  # absent in others' checkpoints
-        rest = callback.position and callback.position.rest
-        return (rest.epoch, rest.batches_done) if rest else trained
+        position = callback.position
+        if position is None:
+            return trained
+        if position.rest is None:  # the Trainer's own numbers, if the checkpoint has no position
+            position.skip(*trained)
+            return trained
+        return position.rest.epoch, position.rest.batches_done
 
     return _init_training_state
 
