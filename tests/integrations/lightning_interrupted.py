@@ -23,8 +23,12 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "steps": ({"max_epochs": -1, "max_steps": 33}, [13]),
     "accumulating": ({"max_epochs": 3, "accumulate_grad_batches": 2}, [5]),
     "validating": ({"max_epochs": 3, "val_check_interval": 3}, [6]),
+    "in-order": ({"max_epochs": 2}, [6]),
 }
 """Arguments of the trainer, and after which batches a notice comes. An epoch has 13 batches."""
+
+NOT_SHUFFLED = "in-order"
+"""The case whose loader uses the samples in their order."""
 
 WORKER = {
     "ELASTIC_AGENT_GENERATION": "1",
@@ -93,8 +97,9 @@ def fit(root: Path, cells: HeartbeatFile, notice_after: int | None, options: dic
         **options,
     )
     validation = DataLoader(Numbers(), batch_size=25) if "val_check_interval" in options else None
+    shuffle = not root.name.startswith(NOT_SHUFFLED)
     try:
-        trainer.fit(model, DataLoader(Numbers(), batch_size=4, shuffle=True), validation)
+        trainer.fit(model, DataLoader(Numbers(), batch_size=4, shuffle=shuffle), validation)
     finally:
         weights = [value.hex() for parameter in model.parameters() for value in parameter.flatten().tolist()]
         (root / "result.json").write_text(json.dumps({"batches": model.batches, "weights": weights}))

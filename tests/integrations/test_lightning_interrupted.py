@@ -13,7 +13,7 @@ import pytest
 from tests.client.support import launched
 
 SCRIPT = Path(__file__).parent / "lightning_interrupted.py"
-KINDS = ("epochs", "steps", "accumulating", "validating")
+KINDS = ("epochs", "steps", "accumulating", "validating", "in-order")
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -43,6 +43,11 @@ def test_the_weights_are_bit_identical_to_those_of_an_uninterrupted_training(
 def test_every_batch_is_used_once(trainings: Any, kind: str) -> None:
     for left, resumed in trainings[kind]["parts"]:
         assert left["batches"] + resumed["batches"] == trainings[kind]["whole"]["batches"]
+
+
+def test_one_worker_uses_samples_that_are_not_shuffled_in_their_order(trainings: Any) -> None:
+    batches = trainings["in-order"]["whole"]["batches"]
+    assert [one for _, _, ids in batches for one in ids] == 2 * [*range(50)]
 
 
 def test_training_is_left_within_an_epoch_and_between_two(trainings: Any) -> None:

@@ -16,6 +16,24 @@ class EpochSampler(ElasticSampler):
     def __len__(self) -> int:
         return -(-len(self.dataset) // self.num_replicas)  # type: ignore[arg-type]
 
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.shuffle = getattr(self, "_own_shuffle", self.shuffle)
+        super().set_epoch(epoch)
+
+    def continue_epoch(self, state: dict[str, Any]) -> None:
+        """Load a position in the present epoch, which keeps the order in which it began.
+
+        With a sequential sampler, Lightning uses a random order in worlds of several workers only.
+        """
+        self._own_shuffle = self.shuffle
+        self.shuffle = state.get("shuffle", self.shuffle)
+        try:
+            self.load_state_dict(state)
+        except ValueError:
+            self.shuffle = self._own_shuffle
+            raise
+
     @property
     def left(self) -> int:
         """How many samples this rank still gets in this epoch."""
@@ -44,19 +62,20 @@ class Samples:
 
         Args:
             loader: as the script made it.
-            shuffle: whether Lightning would use a random order.
+            shuffle: whether Lightning would use a random order in a distributed strategy.
             epoch: the current one.
             world: ``num_replicas`` and ``rank``; None if the strategy is not a distributed one.
         """
-        if not _is_ordinary(loader) or (world is None and not isinstance(loader.sampler, RandomSampler)):
+        if not _is_ordinary(loader):
             return None
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         ranks, rank = (world["num_replicas"], world["rank"]) if world else (1, 0)
+        shuffle = shuffle and (world is not None or isinstance(loader.sampler, RandomSampler))
         sampler = EpochSampler(loader.dataset, ranks, rank, shuffle=shuffle, seed=seed)
         sampler.set_epoch(epoch)
         if self._state is not None and self._state["epoch"] == epoch:
             try:
-                sampler.load_state_dict(self._state)
+                sampler.continue_epoch(self._state)
                 self.continued = True
             except ValueError as error:
                 self.refusal = str(error)
