@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from elastic_agent.files import write_atomically
 
 _KEPT = 16
 """How many checkpoints are remembered. More than one, as scripts may delete some."""
@@ -41,10 +44,7 @@ class RunCheckpoints:
         if os.path.basename(added).startswith("."):
             return  # Lightning's tuner restores the state before its trials from such a file
         paths = [*(one for one in self.available() if one != added), added][-_KEPT:]
-        self._fs.makedirs(os.path.dirname(self._file), exist_ok=True)
-        # Replaces the file when it is complete: a reader never gets half of it.
-        with self._fs.transaction, self._fs.open(self._file, "wb") as file:
-            file.write(json.dumps({"checkpoints": paths}, indent=1).encode())
+        self._write(json.dumps({"checkpoints": paths}, indent=1).encode())
 
     def remove_older_on_notice(self, newest: str) -> None:
         """Delete checkpoints that were saved on earlier notices. On one rank only."""
@@ -52,11 +52,23 @@ class RunCheckpoints:
             if path.startswith(f"{self._absolute(self.folder)}/") and path != self._absolute(newest):
                 self._fs.rm(path, recursive=True)
 
+    def _write(self, record: bytes) -> None:
+        """Replace the record when it is complete: a reader never gets half of it."""
+        from fsspec.implementations.local import LocalFileSystem
+
+        self._fs.makedirs(os.path.dirname(self._file), exist_ok=True)
+        if isinstance(self._fs, LocalFileSystem):
+            write_atomically(Path(self._file), record)  # fsspec's transaction copies from another file system
+            return
+        with self._fs.transaction, self._fs.open(self._file, "wb") as file:
+            file.write(record)
+
     def _recorded(self) -> list[str]:
+        """Without a record, or with one that is damaged: none."""
         try:
             with self._fs.open(self._file, "rb") as file:
                 return [str(path) for path in json.loads(file.read())["checkpoints"]]
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return []
 
     @staticmethod

@@ -1,0 +1,51 @@
+"""The record of the checkpoints that a Lightning run has saved, read after a worker was killed at any time."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunCheckpoints:
+    return RunCheckpoints(str(tmp_path / "root"), "run", 0)
+
+
+def record_of(run: RunCheckpoints) -> Path:
+    return Path(run.folder) / "checkpoints.json"
+
+
+def saved(run: RunCheckpoints, path: Path, content: str = "content") -> str:
+    path.write_text(content)
+    run.add(path)
+    return str(path)
+
+
+def test_the_record_is_replaced_and_not_overwritten(
+    run: RunCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the folder for temporary files is on another file system, from which a file can only be copied."""
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+    first = saved(run, tmp_path / "a.ckpt")
+    with record_of(run).open() as reader:
+        second = saved(run, tmp_path / "b.ckpt")
+        record = reader.read()
+    assert (first in record, second in record) == (True, False), (
+        "this reader opened the record before it was replaced"
+    )
+    assert run.available() == [first, second]
+    assert os.listdir(run.folder) == ["checkpoints.json"]
+
+
+@pytest.mark.parametrize("damaged", ["", '{"checkpoints": [', "[]", "{}", '{"checkpoints": 3}'])
+def test_a_damaged_record_is_like_none(run: RunCheckpoints, tmp_path: Path, damaged: str) -> None:
+    saved(run, tmp_path / "a.ckpt")
+    record_of(run).write_text(damaged)
+    assert run.available() == []
+    newest = saved(run, tmp_path / "b.ckpt")
+    assert run.available() == [newest]
