@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.integrations.lightning.callback import common_to_all
 from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
 
 
@@ -49,3 +50,7 @@ def test_a_damaged_record_is_like_none(run: RunCheckpoints, tmp_path: Path, dama
     assert run.available() == []
     newest = saved(run, tmp_path / "b.ckpt")
     assert run.available() == [newest]
+
+
+def test_ranks_whose_records_differ_in_order_resume_from_the_same_checkpoint() -> None:
+    assert common_to_all([["a", "b", "c"], ["c", "b", "a"], ["b", "a", "d"]]) == ["a", "b"]

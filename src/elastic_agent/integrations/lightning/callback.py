@@ -151,9 +151,8 @@ class TrainerHooks:
     def newest_checkpoint(self, named: Any) -> str | None:
         """The newest checkpoint that all ranks can read; None if there is none, or if the script has named one."""
         assert self._checkpoints is not None
-        here = self._checkpoints.available()
-        everywhere = _gathered(here)
-        common = [path for path in here if all(path in there for there in everywhere)]
+        everywhere = _gathered(self._checkpoints.available())
+        common = common_to_all(everywhere)
         seen = sorted({path for there in everywhere for path in there})
         if named is not None:
             if common and os.path.abspath(os.fspath(named)) != common[-1] and _is_rank_0():
@@ -167,6 +166,11 @@ class TrainerHooks:
                 "folders of checkpoints on storage that all nodes share"
             )
         return common[-1] if common else None
+
+
+def common_to_all(everywhere: list[list[str]]) -> list[str]:
+    """The checkpoints that every rank can read, in rank 0's order, so that all ranks resume from the same one."""
+    return [path for path in everywhere[0] if all(path in there for there in everywhere)]
 
 
 def _gathered(value: Any) -> list[Any]:
