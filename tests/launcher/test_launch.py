@@ -14,6 +14,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 import elastic_agent
 from elastic_agent.launcher import LaunchError, elastic_launch
+from elastic_agent.launcher.torch_config import settings_of
 
 from .functions import fail, rank_and_restarts, sum_of_ranks
 
@@ -35,6 +36,21 @@ def test_torchs_config_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path / "state"))
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", run_id="job")
     assert elastic_launch(config, sum_of_ranks)(1.0) == {0: 1.0, 1: 1.0}
+
+
+def test_zero_in_torchs_config_is_a_value() -> None:
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=1,
+        max_restarts=0,
+        monitor_interval=0,
+        rdzv_configs={"rank": 0, "last_call_timeout": 0},
+    )
+    settings = settings_of(config)
+    expected = {"max_restarts": 0, "monitor_interval": 0, "node_rank": 0, "settle": 0}
+    assert {name: settings.get(name) for name in expected} == expected
+    assert not {"rdzv_endpoint", "log_line_prefix_template", "virtual_local_rank"} & settings.keys()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ _CONFIGS = {"timeout": "join_timeout", "join_timeout": "join_timeout", "last_cal
 
 
 def settings_of(config: LaunchConfig) -> dict[str, Any]:
-    """Names and values of settings; a field that the config does not set (None, empty) is left out.
+    """Names and values of settings; a field that the config does not set (None, False, empty) is left out.
 
     The backend counts only with an endpoint, as its default is an etcd of version 2. ``logs_specs`` gives the log
     directory. ``numa_options`` and ``metrics_cfg`` have no effect.
@@ -49,4 +49,9 @@ def settings_of(config: LaunchConfig) -> dict[str, Any]:
             found[_CONFIGS[key]] = value
         elif key == "rank":
             found["node_rank"] = value
-    return {name: value for name, value in found.items() if value not in (None, "", [], False)}
+    return {name: value for name, value in found.items() if not _is_unset(value)}
+
+
+def _is_unset(value: Any) -> bool:
+    """Not for the number 0, which equals False."""
+    return value is None or value is False or value in ("", [])
