@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +58,9 @@ def test_zero_in_torchs_config_is_a_value() -> None:
     ("how", "exit_code", "message"), [("exception", 1, "an error of the test"), ("signal", -9, "Signal 9")]
 )
 def test_a_failure_is_raised_as_torch_raises_it(
-    settings: dict[str, Any], how: str, exit_code: int, message: str
+    settings: dict[str, Any], tmp_path: Path, how: str, exit_code: int, message: str
 ) -> None:
+    settings["log_dir"] = os.fsdecode(bytes(tmp_path) + b"/log\xff")  # a name that is not UTF-8
     with pytest.raises(ChildFailedError) as raised:
         elastic_agent.launch(fail, how, max_restarts=0, **settings)
     assert raised.value.name == "fail"

@@ -136,7 +136,7 @@ def _by_rank(folder: Path) -> list[Path]:
 
 def _error_file(folder: Path, pid: int) -> str:
     try:
-        return (folder / "errors" / str(pid)).read_text()
+        return os.fsdecode((folder / "errors" / str(pid)).read_bytes())
     except OSError:
         return "<N/A>"  # as torch has it
 

@@ -22,7 +22,7 @@ def main() -> None:
 
     folder = Path(sys.argv[1])
     errors = folder / "errors" / str(os.getpid())
-    errors.write_text(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    errors.write_bytes(os.environb.get(b"TORCHELASTIC_ERROR_FILE", b""))
     record(_call)(folder)
 
 
