@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.worker_group.script_scan import mentions, needs_own_python
+from elastic_agent.agent.worker_group.script_scan import mentions, needs_own_python, variables_set
 
 ENVIRON = {"OMP_NUM_THREADS": "1", "HOME": "/"}
 
@@ -27,6 +27,7 @@ def why(folder: Path, source: str) -> str | None:
         ("import os\nos.environ.update(GOMP_SPINCOUNT='0')", "GOMP_SPINCOUNT", 2),
         ("import os\nos.environ |= dict(PYTORCH_JIT='0')", "PYTORCH_JIT", 2),
         ("import os\nos.putenv('PYTORCH_JIT', '0')", "PYTORCH_JIT", 2),
+        ("import os\nos.environ['PYTORCH_JIT']: str = '0'\nimport torch", "PYTORCH_JIT", 2),
         ("import os\nif x:\n  os.environ['TORCH_TRACE'] = x()\nimport torch", "TORCH_TRACE", 3),
         ("import os\ndef f():\n  import torch\n  os.environ['TORCH_TRACE'] = 'x'\nf()", "TORCH_TRACE", 4),
         ("import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:x'", "PYTORCH_CUDA_ALLOC_CONF", 2),
@@ -41,9 +42,31 @@ def test_variables_set_before_the_import_of_torch_are_detected(
 
 
 @pytest.mark.parametrize(
+    "statement",
+    [
+        "os.environ.pop('OMP_NUM_THREADS', None)",
+        "del os.environ['OMP_NUM_THREADS']",
+        "os.unsetenv('OMP_NUM_THREADS')",
+        "threads = os.environ.pop('OMP_NUM_THREADS')",
+    ],
+)
+def test_variables_removed_before_the_import_of_torch_are_detected(tmp_path: Path, statement: str) -> None:
+    assert why(tmp_path, f"import os\n{statement}\nimport torch") == (
+        "train.py removes OMP_NUM_THREADS in line 2, which torch reads when it is imported; for warm workers, set it "
+        "as needed in the agent's environment"
+    )
+    script = str(tmp_path / "train.py")
+    assert variables_set(script, is_module=False, folder=str(tmp_path)) == {"OMP_NUM_THREADS"}
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "import torch",
+        "import os\nos.environ.pop('MKL_NUM_THREADS', None)\nimport torch",
+        "import os\ndel os.environ['HOME'], mine['OMP_NUM_THREADS']\nmine.pop('OMP_NUM_THREADS')",
+        "import os\nos.environ['OMP_NUM_THREADS']: str\nimport torch",
+        "import os, torch\nos.environ.pop('OMP_NUM_THREADS')",
         "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch",
         "import os\nos.environ.setdefault('OMP_NUM_THREADS', '4')\nimport torch",
         "import os, torch.nn\nos.environ['OMP_NUM_THREADS'] = '4'",

@@ -45,8 +45,8 @@ class ScriptFiles:
 def known_modules(settings: Settings, folder: str) -> dict[str, Any] | None:
     """What a spawner needs to preload the modules that earlier workers of the script imported, if that is known.
 
-    Not if the script sets a variable which such a module reads when it is imported, and the verdict does not take that
-    into account: the script was changed.
+    Not if the script sets or removes a variable which such a module reads when it is imported, and the verdict does
+    not take that into account: the script was changed.
     """
     if settings.no_learn_preload:
         return None

@@ -13,7 +13,7 @@ from importlib.machinery import PathFinder
 from elastic_agent.workers.spawner.import_variables import is_read_at_import
 
 _TITLES = "setproctitle"
-_HINTS = (b"environ", b"putenv", _TITLES.encode())
+_HINTS = (b"environ", b"putenv", b"unsetenv", _TITLES.encode())
 """A file without any of these is not parsed."""
 _LARGEST_SOURCE = 1 << 20
 _MOST_SOURCES = 1000
@@ -23,17 +23,27 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True)
 class _Change:
-    """An environment variable is set; value None: not known from the source."""
+    """An environment variable is set or removed; value None: not known from the source."""
 
     name: str
     value: str | None
     line: int
     if_missing: bool = False
+    removed: bool = False
 
     def has_effect(self, environ: Mapping[str, str]) -> bool:
+        if self.removed:
+            return self.name in environ and is_read_at_import(self.name, environ[self.name])
         if self.name in environ and (self.if_missing or environ[self.name] == self.value):
             return False
         return is_read_at_import(self.name, self.value)
+
+    def why_cold(self, file: str) -> str:
+        does, advice = ("removes", "set it as needed") if self.removed else ("sets", "set it")
+        return (
+            f"{file} {does} {self.name} in line {self.line}, which torch reads when it is imported; for warm "
+            f"workers, {advice} in the agent's environment"
+        )
 
 
 def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapping[str, str]) -> str | None:
@@ -55,17 +65,14 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
         name = os.path.basename(file)
         change = next((one for one in _changes_before_torch(tree) if one.has_effect(environ)), None)
         if change is not None:
-            return (
-                f"{name} sets {change.name} in line {change.line}, which torch reads when it is "
-                "imported; for warm workers, set it in the agent's environment"
-            )
+            return change.why_cold(name)
         if any(_imports(node, _TITLES) for node in ast.walk(tree)):
             return f"{name} imports {_TITLES}, which has no effect in a warm worker"
     return None
 
 
 def variables_set(script: str, *, is_module: bool, folder: str) -> set[str]:
-    """The environment variables that the script sets anywhere, as far as its source shows them."""
+    """The environment variables that the script sets or removes anywhere, as far as its source shows them."""
     found: set[str] = set()
     for file in _files_that_run(script, is_module, folder):
         try:
@@ -139,10 +146,17 @@ def _imports(node: ast.AST, module: str) -> bool:
 
 
 def _changes(node: ast.AST) -> Iterator[_Change]:
+    yield from _settings(node)
+    yield from _removals(node)
+
+
+def _settings(node: ast.AST) -> Iterator[_Change]:
     match node:
         case ast.Assign(targets=targets, value=value):
             for target in targets:
                 yield from _item_set(target, value)
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            yield from _item_set(target, value)
         case ast.AugAssign(target=target, value=value):
             if _is_environ(target):
                 yield from _all_set(value)
@@ -156,6 +170,17 @@ def _changes(node: ast.AST) -> Iterator[_Change]:
             elif len(arguments) == 2 and (method == "putenv" or (_is_environ(of) and method == "setdefault")):
                 key, value = arguments
                 yield from _set(key, value, node.lineno, if_missing=method == "setdefault")
+
+
+def _removals(node: ast.AST) -> Iterator[_Change]:
+    match node:
+        case ast.Delete(targets=targets):
+            for target in targets:
+                if isinstance(target, ast.Subscript) and _is_environ(target.value):
+                    yield from _removed(target.slice, target.lineno)
+        case ast.Call(func=ast.Attribute(value=of, attr=method), args=[name, *_]):
+            if method == "unsetenv" or (_is_environ(of) and method == "pop"):
+                yield from _removed(name, node.lineno)
 
 
 def _item_set(target: ast.expr, value: ast.expr | None) -> Iterator[_Change]:
@@ -182,6 +207,11 @@ def _set(key: ast.expr, value: ast.expr | None, line: int, *, if_missing: bool =
     if isinstance(key, ast.Constant) and isinstance(key.value, str):
         known = value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
         yield _Change(key.value, known, line, if_missing)
+
+
+def _removed(key: ast.expr, line: int) -> Iterator[_Change]:
+    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+        yield _Change(key.value, None, line, removed=True)
 
 
 def _is_environ(node: ast.expr) -> bool:
