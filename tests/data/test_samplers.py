@@ -183,6 +183,46 @@ def test_samples_that_a_loader_fetched_ahead_do_not_count(persistent: bool) -> N
         assert sorted(itertools.chain.from_iterable(batch.tolist() for batch in loader)) == list(range(60))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batches", [False, True])
+def test_an_epoch_left_early_continues_whatever_the_loader_fetched(workers: int, batches: bool) -> None:
+    """With two workers, the loader has fetched all samples before the first step is finished."""
+    sampler: ElasticSampler | ElasticBatchSampler
+    if batches:
+        sampler = ElasticBatchSampler(range(8), batch_size=2, num_replicas=1, rank=0, shuffle=False)
+        loader = DataLoader(range(8), batch_sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+    else:
+        sampler = ElasticSampler(range(8), 1, 0, shuffle=False)
+        loader = DataLoader(range(8), 2, sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
+
+    def steps(most: int) -> list[int]:
+        used: list[int] = []
+        for batch in itertools.islice(loader, most):
+            used += batch.tolist()
+            sampler.advance(*([] if batches else [len(batch)]))
+        return used
+
+    assert steps(2) == [0, 1, 2, 3]
+    assert sampler.state_dict()["samples_finished"] == 4
+    if isinstance(sampler, ElasticBatchSampler):
+        assert len(list(sampler.micro_batches())) == 2
+    assert steps(9) == [4, 5, 6, 7]
+    assert sampler.epoch == 0
+    assert steps(9) == [*range(8)]
+    assert sampler.epoch == 1
+
+
+def test_an_epoch_ends_with_what_the_loader_leaves_out() -> None:
+    sampler = ElasticSampler(range(10), 1, 0, shuffle=False)
+    loader = DataLoader(range(10), 4, sampler=sampler, drop_last=True)  # type: ignore[arg-type]
+    for epoch in range(2):
+        used: list[int] = []
+        for batch in loader:
+            used += batch.tolist()
+            sampler.advance(len(batch))
+        assert (sampler.epoch, used) == (epoch, [*range(8)])
+
+
 # -- batches ------------------------------------------------------------------------------------
 
 

@@ -122,7 +122,7 @@ class ElasticBatchSampler(ElasticEpochs, Sampler[list[int]]):
 
     def micro_batches(self) -> Iterator[MicroBatch]:
         """What the batches of the pass that begins now are, one for each. Use it as in the example of the class."""
-        start = 0 if self._exhausted else self._finished
+        start = 0 if self._epoch_ended() else self._finished
         return self._described(self._length - start)
 
     def _described(self, rest: int) -> Iterator[MicroBatch]:
@@ -148,7 +148,7 @@ class ElasticBatchSampler(ElasticEpochs, Sampler[list[int]]):
 
         Samples that a data loader has fetched, but that no finished step has used, do not count as finished.
         """
-        self._finish(self.global_batch_size)
+        self._finish(self.global_batch_size, may_remain=self.global_batch_size - 1 if self.drop_last else 0)
 
     def _steps(self, samples: int) -> int:
         size = self.global_batch_size

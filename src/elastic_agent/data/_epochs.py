@@ -30,7 +30,12 @@ class ElasticEpochs:
         self._length = length
         self._finished = 0
         self._pass_start = 0
-        self._exhausted = False
+        self._fresh(exhausted=False)
+
+    def _fresh(self, *, exhausted: bool) -> None:
+        """No step of the next pass has been reported."""
+        self._exhausted = exhausted
+        self._may_remain: int | None = None
 
     @property
     def samples_finished(self) -> int:
@@ -46,7 +51,7 @@ class ElasticEpochs:
             self.epoch = epoch
             self._finished = 0
         self._pass_start = self._finished
-        self._exhausted = False
+        self._fresh(exhausted=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the epoch, for a checkpoint: small, and the same on every rank.
@@ -86,7 +91,7 @@ class ElasticEpochs:
         self.epoch = state_dict["epoch"]
         self.seed = state_dict["seed"]
         self._finished = self._pass_start = state_dict["samples_finished"]
-        self._exhausted = self._samples_in_pass() == 0
+        self._fresh(exhausted=self._samples_in_pass() == 0)
 
     def _samples_in_pass(self) -> int:
         """How many samples the current or next pass has on this rank; 0 if the epoch is complete."""
@@ -94,12 +99,22 @@ class ElasticEpochs:
 
     def _start_pass(self) -> Tensor:
         """The indices of the samples that are not finished, in order."""
-        if self._exhausted:
+        if self._epoch_ended():
             self.epoch += 1
             self._finished = 0
-            self._exhausted = False
+        self._fresh(exhausted=False)
         self._pass_start = self._finished
         return self._order()[self._pass_start :]
+
+    def _epoch_ended(self) -> bool:
+        """Whether the next pass is over the next epoch.
+
+        A loader that fetches ahead exhausts the sampler early. If steps were reported, they decide, so that an epoch
+        that the program left early is continued, whatever the loader had fetched.
+        """
+        if self._may_remain is None:
+            return self._exhausted
+        return self._exhausted and self._length - self._finished <= self._may_remain
 
     def _order(self) -> Tensor:
         """All samples of the epoch. For seed and epoch, the order of torch's ``DistributedSampler``."""
@@ -109,7 +124,9 @@ class ElasticEpochs:
         generator.manual_seed(self.seed + self.epoch)
         return torch.randperm(self._length, generator=generator)
 
-    def _finish(self, samples: int) -> None:
+    def _finish(self, samples: int, may_remain: int) -> None:
+        """A step used so many samples; up to ``may_remain`` are not used at the end of an epoch."""
+        self._may_remain = max(self._may_remain or 0, may_remain)
         self._finished = min(self._finished + samples, self._length)
 
 

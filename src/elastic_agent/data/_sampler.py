@@ -94,4 +94,6 @@ class ElasticSampler(ElasticEpochs, DistributedSampler[int]):
         """
         if samples < 0:
             raise ValueError(f"ElasticSampler.advance: samples={samples}; expected at least 0")
-        self._finish(samples * self.num_replicas)
+        used = samples * self.num_replicas
+        # A data loader with drop_last leaves out less than a step.
+        self._finish(used, may_remain=used - 1)
