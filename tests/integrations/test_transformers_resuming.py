@@ -53,3 +53,17 @@ def test_a_checkpoint_that_was_saved_without_elastic_agent_is_resumed_where_it_i
     assert steps(trainings, 4) == [*EPOCH[4:], *EPOCH]
     # Two batches per step: the Trainer takes its two steps for four batches.
     assert steps(trainings, 5) == [*EPOCH[4:], *EPOCH]
+
+
+def test_an_epoch_starts_again_if_the_dataset_has_another_length(
+    trainings: subprocess.CompletedProcess[str],
+) -> None:
+    grown = [*EPOCH, [10, 11]]
+    assert steps(trainings, 6) == grown + grown
+    assert steps(trainings, 7) == grown
+    told = [line for line in trainings.stderr.splitlines() if line.startswith("elastic_agent: ")]
+    other = "has the position in other training data (length=10 in the checkpoint, 12 now): starting epoch"
+    assert told == [
+        f"elastic_agent: requested/checkpoint-4 {other} 0 from its beginning",
+        f"elastic_agent: requested-resumed/checkpoint-5 {other} 1 from its beginning",
+    ]

@@ -85,6 +85,8 @@ def main() -> None:
     train("plain-resumed", 10, resume="plain/checkpoint-3", last=4)
     train("plain-resumed-again", 10, resume="plain-resumed/checkpoint-4")
     train("plain-accumulated", 10, resume="plain/checkpoint-2", accumulate=2)
+    train("grown", 12, resume="requested/checkpoint-4")
+    train("grown-after-an-epoch", 12, resume="requested-resumed/checkpoint-5")
 
 
 if __name__ == "__main__":

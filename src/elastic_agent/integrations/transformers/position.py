@@ -35,10 +35,29 @@ class Position:
     def state_dict(self) -> dict[str, Any]:
         return self.sampler.state_dict()
 
+    def misfit(self, saved: dict[str, Any]) -> str:
+        """Why a checkpoint's position does not fit the data; empty if it does."""
+        own = self.state_dict()
+        return ", ".join(
+            f"{name}={saved[name]} in the checkpoint, {own[name]} now"
+            for name in ("length", "shuffle")
+            if name in saved and saved[name] != own[name]
+        )
+
     def restore(self, saved: dict[str, Any], loader: Any, accumulation: int) -> Rest:
-        """Continue from a checkpoint; the loader is to divide the sampler among the ranks of the present world."""
+        """Continue from a checkpoint; begin its epoch again if the position does not fit the data.
+
+        Args:
+            saved: what :meth:`state_dict` returned.
+            loader: divides the sampler among the ranks of the present world.
+            accumulation: batches per optimizer step on each rank.
+        """
         in_epoch = len(loader)
-        self.sampler.load_state_dict(saved)
+        if self.misfit(saved):
+            complete = saved["samples_finished"] >= saved["length"]
+            self.sampler.set_epoch(saved["epoch"] + complete)
+        else:
+            self.sampler.load_state_dict(saved)
         left = len(loader)
         if left == 0:
             self.sampler.set_epoch(self.sampler.epoch + 1)

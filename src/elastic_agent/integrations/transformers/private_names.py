@@ -142,6 +142,8 @@ def _plan_the_rest(original: Any) -> Any:
             return values
         epochs, steps_per_epoch, *between, max_steps = values
         rest = position.restore(saved, dataloader, args.gradient_accumulation_steps)
+        if args.process_index == 0:
+            _report_misfit(position.misfit(saved), checkpoint, rest.epoch)
         done = int(checkpoints.trainer_state(checkpoint)["global_step"])
         if args.max_steps > 0:
             epochs = rest.epoch + 2 + max(0, max_steps - done) // steps_per_epoch
@@ -152,6 +154,13 @@ def _plan_the_rest(original: Any) -> Any:
         return (epochs, steps_per_epoch, *between, max_steps)
 
     return set_initial_training_values
+
+
+def _report_misfit(misfit: str, checkpoint: str, epoch: int) -> None:
+    if misfit:
+        what = f"{checkpoint} has the position in other training data ({misfit})"
+        text = f"{what}: starting epoch {epoch} from its beginning"
+        print(f"elastic_agent: {text}", file=sys.stderr, flush=True)
 
 
 def _position_in(dataloader: Any) -> Any:
