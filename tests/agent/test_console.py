@@ -24,7 +24,7 @@ async def main():
     shown = "host0:0"
     narrator = ConsoleReporter(lambda: shown, nothing)
     tell = narrator.on_event
-    tell(AgentStarted("me", 1, 2))
+    tell(AgentStarted("me", 1, 2, "boot", "pid:[1]"))
     print(narrator.headline())
     shown = "host0:29400"  # the port is known when the store is hosted
     tell(Disconnected("refused"))
@@ -42,7 +42,7 @@ async def main():
     print(narrator.headline(1300))
     tell(PlanSeen(replace(sealed, version=8, phase=Phase.FORMING, generation=5, world=None)))
     print(narrator.headline())
-    tell(AgentStarted("other", 1, 2))
+    tell(AgentStarted("other", 1, 2, "boot", "pid:[1]"))
     tell(PlanSeen(replace(sealed, version=9, generation=5, world=replace(world, generation=5))))
     print(narrator.headline())
     tell(PlanSeen(replace(sealed, version=10, phase=Phase.FINISHED, generation=5, reason="done")))

@@ -35,7 +35,7 @@ from elastic_agent.agent.worker_group.learning import Learning
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
-from elastic_agent.linux import start_ticks
+from elastic_agent.linux import boot_id, pid_namespace, start_ticks
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
     FINISHED_BEFORE,
@@ -307,7 +307,7 @@ class Agent(ElasticAgent):
             hang_timeout_s=settings.hang_timeout,
         )
         self._supervisor = Supervisor(parts)
-        self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots))
+        self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots, boot_id(), pid_namespace()))
         self._signals.attend(self._supervisor, lock.node_id)
         commands = Commands(
             self._supervisor, run_id, lock.node_id, settings.shutdown_timeout, settings.notice_time

@@ -38,6 +38,9 @@ class AgentStarted(AgentEvent):
     incarnation: str
     pid: int
     slots: int
+    boot: str
+    pid_namespace: str
+    """With ``boot``, tells agents apart that have the same pid on other hosts or in other containers."""
 
 
 @dataclass(frozen=True)

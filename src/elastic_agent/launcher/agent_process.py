@@ -50,7 +50,7 @@ def run_agent(
             write_call(folder, entrypoint, args)
             script = ["--module", "elastic_agent.launcher.function", name]
         code, pid = _run([*options, *script])
-        return _outcome(entrypoint, folder, Journal.read(journal, begins, pid), code)
+        return outcome(entrypoint, folder, Journal.read(journal, begins, pid), code)
 
 
 def _options(settings: Mapping[str, Any]) -> list[str]:
@@ -109,14 +109,14 @@ def _run(words: Sequence[str]) -> tuple[int, int]:
             agent.wait()
 
 
-def _outcome(
+def outcome(
     entrypoint: Callable[..., Any] | str, folder: Path, journal: Journal, code: int
 ) -> dict[int, Any]:
+    """What the launch returns or raises, after the agent has exited with this code."""
     if code == ExitCode.FINISHED:
         if isinstance(entrypoint, str):
             return dict.fromkeys(journal.ranks())
-        results = folder / "results" / str(journal.generation)
-        return {int(file.name): pickle.loads(file.read_bytes()) for file in _by_rank(results)}
+        return _results(folder / "results", journal.generation)
     if code == ExitCode.FAILED and (failed := journal.failed_workers()):
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -128,6 +128,17 @@ def _outcome(
     meanings = {int(known): meaning for known, meaning in MEANINGS.items()}
     reason = journal.reason or meanings.get(code, "see its messages")
     raise LaunchError(f"elastic-agent exited with code {code}: {reason}", code)
+
+
+def _results(folder: Path, generation: int) -> dict[int, Any]:
+    last = max((int(one.name) for one in folder.iterdir()), default=0)
+    if last > generation:
+        raise LaunchError(
+            f"the run finished and generation {last} has results, but the event journal has no later one of this node "
+            f"than {generation}; expected a journal with all events, as on a local disk with free space",
+            ExitCode.FINISHED,
+        )
+    return {int(file.name): pickle.loads(file.read_bytes()) for file in _by_rank(folder / str(generation))}
 
 
 def _by_rank(folder: Path) -> list[Path]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic_agent.linux import boot_id, pid_namespace
+
 
 @dataclass(frozen=True)
 class FailedWorker:
@@ -26,15 +28,20 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path, begins: int, agent_pid: int) -> Journal:
-        """The events of the agent with this process id after so many bytes; other agents may share the file."""
+        """The events of this machine's agent with this process id after so many bytes; others may share the file."""
         try:
             with path.open("rb") as file:
                 file.seek(begins)
-                events = [json.loads(line) for line in file]
+                events = [event for line in file if (event := _event(line)) is not None]
         except FileNotFoundError:  # the agent did not start
             return cls([])
-        nodes = {one["node"] for one in events if one["event"] == "agent_started" and one["pid"] == agent_pid}
-        return cls([one for one in events if one.get("node") in nodes])
+        # Containers often have equal pids. The last start counts: before, the node id may have been another agent's.
+        process = (agent_pid, boot_id(), pid_namespace())
+        start = next((one for one in reversed(events) if _process(one) == process), None)
+        if start is None:
+            return cls([])
+        agent = (start.get("run"), start["node"])
+        return cls([one for one in events if (one.get("run"), one.get("node")) == agent])
 
     @property
     def generation(self) -> int:
@@ -72,3 +79,19 @@ class Journal:
 
     def _of(self, *names: str) -> list[dict[str, Any]]:
         return [one for one in self._events if one["event"] in names]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """None for a line that another agent is writing, or could not write whole."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def _process(event: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The agent that started."""
+    if event["event"] != "agent_started":
+        return None
+    return event.get("pid"), event.get("boot"), event.get("pid_namespace")
