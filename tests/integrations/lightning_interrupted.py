@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader, Dataset
 
 from elastic_agent.client._cells import HeartbeatFile
@@ -23,6 +24,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "steps": ({"max_epochs": -1, "max_steps": 33}, [13]),
     "accumulating": ({"max_epochs": 3, "accumulate_grad_batches": 2}, [5]),
     "validating": ({"max_epochs": 3, "val_check_interval": 3}, [6]),
+    "saved-by-a-thread": ({"max_epochs": 3, "plugins": [AsyncCheckpointIO()]}, [6]),
     "in-order": ({"max_epochs": 2}, [6]),
 }
 """Arguments of the trainer, and after which batches a notice comes. An epoch has 13 batches."""

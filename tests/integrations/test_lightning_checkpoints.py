@@ -52,5 +52,36 @@ def test_a_damaged_record_is_like_none(run: RunCheckpoints, tmp_path: Path, dama
     assert run.available() == [newest]
 
 
+def test_a_checkpoint_that_is_half_overwritten_is_passed_over(run: RunCheckpoints, tmp_path: Path) -> None:
+    older, newest = (saved(run, tmp_path / f"{name}.ckpt") for name in ("epoch-1", "last"))
+    Path(newest).write_text("cont")
+    assert run.available() == [older]
+    assert run.damaged() == [
+        f"checkpoint {newest} has 4 bytes, expected 7 as when it was saved; it is not used"
+    ]
+    run.add(newest)
+    assert (run.available(), run.damaged()) == ([older, newest], [])
+
+
+def test_a_checkpoint_that_was_deleted_is_not_called_damaged(run: RunCheckpoints, tmp_path: Path) -> None:
+    Path(saved(run, tmp_path / "a.ckpt")).unlink()
+    assert (run.available(), run.damaged()) == ([], [])
+
+
+def test_a_folder_that_is_being_overwritten_is_not_used(run: RunCheckpoints, tmp_path: Path) -> None:
+    """Old and new files have the same sizes, so the size of the folder does not tell a mixture."""
+    file = saved(run, tmp_path / "file.ckpt")
+    (folder := tmp_path / "folder.ckpt").mkdir()
+    (folder / "shard").write_text("1234")
+    run.add(folder)
+    for path in (file, folder):
+        run.forget_folder(path)
+    assert run.available() == [file], "a file is good until it is replaced"
+    run.add(folder)
+    assert run.available() == [file, str(folder)]
+    (folder / "shard").unlink()
+    assert run.available() == [file]
+
+
 def test_ranks_whose_records_differ_in_order_resume_from_the_same_checkpoint() -> None:
     assert common_to_all([["a", "b", "c"], ["c", "b", "a"], ["b", "a", "d"]]) == ["a", "b"]

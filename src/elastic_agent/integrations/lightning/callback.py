@@ -138,19 +138,27 @@ class TrainerHooks:
         path = self._checkpoints.on_notice(trainer.global_step)
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            self._checkpoints.add(path)
-            self._checkpoints.remove_older_on_notice(path)
+            private_names.after_saves(trainer, self._checkpoints.add, path)
+            private_names.after_saves(trainer, self._checkpoints.remove_older_on_notice, path)
             say(f"notice ({notice.reason}): saved step {trainer.global_step} to {path}; leaving")
         client.leave()
 
-    def saved(self, trainer: Any, path: Any) -> None:
-        """A checkpoint from which training can be resumed is complete."""
+    def about_to_save(self, trainer: Any, path: Any) -> None:
+        """A checkpoint is going to be written to this path, where one may be already."""
         if self._checkpoints is not None and trainer.is_global_zero:
-            self._checkpoints.add(path)
+            private_names.after_saves(trainer, self._checkpoints.forget_folder, path)
+
+    def saved(self, trainer: Any, path: Any) -> None:
+        """A checkpoint from which training can be resumed is complete, or being written in another thread."""
+        if self._checkpoints is not None and trainer.is_global_zero:
+            private_names.after_saves(trainer, self._checkpoints.add, path)
 
     def newest_checkpoint(self, named: Any) -> str | None:
         """The newest checkpoint that all ranks can read; None if there is none, or if the script has named one."""
         assert self._checkpoints is not None
+        if _is_rank_0():
+            for sentence in self._checkpoints.damaged():
+                say(sentence)
         everywhere = _gathered(self._checkpoints.available())
         common = common_to_all(everywhere)
         seen = sorted({path for there in everywhere for path in there})

@@ -214,12 +214,24 @@ def _record_checkpoint(original: Any) -> Any:
     def save_checkpoint(
         self: Any, filepath: Any, weights_only: bool | None = None, storage_options: Any = None
     ) -> None:
+        hooks = hooks_of(self) if self.state.fn == "fit" else None
+        if hooks is not None:
+            hooks.about_to_save(self, filepath)
         original(self, filepath, weights_only, storage_options)
-        hooks = hooks_of(self)
-        if hooks is not None and not weights_only and self.state.fn == "fit":
+        if hooks is not None and not weights_only:
             hooks.saved(self, filepath)
 
     return save_checkpoint
+
+
+def after_saves(trainer: Any, call: Callable[[Any], None], path: Any) -> None:
+    """Call it when all saves that were begun are complete: now, except with an ``AsyncCheckpointIO``."""
+    saving = trainer.strategy.checkpoint_io
+    executor = getattr(saving, "_executor", None)
+    if executor is None:
+        call(path)
+    else:  # it has one thread, which does one thing after the other
+        executor.submit(lambda: call(path) if getattr(saving, "_error", None) is None else None)
 
 
 # -- samples -------------------------------------------------------------------------------------
@@ -526,6 +538,12 @@ _NEEDED_IN_SOURCE = (
         ("self._broadcast_sigterm_tensor()", "self._skip_next_val = True", "self.restarted_on_last"),
     ),
     (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop.on_advance_end", ("self._skip_next_val",)),
+    (
+        PYTORCHES,
+        "plugins.io.async_plugin",
+        "AsyncCheckpointIO",
+        ("self._executor = ThreadPoolExecutor(max_workers=1)", "self._error = ex"),
+    ),
     (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._should_accumulate", ("self",)),
     (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._should_check_val_fx", ("data_fetcher",)),
     (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._num_ready_batches_reached", ("self",)),
