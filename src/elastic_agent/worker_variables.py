@@ -3,8 +3,6 @@
 Not in ``client``, whose import connects a worker to its agent: the command line and the spawner need the names too.
 """
 
-from __future__ import annotations
-
 PREFIX = "ELASTIC_AGENT_"
 """Begins these names, and those of the variables of settings."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.agent.worker_group.script_scan import mentions, needs_own_python, variables_set
+from elastic_agent.agent.worker_group.script_scan import needs_own_python, variables_set
 
 ENVIRON = {"OMP_NUM_THREADS": "1", "HOME": "/"}
 
@@ -115,31 +115,3 @@ def test_folders_and_modules_are_scanned_without_running_them(
     reason = needs_own_python(name, is_module=is_module, folder=str(tmp_path), environ={})
     assert reason is not None
     assert "sets PYTORCH_JIT in line 2" in reason
-
-
-@pytest.mark.parametrize(
-    ("files", "found"),
-    [
-        ({"train.py": b"import transformers"}, True),
-        ({"train.py": b"import model", "model.py": b"# \xff\nfrom transformers import Trainer"}, True),
-        ({"train.py": b"import torch", "notes.txt": b"transformers"}, False),
-        ({}, False),
-    ],
-)
-def test_a_framework_is_found_in_the_script_and_in_the_files_beside_it(
-    tmp_path: Path, files: dict[str, bytes], found: bool
-) -> None:
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    (tmp_path / "folder.py").mkdir()
-    script = str(tmp_path / "train.py")
-    assert mentions("transformers", script, is_module=False, folder=str(tmp_path)) is found
-
-
-def test_a_framework_is_found_in_a_module(tmp_path: Path) -> None:
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "train.py").write_text("import transformers")
-    assert mentions("transformers", "package.train", is_module=True, folder=str(tmp_path))
-    assert not mentions("transformers", "package.other", is_module=True, folder=str(tmp_path))

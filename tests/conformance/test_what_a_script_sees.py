@@ -62,7 +62,9 @@ _FINDER = "documented: it adapts transformers when the script imports it"
 
 LEGITIMATE: dict[str, dict[str, str]] = {
     COLD.name: {
+        "sys.meta_path": _FINDER,
         "torch: sys.meta_path": _FINDER,
+        "the kernel's copy of the environment": "documented: it still has the folder of the startup hook",
     },
     "torchrun": {
         "torch: distributed": "bare Python has a stand-in for torchrun's run id",

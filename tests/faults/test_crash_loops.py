@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,14 @@ from .rules import charged, check_nothing_left, check_safety, see_it_end
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300), on_c10d]
 
 WINDOW_S = 1.0
+
+STEPS_AND_A_TYPO = """
+from elastic_agent import client
+
+for step in range(1, 6):
+    client.heartbeat(step)
+raise ValueError("a typo")
+"""
 
 
 def kill_worker(cluster: Cluster) -> None:
@@ -49,6 +58,19 @@ def test_the_same_error_before_any_progress_ends_the_run_after_one_retry(make_cl
         ), cluster.story()
     check_safety(cluster)
     check_nothing_left(cluster)
+
+
+def test_the_same_error_at_the_same_step_ends_the_run_after_two_retries(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STEPS_AND_A_TYPO)
+    cluster = make_cluster("1", "--max-restarts", "9")
+    a = cluster.start("a", script=script)
+    assert cluster.wait_end() == {"a": ExitCode.FAILED}, cluster.story()
+    assert a.lines("the run failed: the same failure repeated without progress: worker"), cluster.story()
+    assert a.lines("forming generation 3"), cluster.story()
+    assert charged(cluster) == 2, "the first time, five steps were progress"
 
 
 def test_different_errors_use_the_budget_and_restarts_are_delayed(make_cluster: MakeCluster) -> None:

@@ -83,7 +83,8 @@ def test_an_error_in_the_users_sitecustomize_is_reported_as_without_the_hook(
 
 def test_a_python_without_this_package_starts_as_usual(env: dict[str, str]) -> None:
     hooked = with_startup_hook(env)
-    program = f"import sys; sys.path.insert(0, {hooked['PYTHONPATH']!r}); import sitecustomize; print(1)"
+    hook = hooked["PYTHONPATH"]
+    program = f"import site, sys; sys.path.insert(0, {hook!r}); site.execsitecustomize(); print(1)"
     without_site_packages = [sys.executable, "-S", "-c", program]
     ran = subprocess.run(without_site_packages, env=hooked, capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == ("1\n", "")

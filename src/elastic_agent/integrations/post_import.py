@@ -1,22 +1,18 @@
 """Runs integrations of frameworks that have no entry points, when a worker imports the framework.
 
 Workers call :func:`watch` before the script starts: warm ones as forked, cold ones through their ``sitecustomize``
-(:mod:`elastic_agent.workers.cold_start`). Standard library only, and next to no work.
+(:mod:`elastic_agent.workers.cold_start`). It imports nothing that Python has not imported when it starts, so that a
+script finds as few modules as without it.
 """
 
-from __future__ import annotations
-
-import importlib
-import importlib.util
 import os
 import sys
-import traceback
-import types
 
 from elastic_agent.worker_variables import GENERATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import types
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from typing import Any
@@ -42,13 +38,15 @@ class _Finder:
         self._searching = False
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, name: str, path: "Sequence[str] | None" = None, target: "types.ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if name not in INTEGRATIONS or self._searching:
             return None
+        from importlib.util import find_spec
+
         self._searching = True
         try:
-            spec = importlib.util.find_spec(name)
+            spec = find_spec(name)
         finally:
             self._searching = False
         if spec is not None and spec.loader is not None:
@@ -57,14 +55,14 @@ class _Finder:
 
 
 class _Loader:
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: "Any") -> None:
         self._loader = loader
 
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+    def create_module(self, spec: "ModuleSpec") -> "types.ModuleType | None":
         module: types.ModuleType | None = self._loader.create_module(spec)
         return module
 
-    def exec_module(self, module: types.ModuleType) -> None:
+    def exec_module(self, module: "types.ModuleType") -> None:
         # The module is as without us, for those who look at its loader (inspect, pickle, reload).
         module.__loader__ = self._loader
         if module.__spec__ is not None:
@@ -74,11 +72,15 @@ class _Loader:
 
 
 def _install(name: str) -> None:
+    from importlib import import_module
+
     try:
-        importlib.import_module(INTEGRATIONS[name]).install()
+        import_module(INTEGRATIONS[name]).install()
     except Exception as error:  # training works without it
         print(
             f"elastic_agent: {name} is used without its integration, because it failed: {error!r}",
             file=sys.stderr,
         )
+        import traceback
+
         traceback.print_exc()

@@ -29,7 +29,7 @@ from .command import worker_command
 from .environment import RunFacts, role_ranks, worker_environment
 from .heartbeat_files import make_heartbeat_file
 from .runner import STACKS_SIGNAL
-from .warm_start import PATIENCE_SHARE, adapts_frameworks, is_warm
+from .warm_start import PATIENCE_SHARE, is_warm
 
 
 def worker_group(spec: WorkerSpec, world: World, incarnation: str) -> WorkerGroup:
@@ -182,5 +182,5 @@ class WorkerFactory:
             warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
             ignored_signals=signals_to_ignore(settings, os.environ),
             reports_to=self.reports_to,
-            startup_hook=adapts_frameworks(settings),
+            startup_hook=not settings.no_python or settings.run_path,
         )

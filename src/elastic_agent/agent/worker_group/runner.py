@@ -99,6 +99,8 @@ class Runner:
         self._stop_signals = stop_signals
         self._gpu = GpuMemory()
         self._running: _Running | None = None
+        self._highest_step = 0
+        """That a worker of an earlier generation reported by its heartbeats."""
         self._timer: asyncio.TimerHandle | None = None
         """The next check of the workers' progress, or the stop that lets them write their stacks first."""
         self._notice_poll_timer: asyncio.TimerHandle | None = None
@@ -204,7 +206,7 @@ class Runner:
         if running is not None:
             running.context.handle(lost)
             running.context.close_later()
-            running.heartbeats.close()
+            self._close_heartbeats(running)
             running.cleanup.clear(lambda _: None)
 
     # -- events of the guard --------------------------------------------------------------------
@@ -361,8 +363,18 @@ class Runner:
             slot=event.slot,
             returncode=event.returncode,
             signature=reported.signature,
-            progressed=any(running.heartbeats.read(slot)[0] for slot in running.pids),
+            progressed=any(self._progressed(running, slot) for slot in running.pids),
         )
+
+    def _progressed(self, running: _Running, slot: int) -> bool:
+        """Whether the worker has reported a step that no earlier generation reached, or heartbeats without steps."""
+        beats, step = running.heartbeats.read(slot)
+        return bool(beats) and (not step or step > self._highest_step)
+
+    def _close_heartbeats(self, running: _Running) -> None:
+        steps = [step for _, step in map(running.heartbeats.read, running.pids)]
+        self._highest_step = max(self._highest_step, *steps, 0)
+        running.heartbeats.close()
 
     def _stopped(self, event: guard_events.Stopped) -> None:
         running, unkillable = self._running, event.unkillable
@@ -406,7 +418,7 @@ class Runner:
             self._look_for_late_signals(running)
         ended_early = running.interrupted or any(map(running.heartbeats.left, running.exited))
         running.context.close_later()
-        running.heartbeats.close()
+        self._close_heartbeats(running)
         if running.succeeding and not running.stopping:
             done = events.WorkersSaved if ended_early else events.WorkersSucceeded
             self._report(done(running.generation, unkillable))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,9 +14,6 @@ from elastic_agent.workers.spawner.import_variables import is_read_at_import
 _TITLES = "setproctitle"
 _HINTS = (b"environ", b"putenv", b"unsetenv", _TITLES.encode())
 """A file without any of these is not parsed."""
-_LARGEST_SOURCE = 1 << 20
-_MOST_SOURCES = 1000
-"""Bytes of a file, and files of a folder, that are searched for a word."""
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -83,27 +79,6 @@ def variables_set(script: str, *, is_module: bool, folder: str) -> set[str]:
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             continue  # the worker reports the error
     return found
-
-
-def mentions(word: str, script: str, *, is_module: bool, folder: str) -> bool:
-    """Whether the script, a package around it, or a Python file in ``folder`` contains this word."""
-    for file in itertools.chain(_files_that_run(script, is_module, folder), _python_files(folder)):
-        try:
-            with open(file, "rb") as opened:
-                if word.encode() in opened.read(_LARGEST_SOURCE):
-                    return True
-        except OSError:
-            continue
-    return False
-
-
-def _python_files(folder: str) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            sources = (one.path for one in entries if one.name.endswith(".py") and one.is_file())
-            return [*itertools.islice(sources, _MOST_SOURCES)]
-    except OSError:
-        return []
 
 
 def _files_that_run(script: str, is_module: bool, folder: str) -> Iterator[str]:

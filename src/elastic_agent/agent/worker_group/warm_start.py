@@ -11,11 +11,10 @@ from functools import cache
 
 from elastic_agent.agent.devices import likely_slots
 from elastic_agent.config.settings import Settings
-from elastic_agent.integrations import post_import
 from elastic_agent.workers.guard.client import Guard, SpawnerConfig
 
 from .script_files import known_modules
-from .script_scan import mentions, needs_own_python
+from .script_scan import needs_own_python
 
 PATIENCE_SHARE = 1 / 3
 """Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
@@ -53,18 +52,6 @@ def _script_needs_own_python(script: str, is_module: bool, folder: str, nproc_pe
     """Evaluated once per agent, as its spawner is made once: a script that changes is not read again."""
     environ = {**os.environ, **libraries_environment(os.environ, likely_slots(nproc_per_node) or 1)}
     return needs_own_python(script, is_module=is_module, folder=folder, environ=environ)
-
-
-def adapts_frameworks(settings: Settings) -> bool:
-    """Whether cold workers are to adapt a framework that the script seems to use: Python as it is otherwise."""
-    is_module = settings.module and not settings.run_path
-    return _mentions_adapted(settings.script, is_module, _first_on_path(settings))
-
-
-@cache
-def _mentions_adapted(script: str, is_module: bool, folder: str) -> bool:
-    packages = {name.partition(".")[0] for name in post_import.INTEGRATIONS}
-    return any(mentions(name, script, is_module=is_module, folder=folder) for name in packages)
 
 
 def is_warm(settings: Settings) -> bool:

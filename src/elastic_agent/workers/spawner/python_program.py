@@ -139,8 +139,7 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
 
 def _execute(launch: Mapping[str, Any]) -> NoReturn:
     """Become a cold worker after all."""
-    env = with_startup_hook(launch["env"]) if launch["startup_hook"] else launch["env"]
-    os.execvpe(launch["argv"][0], launch["argv"], env)
+    os.execvpe(launch["argv"][0], launch["argv"], with_startup_hook(launch["env"]))
 
 
 # --- the process ----------------------------------------------------------------------------------

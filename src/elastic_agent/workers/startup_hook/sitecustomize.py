@@ -1,10 +1,9 @@
 """Python imports this before the script of a cold worker, see :mod:`elastic_agent.workers.cold_start`.
 
-It starts the integrations of frameworks, leaves no trace in the environment, and then imports the `sitecustomize` that
+It starts the integrations of frameworks, leaves as little else as possible, and then imports the `sitecustomize` that
 Python would have imported. The worker may be a wrapper that starts another version of Python, one without this package.
 """
 
-import importlib
 import os
 import sys
 
@@ -22,22 +21,20 @@ def _leave() -> None:
     sys.path_importer_cache.pop(folder, None)
 
 
-def _import_the_usual_one() -> None:
-    ours = sys.modules.pop("sitecustomize")
+def _watch() -> None:
+    """Have the frameworks adapted that the script imports; that takes no module of this package before."""
+    before = set(sys.modules)
     try:
-        importlib.import_module("sitecustomize")
-    except ImportError as error:
-        if error.name != "sitecustomize":
-            raise
-    finally:
-        sys.modules.setdefault("sitecustomize", ours)
+        from elastic_agent.integrations.post_import import watch
+    except ImportError:  # another interpreter
+        return
+    watch()
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "elastic_agent":
+            del sys.modules[name]
 
 
 _leave()
-try:
-    from elastic_agent.integrations.post_import import watch
-except ImportError:  # another interpreter
-    pass
-else:
-    watch()
-_import_the_usual_one()
+_watch()
+del sys.modules[__name__]
+__import__(__name__)  # if there is none, the module `site` ignores that error of this name
