@@ -47,7 +47,10 @@ report = {
     "preloaded": preloaded,
     "slot": int(os.environ["LOCAL_RANK"]),
     "state": state,
-    "drawn": [random.random(), numpy.random.random(), torch.rand(1).item()],
+    "drawn": [
+        *(random.random(), numpy.random.random(), torch.rand(1).item()),
+        datasets.fingerprint.fingerprint_rng.random(),
+    ],
     "folder": wandb.sdk.data_types._private.MEDIA_TMP.name,
 }
 sys.stdout.write(json.dumps(report) + "\\n")

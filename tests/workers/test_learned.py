@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from elastic_agent.workers.spawner.generators import Generators
 from elastic_agent.workers.spawner.installed import is_installed
 from tests.cli.support import clean_environment
 
@@ -49,6 +51,8 @@ MODULES = {
     "opens": "import os\nFILE = open(__file__)",
     "prints": "print('hello')",
     "shares": "import multiprocessing\nLOCK = multiprocessing.Lock()",
+    "draws": "import numpy, uuid\nNAME = uuid.uuid4()\nGENERATOR = numpy.random.default_rng(7)",
+    "makes_generator": "import numpy\nGENERATOR = numpy.random.default_rng()",
     "fails": "raise ImportError('no GPU')",
     "tries": "try:\n    import fails\nexcept ImportError:\n    pass",
 }
@@ -118,6 +122,7 @@ def test_modules_that_do_not_survive_a_fork_are_left_out_with_those_that_import_
     (spawner.packages / "uses_beside.py").write_text("import beside")
     told = spawner.learn(
         *("plain", "needs_plain", "uses_reader", "reads_rank", "copies_environment", "uses_thread"),
+        *("draws", "makes_generator"),
         *("temporary", "opens", "prints", "shares", "fails", "tries", "uses_beside", "missing"),
         changed={"MY_CACHE": "plain"},
     )
@@ -130,6 +135,7 @@ def test_modules_that_do_not_survive_a_fork_are_left_out_with_those_that_import_
             "has started threads (python), which do not survive a fork",
             1,
         ),
+        "makes_generator": ("makes a random number generator when it is imported", 0),
         "temporary": ("creates a temporary file when it is imported", 0),
         "opens": (f"keeps {spawner.packages / 'opens.py'} open after it is imported", 0),
         "prints": ("prints something when it is imported", 0),
@@ -137,8 +143,8 @@ def test_modules_that_do_not_survive_a_fork_are_left_out_with_those_that_import_
         "beside": ("is not an installed module", 1),
     }
     clean = spawner.use_verdict(*MODULES, "uses_beside", "beside")
-    assert clean["names"] == ["plain", "needs_plain", "tries"]
-    assert clean["loaded"] == ["plain", "needs_plain", "tries"]
+    assert clean["names"] == ["plain", "needs_plain", "draws", "tries"]
+    assert clean["loaded"] == ["plain", "needs_plain", "draws", "tries"]
 
 
 def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
@@ -162,3 +168,38 @@ def test_modules_of_the_standard_library_are_installed_and_the_script_is_not() -
     assert [is_installed(name, sys.modules[name]) for name in ("json", "sys")] == [True, True]
     assert not is_installed("__main__", sys.modules["__main__"])
     assert not is_installed("elastic_agent", sys.modules["elastic_agent"])
+
+
+def test_generators_that_the_system_has_seeded_are_seeded_again_and_others_are_not() -> None:
+    generators = Generators()
+    with generators.recorded():
+        drawn, chosen, chosen_later = random.Random(), random.Random(7), random.Random()
+        chosen_later.seed(7)
+    before = [one.getstate() for one in (drawn, chosen, chosen_later)]
+    generators.renew()
+    after = [one.getstate() for one in (drawn, chosen, chosen_later)]
+    assert after[0] != before[0]
+    assert after[1:] == before[1:]
+    assert random.Random(7).random() == chosen.random()
+
+
+LATE = """
+import os
+from elastic_agent.workers.spawner.import_variables import watch_changes
+
+changed = watch_changes({"MY_CACHE": "reads_variable"})
+os.environ["MY_CACHE"] = "/scratch"
+os.environ["OTHER"] = "1"
+print(changed["MY_CACHE"], changed["OTHER"] > 0)
+"""
+
+
+def test_a_variable_that_a_preloaded_module_has_read_counts_as_set_before_it(tmp_path: Path) -> None:
+    """The next trial leaves that module out: whether the script imports it before or after cannot be seen."""
+    script = tmp_path / "train.py"
+    script.write_text(LATE)
+    ran = subprocess.run(
+        [sys.executable, str(script)], env=clean_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout == "0 True\n", ran.stderr
+    assert "MY_CACHE is set in train.py, line 6, after reads_variable was preloaded" in ran.stderr

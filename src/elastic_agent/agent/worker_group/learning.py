@@ -171,13 +171,18 @@ class Learning:
         self._known.names.extend(fresh[:room])
         self._names.update(fresh[:room])
         changed = {
-            variable: last
-            for variable, last in report.changed.items()
-            if variable not in self._known.changed and len(self._known.changed) < _MOST_VARIABLES
+            variable: last for variable, last in report.changed.items() if self._is_news(variable, last)
         }
         self._known.changed.update(changed)
         if fresh[:room] or changed or self._untried:
             self._want()
+
+    def _is_news(self, variable: str, last: str) -> bool:
+        """Whether this was not known, or the variable is now set before all modules."""
+        known = self._known.changed.get(variable)
+        if known is None:
+            return len(self._known.changed) < _MOST_VARIABLES
+        return not last and bool(known)
 
     # -- spawners -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class ScriptFiles:
         """The files of this script under this interpreter; ``folder``: what ``sys.path[0]`` is in the workers."""
         is_module = settings.module and not settings.run_path
         script = ["-m", settings.script, folder] if is_module else [os.path.realpath(settings.script)]
-        key = json.dumps([*script, settings.python_exec or sys.executable])
+        key = json.dumps([*script, settings.python_exec or sys.executable, _installed_ns()])
         name = hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
         place = settings.state_dir / "preload"
         return cls(place / f"{name}.reported.json", place / f"{name}.json")
@@ -40,6 +41,15 @@ class ScriptFiles:
             "reported": str(self.reported) if learn else "",
             "of_workers": [*PER_WORKER],
         }
+
+
+def _installed_ns() -> int:
+    """When torch was installed, in nanoseconds: tells environments of nodes apart that share a state directory."""
+    spec = find_spec("torch")
+    try:
+        return os.stat(spec.origin).st_mtime_ns if spec is not None and spec.origin is not None else 0
+    except OSError:
+        return 0
 
 
 def known_modules(settings: Settings, folder: str) -> dict[str, Any] | None:

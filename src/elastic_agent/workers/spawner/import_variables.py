@@ -98,6 +98,8 @@ def _recording(
         reader = "torch" if is_read_at_import(named, text) else read_by.get(named)
         if reader is not None and named not in reported and sys.stderr is not None and (where := _where()):
             reported.add(named)
+            if reader != "torch":
+                changed[named] = 0  # whether the script imports that module before cannot be seen here
             print(_late_change(named, where, reader), file=sys.stderr)
 
     recording_putenv.__name__ = recording_putenv.__qualname__ = "putenv"

@@ -12,10 +12,11 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from elastic_agent.files import write_atomically
 from elastic_agent.workers.spawner.installed import is_installed_file, is_own
 from elastic_agent.workers.spawner.trial import try_imports
 
@@ -177,10 +178,5 @@ def _read(path: str) -> dict[str, Any]:
 
 def _write(path: str, data: bytes) -> None:
     """Replace the file in one step. A state directory that cannot be written is reported by the agent itself."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".learned-")
-        with open(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        write_atomically(Path(path), data)

@@ -24,6 +24,7 @@ from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
 from elastic_agent.workers.cold_start import with_startup_hook
 from elastic_agent.workers.spawner import process_title
+from elastic_agent.workers.spawner.generators import Generators
 from elastic_agent.workers.spawner.import_report import ImportReports
 from elastic_agent.workers.spawner.import_variables import watch_changes
 from elastic_agent.workers.spawner.learned import Learned
@@ -33,10 +34,13 @@ from elastic_agent.workers.spawner.renewal import renew_modules
 class Preloaded:
     """What the spawner's imports brought about, besides the modules."""
 
-    def __init__(self, variables: dict[str, tuple[str | None, str]], learned: Learned) -> None:
+    def __init__(
+        self, variables: dict[str, tuple[str | None, str]], learned: Learned, generators: Generators
+    ) -> None:
         self.variables = variables
         """Variables that imports have set, as they would have in the worker: what they were before, and became."""
         self.learned = learned
+        self.generators = generators
 
 
 class PythonProgram:
@@ -95,9 +99,10 @@ def _report(error: BaseException) -> None:
     sys.__excepthook__(type(error), error, error.__traceback__)
 
 
-def get_ready() -> None:
+def get_ready(preloaded: Preloaded) -> None:
     """What can be done before it is known which program it will be; once in every forked process."""
     _renew_randomness()
+    preloaded.generators.renew()
     if hasattr(threading.Thread, "_set_native_id"):
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined] # Python before 3.13 forgets to
     forget_files()  # again later, when this process has its own copies of the pages it touches

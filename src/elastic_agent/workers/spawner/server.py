@@ -20,6 +20,7 @@ from elastic_agent import linux
 from elastic_agent.workers.guard.messages import STARTED
 from elastic_agent.workers.spawner.background import in_background
 from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
+from elastic_agent.workers.spawner.generators import Generators
 from elastic_agent.workers.spawner.learned import (
     Learned,
     NotLearnedError,
@@ -84,10 +85,12 @@ def serve(
     line = socket.socket(fileno=fd)
     line.set_inheritable(False)
     started = time.monotonic()
+    generators = Generators()
     before = dict(os.environ)
     doing = "an import failed in the spawner"
     try:
-        with in_background() if learn is not None and learn["reported"] else contextlib.nullcontext():
+        background = in_background() if learn is not None and learn["reported"] else contextlib.nullcontext()
+        with background, generators.recorded():
             _import_all(preload, folder)
             doing = "the check of the spawner failed"
             _check(folder)
@@ -108,7 +111,7 @@ def serve(
     gc.enable()
     show_as(["elastic-spawner"], dict(os.environ))
     _send(line, {"ready_s": time.monotonic() - started, "learned": len(learned.names)})
-    return _fork_on_request(line, guard_pid, Preloaded(imported, learned))
+    return _fork_on_request(line, guard_pid, Preloaded(imported, learned, generators))
 
 
 def _send(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
@@ -299,7 +302,7 @@ def _stand_by(
         os._exit(127)
     try:
         show_as(["elastic-standby"], dict(os.environ))
-        get_ready()
+        get_ready(preloaded)
     except BaseException:
         traceback.print_exc()
         os._exit(127)

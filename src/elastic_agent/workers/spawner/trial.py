@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import mmap
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,6 +122,8 @@ class _Recorder:
     def __init__(self, output_fd: int) -> None:
         self.faults: dict[str, str] = {}
         """Modules that may not be preloaded, and why."""
+        self._draw: set[str] = set()
+        """Modules that draw random numbers from the system, as numpy does for a generator without a seed."""
         self._reads: dict[str, set[str]] = {}
         self._needs: dict[str, set[str]] = {}
         self._running: list[str] = []
@@ -141,6 +144,7 @@ class _Recorder:
         # What `importlib.import_module` calls; modules keep references to that itself.
         _gcd_import = _bootstrap._gcd_import  # type: ignore[attr-defined]
         self._replace(_bootstrap, "_gcd_import", self._importing_module(_gcd_import))
+        self._replace(random, "_urandom", self._drawing(random._urandom))  # type: ignore[attr-defined]
         self._replace(tempfile, "_get_candidate_names", self._naming(tempfile._get_candidate_names))  # type: ignore[attr-defined]
         environment = _Environment(os.environ._data, self._read)  # type: ignore[attr-defined]
         self._replace(os.environ, "_data", environment)
@@ -222,6 +226,13 @@ class _Recorder:
 
         return get_candidate_names
 
+    def _drawing(self, original: Callable[[int], bytes]) -> Callable[[int], bytes]:
+        def urandom(size: int) -> bytes:
+            self._draw.update(self._running[-1:])
+            return original(size)
+
+        return urandom
+
     # --- records ----------------------------------------------------------------------------------
 
     def _needed(self, name: str) -> None:
@@ -234,6 +245,13 @@ class _Recorder:
 
     def _executed(self, name: str) -> None:
         """A module has run: what did it leave behind that a fork would share, or lose?"""
+        running, self._running = self._running, []  # what is done here is not the module's doing
+        try:
+            self._check(name)
+        finally:
+            self._running = running
+
+    def _check(self, name: str) -> None:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
@@ -244,6 +262,8 @@ class _Recorder:
         if len(os.listdir("/proc/self/task")) > self._threads:
             self._check_forks(name)
         self._check_files(name)
+        if name in self._draw and _has_numpy_generator(name):
+            self.faults.setdefault(name, "makes a random number generator when it is imported")
         if "." not in name:
             self._check_shared_memory(name)
 
@@ -320,6 +340,15 @@ class _Recorder:
             causes[start] = cause
         else:
             causes.update(dict.fromkeys(reached, ""))
+
+
+def _has_numpy_generator(name: str) -> bool:
+    """Not numpy's own, which is seeded again in each worker."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is None or name.startswith("numpy.random"):
+        return False
+    kinds = (numpy_random.Generator, numpy_random.RandomState)
+    return any(isinstance(value, kinds) for value in list(vars(sys.modules[name]).values()))
 
 
 def _absolute(name: str, globals_: Any, level: int) -> str:
