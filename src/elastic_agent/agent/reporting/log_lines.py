@@ -51,7 +51,7 @@ def _log_workers(event: events.Event) -> None:
         case events.NoticeGiven(notice=notice):
             after = "then the run ends" if notice.ends else "then a new generation starts"
             log.info(
-                f"{notice.words}: all workers have {notice.left_s:g} s to save and exit, {after}",
+                f"{notice.words}: all workers have {round(notice.left_s, 1):g} s to save and exit, {after}",
                 cause=notice.cause.value,
             )
         case events.WorkerLeft(worker_id=worker_id, returncode=returncode):
