@@ -265,6 +265,10 @@ class Checker:
         self._intended_charge[plan.generation] = max(known, plan.charged)
         self.budget.intends(plan)
 
+    def seen_by(self, plan: Plan) -> Seen:
+        """What the coordinator knew of the nodes that made this plan."""
+        return self._intents.get(encode(plan), {})
+
     def published(self, store: Store, before: Plan | None, plan: Plan) -> None:
         """A plan was written into a store."""
         self.cluster.story(
@@ -277,7 +281,7 @@ class Checker:
             plan.reason,
         )
         self.newest = plan
-        seen = self._intents.get(encode(plan), {})
+        seen = self.seen_by(plan)
         history = plan.history()
         if before is None and self._knows_less(history):
             self._forget()
@@ -308,11 +312,10 @@ class Checker:
         known = self.newest_history
         if not self.cluster.endpoint.may_forget or known is None:
             return False
-        # Below the outcome that was published last: its disk was full, and no other node had heard of it.
-        unknown_end = (
-            known.outcome in (Phase.FINISHED, Phase.FAILED) and not known.settled and told.outcome is None
-        )
-        return unknown_end or told.rank < known.rank or told.life != known.life
+        # A full disk keeps neither the outcome nor the budget; one that was lost keeps no settings.
+        ended = known.outcome in (Phase.FINISHED, Phase.FAILED) and not known.settled and told.outcome is None
+        poorer = told.charged < known.charged or told.lease_ttl_s < known.lease_ttl_s
+        return ended or poorer or told.rank < known.rank or told.life != known.life
 
     def _forget(self) -> None:
         """Numbers of generations, and what was charged, mean nothing any more."""
@@ -562,7 +565,7 @@ class Checker:
         since_s = max(
             self.forming_since_s or 0.0, cluster.scenario.quiet_s, cluster.stop_hung_s, self._too_few_s
         )
-        bound_s = cluster.scenario.bound_s + self._revocations_s() + self.budget.pause_s(self.newest)
+        bound_s = cluster.scenario.bound_s + self.revocations_s() + self.budget.pause_s(self.newest)
         if any(one.stop_hangs for one in cluster.holders):
             bound_s += STOP_SLACK_S
         late = cluster.kernel.now - since_s > bound_s
@@ -573,7 +576,7 @@ class Checker:
             )
         cluster.kernel.after(0.2, self.watch_liveness)
 
-    def _revocations_s(self) -> float:
+    def revocations_s(self) -> float:
         """How long it takes to end the leases of incarnations that died: a round trip to the store for each.
 
         Faults may leave hundreds within a few lease times, more than any cluster would.
@@ -604,6 +607,8 @@ class Checker:
         One whose stop of its workers hangs has no lease meanwhile, so there is nothing to refuse it for. One that finds
         no store is refused by none.
         """
+        if self.cluster.over:
+            return  # nothing is served any more
         settled_s = self.cluster.kernel.now - self.cluster.scenario.bound_s
         going_on = [
             one.node_id

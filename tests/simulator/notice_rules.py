@@ -186,10 +186,11 @@ class NoticeRules:
             return True
         ends = before.notice is not None and before.notice.ends
         kept = set(before.succeeded)
+        replaced = {old for one, _ in seen.values() for old in one.replaces}
         for seat in before.world.seats:
             if seat.incarnation in kept:
                 continue
-            if seat.incarnation not in seen:
+            if seat.incarnation not in seen or seat.incarnation in replaced:
                 return True
             member, lease = seen[seat.incarnation]
             left = member.state in (State.SAVED, State.SUCCEEDED) and member.generation == before.generation

@@ -73,7 +73,7 @@ def _live(cluster: Cluster) -> None:
 
     kernel.run(scenario.quiet_s, after_each_step)
     checker.watch_liveness()
-    kernel.run(scenario.quiet_s + scenario.bound_s, after_each_step)
+    kernel.run(scenario.quiet_s + scenario.bound_s + checker.revocations_s(), after_each_step)
     checker.losses_were_noticed()
     checker.second_agents_were_refused()
     patience_s = 12 * scenario.bound_s + scenario.policy.join_timeout_s + 30.0
@@ -82,7 +82,7 @@ def _live(cluster: Cluster) -> None:
     checker.all_is_over()
     if not scenario.again or not cluster.over or checker.forgot or scenario.hosting == "cluster":
         return
-    if any(machine.disk_is_full for machine in cluster.machines):
+    if any(machine.disk_is_full for machine in (*cluster.machines, cluster.endpoint.machine)):
         return  # the end of the run is not on disk, so the next one of that name may end with its outcome
     if cluster.goes_on_here:
         cluster.endpoint.may_remove = True

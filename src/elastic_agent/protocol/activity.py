@@ -53,6 +53,8 @@ TRANSITIONS: dict[tuple[Activity, Event], Activity | None] = {
     (Activity.IDLE, Event.RUN_STOPPED): Activity.IDLE,
     (Activity.IDLE, Event.LEAVE): Activity.GONE,
     (Activity.IDLE, Event.LEASE_LOST): Activity.IDLE,
+    (Activity.IDLE, Event.PREPARED): None,
+    (Activity.IDLE, Event.PREPARE_FAILED): None,
     (Activity.PREPARING, Event.FORMING): Activity.IDLE,
     (Activity.PREPARING, Event.SEATED): None,
     (Activity.PREPARING, Event.UNSEATED): None,

@@ -148,10 +148,10 @@ class RunDriver:
 
     def _begin(self) -> Steps[None]:
         """Read the state of the run from the store and the disk."""
-        now_s = self._clock()
         plan = yield from ReadPlan()
         history = yield from LoadHistory()
-        self._coordinator = Coordinator(now_s, plan, history, self._store_born_s)
+        # After the answers: a notice in the plan has its time from here on.
+        self._coordinator = Coordinator(self._clock(), plan, history, self._store_born_s)
 
     def _wait(self, until_s: float) -> Steps[Collection[str]]:
         hints = yield from WaitForHints(until_s)
