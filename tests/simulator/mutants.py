@@ -987,7 +987,7 @@ _ALL = (
         ((coordinator.Coordinator, "_higher_history", _above_intentions),),
         focus=("office lost", "worker fails", "drain", "lossy network"),
         hosting="etcd",
-        first=220,
+        first=800,
     ),
     Mutant(
         "stays-below",

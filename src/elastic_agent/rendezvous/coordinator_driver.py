@@ -268,6 +268,11 @@ class RunDriver:
             if decision.plan is not None and self.plan is None:
                 yield from self._read_all()  # a node that has just registered may run a world that no other node knows
                 decision = self._coordinator.decide(self._clock())
+            if decision.revoke:
+                yield from self._read(
+                    decision.revoke
+                )  # the hint to a node's newest record may have been lost
+                decision = self._coordinator.decide(self._clock())
             yield from self._report(decision)
             progress = yield from self._revoke(decision.revoke)
             if decision.plan is not None and (yield from self._publish(decision.plan)):
