@@ -80,7 +80,7 @@ def test_workers_start_if_shared_memory_is_full(tmp_path: Path) -> None:
 
 
 def test_another_user_cannot_block_a_run_by_taking_the_names_of_earlier_files() -> None:
-    """Everybody may make files there, and only their owner can remove them."""
+    """Any user may make files there, and only their owner can remove them."""
     if os.geteuid() != 0:
         pytest.skip("only root can act as two other users")
     alice, mallory = 61_001, 65_534

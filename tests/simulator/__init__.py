@@ -10,15 +10,16 @@ are the agent's main loop (:mod:`.agent`), the guard and the workers (:mod:`.gua
 
 Every third seed has an etcd instead (:mod:`.etcd`): the store is no process of a node, every agent takes part in the
 election of the coordinator (:mod:`.election`), and what the real transport compares in transactions is compared here.
-Should etcd lose its data, whoever is elected first is taken to know the run's newest generation from its disk, but
-for the fault "stranger first": then generations may begin anew, and what is checked from there on is that no two
+Should etcd lose its data, the agent that is elected first is taken to know the run's newest generation from its disk,
+but for the fault "stranger first": then generations may begin anew, and what is checked from there on is that no two
 worlds run at once and that all ends well. The same holds for a c10d store whose machine had a full disk, or lost it
 (there, two worlds may run at once for a lease and the margin).
 
 Workers heed stop notices in most seeds, and then save and leave together (:mod:`.job`); who asks for a notice, and
-what happens when nobody answers, is in :mod:`.asking`, the rules of it in :mod:`.notice_rules`. Nodes that were started
-after a run was stopped go on with it in the store that is there. After a run has ended, all agents are started again
-in some seeds, in a new store or in the one from which its records were removed; one machine may have slept meanwhile.
+what happens when no agent answers, is in :mod:`.asking`, the rules of it in :mod:`.notice_rules`. Nodes that were
+started after a run was stopped go on with it in the store that is there. After a run has ended, all agents are started
+again in some seeds, in a new store or in the one from which its records were removed; one machine may have slept
+meanwhile.
 
 :mod:`.checker` knows the truth about every worker and holds it against the rules of the design.
 

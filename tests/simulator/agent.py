@@ -113,10 +113,10 @@ class SessionPerformer(Performer):
         return None
 
     def _connect(self) -> Routine:
-        """The agent of the endpoint's machine hosts the store if nobody does."""
+        """The agent of the endpoint's machine hosts the store if no other does."""
         connection = self._cluster.endpoint.connect(self._agent)
         if connection is None:
-            raise UnreachableError("nobody answers")
+            raise UnreachableError("no answer")
         try:
             life = yield from connection.call("run_life", timeout_s=self._cluster.call_s())
         except StoreLostError as error:
@@ -134,7 +134,7 @@ class SessionPerformer(Performer):
         yield self._cluster.network.delay_s(self.machine.name)
         if not self._cluster.bootstrap_reachable(self.machine, address):
             yield 0.2
-            raise UnreachableError(f"nobody answers at {address}")
+            raise UnreachableError(f"no answer from {address}")
 
 
 class _Trapped(Participant):
@@ -322,7 +322,7 @@ class Agent:
         self.process.do(self.post, lose)
 
     def group_exited(self, group: Group, failure: Failure | None) -> None:
-        """Workers ended by themselves (or were killed by somebody else than this agent)."""
+        """Workers ended by themselves (or were killed by another process than this agent)."""
 
         if failure is None:
             self.told(group, lambda: self.node.succeeded(group.generation))

@@ -45,7 +45,7 @@ class Asking:
         self.cluster.checker.notices.drains_other(self.agent, stop_request)
 
     def stop(self, cause: Cause, left_s: float) -> None:
-        """The whole run is to end, everybody having saved."""
+        """The whole run is to end after all workers have saved."""
         agent = self.agent
         agent.asked_to_leave = agent.asked_for_the_end = True
         if cause is Cause.OPERATOR:  # a command, which waits until no worker of the run is left

@@ -58,7 +58,7 @@ class BudgetRules:
         self._most_progress[plan.charged] = max(known_s, plan.budget.progress_s)
 
     def first_of_store(self, plan: Plan) -> None:
-        """A new store knows what somebody remembered."""
+        """A new store knows what a machine remembered."""
         self._require(
             plan.budget.forgiven in self._intended.get(plan.charged, ()), f"a new store: {plan.budget}"
         )
@@ -92,7 +92,7 @@ class BudgetRules:
             self._sealed.append((plan.generation, charged))
 
     def _is_told(self, before: Plan, plan: Plan) -> bool:
-        """Whether this plan goes by what somebody told of a later generation."""
+        """Whether this plan goes by what a node reported of a later generation."""
         return plan.generation > before.generation + 1
 
     def _in_a_row(self, before: Plan, plan: Plan, *, charges: bool) -> None:
@@ -115,7 +115,7 @@ class BudgetRules:
         """
         truth = self.cluster.job.of(generation)
         began_s = truth.began_s
-        if began_s is None and truth.everybody:
+        if began_s is None and truth.complete:
             began_s = max(group.born_s for group in truth.groups.values())
         return self.cluster.kernel.now - began_s if began_s is not None else 0.0
 

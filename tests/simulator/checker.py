@@ -68,7 +68,7 @@ class Checker:
         self.ended_s = 0.0
         """When the verdict was published."""
         self.newest_history: History | None = None
-        """What somebody who has read every plan would remember."""
+        """What a machine that has read every plan would remember."""
         self.forgot = False
         """The first plan of a store was made by a coordinator that knew less than others.
 
@@ -181,7 +181,7 @@ class Checker:
         )
 
     def worker_ended(self, group: Group) -> None:
-        """Workers are gone. Its agent has nobody to tell it but the guard, if the guard has killed them."""
+        """Workers are gone. Only the guard tells its agent, if the guard has killed them."""
         self.live.remove(group)
         if group.exited not in ("success", "left"):
             self.cluster.kernel.after(NOTICED_S, self._was_noticed, group)
@@ -376,7 +376,7 @@ class Checker:
             )
 
     def _next_life(self, before: Plan, plan: Plan, seen: Seen) -> bool:
-        """Whether a stopped run is taken up again, by somebody who came for that."""
+        """Whether a stopped run is resumed, by an agent that was started for that."""
         if before.phase is not Phase.STOPPED or plan.phase is not Phase.FORMING:
             return False
         came = [
@@ -385,12 +385,12 @@ class Checker:
             if (one.state, one.generation) == (State.READY, before.generation + 1)
             and not self.cluster.agents[key].node.has_participated
         ]
-        self.require(bool(came), "the outcome stands", "nobody came to go on with the stopped run")
+        self.require(bool(came), "the outcome stands", "no agent was started to resume the stopped run")
         self.require(plan.generation == before.generation + 1, "the next life", "its generation")
         return True
 
     def _has_a_cause(self, store: Store, before: Plan, plan: Plan) -> None:
-        """A change of coordinator alone is none: by what is in the store, somebody departed, failed or joins."""
+        """A change of coordinator alone is none: by what is in the store, a node departed, failed or joins."""
         assert before.world is not None  # it ran
         if not self._offices_hold:
             return
@@ -434,7 +434,7 @@ class Checker:
 
     def _keeps_the_outcome(self, plan: Plan) -> None:
         if self.final is not None and self.final.phase is Phase.STOPPED:
-            self.final = None  # whoever lost the store before hearing of it, or came since, goes on
+            self.final = None  # agents that lost the store before reading of it, or were started since, go on
         elif self.final is not None:
             self.require(
                 plan.phase is self.final.phase, "the outcome stands", f"a new store says {plan.phase}"
@@ -591,7 +591,7 @@ class Checker:
         if plan is None or plan.phase is not Phase.RUNNING or plan.world is None:
             return
         if not self.cluster.healthy():
-            return  # nobody is left who could notice
+            return  # no agent is left that could notice
         for seat in plan.world.seats:
             agent = self.cluster.agents[seat.incarnation]
             there = agent.process.alive and agent.incarnation == seat.incarnation
@@ -627,10 +627,10 @@ class Checker:
             )
 
     def all_is_over(self) -> None:
-        """In the end the run has a verdict, and everybody departed with it."""
+        """In the end the run has an outcome, and every agent departed with it."""
         cluster = self.cluster
-        nobody = not any(one.agent is not None and one.agent.process.alive for one in cluster.holders)
-        if self.final is None and not nobody:
+        all_gone = not any(one.agent is not None and one.agent.process.alive for one in cluster.holders)
+        if self.final is None and not all_gone:
             self.broken("liveness (every run ends)", "the run has no outcome")
         for holder in cluster.holders:
             agent = holder.agent

@@ -53,7 +53,7 @@ class Seatholder:
     asleep: bool = False
     """Its machine sleeps through the end of the run, and wakes in the next one of that name."""
     spoilt: bool = False
-    """Something permanent is wrong with it: nobody may count on it."""
+    """Something permanent is wrong with it: no rule may count on it."""
 
     @property
     def mark(self) -> str:
@@ -99,7 +99,7 @@ class Endpoint:
         self.may_forget = False
         """Whether the first coordinator in a new store may know less of the run than the nodes."""
         self.may_remove = False
-        """Whether the records of the run may be removed from a c10d store: everybody has departed."""
+        """Whether the records of the run may be removed from a c10d store: all agents have departed."""
 
     @property
     def serving(self) -> bool:
@@ -107,7 +107,7 @@ class Endpoint:
         return self.host is not None and self.host.alive
 
     def connect(self, agent: Agent) -> Connection | None:
-        """Dial; the agent of the endpoint's machine becomes the host if nobody is."""
+        """Dial; the agent of the endpoint's machine becomes the host if there is none."""
         if not self.serving and self._may_host(agent):
             self.open(agent.process)
         if not self.serving or self.store is None:
@@ -176,7 +176,7 @@ class Cluster:
         self.calm = False
         """Whether the faults are over."""
         self.over = False
-        """Whether a coordinator said that everybody knows the verdict."""
+        """Whether a coordinator said that every agent knows the outcome."""
         self.armed_crash: str | None = None
         self.armed_freeze = False
         self.traps: list[tuple[str, str, Seatholder | None]] = []
@@ -191,7 +191,7 @@ class Cluster:
         self.began_again_s = 0.0
         """When the operator started everything once more."""
         self.told_to_leave: set[str] = set()
-        """Nodes of which somebody asked that they leave."""
+        """Nodes that were asked to leave."""
         self.ongoing = 0
         """Faults that last and are not undone yet."""
         self.stop_hung_s = 0.0
@@ -301,7 +301,7 @@ class Cluster:
             self.kernel.after(wait_s, self.start, agent.holder)
 
     def may_go_on(self, plan: Plan) -> bool:
-        """Whether somebody is on the way to a stopped run, and its coordinator is no agent that waits to depart."""
+        """Whether an agent is about to join a stopped run, and its coordinator is no agent that waits to depart."""
         present = any(one.agent and one.agent.process.alive and not one.agent.outcome for one in self.holders)
         return plan.phase is Phase.STOPPED and self.scenario.hosting in ("serve", "cluster") and present
 
@@ -485,7 +485,7 @@ class Cluster:
                 return
 
     def healthy(self) -> list[Seatholder]:
-        """Nodes that could take part now, as far as anybody can tell."""
+        """Nodes that could take part now, as far as an observer can tell."""
         return [
             holder
             for holder in self.holders
@@ -561,11 +561,11 @@ class Cluster:
             self.checker.broken("only a second agent is refused", f"{agent.name}: {why}")
 
     def story(self, who: str, text: str, *details: Any) -> None:
-        """Write this down if somebody wants to read it."""
+        """Record this if the story was requested."""
         if self.told is not None:
             self.told.append((self.kernel.now, who, text.format(*details)))
 
-    def everybody_gone(self) -> bool:
+    def all_gone(self) -> bool:
         """Whether no agent is left."""
         return self.over and not any(
             holder.agent is not None and holder.agent.process.alive and not holder.asleep

@@ -62,7 +62,7 @@ class Coordination:
         self.seen: dict[str, tuple[Member, Lease]] = {}
         """What this coordinator was told, kept apart from its own memory for the checker."""
         self._met: set[str] = set()
-        """Everybody of whom it has read."""
+        """All incarnations of which it has read."""
         self._hints = Inbox(cluster.kernel)
         self._connection: Connection | None = None
         self._records = RecordReader("run")
@@ -110,7 +110,7 @@ class Coordination:
                 yield from self._write("write_status", text)
             case RemoveRun():
                 if not self.cluster.endpoint.may_remove:
-                    return False  # as if somebody had registered meanwhile
+                    return False  # as if a node had registered meanwhile
                 yield from self._ask("end_life")
                 return (yield from self._ask("remove_run", frozenset(self._met)))
             case _:

@@ -79,12 +79,12 @@ class Etcd(Store):
         return EtcdConnection(self.network, machine, self)
 
     def fail(self) -> None:
-        """Answer nobody for a while; every stream breaks."""
+        """Give no answers for a while; every stream breaks."""
         self.down = True
         self.break_streams()
 
     def break_streams(self) -> None:
-        """Whoever waits for an answer or for news is told that the connection broke, if the network lets it."""
+        """Clients that wait for an answer or for news are told that the connection broke, if the network lets it."""
         for connection in self.connections:
             connection.reset()
         self.connections.clear()

@@ -403,8 +403,8 @@ class Faults:
 
     def _no_port(self) -> None:
         """A node, or every node, can offer no bootstrap store for a while."""
-        everybody = self.random.random() < 0.5
-        holders = list(self.cluster.holders) if everybody else [self._some()]
+        everywhere = self.random.random() < 0.5
+        holders = list(self.cluster.holders) if everywhere else [self._some()]
         for holder in holders:
             self.cluster.story(holder.node_id, "has no port for a bootstrap store")
             holder.portless = True
@@ -436,7 +436,7 @@ class Faults:
         return agent if agent is not None and agent.process.alive and agent.outcome is None else None
 
     def _drain_other(self) -> None:
-        """Somebody at one node wants another to leave."""
+        """A user at one node wants another to leave."""
         asker, holder = self._asker(), self.random.choice(self.cluster.holders)
         if asker is None:
             return
@@ -514,7 +514,7 @@ class Faults:
         self._store_freeze()
 
     def _etcd_outage(self) -> None:
-        """etcd answers nobody for a while."""
+        """etcd gives no answers for a while."""
         store = self._etcd()
         if store is None or store.down:
             return
@@ -528,7 +528,7 @@ class Faults:
         self._for_a_while(back)
 
     def _etcd_data_loss(self) -> None:
-        """Rarely: somebody deletes etcd's data."""
+        """Rarely: a user deletes etcd's data."""
         store = self._etcd()
         if store is None or self.random.random() > 0.2:
             return
@@ -636,7 +636,7 @@ class Faults:
         )
 
     def _slow_disk(self) -> None:
-        """Whoever coordinates waits for its disk, less than the second after which it would go on without."""
+        """The coordinator waits for its disk, less than the second after which it would go on without."""
         cluster = self.cluster
         machine = self._some().machine if cluster.scenario.store_survives else cluster.endpoint.machine
         cluster.story(machine.name, "has a slow disk")
@@ -648,7 +648,7 @@ class Faults:
         self._for_a_while(heal)
 
     def _full_disk(self) -> None:
-        """Nothing can be written to the disk of whoever coordinates, or of another machine."""
+        """Nothing can be written to the disk of the coordinator's machine, or of another one."""
         machine = self.random.choice((self.cluster.endpoint.machine, self._some().machine))
         self.cluster.story(machine.name, "has a full disk")
         machine.disk_is_full = True
@@ -666,7 +666,7 @@ class Faults:
             self.cluster.endpoint.store.hint_loss = 1.0
 
     def _garbage(self) -> None:
-        """Somebody writes nonsense into the store."""
+        """A client writes nonsense into the store."""
         store = self.cluster.endpoint.store
         if store is not None:
             name = f"garbage{self.random.randrange(1000)}"

@@ -1,8 +1,8 @@
 """What the workers do: start, work together, fail together, finish; and, where they heed notices, save and leave.
 
 Training is a number of steps, counted only while the whole world works. A checkpoint is a number too, kept outside of
-machines; whoever begins to train begins there. All ranks of a world look at notices in the same step, so that nothing
-is saved before all of them have begun to look, and then all save and leave together.
+machines; workers that begin to train begin there. All ranks of a world look at notices in the same step, so that
+nothing is saved before all of them have begun to look, and then all save and leave together.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Generation:
         return bool(self.failures)
 
     @property
-    def everybody(self) -> bool:
+    def complete(self) -> bool:
         """Whether the whole world was started."""
         groups = self.groups.values()
         seats = len(next(iter(groups)).world.seats) if groups else 0
@@ -66,9 +66,9 @@ class Generation:
 
     @property
     def all_left(self) -> bool:
-        """Whether all saved and left, with nobody lost, failed or stopped over it."""
+        """Whether all saved and left, with none lost, failed or stopped over it."""
         ends = [one.exited for one in self.groups.values()]
-        saved = self.everybody and self.saved is not None and not self.failed
+        saved = self.complete and self.saved is not None and not self.failed
         return saved and set(ends) <= {"left", "success"}
 
     def step_at(self, now_s: float) -> int:
@@ -198,7 +198,7 @@ class Job:
             self._maybe_finish(generation)
 
     def _maybe_finish(self, generation: Generation) -> None:
-        if not generation.everybody or generation.finishing or generation.spoilt:
+        if not generation.complete or generation.finishing or generation.spoilt:
             return
         generation.finishing = True
         work_s = self.cluster.work_s()
@@ -223,7 +223,7 @@ class Job:
         self.checkpoint = 0
 
     def _maybe_train(self, generation: Generation, number: int) -> None:
-        if generation.everybody and generation.began_s is None and not generation.spoilt:
+        if generation.complete and generation.began_s is None and not generation.spoilt:
             generation.began_s, generation.base = self.kernel.now, self.checkpoint
             self.cluster.checker.notices.trains(number)
 
@@ -255,7 +255,7 @@ class Job:
         working = [one for one in generation.groups.values() if one.exited != "success"]
         if generation.spoilt or not any(one.alive for one in working):
             return
-        if not generation.everybody or not all(one.handles_notices and self._moves(one) for one in working):
+        if not generation.complete or not all(one.handles_notices and self._moves(one) for one in working):
             self.kernel.after(LOOK_AGAIN_S, self._save, generation)
             return
         generation.saving = True

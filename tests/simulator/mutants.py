@@ -834,7 +834,7 @@ _ALL = (
     ),
     Mutant(
         "forgets-the-lease",
-        "a new store goes by the lease of whoever is back first",
+        "a new store goes by the lease of the node that is back first",
         ((records.Policy, "covering", lambda right: lambda self, history: self),),
         focus=("store crash", "partition", "join", "agent crash", "etcd data loss"),
     ),

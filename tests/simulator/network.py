@@ -1,7 +1,7 @@
 """Messages between machines and the store: delayed, held back by a cut and delivered late, or lost.
 
 As on TCP, messages of one connection keep their order, and a lost one silences its connection for good
-(whoever waits runs into a time-out and dials again). A message held back by a cut can arrive after the
+(clients that wait run into a time-out and dial again). A message held back by a cut can arrive after the
 cut, long after its sender gave up and dialled anew: that is how stale writes come about.
 """
 

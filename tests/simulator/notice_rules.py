@@ -1,9 +1,9 @@
 """The rules of stop notices, held against the truth.
 
 Most hold whatever goes wrong. Those that promise *when* something happens hold while all is well (see
-``Cluster.well_for_s``): a notice reaches nobody through a store that is down, and while worlds fall apart for other
-reasons there is nobody to give it to. By hosting "cluster" there may be two coordinators, of which each knows only a
-part; by store loss what was heard is forgotten. A rule that does not hold then says so where it is conditioned.
+``Cluster.well_for_s``): a notice reaches no node through a store that is down, and while worlds fall apart for other
+reasons there are no workers to give it to. By hosting "cluster" there may be two coordinators, of which each knows only
+a part; by store loss what was heard is forgotten. A rule that does not hold then says so where it is conditioned.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class NoticeRules:
             self._given_for_a_reason(before, plan, fresh)
             if before.phase is Phase.STOPPED and plan.phase is Phase.FORMING:
                 self._life += 1
-                self._told_the_end.clear()  # taken up again, by somebody who came for that
+                self._told_the_end.clear()  # resumed, by an agent that was started for that
             if before.phase is not Phase.STOPPED:
                 self._carried(before, plan)
                 self._leavers_are_kept_in_mind(before, plan, seen)
@@ -297,14 +297,14 @@ class NoticeRules:
         self.stopped = plan
 
     def _requeuer(self, plan: Plan, seen: Seen) -> None:
-        """One node that is there speaks for the run outside of it; none only if nobody is there."""
+        """One node that is there speaks for the run outside of it; none only if no node is there."""
         if plan.requeuer is None:
             there = [
                 key
                 for key, one in seen.items()
                 if counts(*one) and key not in plan.refused and key in self._known()
             ]
-            self._require(not there, "a delegate", f"nobody speaks for the run, though {there} are there")
+            self._require(not there, "a delegate", f"no node speaks for the run, though {there} are there")
             return
         known = seen.get(plan.requeuer)
         self._require(known is not None and counts(*known), "a delegate", f"{plan.requeuer} is gone")
@@ -341,7 +341,7 @@ class NoticeRules:
         """An agent's part is over."""
         if ending.outcome is not Outcome.STOPPED:
             return
-        rule = "nobody departs stopped before the run is"
+        rule = "no agent departs stopped before the run is"
         self._require(agent in self._know and self.stopped is not None, rule, agent.name)
 
     # -- what was asked for comes true ----------------------------------------------------------

@@ -69,7 +69,7 @@ def _live(cluster: Cluster) -> None:
         checker.step()
         if kernel.events > MAX_EVENTS:
             checker.broken("liveness (nothing goes round in circles)", f"{MAX_EVENTS} events, and no end")
-        return cluster.everybody_gone()
+        return cluster.all_gone()
 
     kernel.run(scenario.quiet_s, after_each_step)
     checker.watch_liveness()
@@ -82,7 +82,11 @@ def _live(cluster: Cluster) -> None:
     checker.all_is_over()
     if not scenario.again or not cluster.over or checker.forgot or scenario.hosting == "cluster":
         return
-    if any(machine.disk_is_full for machine in (*cluster.machines, cluster.endpoint.machine)):
+    kept = cluster.endpoint.machine.disk
+    unsettled = (
+        scenario.hosting != "etcd" and kept is not None and kept.outcome is not None and not kept.settled
+    )
+    if unsettled or any(machine.disk_is_full for machine in cluster.machines):
         return  # the end of the run is not on disk, so the next one of that name may end with its outcome
     if cluster.goes_on_here:
         cluster.endpoint.may_remove = True

@@ -24,7 +24,7 @@ FENCE = (
     "lost answer",
     "freeze at renewal",
 )
-"""What makes leases run out while somebody still runs."""
+"""What makes leases run out while workers still run."""
 STORE = (
     "store crash",
     "store freeze",
@@ -36,7 +36,7 @@ STORE = (
     "hint loss",
     "join",
 )
-"""What happens to the store and to whoever decides."""
+"""What happens to the store and to the coordinator."""
 ETCD = (
     "etcd outage",
     "etcd freeze",
@@ -166,7 +166,7 @@ class Scenario:
     def bound_s(self) -> float:
         """Within how long a world must be sealed once the faults are over.
 
-        Where the coordinator is elected, that may take as long as the leader key lives. A lease that nobody has
+        Where the coordinator is elected, that may take as long as the leader key lives. A lease that no coordinator has
         renewed meanwhile goes on to end: the new one dates it by what it was told before, up to a renewal too late.
         """
         policy = self.policy

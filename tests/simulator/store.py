@@ -200,7 +200,7 @@ class Store:
         self.life = None
 
     def remove_run(self, known: Collection[str]) -> bool:
-        """Remove every record of the run, unless somebody has come of whom the coordinator does not know."""
+        """Remove every record of the run, unless a node has registered of which the coordinator does not know."""
         if not self.roster <= set(known):
             return False
         self.remove_all()

@@ -1,4 +1,4 @@
-"""Which checkpoints a run has saved, so that its next generation finds the newest, whoever saved it and where.
+"""Which checkpoints a run has saved, so that its next generation finds the newest, on any node and in any folder.
 
 A checkpoint's name does not say which run saved it, and the default folder of Lightning's loggers is a new one at
 every start. So each saved checkpoint is recorded in ``ROOT/elastic_agent/RUN_ID/fit-N/checkpoints.json``, where ROOT is
