@@ -203,3 +203,32 @@ def test_a_variable_that_a_preloaded_module_has_read_counts_as_set_before_it(tmp
     )
     assert ran.stdout == "0 True\n", ran.stderr
     assert "MY_CACHE is set in train.py, line 6, after reads_variable was preloaded" in ran.stderr
+
+
+REPORTED_TWICE = """
+import json, os, socket, sys
+from elastic_agent.workers.spawner.import_report import ImportReports
+
+line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+line.bind("\\0" + sys.argv[1])
+changed = {}
+reports = ImportReports(sys.argv[1], 0, changed)
+import wave
+changed["MY_CACHE"] = len(sys.modules)
+reports.finish()
+import colorsys
+reports.finish()
+print([json.loads(line.recv(100000))["changed"] for _ in range(2)])
+"""
+
+
+def test_where_a_variable_was_set_stays_the_same_in_later_reports(tmp_path: Path) -> None:
+    address = f"elastic-agent-tests-{os.getpid()}-{tmp_path.name}"
+    ran = subprocess.run(
+        [sys.executable, "-c", REPORTED_TWICE, address],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.stdout == "[{'MY_CACHE': 'wave'}, {'MY_CACHE': 'wave'}]\n", ran.stderr

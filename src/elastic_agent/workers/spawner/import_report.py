@@ -113,14 +113,16 @@ class ImportReports:
     def _report(self) -> None:
         """Send what is new. What cannot be sent now is sent with the next report."""
         names: list[str] = []
-        last_before = dict.fromkeys(self._changed, "")
-        for number, (name, module) in enumerate(list(sys.modules.items())):
-            if name in self._known or not is_installed(name, module):
-                continue
-            names.append(name)
-            for variable, imported in self._changed.items():
-                if number < imported:
-                    last_before[variable] = name
+        modules = list(sys.modules.items())
+        for name, module in modules:
+            if name not in self._known and is_installed(name, module):
+                names.append(name)
+        last_before = {
+            variable: next(
+                (one for one, module in reversed(modules[:count]) if is_installed(one, module)), ""
+            )
+            for variable, count in self._changed.items()
+        }
         last_before.update(dict.fromkeys(self._variables.keys() - os.environ.keys(), ""))
         if not names and not last_before:
             return
