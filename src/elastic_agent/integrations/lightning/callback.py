@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 from elastic_agent import client
+from elastic_agent.integrations.inspection import loaded
 from elastic_agent.integrations.lightning import private_names, world_change
 from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
 from elastic_agent.integrations.lightning.features import Feature
@@ -25,7 +26,7 @@ STATE = "elastic_agent"
 
 def make_callback(features: frozenset[Feature]) -> Any:
     """A callback for whichever of Lightning's two distributions is loaded."""
-    bases = [sys.modules[root].Callback for root in private_names.loaded(private_names.PYTORCHES)]
+    bases = [sys.modules[root].Callback for root in loaded(private_names.PYTORCHES)]
     kind = type("ElasticAgentCallback", (TrainerHooks, *bases), {})
     return kind(features)
 

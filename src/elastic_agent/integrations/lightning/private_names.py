@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from elastic_agent.integrations.inspection import Versions, loaded, source_of
 from elastic_agent.integrations.lightning.features import Feature
 
-TESTED = ((2, 6), (2, 7))
-"""The versions of Lightning that this module is tested with: from the first, below the second."""
+TESTED = Versions((2, 6), (2, 7))
+"""The versions of Lightning that this module is tested with."""
 
 FABRICS = ("lightning.fabric", "lightning_fabric")
 PYTORCHES = ("lightning.pytorch", "pytorch_lightning")
@@ -402,24 +402,11 @@ def apply(features: frozenset[Feature]) -> list[str] | None:
     return problems if news else None
 
 
-def loaded(roots: tuple[str, ...]) -> Iterator[str]:
-    """Those that are imported completely."""
-    for root in roots:
-        package = sys.modules.get(root)
-        if package is not None and hasattr(package, "__version__"):
-            yield root
-
-
 def _untested(root: str) -> list[str]:
     version = str(sys.modules[root].__version__)
-    lowest, limit = TESTED
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if lowest <= numbers < limit:
+    if version in TESTED:
         return []
-    at_least, below = (".".join(map(str, bound)) for bound in TESTED)
-    return [
-        f"{root} {version} is not tested with elastic-agent; expected at least {at_least} and below {below}"
-    ]
+    return [f"{root} {version} is not tested with elastic-agent; expected {TESTED}"]
 
 
 def _replace(root: str, one: Adaptation) -> bool:
@@ -601,18 +588,8 @@ def missing(root: str) -> list[str]:
                 problems.append(f"{root}.{one} no longer exists: {one.feature} replaces it")
     for roots, module, path, needed in _NEEDED_IN_SOURCE:
         if root in roots:
-            source = _source(root, module, path)
+            source = source_of(f"{root}.{module}", path)
             problems += [
                 f"{root}.{module}.{path} no longer contains {text!r}" for text in needed if text not in source
             ]
     return problems
-
-
-def _source(root: str, module: str, path: str) -> str:
-    try:
-        found = importlib.import_module(f"{root}.{module}")
-        for name in path.split("."):
-            found = getattr(found, name)
-        return inspect.getsource(found)
-    except (ImportError, AttributeError, OSError, TypeError):
-        return ""

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import itertools
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent import client
+from elastic_agent.integrations.inspection import Versions, source_of
 from elastic_agent.integrations.transformers import checkpoints
 from elastic_agent.integrations.transformers.features import Feature
 
-TESTED = ((5, 23), (6, 0))
-"""The versions of transformers that this module is tested with: from the first, below the second."""
+TESTED = Versions((5, 23), (6, 0))
+"""The versions of transformers that this module is tested with."""
 
 MODULE = "transformers.trainer"
 
@@ -287,10 +286,10 @@ def apply(features: frozenset[Feature]) -> list[str] | None:
     if getattr(module, _ADAPTED, False):
         return None
     found = importlib.import_module("transformers").__version__
-    problems = [] if _is_tested(found) else missing()
+    problems = [] if found in TESTED else missing()
     if problems:
         problems = [
-            f"the integration does not fit transformers {found} (tested with {_tested()}), so it is disabled: "
+            f"the integration does not fit transformers {found} (expected {TESTED}), so it is disabled: "
             + "; ".join(problems)
         ]
     else:
@@ -307,8 +306,8 @@ def missing() -> list[str]:
     needed = [(one.name, one.needed) for one in ADAPTATIONS] + list(_NEEDED_IN_SOURCE)
     problems = []
     for name, texts in needed:
-        source = _source(name)
-        if source is None:
+        source = source_of(MODULE, name)
+        if not source:
             problems.append(f"{MODULE}.{name} no longer exists")
         else:
             problems += [
@@ -317,27 +316,9 @@ def missing() -> list[str]:
     return problems
 
 
-def _is_tested(version: str) -> bool:
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    return TESTED[0] <= numbers < TESTED[1]
-
-
-def _tested() -> str:
-    first, below = (".".join(map(str, version)) for version in TESTED)
-    return f"{first} up to, not including, {below}"
-
-
 def _owner(path: str) -> tuple[Any, str]:
     owner: Any = importlib.import_module(MODULE)
     *classes, name = path.split(".")
     for one in classes:
         owner = getattr(owner, one)
     return owner, name
-
-
-def _source(path: str) -> str | None:
-    try:
-        owner, name = _owner(path)
-        return inspect.getsource(inspect.unwrap(getattr(owner, name)))
-    except (AttributeError, OSError, TypeError):
-        return None
