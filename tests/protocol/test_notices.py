@@ -522,6 +522,24 @@ def test_a_drained_node_requests_a_notice_and_leaves_when_the_next_world_forms()
     ]
 
 
+def test_a_node_that_was_to_leave_and_lost_its_lease_before_it_read_that_leaves_when_it_registers_again() -> (
+    None
+):
+    node = running_node()
+    node.lease_lost("the coordinator revoked it")
+    node.stopped()
+    node.rejoined("a-2")
+    assert node.plan_changed(forming(2, 4, leaving=("a-1",), reason="a is told to leave")) == [
+        Announce(State.LEFT, 2),
+        Depart(Outcome.DRAINED, "a is told to leave"),
+    ]
+
+
+def test_a_node_that_takes_the_place_of_another_that_was_to_leave_does_not_leave() -> None:
+    node = Node("a-2")
+    assert node.plan_changed(forming(2, 4, leaving=("a-1",))) == [Announce(State.READY, 2)]
+
+
 def test_an_unanswered_drain_request_is_carried_out_locally() -> None:
     node = running_node()
     node.drain("SIGTERM received", leave("a"))
@@ -691,6 +709,31 @@ def test_a_leaving_node_that_is_lost_counts_as_gone_when_it_is_fenced() -> None:
     table.wait(TTL_S)
     assert table.plan.leaving == ("b-1",)
     table.wait(MARGIN_S + STEP_S)
+    assert table.plan.leaving == ()
+
+
+def test_a_node_that_was_to_leave_and_registers_again_counts_as_leaving_until_it_has_left() -> None:
+    table = handling_notices("a", "b")
+    asks(table, "a", leave("b"))
+    table.falls_silent("b")
+    table.comes("b", life=2, replaces=("b-1",))
+    assert table.plan.leaving == ("b-1",)
+    table.says("b", State.LEFT)
+    assert table.plan.leaving == ()
+
+
+def test_a_restarted_agent_of_a_node_that_was_to_leave_joins_the_run() -> None:
+    table = handling_notices("a", "b")
+    asks(table, "a", leave("b"))
+    table.falls_silent("b")
+    table.comes("b", life=2, replaces=("b-1",))
+    table.all_say(State.SAVED, "a")
+    while table.plan.phase is RUNNING:
+        table.wait(STEP_S)
+    table.all_say(State.READY, "a", "b")
+    table.wait(SETTLE_S)
+    assert table.world == ["a", "b"]
+    table.wait(TTL_S + MARGIN_S)
     assert table.plan.leaving == ()
 
 

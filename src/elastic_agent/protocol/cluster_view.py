@@ -198,13 +198,17 @@ def stopped_before(member: Member, generation: int) -> bool:
 
 
 def departed(view: ClusterView) -> tuple[str, ...]:
-    """Incarnations that were to leave and whose workers have exited: they reported it, or they are fenced."""
+    """Incarnations that were to leave and whose workers have exited: they reported it, or they are fenced.
+
+    An incarnation with a successor is not gone by that alone: the successor, if it is the same process, leaves when it
+    reads that its predecessor was to.
+    """
     ledger = view.ledger
-    replaced = {old for one in ledger.sightings.values() for old in one.member.replaces}
+    left = [one.member for one in ledger.sightings.values() if one.member.state is State.LEFT]
+    have_left = {member.incarnation for member in left} | {old for member in left for old in member.replaces}
 
     def is_gone(incarnation: str) -> bool:
-        known = ledger.sightings.get(incarnation)
-        if incarnation in replaced or (known is not None and known.member.state is State.LEFT):
+        if incarnation in have_left:
             return True
         fenced_s = ledger.fenced_s(incarnation, view.policy)
         return fenced_s is not None and fenced_s <= view.now_s

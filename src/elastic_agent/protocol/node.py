@@ -142,6 +142,8 @@ class Node:
         ``ignored``: called with events that the table of transitions does not have.
         """
         self.incarnation = incarnation
+        self._earlier: set[str] = set()
+        """The incarnations that this process had before."""
         self._newest_sealed = 0
         """The newest generation of the run that was sealed, as far as this node knows."""
         if remembered is not None and remembered.world is not None and not remembered.settled:
@@ -316,7 +318,7 @@ class Node:
     def _forming(self, plan: Plan) -> list[Action]:
         if self._ending is not None:
             return []
-        if self.incarnation in plan.leaving:
+        if self._is_to_leave(plan):
             return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
         if not self._on(Event.FORMING):
             return []  # stopping: ready follows when stopped
@@ -325,13 +327,17 @@ class Node:
         hang = plan.failure is not None and plan.failure.kind is FailureKind.HANG
         return [StopWorkers(Grace.RESTART, plan.reason, dump_stacks=hang)]
 
+    def _is_to_leave(self, plan: Plan) -> bool:
+        """Whether this node is to leave; also if it lost its lease before it could read that."""
+        return not {self.incarnation, *self._earlier}.isdisjoint(plan.leaving)
+
     def _sealed(self, plan: Plan) -> list[Action]:
         world = plan.world
         seat = world.seat_of(self.incarnation) if world is not None else None
         if world is None or seat is None:
             if self._on(Event.UNSEATED):
                 return [StopWorkers(Grace.NONE, f"generation {plan.generation} runs without this node")]
-            if self.incarnation in plan.leaving and self._ending is None:
+            if self._is_to_leave(plan) and self._ending is None:
                 return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
             return []
         ready = self.announced == Announce(State.READY, plan.generation) and self._ending is None
@@ -441,6 +447,7 @@ class Node:
 
     def rejoined(self, incarnation: str) -> list[Action]:
         """The new incarnation is registered."""
+        self._earlier.add(self.incarnation)
         self.incarnation = incarnation
         self.plan = None
         self._lease_lost = None
