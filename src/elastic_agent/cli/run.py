@@ -24,7 +24,7 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
     """
     resolved = load_settings(argv, os.environ)
     settings = resolved.settings
-    if settings.module and not settings.run_path and not settings.python_exec:
+    if settings.runs_module and not settings.python_exec:
         check_module(settings.script)
     return _launch(resolved, owns_process)
 

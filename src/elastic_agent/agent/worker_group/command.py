@@ -20,10 +20,10 @@ LOCAL_RANK_MACRO = "${local_rank}"
 def worker_command(settings: Settings, slot: int) -> tuple[str, ...]:
     """Program and arguments for the worker in ``slot``, as torchrun would start it."""
     arguments = tuple(one.replace(LOCAL_RANK_MACRO, str(slot)) for one in settings.script_args)
-    if settings.no_python and not settings.run_path:
+    if settings.runs_program:
         return (settings.script, *arguments)
     python = settings.python_exec or sys.executable
-    if settings.module and not settings.run_path:
+    if settings.runs_module:
         return (python, "-u", "-m", settings.script, *arguments)
     return (python, "-u", settings.script, *arguments)
 
@@ -34,7 +34,7 @@ def job_fingerprint(settings: Settings) -> str:
     The same script gives the same fingerprint on every machine, wherever it lies there.
     """
     digest = hashlib.sha256(os.fsencode(os.path.basename(settings.script)))
-    if not settings.module:
+    if not settings.runs_module:
         try:
             digest.update(Path(settings.script).read_bytes())
         except OSError:

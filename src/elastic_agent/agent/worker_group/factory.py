@@ -182,5 +182,5 @@ class WorkerFactory:
             warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
             ignored_signals=signals_to_ignore(settings, os.environ),
             reports_to=self.reports_to,
-            startup_hook=not settings.no_python or settings.run_path,
+            startup_hook=not settings.runs_program,
         )

@@ -27,7 +27,7 @@ class ScriptFiles:
     @classmethod
     def of(cls, settings: Settings, folder: str) -> ScriptFiles:
         """The files of this script under this interpreter; ``folder``: what ``sys.path[0]`` is in the workers."""
-        is_module = settings.module and not settings.run_path
+        is_module = settings.runs_module
         script = ["-m", settings.script, folder] if is_module else [os.path.realpath(settings.script)]
         key = json.dumps([*script, settings.python_exec or sys.executable, _installed_ns()])
         name = hashlib.sha256(os.fsencode(key)).hexdigest()[:32]
@@ -64,7 +64,7 @@ def known_modules(settings: Settings, folder: str) -> dict[str, Any] | None:
     reads = _names_in(files.verdict, "reads")
     if reads is None:
         return None
-    is_module = settings.module and not settings.run_path
+    is_module = settings.runs_module
     new = variables_set(settings.script, is_module=is_module, folder=folder) & reads
     return None if new - (_names_in(files.reported, "changed") or set()) else files.source(learn=False)
 

@@ -33,7 +33,7 @@ def libraries_environment(inherited: Mapping[str, str], slots: int) -> dict[str,
 
 def why_cold(settings: Settings) -> str | None:
     """Why workers are started cold although warm ones are configured; None when they are not."""
-    if settings.no_python and not settings.run_path:
+    if settings.runs_program:
         return "--no-python runs a program other than Python"
     if settings.python_exec not in (None, sys.executable):
         return f"--python-exec is not the agent's Python, {sys.executable}"
@@ -41,7 +41,7 @@ def why_cold(settings: Settings) -> str | None:
         return "--numa-binding starts each worker through numactl"
     if settings.script.endswith(".pyc"):
         return "the script is compiled bytecode"
-    is_module = settings.module and not settings.run_path
+    is_module = settings.runs_module
     return _script_needs_own_python(
         settings.script, is_module, _first_on_path(settings), settings.nproc_per_node
     )
@@ -126,7 +126,7 @@ def _import_torch(environment: dict[str, str]) -> None:
 def _first_on_path(settings: Settings) -> str:
     """What ``sys.path[0]`` is in the workers."""
     try:
-        if settings.module and not settings.run_path:
+        if settings.runs_module:
             return os.getcwd()
         if os.path.isdir(settings.script):
             return os.path.abspath(settings.script)

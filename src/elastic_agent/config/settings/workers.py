@@ -79,3 +79,13 @@ class WorkerSettings:
         torchrun=True,
         no_effect="every worker runs a script in a fresh process",
     )
+
+    @property
+    def runs_module(self) -> bool:
+        """Whether the script is the name of a module."""
+        return self.module and not self.run_path
+
+    @property
+    def runs_program(self) -> bool:
+        """Whether the script is a program that Python does not start."""
+        return self.no_python and not self.run_path
