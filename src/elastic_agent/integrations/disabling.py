@@ -11,8 +11,8 @@ FeatureT = TypeVar("FeatureT", bound=StrEnum)
 
 def enabled(
     environ: Mapping[str, str], variable: str, features: type[FeatureT]
-) -> tuple[frozenset[FeatureT], str]:
-    """The features that are not disabled, and a complaint about names that are not features, or ``""``.
+) -> tuple[frozenset[FeatureT], list[str]]:
+    """The features that are not disabled, and a sentence if there are names that are not features.
 
     Args:
         environ: the environment.
@@ -26,7 +26,7 @@ def enabled(
     complaint = (
         f"{variable}={text!r}: no such feature: {', '.join(unknown)}; expected a comma-separated list of "
         f"{', '.join(known)}"
-        if unknown
-        else ""
     )
-    return frozenset(features) - {known[name] for name in names if name in known}, complaint
+    return frozenset(features) - {known[name] for name in names if name in known}, [
+        complaint
+    ] if unknown else []

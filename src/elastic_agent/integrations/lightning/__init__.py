@@ -10,7 +10,7 @@ import os
 
 from elastic_agent.integrations.disabling import enabled
 from elastic_agent.integrations.lightning.features import Feature
-from elastic_agent.integrations.lightning.say import say
+from elastic_agent.integrations.say import say_once
 from elastic_agent.worker_variables import GENERATION, LIGHTNING_DISABLE
 
 TYPE_CHECKING = False
@@ -42,9 +42,8 @@ def _adapt() -> frozenset[Feature]:
         return frozenset()
     from elastic_agent.integrations.lightning import private_names
 
-    features, complaint = enabled(os.environ, LIGHTNING_DISABLE, Feature)
+    features, unknown = enabled(os.environ, LIGHTNING_DISABLE, Feature)
     problems = private_names.apply(features)
-    if problems is not None and os.environ.get("RANK") == "0":
-        for line in (*([complaint] if complaint else []), *problems):
-            say(line)
+    if problems is not None:
+        say_once([*unknown, *problems])
     return features

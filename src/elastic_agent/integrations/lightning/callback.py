@@ -15,7 +15,7 @@ from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
 from elastic_agent.integrations.lightning.features import Feature
 from elastic_agent.integrations.lightning.notices import PacedAgreement
 from elastic_agent.integrations.lightning.samples import Samples
-from elastic_agent.integrations.lightning.say import say
+from elastic_agent.integrations.say import say
 
 _FITS = itertools.count()
 """Calls of ``fit`` in this process: the n-th continues from checkpoints of the n-th."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from elastic_agent import client
 from elastic_agent.integrations.lightning.notices import from_rank_0
-from elastic_agent.integrations.lightning.say import say
+from elastic_agent.integrations.say import say
 
 SOON_S = 20.0
 """A script that saves this often leaves after its next checkpoint. One that saves more rarely could only be waited for

@@ -8,9 +8,9 @@ neither changes anything. docs/transformers.md describes the features.
 from __future__ import annotations
 
 import os
-import sys
 
 from elastic_agent.integrations.disabling import enabled
+from elastic_agent.integrations.say import say_once
 from elastic_agent.integrations.transformers.features import Feature
 from elastic_agent.worker_variables import GENERATION, TRANSFORMERS_DISABLE
 
@@ -29,11 +29,10 @@ def install() -> None:
         return
     from elastic_agent.integrations.transformers import private_names
 
-    features, complaint = enabled(os.environ, TRANSFORMERS_DISABLE, Feature)
+    features, unknown = enabled(os.environ, TRANSFORMERS_DISABLE, Feature)
     problems = private_names.apply(features)
-    if problems is not None and os.environ.get("RANK") == "0":
-        for line in (*([complaint] if complaint else []), *problems):
-            print(f"elastic_agent: {line}", file=sys.stderr)
+    if problems is not None:
+        say_once([*unknown, *problems])
 
 
 def __getattr__(name: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from elastic_agent import client
 from elastic_agent.integrations.disabling import enabled
+from elastic_agent.integrations.say import say
 from elastic_agent.integrations.transformers.features import Feature
 from elastic_agent.integrations.transformers.position import Position
 from elastic_agent.worker_variables import GENERATION, TRANSFORMERS_DISABLE
@@ -72,7 +72,7 @@ class ElasticCallback(TrainerCallback, ExportableState):
             return
         if state.is_world_process_zero:
             text = f"notice ({self._notice.reason}): saved step {state.global_step} to {args.output_dir}; leaving"
-            print(f"elastic_agent: {text}", file=sys.stderr, flush=True)
+            say(text)
         client.leave()
 
     def _heartbeat(self, step: int | None = None) -> None:

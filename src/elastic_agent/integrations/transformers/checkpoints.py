@@ -20,6 +20,19 @@ def newest_of_run(output_dir: str, run_id: str, training: int) -> str | None:
     return None
 
 
+def unreadable(output_dir: str, newer_than: str | None) -> list[str]:
+    """A sentence for each checkpoint in the folder that cannot be used although it is newer than the given one."""
+    sentences = []
+    for folder in _newest_first(Path(output_dir)):
+        if str(folder) == newer_than:
+            break
+        if not trainer_state(folder):
+            sentences.append(
+                f"checkpoint {folder} has no complete {STATE_FILE}, which is written last; it is not used"
+            )
+    return sentences
+
+
 def saved(checkpoint: str | Path) -> dict[str, Any]:
     """What ``ElasticCallback`` saved in the checkpoint; empty if it was saved without."""
     state: Any = trainer_state(checkpoint)

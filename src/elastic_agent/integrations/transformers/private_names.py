@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_agent import client
 from elastic_agent.integrations.inspection import Versions, source_of
+from elastic_agent.integrations.say import say
 from elastic_agent.integrations.transformers import checkpoints
 from elastic_agent.integrations.transformers.features import Feature
 
@@ -75,10 +75,12 @@ def _newest_checkpoint(args: Any, training: int) -> str | None:
     found: list[str | None] = [None]
     if args.process_index == 0:
         found = [checkpoints.newest_of_run(args.output_dir, client.current().run_id, training)]
+        for sentence in checkpoints.unreadable(args.output_dir, newer_than=found[0]):
+            say(sentence)
     if dist.is_available() and dist.is_initialized():
         dist.broadcast_object_list(found, src=0)
     if found[0] is not None and args.process_index == 0:
-        print(f"elastic_agent: resuming from {found[0]}", file=sys.stderr, flush=True)
+        say(f"resuming from {found[0]}")
     return found[0]
 
 
@@ -158,8 +160,7 @@ def _plan_the_rest(original: Any) -> Any:
 def _report_misfit(misfit: str, checkpoint: str, epoch: int) -> None:
     if misfit:
         what = f"{checkpoint} has the position in other training data ({misfit})"
-        text = f"{what}: starting epoch {epoch} from its beginning"
-        print(f"elastic_agent: {text}", file=sys.stderr, flush=True)
+        say(f"{what}: starting epoch {epoch} from its beginning")
 
 
 def _position_in(dataloader: Any) -> Any:
