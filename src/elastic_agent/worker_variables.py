@@ -27,7 +27,10 @@ LIGHTNING_DISABLE = PREFIX + "LIGHTNING_DISABLE"
 TRANSFORMERS_DISABLE = PREFIX + "TRANSFORMERS_DISABLE"
 """Likewise, of the transformers integration."""
 
-READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE))
+LIGHTLY_TRAIN_DISABLE = PREFIX + "LIGHTLY_TRAIN_DISABLE"
+"""Likewise, of the LightlyTrain integration."""
+
+READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE, LIGHTLY_TRAIN_DISABLE))
 """Variables that users set for workers. The agent passes them on; they are not settings of its own."""
 
 _TORCHRUNS = (

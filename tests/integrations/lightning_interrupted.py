@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DataLoader, Dataset
 
@@ -26,8 +27,17 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "validating": ({"max_epochs": 3, "val_check_interval": 3}, [6]),
     "saved-by-a-thread": ({"max_epochs": 3, "plugins": [AsyncCheckpointIO()]}, [6]),
     "in-order": ({"max_epochs": 2}, [6]),
+    "from-last": (
+        {
+            "max_epochs": 2,
+            "ckpt_path": "last",
+            "enable_checkpointing": True,
+            "callbacks": [ModelCheckpoint(every_n_train_steps=5, save_last=True)],
+        },
+        [6],
+    ),
 }
-"""Arguments of the trainer, and after which batches a notice comes. An epoch has 13 batches."""
+"""Arguments of the trainer (``ckpt_path``: of ``fit``), and after which batches a notice comes; an epoch has 13."""
 
 NOT_SHUFFLED = "in-order"
 """The case whose loader uses the samples in their order."""
@@ -88,11 +98,12 @@ def fit(root: Path, cells: HeartbeatFile, notice_after: int | None, options: dic
     os.environ.update(WORKER, ELASTIC_AGENT_HEARTBEAT=cells.path, ELASTIC_AGENT_RUN_ID=root.name)
     os.environ["TORCHELASTIC_RUN_ID"] = root.name
     lightning.seed_everything(3)
+    options = {"enable_checkpointing": False, **options}
+    checkpoint = options.pop("ckpt_path", None)
     model = Dropping(cells, notice_after)
     trainer = lightning.Trainer(
         accelerator="cpu",
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=root,
@@ -101,7 +112,9 @@ def fit(root: Path, cells: HeartbeatFile, notice_after: int | None, options: dic
     validation = DataLoader(Numbers(), batch_size=25) if "val_check_interval" in options else None
     shuffle = not root.name.startswith(NOT_SHUFFLED)
     try:
-        trainer.fit(model, DataLoader(Numbers(), batch_size=4, shuffle=shuffle), validation)
+        trainer.fit(
+            model, DataLoader(Numbers(), batch_size=4, shuffle=shuffle), validation, ckpt_path=checkpoint
+        )
     finally:
         weights = [value.hex() for parameter in model.parameters() for value in parameter.flatten().tolist()]
         (root / "result.json").write_text(json.dumps({"batches": model.batches, "weights": weights}))

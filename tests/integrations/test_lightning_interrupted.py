@@ -13,7 +13,7 @@ import pytest
 from tests.client.support import launched
 
 SCRIPT = Path(__file__).parent / "lightning_interrupted.py"
-KINDS = ("epochs", "steps", "accumulating", "validating", "saved-by-a-thread", "in-order")
+KINDS = ("epochs", "steps", "accumulating", "validating", "saved-by-a-thread", "in-order", "from-last")
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from typing import Any
 
-INTEGRATIONS = {"transformers.trainer": "elastic_agent.integrations.transformers"}
+INTEGRATIONS = {
+    "lightly_train": "elastic_agent.integrations.lightly_train",
+    "transformers.trainer": "elastic_agent.integrations.transformers",
+}
 """Modules of frameworks, and the package whose ``install()`` is called once the module is imported."""
 
 

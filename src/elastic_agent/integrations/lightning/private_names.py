@@ -195,12 +195,23 @@ def _notice_after_save(original: Any) -> Any:
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
+def _note_request_for_last(original: Any) -> Any:
+    @functools.wraps(original)
+    def _select_ckpt_path(self: Any, state_fn: Any, ckpt_path: Any, *args: Any, **kwargs: Any) -> Any:
+        self._elastic_agent_wants_last = ckpt_path == "last"
+        return original(self, state_fn, ckpt_path, *args, **kwargs)
+
+    return _select_ckpt_path
+
+
 def _resume_from_newest(original: Any) -> Any:
     @functools.wraps(original)
     def resume_start(self: Any, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
         hooks = hooks_of(self.trainer)
         if hooks is not None and self.trainer.state.fn == "fit":
-            newest = hooks.newest_checkpoint(checkpoint_path)
+            # By "last", a script names none. Lightning's choice does not know of those that were saved on a notice.
+            wants_last = getattr(self, "_elastic_agent_wants_last", False)
+            newest = hooks.newest_checkpoint(None if wants_last else checkpoint_path)
             if newest is not None:
                 # The run's own workers saved it, whatever objects the script puts into its checkpoints.
                 checkpoint_path, weights_only = newest, False
@@ -351,6 +362,14 @@ ADAPTATIONS = (
     ),
     Adaptation(
         Feature.NOTICES, PYTORCHES, "loops.fit_loop", "_FitLoop", "on_advance_end", _notice_after_epoch
+    ),
+    Adaptation(
+        Feature.RESUME,
+        PYTORCHES,
+        "trainer.connectors.checkpoint_connector",
+        "_CheckpointConnector",
+        "_select_ckpt_path",
+        _note_request_for_last,
     ),
     Adaptation(
         Feature.RESUME,
