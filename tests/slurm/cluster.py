@@ -265,7 +265,7 @@ class Slurm:
 
     def start_node(self, name: str) -> None:
         conf = str(self.folder / "slurm.conf")
-        self.ask("ip", "link", "set", f"port-{name}", "up")
+        self.connect_node(name)
         self._daemon(name, "slurmd", "-D", "-c", "-N", name, "-f", conf, SLURMD_NODENAME=name)
 
     def lose_node(self, name: str) -> None:
@@ -279,6 +279,10 @@ class Slurm:
         for pid in sorted(pids, reverse=True):
             _send(pid, signal.SIGKILL)
         self._daemons[name].wait()
+
+    def connect_node(self, name: str) -> None:
+        """The cable of a lost node works again: its machine, on which nothing runs, refuses connections at once."""
+        self.ask("ip", "link", "set", f"port-{name}", "up")
 
     def give_up(self, name: str) -> None:
         """Slurm counts a node as down; by itself it takes 25 s to."""

@@ -93,10 +93,16 @@ def test_a_custom_requeue_command_is_used(slurm: Slurm, folder: Path) -> None:
 
 
 def without_its_first_node(slurm: Slurm, folder: Path, *options: str) -> Job:
-    """The elastic job on all nodes, when the one with its batch script and the store has failed."""
+    """The elastic job on all nodes, when the one with its batch script and the store has failed.
+
+    The other nodes' agents have acted and ended. After that, the daemons of Slurm would try for half a minute to report
+    to the lost node that the step is over.
+    """
     job = started(slurm, folder, "--nodes=3", *options, ELASTIC_AGENT_JOIN_TIMEOUT="2")
     slurm.lose_node("n0")
     slurm.give_up("n0")
+    job.wait("the agents of the other nodes to end", lambda: not job.processes())
+    slurm.connect_node("n0")
     return job
 
 
