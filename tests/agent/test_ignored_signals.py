@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from elastic_agent.exit_codes import ExitCode
 from tests.cli.support import COMMAND, clean_environment, elastic_agent
 from tests.ports import free_port
 
@@ -59,7 +60,7 @@ def test_ignored_signals_stay_ignored_and_are_logged_once(tmp_path: Path) -> Non
 def test_an_ignored_signal_that_is_configured_is_handled(tmp_path: Path) -> None:
     with training(tmp_path, "--signals-to-handle", "SIGHUP") as agent:
         os.kill(agent.pid, signal.SIGHUP)
-        assert agent.wait(PATIENCE_S) == 6
+        assert agent.wait(PATIENCE_S) == ExitCode.STOPPED
         assert agent.stderr is not None
         log = agent.stderr.read()
     assert "SIGHUP received" in log

@@ -13,9 +13,10 @@ import pytest
 
 from elastic_agent.agent.slurm import job
 from elastic_agent.agent.slurm.job import JobEnd, SlurmJob, parse_facts
-from elastic_agent.agent.slurm.requeue import Stop, decide, requeue
+from elastic_agent.agent.slurm.requeue import Stop, decide, how_to_resume, requeue
 from elastic_agent.agent.supervisor import Ending
 from elastic_agent.config.settings import Settings
+from elastic_agent.config.values import NodeRange
 from elastic_agent.protocol import Outcome
 
 AUTO = Settings(requeue="auto", max_requeues=100)
@@ -64,6 +65,19 @@ def test_requeues_are_limited(before: int, act: bool) -> None:
 
 def test_a_limit_of_0_disables_requeueing() -> None:
     assert not decide(replace(AUTO, max_requeues=0), JOB, STOPPED).act
+
+
+def test_a_run_that_is_not_requeued_is_resumed_by_hand() -> None:
+    named = replace(AUTO, rdzv_id="exp7")
+    for settings, within, words in (
+        (named, None, "start it again with the same command"),
+        (replace(named, nnodes=NodeRange(1, 4)), None, "start it again with the same command on every node"),
+        (AUTO, None, "start it again with the same command and --rdzv-id exp7"),
+        (named, JOB, "submit the job again with --rdzv-id exp7"),
+    ):
+        assert how_to_resume(settings, "exp7", within) == f"to resume the run, {words}"
+    assert decide(AUTO, JOB, replace(STOPPED, chosen=False)).requeued, "another agent does it"
+    assert not decide(replace(AUTO, requeue="never"), JOB, STOPPED).requeued
 
 
 # -- the effect ---------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol.coordinator import Coordinator
 from elastic_agent.protocol.records import (
     RECORD_VERSION,
@@ -93,6 +95,64 @@ def test_a_killed_single_agent_leaves_only_a_history_that_can_be_resumed(
         agent.stdout.read()  # until its workers are gone, too
     kept = [path.name for folder in ("jobs", "runs") for path in (tmp_path / "state" / folder).glob("*")]
     assert kept == left
+
+
+@pytest.mark.parametrize("options", [[], ["--rdzv-id", "mine"]], ids=["unnamed", "named"])
+def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resume_it(
+    tmp_path: Path, options: list[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('up', flush=True); input()\n")
+    command = [*COMMAND, "--state-dir", str(tmp_path / "state"), "--log-format", "console"]
+    with subprocess.Popen(
+        [*command, *options, str(script)],
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stderr is not None
+        assert agent.stdout.readline() == "up\n"
+        agent.terminate()
+        log = agent.stderr.read()
+    assert agent.returncode == ExitCode.STOPPED, log
+    assert "is leaving (SIGTERM received); no other node can continue the run" in log
+    assert "forming generation 2" not in log
+    last = log.splitlines()[-1]
+    resumed = re.search(
+        r"to resume the run, start it again with the same command(?: and --rdzv-id (\S+))?$", last
+    )
+    assert resumed, log
+    run_id = resumed[1] or "mine"
+    script.write_text("")
+    again = elastic_agent(*command[len(COMMAND) :], "--rdzv-id", run_id, str(script))
+    assert again.returncode == 0, again.stderr
+    if options:  # without a name, the store of the first start had another port
+        assert "generation 2: resuming the run after generation 1, in which it was stopped" in again.stderr
+        another = elastic_agent(*command[len(COMMAND) :], "--rdzv-id", run_id, str(script))
+        assert "generation 3: a run with this id finished before, in generation 2" in another.stderr
+
+
+def test_a_single_agent_that_was_killed_resumes_its_run(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('up', flush=True); input()\n")
+    options = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--rdzv-id", "mine"]
+    with subprocess.Popen(
+        [*COMMAND, *options, str(script)],
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == b"up\n"
+        agent.kill()
+        agent.stdout.read()
+    script.write_text("")
+    again = elastic_agent(*options, str(script))
+    assert "generation 2: resuming the run after generation 1, which was interrupted" in again.stderr
 
 
 def test_agents_of_a_finished_run_exit_after_the_agent_that_hosted_the_store(

@@ -169,8 +169,11 @@ def test_workers_killed_by_the_signal_are_not_restarted_or_charged(
     first = train(cluster, "a", "b")
     for name in "ab":
         cluster.agents[name].signal_all(signum)
-    expected = ExitCode.STOPPED if signum == signal.SIGUSR1 else ExitCode.DRAINED
-    assert cluster.wait_end() == dict.fromkeys("ab", expected), cluster.story()
+    ends = set(cluster.wait_end().values())
+    may_leave = (
+        {ExitCode.DRAINED} if signum == signal.SIGTERM else set()
+    )  # but for the last node, which ends the run
+    assert ends - may_leave == {ExitCode.STOPPED}, cluster.story()
     assert max(cluster.worlds()) == first
     assert not cluster.journal("spawner_died") + cluster.journal("guard_lost")
 
@@ -325,7 +328,7 @@ def test_an_error_of_drain_or_stop_is_one_line(words: tuple[str, ...], complaint
     assert len(said.splitlines()) == 1
 
 
-def test_drain_reports_an_unknown_node_and_drains_the_only_node(
+def test_drain_reports_an_unknown_node_and_stops_the_run_with_its_only_node(
     make_cluster: MakeCluster,
 ) -> None:
     cluster = make_cluster("1", run_id="lonely")
@@ -334,8 +337,8 @@ def test_drain_reports_an_unknown_node_and_drains_the_only_node(
     assert said.returncode == ExitCode.USAGE
     assert "run lonely has no node z; expected one of a" in said.stderr
     said = ask(cluster, "drain")
-    assert "run lonely: a has left; no other node is training" in said.stdout
-    assert cluster.wait_end() == {"a": ExitCode.DRAINED}
+    assert "run lonely: the workers of a have exited, and the run is stopped; to resume it" in said.stdout
+    assert cluster.wait_end() == {"a": ExitCode.STOPPED}
 
 
 def test_garbage_on_the_control_socket_has_no_effect(make_cluster: MakeCluster) -> None:

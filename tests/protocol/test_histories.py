@@ -186,3 +186,36 @@ def test_the_lease_of_an_earlier_run_of_that_name_does_not_count() -> None:
     table = Table(remembered=over)
     table.comes("a")
     assert table.plan.policy.lease_ttl_s == TTL_S
+
+
+# -- what the first plan says -------------------------------------------------------------------
+
+
+def first_reason(remembered: History, **fields: object) -> str:
+    table = Table(policy(min_nodes=1), remembered=remembered)
+    table.comes("a", 2, **fields)
+    table.wait(TTL_S + MARGIN_S)
+    return table.plans[0].reason
+
+
+def test_a_run_that_was_interrupted_on_all_nodes_is_resumed() -> None:
+    """By the present agents; the store was lost as well, but that is not what the user did."""
+    resumes = "resuming the run after generation 7, which was interrupted"
+    sealed, forming = History(7, world(7, "a-1"), 0, ("a",)), History(8, world(7, "a-1"), 0, ("a",))
+    for remembered in (sealed, forming):
+        assert first_reason(remembered) == resumes
+        assert first_reason(remembered, replaces=("a-1",)) == resumes
+
+
+def test_a_lost_store_is_the_reason_where_other_nodes_may_still_run() -> None:
+    remembered = History(7, world(7, "a-1", "b-1"), 0, ("a", "b"))
+    assert (
+        first_reason(remembered, replaces=("a-1",)) == "the store was lost, and a participant was restarted"
+    )
+
+
+def test_a_run_that_has_ended_is_named_when_another_one_starts_with_its_id() -> None:
+    for outcome in (Phase.FINISHED, Phase.FAILED):
+        remembered = History(7, world(7, "a-1"), 0, ("a",), outcome, settled=True)
+        reason = f"a run with this id {outcome} before, in generation 7; a new one starts"
+        assert first_reason(remembered) == reason

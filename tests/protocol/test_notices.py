@@ -130,6 +130,80 @@ def test_a_node_can_drain_another_whose_next_incarnation_may_join() -> None:
     assert table.world == ["a", "b", "c"]
 
 
+# -- the last node leaves -----------------------------------------------------------------------
+
+ALONE = "a leaves; no other node can continue the run"
+
+
+def test_the_run_is_stopped_when_its_only_node_leaves() -> None:
+    table = handling_notices("a", rules=policy(min_nodes=1))
+    asks(table, "a", leave("a"))
+    assert table.stand == (RUNNING, 1)
+    assert (notice(table).cause, notice(table).left_s, notice(table).ends) == (Cause.DRAIN, TIME_S, True)
+    table.says("a", State.SAVED)
+    assert (table.stand, table.plan.reason) == ((STOPPED, 1), ALONE)
+
+
+def test_workers_of_the_only_node_that_do_not_handle_notices_are_stopped_at_once() -> None:
+    table = running("a", rules=policy(min_nodes=1))
+    asks(table, "a", leave("a"))
+    assert (table.stand, table.plan.reason) == ((STOPPED, 1), ALONE)
+
+
+def test_the_run_is_stopped_when_its_only_node_leaves_while_a_generation_forms() -> None:
+    table = Table(policy(min_nodes=2))
+    table.comes("a")
+    asks(table, "a", leave("a"))
+    assert (table.stand, table.plan.reason) == ((STOPPED, 1), ALONE)
+
+
+def test_the_run_continues_when_another_node_only_waits() -> None:
+    table = handling_notices("a", rules=policy(min_nodes=1, max_nodes=1))
+    table.comes("b")
+    asks(table, "a", leave("a"))
+    assert not notice(table).ends
+    table.says("a", State.SAVED)
+    table.says("a", State.LEFT)
+    table.says("b", State.READY, 2)
+    assert (table.stand, table.world) == ((RUNNING, 2), ["b"])
+
+
+def test_the_run_continues_when_another_node_may_return() -> None:
+    """It lost its lease, and its workers may still run: it may register again at any moment."""
+    table = handling_notices("a", "b", rules=policy(min_nodes=1))
+    table.falls_silent("b")
+    table.wait(TTL_S + STEP_S)
+    table.says("a", State.READY, 2)
+    asks(table, "a", leave("a"))
+    assert (table.plan.phase, len(table.plan.leaving)) == (FORMING, 1)
+
+
+def test_the_run_is_stopped_when_all_nodes_leave_together() -> None:
+    table = handling_notices("a", "b", rules=policy(min_nodes=1))
+    asks(table, "a", leave("a"))
+    assert not notice(table).ends
+    asks(table, "b", leave("b"))
+    assert notice(table).ends
+    table.all_say(State.SAVED, "a", "b")
+    assert table.stand == (STOPPED, 1)
+
+
+def test_an_agent_with_the_id_of_another_does_not_make_that_one_leave() -> None:
+    table = handling_notices("a", rules=policy(min_nodes=1))
+    table.comes("a", life=2, explicit_id=True)
+    asks(table, "a", leave("a"))
+    assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ())
+
+
+def test_a_stopped_run_whose_only_node_left_is_resumed() -> None:
+    table = running("a", rules=policy(min_nodes=1))
+    asks(table, "a", leave("a"))
+    table.says("a", State.LEFT)
+    table.comes("a", life=2)
+    table.says("a", State.READY, 2)
+    assert table.plans[-2].reason == "resuming the run after generation 1, in which it was stopped"
+
+
 def test_at_the_deadline_the_next_world_forms_even_if_workers_still_save() -> None:
     table = handling_notices("a", "b", "c")
     asks(table, "b", leave("b"))
@@ -547,11 +621,50 @@ def test_an_unanswered_drain_request_is_carried_out_locally() -> None:
     assert node.leave_now() == []
 
 
-def test_a_node_without_workers_leaves_without_a_request() -> None:
+def test_a_node_outside_the_world_leaves_without_a_request() -> None:
+    node = Node("c-1")
+    node.plan_changed(sealed(1, 8, "a-1", "b-1"))
+    assert node.drain("SIGTERM received", leave("c"))[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
+
+
+def test_a_node_whose_lease_is_lost_leaves_without_a_request() -> None:
+    node = running_node()
+    node.lease_lost("the lease ran out")
+    node.drain("SIGTERM received", leave("a"))
+    assert node.stopped()[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
+
+
+def test_between_generations_a_node_leaves_when_the_coordinator_knows() -> None:
+    """If no other node is there, the run ends: the coordinator must hear of it first."""
+    for change in ({"leaving": ("a-1",)}, {"phase": STOPPED, "reason": "a leaves"}):
+        node = running_node()
+        node.plan_changed(forming(2, 3))
+        node.stopped()
+        assert node.drain("SIGTERM received", leave("a")) == [RequestStop(leave("a"))]
+        departs = node.plan_changed(msgspec.structs.replace(forming(2, 4), **change))[-1]
+        assert isinstance(departs, Depart)
+        assert departs.outcome is (Outcome.DRAINED if "leaving" in change else Outcome.STOPPED)
+
+
+def test_between_generations_a_node_leaves_without_an_answer_in_the_end() -> None:
     node = running_node()
     node.plan_changed(forming(2, 3))
     node.stopped()
-    assert node.drain("SIGTERM received", leave("a"))[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
+    node.drain("SIGTERM received", leave("a"))
+    assert node.leave_now()[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
+
+
+def test_a_drained_node_with_which_the_run_ends_does_not_also_leave_it() -> None:
+    """A command waits until its workers have exited; meanwhile the time for the coordinator's answer is over."""
+    node = running_node()
+    node.drain("asked", leave("a"))
+    node.linger()
+    over = msgspec.structs.replace(OVER, uncleared=world(1, "a-1").seats)
+    assert node.plan_changed(over) == [StopWorkers(Grace.DRAIN, "SIGUSR1 at b")]
+    assert node.leave_now() == []
+    node.stopped()
+    cleared = msgspec.structs.replace(over, version=10, uncleared=())
+    assert node.plan_changed(cleared)[-1] == Depart(Outcome.STOPPED, "SIGUSR1 at b")
 
 
 def test_workers_still_there_at_the_deadline_get_the_time_of_a_drain() -> None:

@@ -672,6 +672,12 @@ _OF_NOTICES = (
         first=162,
     ),
     Mutant(
+        "any-leaver-stops",
+        "a run is stopped when a node leaves, although others could continue it",
+        ((notices, "_leaves_none", _always(True)),),
+        focus=("drain", "drain other", "worker fails"),
+    ),
+    Mutant(
         "does-not-leave",
         "a node without an answer to its request does not leave",
         ((node.Node, "leave_now", _always([])),),

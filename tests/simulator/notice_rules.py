@@ -93,6 +93,7 @@ class NoticeRules:
             self._since_s.setdefault(key, self.cluster.kernel.now)
         if before is not None and before.phase is Phase.RUNNING:
             self._not_ended_too_soon(store, before, plan, seen)
+        self._ends_with_its_nodes(plan, seen)
         if plan.phase is Phase.STOPPED:
             self._stopped(before, plan, seen)
         if plan.phase is Phase.RUNNING and (before is None or before.phase is not Phase.RUNNING):
@@ -295,6 +296,18 @@ class NoticeRules:
         else:
             self._requeuer(plan, seen)
         self.stopped = plan
+
+    def _ends_with_its_nodes(self, plan: Plan, seen: Seen) -> None:
+        """A run ends without a request to stop it if every node that takes part was asked to leave."""
+        ends = plan.phase is Phase.STOPPED or (plan.notice is not None and plan.notice.ends)
+        if ends and not self._stop_asked:
+            self._stop_asked = self._all_are_to_leave(seen)
+
+    def _all_are_to_leave(self, seen: Seen) -> bool:
+        told, agents = self.cluster.told_to_leave, self.cluster.agents
+        return all(
+            agents[key].asked_to_leave or one[0].node_id in told for key, one in seen.items() if counts(*one)
+        )
 
     def _requeuer(self, plan: Plan, seen: Seen) -> None:
         """One node that is there speaks for the run outside of it; none only if no node is there."""

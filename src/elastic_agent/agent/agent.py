@@ -26,7 +26,7 @@ from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
-from elastic_agent.agent.slurm.requeue import Done, Stop, decide, requeue, rescue
+from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
 from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
@@ -354,6 +354,8 @@ class Agent(ElasticAgent):
             done = await requeue(self._settings, self._job)
         if done is not None:
             self._publish(events.Requeued(done.level == "error", done.text))
+        if ending.outcome is Outcome.STOPPED and not decision.requeued:
+            self._log.info(how_to_resume(self._settings, self._backend.run_id or "", self._job))
 
     async def _status(self) -> str:
         return await self._session.status() if self._session is not None else ""

@@ -29,8 +29,8 @@ Usage: elastic-agent drain [NODE] [--run RUN] [--deadline WHEN]
 Gracefully removes a node from its run: all workers of the run get a notice (client.notice), save and exit; then the
 other nodes continue without that node. NODE defaults to this machine's node. The command returns when the last worker
 process of the node has exited and the machine can be rebooted (exit code 0), or when that cannot be confirmed (exit
-code 7). The node's agent exits with code 6. Run the command on any machine of the run, as the user who runs the agents
-or as root.
+code 7). The node's agent exits with code 6. If no other node is left, the run is stopped, and the agent exits with
+code 75. Run the command on any machine of the run, as the user who runs the agents or as root.
 """
 
 STOP_PAGE = """\

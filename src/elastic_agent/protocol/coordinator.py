@@ -215,9 +215,12 @@ class Coordinator:
             return Decision(again.reason, again)
         once = policy.finishes_once and history.outcome is Phase.FINISHED
         if history.settled and not once:  # another run under the same name
-            generation = history.generation + 1
+            generation, ended = history.generation + 1, history.outcome or Phase.FINISHED
+            reason = (
+                f"a run with this id {ended} before, in generation {history.generation}; a new one starts"
+            )
             again = msgspec.structs.replace(
-                fresh, generation=generation, life=generation, order=history.order
+                fresh, generation=generation, life=generation, order=history.order, reason=reason
             )
             return Decision(again.reason, again)
         known = msgspec.structs.replace(
@@ -257,8 +260,11 @@ class Coordinator:
 
     def _adopt_or_reform(self, known: Plan, world: World, now_s: float) -> Decision:
         """A new store, a known world: keep the world if all of it still runs, else form the next."""
+        resumes = f"resuming the run after generation {world.generation}, which was interrupted"
+        none_left = not any(seat.incarnation in self.ledger.sightings for seat in world.seats)
         if known.generation > world.generation:
-            return self._reform_after_store_loss(known, "the store was lost while a generation was forming")
+            lost = "the store was lost while a generation was forming"
+            return self._reform_after_store_loss(known, resumes if none_left else lost)
         missing: list[str] = []
         for seat in world.seats:
             one = self.ledger.sightings.get(seat.incarnation)
@@ -270,15 +276,19 @@ class Coordinator:
                 reason = f"the store was lost, and {seat.node_id} is not running"
                 return self._reform_after_store_loss(known, reason)
         replaced = {old for one in self.ledger.sightings.values() for old in one.member.replaces}
-        if any(seat.incarnation in replaced for seat in world.seats):
-            return self._reform_after_store_loss(known, "the store was lost, and a participant was restarted")
+        restarted = [seat for seat in world.seats if seat.incarnation in replaced]
+        if restarted:
+            lost = "the store was lost, and a participant was restarted"
+            all_were = len(restarted) == len(world.seats)
+            return self._reform_after_store_loss(known, resumes if all_were else lost)
         if not missing:
             reason = f"the store was lost; generation {world.generation} continues without a restart"
             return Decision(reason, msgspec.structs.replace(known, phase=Phase.RUNNING, reason=reason))
         until_s = self.ledger.born_s + known.policy.lease_ttl_s
         if now_s < until_s:
             return Decision(f"the store is empty; waiting for {names(missing)} to register", wake_s=until_s)
-        return self._reform_after_store_loss(known, f"the store was lost together with {names(missing)}")
+        lost = f"the store was lost together with {names(missing)}"
+        return self._reform_after_store_loss(known, resumes if none_left else lost)
 
     @staticmethod
     def _reform_after_store_loss(known: Plan, reason: str) -> Decision:

@@ -478,20 +478,27 @@ class Node:
         if self.is_lingering:
             return []  # the run ends anyway
         self._draining = reason
-        working = self.activity in (Activity.STARTING, Activity.RUNNING)
-        if (
-            stop_request is not None
-            and self._lease_lost is None
-            and (working or self.announced.state is State.SAVED)
-        ):
+        if stop_request is not None and self._lease_lost is None and self._concerns_others:
             return self.request_stop(stop_request)
         return self.leave_now()
+
+    @property
+    def _concerns_others(self) -> bool:
+        """Whether the coordinator is to know before this node leaves: it has workers, or the run may end without it."""
+        works = self.activity in (Activity.STARTING, Activity.RUNNING) or self.announced.state is State.SAVED
+        plan = self.plan
+        if works or plan is None or plan.is_terminal or self.announced.state is State.SUCCEEDED:
+            return works
+        seated = plan.world is not None and plan.world.seat_of(self.incarnation) is not None
+        return plan.phase is Phase.FORMING or seated
 
     def leave_now(self) -> list[Action]:
         """End a graceful leave at once: the coordinator did not answer, or no workers run."""
         reason = self._draining
         if reason is None or self._ending is not None or self.activity is Activity.GONE:
             return []
+        if self.is_lingering:
+            return []  # the run has ended with this node
         ending = Depart(Outcome.DRAINED, reason)
         if self.announced.state is State.SUCCEEDED and self.activity is Activity.IDLE:
             self._on(Event.LEAVE)

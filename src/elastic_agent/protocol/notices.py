@@ -2,7 +2,8 @@
 
 A notice always goes to all workers: a rank that exits alone leaves the others in a collective that never ends. So
 all workers of the world get it, save at the same step, and exit; then the run ends, or continues without the nodes
-that were to leave, or with the ones that waited. Workers that are still running at the deadline are stopped.
+that were to leave, or with the ones that waited. A run whose last node leaves ends. Workers that are still running at
+the deadline are stopped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def acknowledge(now: ClusterView) -> Decision | None:
         (one.member.incarnation, one.member.stop_request)
         for one in now.ledger.sightings.values()
         if one.alive and one.member.state is not State.LEFT and one.member.stop_request is not None
-        if _is_of_this_life(now, one.member.stop_request)
+        if _is_of_this_life(now, one.member.stop_request) and not _is_of_a_second_agent(now, one)
     ]
     new = [
         (key, stop_request)
@@ -52,6 +53,13 @@ def _is_of_this_life(now: ClusterView, stop_request: StopRequest) -> bool:
     return stop_request.life >= now.plan.life
 
 
+def _is_of_a_second_agent(now: ClusterView, one: Sighting) -> bool:
+    """Whether it is a request to leave by an agent with the node id of another: it would remove the other's node."""
+    stop_request, holder = one.member.stop_request, now.by_node.get(one.member.node_id)
+    leaves = stop_request is not None and stop_request.leaver == one.member.node_id
+    return leaves and holder is not None and holder.member.incarnation != one.member.incarnation
+
+
 def _may_return(now: ClusterView, node_id: str | None) -> bool:
     """Whether this node has lost its lease and may still register again: then it is asked to leave, not now."""
     if now.plan.is_terminal or node_id in now.by_node:
@@ -76,8 +84,22 @@ def _follow(now: ClusterView, plan: Plan, stop_request: StopRequest) -> Plan:
     leaver = now.by_node.get(stop_request.leaver)
     if leaver is None or leaver.member.incarnation in plan.leaving:
         return plan
+    if _leaves_none(now, plan, leaver):
+        words = f"{stop_request.words}; no other node can continue the run"[:512]
+        return _follow(now, plan, msgspec.structs.replace(stop_request, leaver=None, words=words))
     plan = msgspec.structs.replace(plan, leaving=(*plan.leaving, leaver.member.incarnation))
     return _give(now, plan, stop_request) if _runs(now, leaver) else plan
+
+
+def _leaves_none(now: ClusterView, plan: Plan, leaver: Sighting) -> bool:
+    """Whether no node would be left to continue the run: none is alive, or may return after it lost its lease."""
+    staying = [
+        node_id
+        for node_id, one in now.by_node.items()
+        if one is not leaver and one.member.incarnation not in plan.leaving
+    ]
+    lost = {one.member.node_id for one in now.ledger.sightings.values()} - {leaver.member.node_id}
+    return not staying and not any(_may_return(now, node_id) for node_id in lost)
 
 
 def _runs(now: ClusterView, one: Sighting) -> bool:

@@ -67,6 +67,11 @@ class Commands:
         ending = await self._supervisor.node_left(node)
         if ending is None or (node == self._node_id and ending.outcome is Outcome.DRAINED):
             yield Answer(has_left)
+        elif node == self._node_id and ending.outcome is Outcome.STOPPED:
+            yield Answer(
+                f"run {self._run_id}: the workers of {node} have exited, and the run is stopped; to resume it, start "
+                "it again with this run id"
+            )
         elif node == self._node_id and ending.outcome is not Outcome.STUCK:
             yield Answer(f"run {self._run_id}: the workers of {node} have exited ({_how(ending)})")
         else:

@@ -65,6 +65,8 @@ class Decision:
 
     act: bool
     why: str = ""
+    requeued: bool = False
+    """The job is requeued, by this agent or another one."""
 
 
 def decide(settings: Settings, job: SlurmJob | None, stop: Stop) -> Decision:
@@ -72,18 +74,27 @@ def decide(settings: Settings, job: SlurmJob | None, stop: Stop) -> Decision:
     if stop.reason not in REASONS:
         return Decision(False)
     if settings.requeue == "never":
-        return _not("--requeue is never; start the job again to resume")
+        return _not("--requeue is never")
     if job is None and not settings.requeue_command:
-        return _not("this is not a Slurm job step; start the run again to resume (or set --requeue-command)")
+        return _not("this is not a Slurm job step, and --requeue-command is not set")
     if not stop.chosen:
-        return Decision(False, "the agent of another node requeues the job")
+        return Decision(False, "the agent of another node requeues the job", requeued=True)
     requeues = job.requeues if job is not None else 0
     most = settings.max_requeues
     if requeues >= most:
-        return _not(
-            f"it has been requeued {requeues} times, and --max-requeues is {most}; submit it again to resume"
-        )
-    return Decision(True, f"requeueing the job ({stop.reason}, requeue {requeues + 1} of at most {most})")
+        return _not(f"it has been requeued {requeues} times, and --max-requeues is {most}")
+    why = f"requeueing the job ({stop.reason}, requeue {requeues + 1} of at most {most})"
+    return Decision(True, why, requeued=True)
+
+
+def how_to_resume(settings: Settings, run_id: str, job: SlurmJob | None) -> str:
+    """What a user does to resume a run that was stopped and is not requeued, in one line."""
+    if job is not None:
+        return f"to resume the run, submit the job again with --rdzv-id {run_id}"
+    if settings.rdzv_id is None:
+        return f"to resume the run, start it again with the same command and --rdzv-id {run_id}"
+    where = " on every node" if settings.nnodes.most > 1 else ""
+    return f"to resume the run, start it again with the same command{where}"
 
 
 def _not(why: str) -> Decision:
