@@ -79,3 +79,103 @@ def test_the_headline_describes_the_status_in_one_line(told: subprocess.Complete
         "on standby: generation 5 runs with 1 node (maximum 1)",
         "the run finished: done",
     ]
+
+
+FAILING = """
+import asyncio, sys
+from msgspec.structs import replace
+from elastic_agent.agent.events import AgentStarted, DrainRequested, WorkersFailed
+from elastic_agent.agent.reporting import console
+from elastic_agent.rendezvous.events import PlanSeen
+from elastic_agent.logs import configure_logging
+from elastic_agent.protocol.records import (
+    RECORD_VERSION, Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
+)
+
+console.PATIENCE_S = 0.02
+status = "waiting for 1 more node (at least 2 required); joined: n1 (2 workers)"
+asked = asyncio.Event()
+
+async def read_status():
+    asked.set()
+    return status
+
+async def main(scene):
+    configure_logging("console", "info", sys.stderr)
+    reporter = console.ConsoleReporter(lambda: "host0:29400", read_status)
+    tell = reporter.on_event
+    tell(AgentStarted("me", 1, 2, "boot", "pid:[1]"))
+    world = World(3, (Seat("n1", "me", "10.0.0.1", 2, 0),), Address("10.0.0.1", 1234), "n1")
+    plan = Plan(RECORD_VERSION, 5, Phase.RUNNING, 3, "1 node, 2 workers", Policy(), world=world)
+    boom = Failure(FailureKind.WORKER, "worker n1/0 exited with code 1: boom", tail="the traceback")
+    after = replace(plan, version=6, phase=Phase.FORMING, generation=4, reason=boom.summary, failure=boom)
+    if scene != "joins":
+        tell(PlanSeen(plan))
+    if scene == "fails":
+        tell(WorkersFailed(3, boom))
+        tell(PlanSeen(after))
+        tell(PlanSeen(replace(after, version=7, phase=Phase.FAILED, reason="so the run failed")))
+    elif scene == "continues":
+        tell(WorkersFailed(3, boom))
+        tell(PlanSeen(after))
+        tell(PlanSeen(replace(plan, version=7, generation=4, world=replace(world, generation=4))))
+        tell(WorkersFailed(4, boom))
+        tell(WorkersFailed(5, replace(boom, tail="another traceback")))
+    elif scene == "takes long":
+        tell(PlanSeen(after))
+        await asked.wait()
+    elif scene == "leaves":
+        tell(DrainRequested(None, "SIGTERM received"))
+        tell(PlanSeen(replace(after, reason="n1 is leaving", failure=None)))
+    elif scene == "others left":
+        tell(PlanSeen(replace(after, reason="n2 is leaving", failure=None)))
+        await asked.wait()
+    elif scene == "joins":
+        tell(PlanSeen(replace(after, generation=1, reason="the run starts", failure=None, world=None)))
+        await asked.wait()
+    await asyncio.sleep(0)
+    reporter.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def scene(name: str) -> str:
+    """What the console reporter logs."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, name], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stderr
+
+
+def test_no_generation_is_announced_when_a_failure_ends_the_run() -> None:
+    log = scene("fails")
+    assert "the run failed: so the run failed" in log
+    assert "forming generation" not in log
+
+
+def test_the_generation_after_a_failure_is_announced_before_it_runs() -> None:
+    messages = scene("continues")
+    forming = messages.index("forming generation 4: worker n1/0 exited with code 1: boom")
+    assert forming < messages.index("generation 4: 1 node, 2 workers")
+
+
+def test_the_generation_after_a_failure_is_announced_when_it_takes_long() -> None:
+    assert "forming generation 4: worker n1/0 exited with code 1: boom" in scene("takes long")
+
+
+def test_no_generation_is_announced_on_a_node_that_leaves() -> None:
+    assert "forming generation" not in scene("leaves")
+
+
+def test_the_same_output_of_failed_workers_is_shown_once() -> None:
+    for name in ("fails", "continues"):
+        log = scene(name)
+        assert log.count("worker n1/0 exited with code 1: boom") >= 1
+        assert log.count('tail="the traceback"') == 1
+    assert log.count('tail="another traceback"') == 1
+
+
+def test_causes_of_missing_nodes_are_logged_only_before_the_first_generation() -> None:
+    assert "common causes: an agent that has not started yet" in scene("joins")
+    assert "common causes" not in scene("others left")

@@ -112,7 +112,30 @@ def test_drain_of_this_machine_returns_when_its_worker_has_saved(make_cluster: M
     done = typed("drain", "--run", "own-drain")
     check_saved_and_gone(cluster, "a")
     assert done.returncode == ExitCode.FINISHED, done.stderr
-    assert "run own-drain: a has left; no other node is training" in done.stdout
+    assert "run own-drain: the workers of a have exited, and the run is stopped" in done.stdout
+
+
+def test_drain_of_the_store_host_says_that_its_agent_stays_and_the_node_can_return(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster("1:2", run_id="host-drain")
+    cluster.start_host("a")
+    cluster.start("b")
+    first = cluster.wait_training("a", "b")
+    done = typed("drain", "a", "--run", "host-drain")
+    stays, left = done.stdout.splitlines()[1:]
+    assert stays.startswith(
+        "run host-drain: the agent of a keeps running until the run ends, because it hosts the"
+    )
+    assert left == "run host-drain: a has left; the other nodes continue"
+    host = cluster.agents.pop("a")
+    second = cluster.wait_training("b", after=first)
+    assert not host.lines("forming generation 2"), "no generation forms with it"
+    cluster.start("a")
+    cluster.wait_training("a", "b", after=second)
+    assert typed("stop", "--run", "host-drain").returncode == ExitCode.FINISHED
+    assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
+    assert host.wait(30) == ExitCode.DRAINED
 
 
 def test_a_failure_on_another_node_does_not_complete_a_drain(make_cluster: MakeCluster) -> None:

@@ -193,6 +193,8 @@ class Agent(ElasticAgent):
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await run_abandonable(self._backend.release, RELEASE_S)
+            if ending.outcome is Outcome.DRAINED:
+                self._release_node_id()
             await self._host_on()
             self._backend.run_ended()
             await self._requeue(ending)
@@ -310,7 +312,12 @@ class Agent(ElasticAgent):
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots, boot_id(), pid_namespace()))
         self._signals.attend(self._supervisor, lock.node_id)
         commands = Commands(
-            self._supervisor, run_id, lock.node_id, settings.shutdown_timeout, settings.notice_time
+            self._supervisor,
+            run_id,
+            lock.node_id,
+            settings.shutdown_timeout,
+            settings.notice_time,
+            hosts_store=lambda: bool(self._backend.busy_with),
         )
         control = await self._listen(commands)
         try:
@@ -411,6 +418,13 @@ class Agent(ElasticAgent):
 
     # -- the end --------------------------------------------------------------------------------
 
+    def _release_node_id(self) -> None:
+        """Another agent may be started under it, also while this one only hosts the store."""
+        lock, self._node_id_lock = self._node_id_lock, None
+        if lock is not None:
+            lock.release()
+            prune_node_ids(self._settings.state_dir / "nodes")
+
     def _end_at_once(self) -> None:
         if self._main_task is not None:
             self._main_task.cancel()
@@ -426,7 +440,5 @@ class Agent(ElasticAgent):
         sweep_heartbeat_files()
         if self._claim is not None:
             self._claim.release()
-        if self._node_id_lock is not None:
-            self._node_id_lock.release()
-            prune_node_ids(self._settings.state_dir / "nodes")
+        self._release_node_id()
         self._event_log.close()

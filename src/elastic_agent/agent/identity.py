@@ -68,6 +68,7 @@ class NodeIdLock:
             "incarnation": incarnation,
             "boot": boot_id(),
             "namespace": pid_namespace(),
+            "agent": os.getpid(),
             "processes": processes,
         }
         with self._lock:
@@ -105,8 +106,8 @@ def acquire_node_id(
         handle = _lock(folder / f"{wanted}.lock")
         if handle is None:
             raise IdentityError(
-                f"node id {wanted} is in use by another agent on this machine; choose another --node-id, "
-                "or omit it to get a free one"
+                f"node id {wanted} is in use by another agent on this machine{_holder(folder, wanted)}; "
+                "wait until it has exited, choose another --node-id, or omit it to get a free one"
             )
         return NodeIdLock(wanted, True, _proven_gone(handle, wait_s), handle)
     base = host_name()
@@ -118,6 +119,16 @@ def acquire_node_id(
         if handle is not None:
             return NodeIdLock(node_id, False, _proven_gone(handle, wait_s), handle)
     raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are in use in {folder}")
+
+
+def _holder(folder: Path, node_id: str) -> str:
+    """The process id of the agent that holds a lock, in words; empty if it has recorded none in this pid namespace."""
+    try:
+        body = json.loads((folder / f"{node_id}.lock").read_bytes())
+        agent, namespace = body["agent"], body["namespace"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f" (process {agent})" if isinstance(agent, int) and namespace == pid_namespace() else ""
 
 
 def _lock(path: Path) -> int | None:

@@ -6,7 +6,7 @@ exited, so that the machine can be rebooted; or it states that this could not be
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from elastic_agent.agent.supervisor import Ending, Supervisor
 from elastic_agent.protocol import Cause, Outcome, names
@@ -18,11 +18,19 @@ class Commands:
     """Carries commands out on a supervisor."""
 
     def __init__(
-        self, supervisor: Supervisor, run_id: str, node_id: str, drain_s: float, stop_s: float
+        self,
+        supervisor: Supervisor,
+        run_id: str,
+        node_id: str,
+        drain_s: float,
+        stop_s: float,
+        hosts_store: Callable[[], bool],
     ) -> None:
+        """``drain_s``, ``stop_s``: how long workers have; ``hosts_store``: whether the run needs this agent's store."""
         self._supervisor = supervisor
         self._run_id = run_id
         self._node_id = node_id
+        self._hosts_store = hosts_store
         self._times = {"drain": drain_s, "stop": stop_s}
 
     async def act(self, command: Command) -> AsyncIterator[Answer]:
@@ -66,6 +74,12 @@ class Commands:
         has_left = f"run {self._run_id}: {node} has left; {rest}"
         ending = await self._supervisor.node_left(node)
         if ending is None or (node == self._node_id and ending.outcome is Outcome.DRAINED):
+            if node == self._node_id and self._hosts_store():
+                yield Answer(
+                    f"run {self._run_id}: the agent of {node} keeps running until the run ends, because it hosts the "
+                    "rendezvous store: if it or its machine is stopped, training stops on all nodes",
+                    done=False,
+                )
             yield Answer(has_left)
         elif node == self._node_id and ending.outcome is Outcome.STOPPED:
             yield Answer(

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_agent.agent import events
 from elastic_agent.logs import bind_context, get_logger, waiting_reporter
-from elastic_agent.protocol import Phase, Plan, World, count
+from elastic_agent.protocol import Depart, Failure, Phase, Plan, World, count
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 
 JOIN_CAUSES = (
@@ -39,6 +39,8 @@ class ConsoleReporter:
         self._timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._awaits_status = False
+        self._has_run = False
+        """A node that is missing was there before: it left, or failed."""
         self._dialling = False
         self._was_connected = False
         """The store answered at least once."""
@@ -55,6 +57,13 @@ class ConsoleReporter:
         """What runs with this node, or how the run ended; empty while neither is so."""
         self._notice = ""
         """The notice to the workers, while they may save."""
+        self._leaves = False
+        """This node is to leave: no generation forms here."""
+        self._held = ""
+        """A line about a generation that forms after a failure, which may also turn out to have ended the run."""
+        self._release: asyncio.TimerHandle | None = None
+        self._shown_tail = ""
+        """The output of a failed worker that was shown last."""
         self.last_problem = ""
         """Why the store did not answer when it was dialled last."""
 
@@ -81,6 +90,12 @@ class ConsoleReporter:
                 self._plan(plan)
             case events.Hosting(runs=runs) if runs:
                 self._hosting(runs)
+            case events.WorkersFailed(failure=failure):
+                self._log.error(failure.summary, kind=failure.kind.value, **self._new_tail(failure))
+            case events.DrainRequested(node=None):
+                self._leaves = True
+            case Depart():
+                self._drop_held()
 
     # -- the store ------------------------------------------------------------------------------
 
@@ -119,21 +134,51 @@ class ConsoleReporter:
         is_changed, self._shown_plan = shown_plan != self._shown_plan, shown_plan
         self._world = self._notice = ""
         if plan.phase is Phase.FORMING:
-            if is_changed:
-                self._log.info(f"forming generation {plan.generation}: {plan.reason}")
+            if is_changed and not self._leaves and self._incarnation not in plan.leaving:
+                self._forming(plan)
             self._text, self._facts = f"forming generation {plan.generation}", {}
+            self._has_run = plan.world is not None
             self._await_soon(True)
         elif plan.phase is Phase.RUNNING and plan.world is not None:
             self._rest()
+            self._release_held()
             self._running(plan, plan.world, is_changed)
         else:
             self._rest()
+            self._drop_held()
             log = self._log.error if plan.phase is Phase.FAILED else self._log.info
-            tail = {"tail": plan.failure.tail} if plan.failure is not None and plan.failure.tail else {}
+            tail = self._new_tail(plan.failure) if plan.failure is not None else {}
             verb = "was stopped" if plan.phase is Phase.STOPPED else plan.phase.value
             self._world = f"the run {verb}: {plan.reason}"
             if is_changed:
                 log(self._world, **tail)
+
+    def _forming(self, plan: Plan) -> None:
+        """Log it now, or after a failure when it is likely that the run continues."""
+        self._release_held()
+        self._held = f"forming generation {plan.generation}: {plan.reason}"
+        if plan.failure is None:
+            self._release_held()
+        else:
+            self._release = asyncio.get_running_loop().call_later(PATIENCE_S, self._release_held)
+
+    def _release_held(self) -> None:
+        held = self._held
+        self._drop_held()
+        if held:
+            self._log.info(held)
+
+    def _drop_held(self) -> None:
+        self._held = ""
+        if self._release is not None:
+            self._release.cancel()
+            self._release = None
+
+    def _new_tail(self, failure: Failure) -> dict[str, str]:
+        """The end of the worker's output, unless it was shown with the failure before."""
+        tail, shown = failure.tail, self._shown_tail
+        self._shown_tail = tail or shown
+        return {"tail": tail} if tail and tail != shown else {}
 
     def _running(self, plan: Plan, world: World, is_changed: bool) -> None:
         seat = world.seat_of(self._incarnation)
@@ -195,7 +240,7 @@ class ConsoleReporter:
             return
         if words:
             self._text, self._facts = words, {"awaited": words}
-            self._causes = JOIN_CAUSES if "(at least" in words else ""
+            self._causes = JOIN_CAUSES if "(at least" in words and not self._has_run else ""
         self._report()
 
     def _report(self) -> None:
@@ -219,5 +264,6 @@ class ConsoleReporter:
     def close(self) -> None:
         """Nothing more is waited for."""
         self._rest()
+        self._drop_held()
         if self._asking is not None:
             self._asking.cancel()

@@ -60,9 +60,6 @@ def _log_workers(event: events.Event) -> None:
             )
         case events.WorkersInterrupted(failure=failure):
             log.info(failure.summary)
-        case events.WorkersFailed(failure=failure):
-            tail = {"tail": failure.tail} if failure.tail else {}
-            log.error(failure.summary, kind=failure.kind.value, **tail)
         case events.StacksRequested(slots=slots):
             log.warning("workers are writing their stacks to stderr", slots=[*slots])
         case events.GuardFrozen():
