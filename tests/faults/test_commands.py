@@ -130,7 +130,7 @@ def test_drain_of_the_store_host_says_that_its_agent_stays_and_the_node_can_retu
     assert left == "run host-drain: a has left; the other nodes continue"
     host = cluster.agents.pop("a")
     second = cluster.wait_training("b", after=first)
-    assert not host.lines("forming generation 2"), "no generation forms with it"
+    assert not host.lines(f"forming generation {second}"), "no generation forms with it"
     cluster.start("a")
     cluster.wait_training("a", "b", after=second)
     assert typed("stop", "--run", "host-drain").returncode == ExitCode.FINISHED

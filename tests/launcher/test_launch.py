@@ -68,6 +68,25 @@ def test_a_failure_is_raised_as_torch_raises_it(
     assert (rank, failure.local_rank, failure.exitcode) == (1, 1, exit_code)
     assert message in str(failure.message)
     assert list(raised.value.failures) == [1], "the other worker was stopped"
+    (note,) = raised.value.__notes__
+    assert note.startswith("elastic-agent: the run failed: worker ")
+    assert message in note or "was killed by SIGKILL" in note
+
+
+def test_the_log_is_readable_unless_a_format_is_set(
+    settings: dict[str, Any], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ELASTIC_AGENT_LOG_FORMAT", raising=False)
+    monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+
+    def log_of(**more: str) -> str:
+        elastic_agent.launch("true", **settings, **more)
+        return capfd.readouterr().err
+
+    assert " info    [" in log_of()
+    assert '"level": "info"' in log_of(log_format="json")
+    monkeypatch.setenv("ELASTIC_AGENT_LOG_FORMAT", "json")
+    assert '"level": "info"' in log_of()
 
 
 def test_a_program_returns_none_for_each_rank(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -105,7 +124,7 @@ def test_mistakes_are_errors(settings: dict[str, Any], capfd: pytest.CaptureFixt
         elastic_agent.launch(sum_of_ranks, 1.0, nodes=1)
     with pytest.raises(TypeError, match="cannot pickle sum_of_ranks and its arguments"):
         elastic_agent.launch(sum_of_ranks, (one for one in "generator"))
-    with pytest.raises(LaunchError, match="exited with code 2: usage error") as raised:
+    with pytest.raises(LaunchError, match='exited with code 2: --nnodes: got "0"') as raised:
         elastic_agent.launch(sum_of_ranks, 1.0, nnodes=0, **settings)
     assert raised.value.exit_code == 2
     assert "--nnodes" in capfd.readouterr().err

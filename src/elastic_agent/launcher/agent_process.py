@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.load import load_settings
 from elastic_agent.config.settings import spec_by_name
+from elastic_agent.config.sources.base import Layer
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.launcher.journal import Journal
 from elastic_agent.launcher.pickling import pickler
@@ -49,8 +52,9 @@ def run_agent(
         else:
             write_call(folder, entrypoint, args)
             script = ["--module", "elastic_agent.launcher.function", name]
-        code, pid = _run([*options, *script])
-        return outcome(entrypoint, folder, Journal.read(journal, begins, pid), code)
+        more, wrong = _look_ahead([*options, *script])
+        code, pid = _run([*more, *options, *script])
+        return outcome(entrypoint, folder, Journal.read(journal, begins, pid), code, wrong)
 
 
 def _options(settings: Mapping[str, Any]) -> list[str]:
@@ -66,6 +70,19 @@ def _options(settings: Mapping[str, Any]) -> list[str]:
             text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
             options.append(f"{spec.flag}={text}")
     return options
+
+
+def _look_ahead(words: Sequence[str]) -> tuple[list[str], str]:
+    """An option for a readable log, unless a format is set or this is a service; and what is wrong with the settings.
+
+    The agent's stderr is often no terminal here: a notebook shows it, or a test runner.
+    """
+    try:
+        sources = load_settings(words, os.environ).sources
+    except UsageError as error:
+        return [], str(error)
+    is_set = sources["log_format"].layer is not Layer.DEFAULT or "JOURNAL_STREAM" in os.environ
+    return ([] if is_set else ["--log-format=console"]), ""
 
 
 def write_call(folder: Path, function: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -110,9 +127,12 @@ def _run(words: Sequence[str]) -> tuple[int, int]:
 
 
 def outcome(
-    entrypoint: Callable[..., Any] | str, folder: Path, journal: Journal, code: int
+    entrypoint: Callable[..., Any] | str, folder: Path, journal: Journal, code: int, wrong: str = ""
 ) -> dict[int, Any]:
-    """What the launch returns or raises, after the agent has exited with this code."""
+    """What the launch returns or raises, after the agent has exited with this code.
+
+    ``wrong``: what is wrong with the settings, if anything is.
+    """
     if code == ExitCode.FINISHED:
         if isinstance(entrypoint, str):
             return dict.fromkeys(journal.ranks())
@@ -124,9 +144,11 @@ def outcome(
             one.rank: ProcessFailure(one.local_rank, one.pid, one.returncode, _error_file(folder, one.pid))
             for one in failed
         }
-        raise ChildFailedError(_name(entrypoint), failures)
+        error = ChildFailedError(_name(entrypoint), failures)
+        error.add_note(f"elastic-agent: the run failed: {journal.reason}")
+        raise error
     meanings = {int(known): meaning for known, meaning in MEANINGS.items()}
-    reason = journal.reason or meanings.get(code, "see its messages")
+    reason = journal.reason or wrong or meanings.get(code, "see its messages")
     raise LaunchError(f"elastic-agent exited with code {code}: {reason}", code)
 
 
