@@ -135,7 +135,7 @@ def test_drain_of_the_store_host_says_that_its_agent_stays_and_the_node_can_retu
     cluster.wait_training("a", "b", after=second)
     assert typed("stop", "--run", "host-drain").returncode == ExitCode.FINISHED
     assert cluster.wait_end() == dict.fromkeys("ab", ExitCode.STOPPED)
-    assert host.wait(30) == ExitCode.DRAINED
+    assert host.process.wait(30) == ExitCode.DRAINED
 
 
 def test_a_failure_on_another_node_does_not_complete_a_drain(make_cluster: MakeCluster) -> None:
