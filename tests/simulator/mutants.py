@@ -678,6 +678,12 @@ _OF_NOTICES = (
         focus=("drain", "drain other", "worker fails"),
     ),
     Mutant(
+        "second-agent-leaves-for-the-first",
+        "a request to leave by an agent with the node id of another removes the other's node",
+        ((notices, "_is_of_a_second_agent", _always(False)),),
+        first=1417,
+    ),
+    Mutant(
         "does-not-leave",
         "a node without an answer to its request does not leave",
         ((node.Node, "leave_now", _always([])),),

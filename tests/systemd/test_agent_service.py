@@ -52,9 +52,9 @@ def test_the_unit_is_ready_with_the_world_and_a_stop_lets_workers_save(machine: 
     machine.systemctl("stop", job.unit)
     last = job.lines("step")[-1]["step"]
     assert job.checkpoint() == {"step": last, "why": "told"}
-    drained = {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "6", "NRestarts": "0"}
-    assert job.ended() == drained
-    assert job.status() == "drained: SIGTERM received"
+    stopped = {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "75", "NRestarts": "0"}
+    assert job.ended() == stopped, "it was the only node"
+    assert job.status() == "stopped: n1 is leaving (SIGTERM received); no other node can continue the run"
     assert left_of(processes) == []
     assert not group.exists()
 
