@@ -304,10 +304,12 @@ class NoticeRules:
             self._stop_asked = self._all_are_to_leave(seen)
 
     def _all_are_to_leave(self, seen: Seen) -> bool:
-        told, agents = self.cluster.told_to_leave, self.cluster.agents
-        return all(
-            agents[key].asked_to_leave or one[0].node_id in told for key, one in seen.items() if counts(*one)
+        agents, taking_part = (
+            self.cluster.agents,
+            [member for member, lease in seen.values() if counts(member, lease)],
         )
+        asked = {one.node_id for one in taking_part if agents[one.incarnation].asked_to_leave}
+        return {one.node_id for one in taking_part} <= asked | self.cluster.told_to_leave
 
     def _requeuer(self, plan: Plan, seen: Seen) -> None:
         """One node that is there speaks for the run outside of it; none only if no node is there."""
