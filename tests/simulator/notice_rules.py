@@ -411,16 +411,18 @@ class NoticeRules:
     def _later(self, asker: Agent, stop_request: StopRequest, look: Callable[[], None]) -> None:
         """Look when this ask must have come true, if all is well until then and was when it was uttered.
 
-        Where the coordinator is elected, a new one gives the workers their whole time again.
+        The run may have ended by then, and another one have begun under its name. Where the coordinator is elected, a
+        new one gives the workers their whole time again.
         """
         cluster = self.cluster
         left_s = stop_request.left_s * (2.0 if cluster.scenario.store_survives else 1.0)
         within_s = left_s * (1.0 + 2 * cluster.scenario.max_skew) + cluster.scenario.bound_s
         if not asker.registered or asker.session.plan is None or self.checker.final is not None:
             return
+        run_began_s = cluster.began_again_s
 
         def unless_unwell() -> None:
-            if cluster.well_for_s() >= within_s + UNWELL_S:
+            if cluster.well_for_s() >= within_s + UNWELL_S and cluster.began_again_s == run_began_s:
                 look()
 
         cluster.kernel.after(within_s, unless_unwell)
