@@ -284,7 +284,7 @@ class Checker:
         seen = self.seen_by(plan)
         history = plan.history()
         if before is None and self._knows_less(history):
-            self._forget()
+            self._forget(plan)
         if self.newest_history is None or history.newness >= self.newest_history.newness:
             self.newest_history = history
         follows = plan.version == (before.version + 1 if before is not None else 1)
@@ -317,12 +317,20 @@ class Checker:
         poorer = told.charged < known.charged or told.lease_ttl_s < known.lease_ttl_s
         return ended or poorer or told.rank < known.rank or told.life != known.life
 
-    def _forget(self) -> None:
-        """Numbers of generations, and what was charged, mean nothing any more."""
+    def _forget(self, plan: Plan) -> None:
+        """Numbers of generations, and what was charged, mean nothing any more, save for a world that goes on."""
         self.cluster.story("checker", "the run begins anew for a coordinator that knows less")
         self.forgot = True
         self.final = None
-        self.cluster.job.generations.clear()
+        goes_on = (
+            {seat.incarnation for seat in plan.world.seats}
+            if plan.phase is Phase.RUNNING and plan.world
+            else set()
+        )
+        generations = self.cluster.job.generations
+        for number in [*generations]:
+            if number != plan.generation or not generations[number].groups.keys() <= goes_on:
+                del generations[number]
 
     def begin_again(self) -> None:
         """A new run begins under the same name: above the old generations, with the whole budget."""

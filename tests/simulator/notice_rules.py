@@ -52,7 +52,7 @@ class NoticeRules:
         """Agents that have read that the run was stopped."""
         self._told_the_end: set[Agent] = set()
         """Agents that have read that the run is to end."""
-        self._newest_life = 0
+        self._newest_life = self._newest_generation = self._earlier_generations = 0
         """The life of the newest plan."""
         self._life = 0
         """How often the run was taken up again."""
@@ -69,8 +69,9 @@ class NoticeRules:
         self.checker.require(true or self.checker.forgot, f"notices: {rule}", what)
 
     def begin_again(self) -> None:
-        """A run of the same name begins; who slept through the end of this one takes part in that."""
+        """A run of the same name begins; an agent that slept through the end of this one takes part in that."""
         self._told_the_end.clear()
+        self._earlier_generations = self._newest_generation
         self._since_s.clear()
 
     # -- every plan -----------------------------------------------------------------------------
@@ -78,6 +79,7 @@ class NoticeRules:
     def published(self, store: Store, before: Plan | None, plan: Plan, seen: Seen) -> None:
         """A plan was written into a store."""
         self._newest_life = max(self._newest_life, plan.life)
+        self._newest_generation = max(self._newest_generation, plan.generation)
         if before is not None:
             fresh = self._freshly_heard(store, before, plan)
             self._given_for_a_reason(before, plan, fresh)
@@ -336,7 +338,8 @@ class NoticeRules:
         """An agent has read this plan, and not acted on it yet."""
         if plan.phase is Phase.STOPPED:
             self._know.add(agent)
-        late = plan.life < self._newest_life  # the run was taken up again meanwhile
+        resumed = plan.life < self._newest_life
+        late = resumed or plan.generation <= self._earlier_generations  # of a run that was started again
         if (
             plan.notice is not None
             and plan.notice.ends
