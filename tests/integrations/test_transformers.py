@@ -105,10 +105,9 @@ def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples
     cluster: Cluster, tmp_path: Path
 ) -> None:
     (tmp_path / "undisturbed").mkdir()
-    with Cluster(tmp_path / "undisturbed", "2", OPTIONS) as undisturbed:
+    with Cluster(tmp_path / "undisturbed", "1", OPTIONS) as undisturbed:
         undisturbed.let_finish()
-        start(undisturbed, "a", 2)
-        start(undisturbed, "b", 1)
+        start(undisturbed, "a", 3)
         assert set(undisturbed.wait_end().values()) == {ExitCode.FINISHED}, undisturbed.story()
         expected = losses(undisturbed)
 

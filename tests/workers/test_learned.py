@@ -31,7 +31,7 @@ except SpoiledError as spoiled:
 except NotLearnedError as error:
     told["why"] = str(error)
 else:
-    told.update(names=learned.names, reads=dict(learned.reads), outdated=learned.outdated())
+    told.update(names=learned.names, serial=learned.serial, reads=dict(learned.reads), outdated=learned.outdated())
 told["loaded"] = [name for name in source["watched"] if name in sys.modules]
 print(json.dumps(told))
 """
@@ -72,8 +72,15 @@ class Spawner:
             (self.packages / f"{name}.py").write_text(body)
 
     def learn(self, *names: str, changed: dict[str, str] | None = None) -> dict[str, Any]:
-        self.reported.write_text(json.dumps({"version": 1, "names": names, "changed": changed or {}}))
+        self.report(1, *names, changed=changed)
         return self._run(str(self.reported), names)
+
+    def report(self, serial: int, *names: str, changed: dict[str, str] | None = None) -> str:
+        """Write a report down as the agent does. Returns it."""
+        content = {"version": 2, "serial": serial, "names": names, "changed": changed or {}}
+        text = json.dumps(content)
+        self.reported.write_text(text)
+        return text
 
     def use_verdict(self, *watched: str) -> dict[str, Any]:
         return self._run("", watched)
@@ -147,11 +154,24 @@ def test_modules_that_do_not_survive_a_fork_are_left_out_with_those_that_import_
     assert clean["loaded"] == ["plain", "needs_plain", "draws", "tries"]
 
 
+def test_what_is_reported_during_the_imports_is_taken_in(spawner: Spawner) -> None:
+    later = spawner.report(2, "slow", "plain", "reads_variable", changed={"MY_CACHE": "plain"})
+    code = f"open({str(spawner.reported)!r}, 'w').write({later!r})"
+    (spawner.packages / "slow.py").write_text(code)
+    told = spawner.learn("slow", "plain")
+    assert told["left_out"] == [["reads_variable", "reads MY_CACHE, which the script sets before", 0]]
+    clean = spawner.use_verdict("reads_variable")
+    assert (clean["names"], clean["loaded"], clean["serial"]) == (["slow", "plain"], [], 2)
+
+
 def test_a_damaged_file_is_not_used(tmp_path: Path) -> None:
     code = """
 import sys
 from elastic_agent.workers.spawner.learned import NotLearnedError, import_learned
-for content in ("", "{", "[]", '{"version": 1}', '{"version": 1, "names": [1]}', '{"version": 0, "names": []}'):
+for content in (
+    *("", "{", "[]", '{"version": 2}', '{"version": 2, "serial": 1, "names": [1]}'),
+    *('{"version": 2, "names": []}', '{"version": 0, "serial": 1, "names": []}'),
+):
     with open(sys.argv[1], "w") as file:
         file.write(content)
     try:

@@ -14,10 +14,10 @@ import re
 import secrets
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -34,7 +34,7 @@ from .script_files import ScriptFiles
 KEPT_SCRIPTS = 100
 """For so many scripts is kept what was learned, the newest."""
 
-_VERSION = 1
+_VERSION = 2
 _MOST_NAMES = 20_000
 _MOST_VARIABLES = 1_000
 _LARGEST_MESSAGE = 1 << 18
@@ -60,6 +60,8 @@ class _Known(Struct):
     """What workers of a script reported so far: the content of a file."""
 
     version: int = _VERSION
+    serial: int = 0
+    """Increased whenever this is written."""
     names: Annotated[list[_Name], Meta(max_length=_MOST_NAMES)] = msgspec.field(default_factory=list)
     """Modules, in the order in which they were imported."""
     changed: Annotated[dict[_Name, _Name], Meta(max_length=_MOST_VARIABLES)] = msgspec.field(
@@ -84,7 +86,7 @@ class _Preparation:
     timer: asyncio.TimerHandle | None = None
     running: bool = False
     wanted: bool = False
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
 class Learning:
@@ -142,6 +144,8 @@ class Learning:
                 self._want()
             case Warm() | NotLearned() if self._next.running:
                 self._next.running = False
+                if isinstance(event, Warm) and event.serial == self._known.serial and not self._untried:
+                    self._next.wanted = False  # it has taken in what was reported meanwhile
                 self._next.timer = asyncio.get_running_loop().call_later(self._next.pause_s, self._rested)
                 self._next.pause_s = min(2 * self._next.pause_s, _PAUSE_S[1])
                 if isinstance(event, Warm):
@@ -187,9 +191,11 @@ class Learning:
     # -- spawners -------------------------------------------------------------------------------
 
     def _want(self) -> None:
-        """There is something to learn, now or after what is being done."""
+        """There is something to learn, by the spawner that is being prepared or by another one after it."""
         self._next.wanted = True
-        if self._next.timer is None and not self._next.running:
+        if self._next.running:
+            self._spawn(self._write_known())
+        elif self._next.timer is None:
             self._next.timer = asyncio.get_running_loop().call_later(_GATHER_S, self._prepare)
 
     def _rested(self) -> None:
@@ -201,19 +207,29 @@ class Learning:
         self._next.timer = None
         self._next.wanted = self._untried = False
         self._next.running = True
-        task = asyncio.get_running_loop().create_task(self._write_and_prepare())
+        self._spawn(self._write_and_prepare())
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._next.tasks.add(task)
         task.add_done_callback(self._next.tasks.discard)
 
     async def _write_and_prepare(self) -> None:
+        if await self._write_known():
+            self._guard().prepare_spawner(replace(self._config, learn=self._files.source(learn=True)))
+        else:
+            self._next.running = False
+
+    async def _write_known(self) -> bool:
+        """Write down what was reported so far. Returns whether it worked."""
+        self._known.serial += 1
         content = msgspec.json.encode(self._known)
         try:
             await self._disk.call_async("reported", lambda: self._write(content), _WRITE_S)
         except OSError as error:
-            self._next.running = False
             get_logger().debug("cannot write down what workers import", reason=str(error))
-            return
-        self._guard().prepare_spawner(replace(self._config, learn=self._files.source(learn=True)))
+            return False
+        return True
 
     def _write(self, content: bytes) -> None:
         folder = self._files.reported.parent

@@ -148,11 +148,13 @@ class GuardLost:
 class Warm:
     """The spawner has imported everything, which took `ready_s`.
 
-    `learned`: how many modules it imported because workers do.
+    `learned`: how many modules it imported because workers do; `serial`: of the newest report of theirs that it took
+    into account.
     """
 
     ready_s: float
     learned: int = 0
+    serial: int = 0
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from typing import Any
 
 from elastic_agent.files import write_atomically
 from elastic_agent.workers.spawner.installed import is_installed_file, is_own
-from elastic_agent.workers.spawner.trial import try_imports
+from elastic_agent.workers.spawner.trial import Reported, try_imports
 
-VERSION = 1
+VERSION = 2
 LARGEST_FILE = 8 * 1024 * 1024
 MOST_NAMES = 20_000
 
@@ -48,8 +48,11 @@ class Learned:
         names: Sequence[str] = (),
         files: Mapping[str, Stamp] | None = None,
         reads: Mapping[str, str] | None = None,
+        serial: int = 0,
     ) -> None:
         self.names = names
+        self.serial = serial
+        """Of the reports that were tried. The agent increases it with each that it writes down."""
         self.files = files or {}
         """Their files, as they were when they were imported."""
         self.reads = reads or {}
@@ -82,20 +85,30 @@ def import_learned(source: Mapping[str, Any], folder: str) -> Learned:
 
 
 def _learn(source: Mapping[str, Any]) -> Learned:
-    reported = _read(source["reported"])
-    names = reported["names"]
-    positions = {name: number for number, name in enumerate(names)}
-    changed = {
-        variable: positions[last] + 1 if last in positions else 0
-        for variable, last in reported["changed"].items()
-    }
+    newest: dict[str, Any] = {}
+
+    def reported() -> Reported:
+        newest.update(_read(source["reported"]))
+        positions = {name: number for number, name in enumerate(newest["names"])}
+        changed = {
+            variable: positions[last] + 1 if last in positions else 0
+            for variable, last in newest["changed"].items()
+        }
+        return newest["names"], changed
+
     before = set(sys.modules)
-    verdict = try_imports(names, changed, source["of_workers"])
+    verdict = try_imports(reported, source["of_workers"])
     files = {path: stamp for path, stamp in _files(before).items() if is_installed_file(path)}
-    learned = Learned(verdict.accepted, files, verdict.reads)
-    content = {**_about(), "names": verdict.accepted, "reads": verdict.reads, "files": learned.files}
+    learned = Learned(verdict.accepted, files, verdict.reads, newest["serial"])
+    content = {
+        **_about(),
+        "serial": learned.serial,
+        "names": verdict.accepted,
+        "reads": verdict.reads,
+        "files": learned.files,
+    }
     _write(source["verdict"], json.dumps(content).encode())
-    if len(verdict.accepted) < len(names) or verdict.left_out:
+    if len(verdict.accepted) < len(newest["names"]) or verdict.left_out:
         raise SpoiledError(verdict.left_out)
     return learned
 
@@ -117,7 +130,7 @@ def _import_by_verdict(path: str) -> Learned:
     strange = next((file for file in files if not is_installed_file(file)), None)
     if strange is not None:
         raise NotLearnedError(f"{strange} is imported by an installed module")
-    return Learned(verdict["names"], files, verdict["reads"])
+    return Learned(verdict["names"], files, verdict["reads"], verdict["serial"])
 
 
 def _files(before: set[str]) -> dict[str, Stamp]:
@@ -167,6 +180,7 @@ def _read(path: str) -> dict[str, Any]:
             and len(names) <= MOST_NAMES
             and all(isinstance(one, str) for one in names)
             and all(isinstance(one, dict) for one in maps)
+            and isinstance(content["serial"], int)
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise NotLearnedError(f"{path} cannot be read: {error}") from None

@@ -110,7 +110,8 @@ def serve(
     gc.freeze()  # or the first collection of every worker would copy all that was imported
     gc.enable()
     show_as(["elastic-spawner"], dict(os.environ))
-    _send(line, {"ready_s": time.monotonic() - started, "learned": len(learned.names)})
+    ready_s = time.monotonic() - started
+    _send(line, {"ready_s": ready_s, "learned": len(learned.names), "serial": learned.serial})
     return _fork_on_request(line, guard_pid, Preloaded(imported, learned, generators))
 
 

@@ -52,12 +52,17 @@ class Verdict:
         """Modules that may not, each with the reason and the number of further modules that import it."""
 
 
-def try_imports(names: Sequence[str], set_by_script: Mapping[str, int], of_workers: Sequence[str]) -> Verdict:
+Reported = tuple[Sequence[str], Mapping[str, int]]
+"""Modules, in the order in which the script's workers imported them; and the variables that the workers changed, with
+how many of these modules they had imported by then."""
+
+
+def try_imports(reported: Callable[[], Reported], of_workers: Sequence[str]) -> Verdict:
     """Import modules, and tell which may be preloaded.
 
     Args:
-        names: the modules, in the order in which the script's workers imported them.
-        set_by_script: variables that the workers changed, and how many of `names` they had imported by then.
+        reported: what workers have reported by now. It is called again after the imports, which take seconds, until
+            there is nothing more to import.
         of_workers: variables whose values differ between workers.
     """
     mapped = _libraries()
@@ -65,7 +70,7 @@ def try_imports(names: Sequence[str], set_by_script: Mapping[str, int], of_worke
         recorder = _Recorder(output)
         recorder.install()
         try:
-            imported = [name for name in names if _imports(name)]
+            imported, names, set_by_script = _import_all(reported)
         finally:
             recorder.uninstall()
     positions = {name: number for number, name in enumerate(names)}
@@ -74,6 +79,18 @@ def try_imports(names: Sequence[str], set_by_script: Mapping[str, int], of_worke
         for name, reason in _libraries_that_read(sorted(_libraries() - mapped), set_by_script, positions):
             recorder.faults.setdefault(name, reason)
     return recorder.verdict(imported)
+
+
+def _import_all(reported: Callable[[], Reported]) -> tuple[list[str], Sequence[str], Mapping[str, int]]:
+    """Import until nothing new is reported: what could be imported, and all that was reported."""
+    imported: list[str] = []
+    tried: set[str] = set()
+    names, set_by_script = reported()
+    while fresh := [name for name in names if name not in tried]:
+        imported += [name for name in fresh if _imports(name)]
+        tried.update(fresh)
+        names, set_by_script = reported()
+    return imported, names, set_by_script
 
 
 def _imports(name: str) -> bool:
