@@ -97,7 +97,9 @@ def test_nodes_that_leave_at_the_same_time_do_not_wait_for_each_other(
     cluster.wait_training("a", "b")
     a.terminate()
     b.terminate()
-    assert cluster.wait_end() == {"a": 6, "b": 6}, cluster.story()
+    ends = set(cluster.wait_end().values())
+    assert 75 in ends, "the run is stopped with its last node"
+    assert ends <= {6, 75}, cluster.story()
     asked, *_, over = (
         one["boottime_s"] for one in cluster.journal() if one["event"] in ("drain", "agent_ended")
     )
@@ -115,7 +117,7 @@ def test_survivors_below_min_wait_and_then_continue(make_cluster: MakeCluster) -
     b.kill_node()
     cluster.wait_event("workers_stopped", "a", generation=first)
     cluster.wait_said("a", "waiting for 1 more node (at least 2 required)", "a (1 worker)")
-    cluster.wait_said("a", "common causes: an agent that has not started yet")
+    assert "not started yet" not in a.said(), "it was there before"
     cluster.start("c", 2)
     second = cluster.wait_training("a", "c", after=first)
     assert cluster.world(second) == {"a": (1, 0), "c": (2, 1)}

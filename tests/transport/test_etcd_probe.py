@@ -115,6 +115,20 @@ def test_names_and_addresses_in_the_certificate_are_accepted(
     client.close()
 
 
+@pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
+def test_a_proxy_in_the_environment_is_not_used(
+    tls_etcd: EtcdCluster,
+    shared_etcd: EtcdCluster,
+    papers: Papers,
+    variable: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")  # discard: nothing listens
+    for cluster, access in ((shared_etcd, EtcdAccess(PREFIX)), (tls_etcd, papers.access())):
+        client, _ = Members(endpoint_of(cluster), access).dial()
+        client.close()
+
+
 def test_mutual_tls_works(mutual_etcd: EtcdCluster, papers: Papers) -> None:
     with etcd_scene(mutual_etcd, papers.access("client")) as scene:
         node = scene.joined("a")

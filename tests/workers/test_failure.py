@@ -132,6 +132,82 @@ def test_a_full_disk_is_reported_before_the_error(returncode: int, error: str, s
     assert failure.summary("n2") == f"worker n2/0 {summary}"
 
 
+OF_A_THREAD = """\
+Exception in thread Thread-1 (watch):
+Traceback (most recent call last):
+  File "threading.py", line 1038, in run
+    watch()
+KeyError: 'thread'
+"""
+AT_EXIT = """\
+Error in atexit._run_exitfuncs:
+Traceback (most recent call last):
+  File "logger.py", line 9, in close
+    file.flush()
+ValueError: I/O operation on closed file.
+"""
+IN_A_DESTRUCTOR = """\
+Exception ignored in: <function Pool.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "pool.py", line 268, in __del__
+    self._change_notifier.put(None)
+AttributeError: 'NoneType' object has no attribute 'put'
+"""
+CHAINED = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    int("x")
+ValueError: invalid literal
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+    raise RuntimeError("boom") from error
+RuntimeError: boom
+"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "tail"),
+    [
+        (OF_A_THREAD + TRACEBACK, TRACEBACK.removeprefix("step 1\n")),
+        (TRACEBACK + OF_A_THREAD, TRACEBACK.removeprefix("step 1\n")),
+        (TRACEBACK + "\n" + AT_EXIT, TRACEBACK.removeprefix("step 1\n")),
+        (IN_A_DESTRUCTOR + "\n" + TRACEBACK + "\n" + IN_A_DESTRUCTOR, TRACEBACK.removeprefix("step 1\n")),
+        ("step 1\n" + CHAINED + "\n" + AT_EXIT, CHAINED),
+    ],
+)
+def test_of_several_tracebacks_the_one_that_ended_the_script_is_shown(stderr: str, tail: str) -> None:
+    failure = describe(0, 1, "", stderr)
+    assert failure.message == "RuntimeError: boom"
+    assert failure.tail == tail.strip()
+
+
+def test_a_traceback_of_another_thread_is_shown_if_there_is_none_of_the_script() -> None:
+    assert describe(0, 1, "", OF_A_THREAD).message == "KeyError: 'thread'"
+
+
+def test_what_libraries_write_after_the_traceback_does_not_displace_it() -> None:
+    leaks = "nanobind: leaked 4 instances!\n" + " - leaked instance of type attribute\n" * 200
+    failure = describe(0, 1, "", TRACEBACK + leaks)
+    assert failure.message == "RuntimeError: boom"
+    assert failure.tail.startswith('Traceback (most recent call last):\n  File "train.py", line 3')
+
+
+def test_a_long_traceback_keeps_the_frames_of_the_script() -> None:
+    installed = (
+        '  File "/venv/lib/python3.11/site-packages/torch/nn/module.py", line 1, in call\n    return x\n'
+    )
+    inner = '  File "/home/me/model.py", line 77, in forward\n    return self.layer(x)\n'
+    outer = '  File "/home/me/train.py", line 8, in <module>\n    main()\n'
+    text = f"Traceback (most recent call last):\n{outer}{installed * 30}{inner}{installed * 30}RuntimeError: boom\n"
+    elided = "  [frames in installed packages]\n"
+    expected = f"Traceback (most recent call last):\n{outer}{elided}{inner}{elided}RuntimeError: boom"
+    assert describe(0, 1, "", text).tail == expected
+    assert describe(0, 1, recorded("RuntimeError: boom", text), "").tail == expected
+
+
 def test_sizes_are_bounded() -> None:
     lines = "".join(f"line {number} ü\n" for number in range(10_000))
     failure = describe(0, 1, recorded("E" * 10_000), lines)

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 from elastic_agent.printable import plain
 from elastic_agent.workers.signature import signature
+from elastic_agent.workers.tracebacks import Traceback, last_of_script, shortened
 
 MESSAGE_CHARACTERS = 500
 TAIL_BYTES = 2 * 1024
 
-_TRACEBACK = "Traceback (most recent call last):"
 # torch's exception hook puts the rank before every line of a traceback.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 # What the C++ runtime and Python print before they abort.
 _NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTILINE)
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 
 _HINTS = {
     "SIGKILL": "out of memory? see dmesg",
@@ -79,15 +78,18 @@ def describe(
     message, tail = _from_error_file(error_file) if error_file else ("", "")
     stderr_tail = plain(stderr_tail)
     stderr = _RANK_PREFIX.sub("", stderr_tail)
+    # 1 is the code of an exception that was not caught; with others, those in the output were.
+    trace = last_of_script(stderr) if returncode == 1 else None
     if not message:
-        message = _error_in(stderr, returncode)
+        message = _error_in(stderr, returncode, trace)
+        tail = trace.text if trace is not None else ""
     known = _one_line(message)
     return WorkerFailure(
         slot=slot,
         returncode=returncode,
         signal_name=signal_name(returncode),
         message=known,
-        tail=_last_bytes(tail or stderr_tail),
+        tail=_last_bytes(shortened(tail, TAIL_BYTES) if tail else stderr_tail),
         no_room=no_room,
         signature="" if no_room else signature(returncode, known, tail or stderr),
     )
@@ -121,16 +123,13 @@ def _from_error_file(content: str) -> tuple[str, str]:
     return plain(message["message"]), plain(stack) if isinstance(stack, str) else ""
 
 
-def _error_in(stderr: str, returncode: int) -> str:
-    """The most informative line of `stderr`: the end of the last traceback, a native error, the last line."""
+def _error_in(stderr: str, returncode: int, trace: Traceback | None) -> str:
+    """The most informative line of `stderr`: the script's last exception, a native error, the last line."""
     if returncode < 0:
         native = _NATIVE.findall(stderr)
         return native[-1] if native else ""
-    _, found, after = stderr.rpartition(_TRACEBACK)
-    if found and returncode == 1:  # the code of an uncaught exception; others had theirs caught
-        for line in after.splitlines():
-            if _EXCEPTION.match(line):
-                return line
+    if trace is not None:
+        return trace.error
     lines = [line for line in stderr.splitlines() if any(map(str.isalnum, line))]
     return lines[-1] if lines else ""
 

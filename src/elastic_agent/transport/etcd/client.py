@@ -34,6 +34,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.enable_retries", 0),  # whether a call may be repeated, only its caller knows
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # for the web: etcd is inside the cluster, and named by address here
     (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
 )
 _EXPIRED_LOGIN = ("invalid auth token", "invalid auth revision", "revision of auth store is old")
