@@ -137,8 +137,9 @@ class Endpoint:
         )
         self.store.hint_loss = self.cluster.scenario.hint_loss
         known, kept = self.cluster.checker.newest_history, self.machine.disk
-        if kind is Store and known is not None and (kept is None or kept.rank < known.rank):
-            self.may_forget = True  # its disk was full, or lost
+        knows_less = kind is Store and known is not None and (kept is None or kept.rank < known.rank)
+        if knows_less and (kept is None or self.machine.disk_is_behind):
+            self.may_forget = True  # its disk was lost, or full
         self.cluster.checker.store_opened()
         self.cluster.story(process.name, "hosts {}", self.store.store_id)
         if not self.cluster.scenario.store_survives:

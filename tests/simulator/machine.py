@@ -22,6 +22,8 @@ class Machine:
         self.disk: History | None = None
         """What this machine's state directory says of the run."""
         self.disk_is_full = False
+        self.disk_is_behind = False
+        """The last write failed."""
         self.disk_takes_s = 0.0
         """How long a coordinator waits until something is written."""
         self._rate = random.choice(
@@ -79,6 +81,7 @@ class Machine:
         """
         if self.disk is not None and history.rank < self.disk.rank:
             return
+        self.disk_is_behind = self.disk_is_full
         if self.disk_is_full:
             raise OSError(errno.ENOSPC, "no space left on device")
         self.disk = history

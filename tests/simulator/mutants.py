@@ -999,7 +999,7 @@ _ALL = (
         ((coordinator.Coordinator, "_higher_history", _above_intentions),),
         focus=("office lost", "worker fails", "drain", "lossy network"),
         hosting="etcd",
-        first=800,
+        first=1600,
     ),
     Mutant(
         "stays-below",
