@@ -16,6 +16,7 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 
 from elastic_agent.integrations.lightning import private_names
+from elastic_agent.integrations.lightning.needed_source import missing
 
 FABRICS, PYTORCHES = private_names.FABRICS, private_names.PYTORCHES
 WORKER = {
@@ -61,9 +62,7 @@ def environment_of_a_slurm_script(folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    result: dict[str, Any] = {
-        "missing": [line for root in FABRICS + PYTORCHES for line in private_names.missing(root)]
-    }
+    result: dict[str, Any] = {"missing": [line for root in FABRICS + PYTORCHES for line in missing(root)]}
     result["without"] = {"callbacks": callbacks(), "adapted": adapted()}
     os.environ.update(WORKER, ELASTIC_AGENT_LIGHTNING_DISABLE="heartbeats, heartbeets")
     vars(pytorch_lightning)["__version__"] = "2.9.1"

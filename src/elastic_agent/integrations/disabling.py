@@ -23,10 +23,8 @@ def enabled(
     names = [name.strip() for name in text.split(",") if name.strip()]
     known = {str(feature): feature for feature in features}
     unknown = [name for name in names if name not in known]
-    complaint = (
-        f"{variable}={text!r}: no such feature: {', '.join(unknown)}; expected a comma-separated list of "
-        f"{', '.join(known)}"
-    )
-    return frozenset(features) - {known[name] for name in names if name in known}, [
-        complaint
-    ] if unknown else []
+    wanted = frozenset(features) - {known[name] for name in names if name in known}
+    if not unknown:
+        return wanted, []
+    listed = f"{', '.join(unknown)}; expected a comma-separated list of {', '.join(known)}"
+    return wanted, [f"{variable}={text!r}: no such feature: {listed}"]

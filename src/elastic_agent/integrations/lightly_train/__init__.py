@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 
-from elastic_agent.integrations.disabling import enabled
+from elastic_agent.integrations.adapting import adapt
 from elastic_agent.integrations.lightly_train.features import Feature
-from elastic_agent.integrations.say import say_once
 from elastic_agent.worker_variables import GENERATION, LIGHTLY_TRAIN_DISABLE
 
 __all__ = ["install"]
@@ -22,7 +21,4 @@ def install() -> None:
         return
     from elastic_agent.integrations.lightly_train import private_names
 
-    features, unknown = enabled(os.environ, LIGHTLY_TRAIN_DISABLE, Feature)
-    problems = private_names.apply(features)
-    if problems is not None:
-        say_once([*unknown, *problems])
+    adapt(LIGHTLY_TRAIN_DISABLE, Feature, private_names.apply)

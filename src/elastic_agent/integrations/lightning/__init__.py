@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 
-from elastic_agent.integrations.disabling import enabled
+from elastic_agent.integrations.adapting import adapt
 from elastic_agent.integrations.lightning.features import Feature
-from elastic_agent.integrations.say import say_once
 from elastic_agent.worker_variables import GENERATION, LIGHTNING_DISABLE
 
 TYPE_CHECKING = False
@@ -42,8 +41,4 @@ def _adapt() -> frozenset[Feature]:
         return frozenset()
     from elastic_agent.integrations.lightning import private_names
 
-    features, unknown = enabled(os.environ, LIGHTNING_DISABLE, Feature)
-    problems = private_names.apply(features)
-    if problems is not None:
-        say_once([*unknown, *problems])
-    return features
+    return adapt(LIGHTNING_DISABLE, Feature, private_names.apply)

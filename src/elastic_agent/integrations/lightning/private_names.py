@@ -2,7 +2,7 @@
 
 Lightning exists twice: ``lightning`` contains ``lightning.fabric`` and ``lightning.pytorch``; ``lightning_fabric`` and
 ``pytorch_lightning`` are the same code under other names. Whatever of them is loaded is adapted.
-:func:`missing` reports what a new version of Lightning has changed; a test calls it.
+:mod:`.needed_source` lists what the replacements depend on in Lightning's source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_agent.integrations.inspection import Versions, loaded, source_of
+from elastic_agent.integrations.inspection import Versions, loaded
 from elastic_agent.integrations.lightning.features import Feature
 
 TESTED = Versions((2, 6), (2, 7))
@@ -430,14 +430,14 @@ def _untested(root: str) -> list[str]:
 
 def _replace(root: str, one: Adaptation) -> bool:
     try:
-        owner, original = _find(root, one)
+        owner, original = find(root, one)
     except LookupError:
         return False
     setattr(owner, one.name, one.replace(original))
     return True
 
 
-def _find(root: str, one: Adaptation) -> tuple[type, Any]:
+def find(root: str, one: Adaptation) -> tuple[type, Any]:
     """The class and its present attribute; LookupError: there is none."""
     try:
         owner = getattr(importlib.import_module(f"{root}.{one.module}"), one.owner)
@@ -448,7 +448,7 @@ def _find(root: str, one: Adaptation) -> tuple[type, Any]:
 
 def in_place(root: str, one: Adaptation) -> bool:
     """Whether the attribute is this module's replacement."""
-    owner, attribute = _find(root, one)
+    owner, attribute = find(root, one)
     function: Any = attribute.fget if isinstance(attribute, property) else getattr(owner, one.name)
     return bool(function.__code__.co_filename == __file__)
 
@@ -496,119 +496,3 @@ def continue_progress_bar(trainer: Any, module: Any) -> None:
         # Steps of earlier generations do not count for the rate.
         tqdm.initial = tqdm.n = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         tqdm.refresh()
-
-
-# -- what a new version may have changed ---------------------------------------------------------
-
-_NEEDED_IN_SOURCE = (
-    (
-        FABRICS,
-        "plugins.environments.torchelastic",
-        "TorchElasticEnvironment.validate_settings",
-        ("ValueError",),
-    ),
-    (
-        FABRICS,
-        "strategies.launchers.subprocess_script",
-        "_SubprocessScriptLauncher.launch",
-        ("validate_settings",),
-    ),
-    (
-        FABRICS,
-        "fabric",
-        "Fabric.__init__",
-        ("self._connector = ", "_configure_callbacks(", "_prepare_run_method()"),
-    ),
-    (
-        PYTORCHES,
-        "trainer.trainer",
-        "Trainer.__init__",
-        ("_callback_connector.on_trainer_init(", "_data_connector.on_trainer_init("),
-    ),
-    (
-        PYTORCHES,
-        "trainer.trainer",
-        "Trainer.save_checkpoint",
-        ("filepath", "weights_only", "strategy.barrier"),
-    ),
-    (
-        PYTORCHES,
-        "trainer.connectors.checkpoint_connector",
-        "_CheckpointConnector._restore_modules_and_callbacks",
-        ("self.resume_start(checkpoint_path, weights_only=weights_only)", "self.restore_callbacks()"),
-    ),
-    (
-        PYTORCHES,
-        "loops.training_epoch_loop",
-        "_TrainingEpochLoop.advance",
-        ("self._broadcast_sigterm_tensor()", "self._skip_next_val = True", "self.restarted_on_last"),
-    ),
-    (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop.on_advance_end", ("self._skip_next_val",)),
-    (
-        PYTORCHES,
-        "plugins.io.async_plugin",
-        "AsyncCheckpointIO",
-        ("self._executor = ThreadPoolExecutor(max_workers=1)", "self._error = ex"),
-    ),
-    (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._should_accumulate", ("self",)),
-    (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._should_check_val_fx", ("data_fetcher",)),
-    (PYTORCHES, "loops.training_epoch_loop", "_TrainingEpochLoop._num_ready_batches_reached", ("self",)),
-    (PYTORCHES, "loops.fit_loop", "_FitLoop.update_restart_stage", ("RESTARTED_MID_EPOCH",)),
-    (
-        PYTORCHES,
-        "loops.fit_loop",
-        "_FitLoop.setup_data",
-        ("self._combined_loader is not None and not self._should_reload_train_dl",),
-    ),
-    (
-        PYTORCHES,
-        "loops.training_epoch_loop",
-        "_TrainingEpochLoop.on_run_start",
-        ("data_fetcher.fetched += self.batch_progress.current.ready",),
-    ),
-    (
-        PYTORCHES,
-        "trainer.connectors.data_connector",
-        "_DataConnector._prepare_dataloader",
-        (
-            "dataloader: object, shuffle: bool, mode: RunningStage",
-            "_update_dataloader(dataloader, sampler, mode=mode)",
-        ),
-    ),
-    (
-        PYTORCHES,
-        "trainer.connectors.signal_connector",
-        "_SignalConnector.teardown",
-        ("self._original_handlers",),
-    ),
-    *(
-        (
-            roots,
-            module,
-            f"{owner}._lazy_init_strategy",
-            ("_parallel_devices", "_num_nodes_flag", "_configure_launcher"),
-        )
-        for roots, module, owner in (
-            (FABRICS, "connector", "_Connector"),
-            (PYTORCHES, "trainer.connectors.accelerator_connector", "_AcceleratorConnector"),
-        )
-    ),
-)
-
-
-def missing(root: str) -> list[str]:
-    """How the Lightning that is imported as ``root`` differs from what this module needs; each entry is a sentence."""
-    problems = []
-    for one in ADAPTATIONS:
-        if root in one.roots:
-            try:
-                _find(root, one)
-            except LookupError:
-                problems.append(f"{root}.{one} no longer exists: {one.feature} replaces it")
-    for roots, module, path, needed in _NEEDED_IN_SOURCE:
-        if root in roots:
-            source = source_of(f"{root}.{module}", path)
-            problems += [
-                f"{root}.{module}.{path} no longer contains {text!r}" for text in needed if text not in source
-            ]
-    return problems

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_agent.integrations.disabling import enabled
-from elastic_agent.integrations.say import say_once
+from elastic_agent.integrations.adapting import adapt
 from elastic_agent.integrations.transformers.features import Feature
 from elastic_agent.worker_variables import GENERATION, TRANSFORMERS_DISABLE
 
@@ -29,10 +28,7 @@ def install() -> None:
         return
     from elastic_agent.integrations.transformers import private_names
 
-    features, unknown = enabled(os.environ, TRANSFORMERS_DISABLE, Feature)
-    problems = private_names.apply(features)
-    if problems is not None:
-        say_once([*unknown, *problems])
+    adapt(TRANSFORMERS_DISABLE, Feature, private_names.apply)
 
 
 def __getattr__(name: str) -> Any:
