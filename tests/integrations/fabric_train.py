@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
+from notes import note  # isort: skip
+
 import argparse
-import json
-import os
 import time
 from pathlib import Path
 
 import lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-
-
-def note(folder: Path, kind: str, **more: object) -> None:
-    line = {
-        "kind": kind,
-        "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
-        "node_id": os.environ["ELASTIC_AGENT_NODE_ID"],
-        "worker_id": os.environ["ELASTIC_AGENT_WORKER_ID"],
-        "generation": int(os.environ["ELASTIC_AGENT_GENERATION"]),
-        "restarts": int(os.environ["ELASTIC_AGENT_RESTARTS"]),
-        "pid": os.getpid(),
-        **more,
-    }
-    handle = os.open(folder / "steps.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(handle, (json.dumps(line) + "\n").encode())
-    os.close(handle)
 
 
 def main() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from notes import note  # isort: skip
+
 import argparse
-import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +17,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 IMAGES = 24
 
 
-def note(folder: Path, kind: str, **more: object) -> None:
-    line = {
-        "kind": kind,
-        "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
-        "node_id": os.environ["ELASTIC_AGENT_NODE_ID"],
-        "worker_id": os.environ["ELASTIC_AGENT_WORKER_ID"],
-        "generation": int(os.environ["ELASTIC_AGENT_GENERATION"]),
-        "restarts": int(os.environ["ELASTIC_AGENT_RESTARTS"]),
-        "pid": os.getpid(),
-        "rank": int(os.environ["RANK"]),
-        **more,
-    }
-    handle = os.open(folder / "steps.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.write(handle, (json.dumps(line) + "\n").encode())
-    os.close(handle)
-
-
 def note_steps(folder: Path) -> None:
     """Note the number of each step, as the optimizer counts them."""
 
     def step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         number = int(next(iter(optimizer.state.values()))["step"])
-        note(folder, "step", step=number)
+        note(folder, "step", rank=int(os.environ["RANK"]), step=number)
         if (folder / "finish").exists() and number % 5 == 0:
             os._exit(0)
 
     register_optimizer_step_post_hook(step)
-    note(folder, "born")
+    note(folder, "born", rank=int(os.environ["RANK"]))
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ Its numbers of devices and nodes are wrong in every world of the tests.
 
 from __future__ import annotations
 
+from notes import note  # isort: skip
+
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -38,22 +39,9 @@ class Line(lightning.LightningModule):
         self.noted = 0
 
     def note(self, kind: str, **more: object) -> None:
-        line = {
-            "kind": kind,
-            "boottime_s": time.clock_gettime(time.CLOCK_BOOTTIME),
-            "node_id": os.environ["ELASTIC_AGENT_NODE_ID"],
-            "worker_id": os.environ["ELASTIC_AGENT_WORKER_ID"],
-            "generation": int(os.environ["ELASTIC_AGENT_GENERATION"]),
-            "restarts": int(os.environ["ELASTIC_AGENT_RESTARTS"]),
-            "rank": self.trainer.global_rank,
-            "pid": os.getpid(),
-            "epoch": self.trainer.current_epoch,
-            "step": self.trainer.global_step,
-            **more,
-        }
-        handle = os.open(self.folder / "steps.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(handle, (json.dumps(line) + "\n").encode())
-        os.close(handle)
+        trainer = self.trainer
+        place = {"rank": trainer.global_rank, "epoch": trainer.current_epoch, "step": trainer.global_step}
+        note(self.folder, kind, **{**place, **more})
 
     def on_train_start(self) -> None:
         strategy = self.trainer.strategy

@@ -27,6 +27,7 @@ def test_a_job_is_requeued_at_its_time_limit_and_loses_no_step(
     script.unlink()
     script.write_text(
         f"import runpy, sys; sys.argv[1:] = {['--folder', '.', *arguments]}\n"
+        f"sys.path.insert(0, {str(original.parent)!r})\n"
         f"runpy.run_path({str(original)!r}, run_name='__main__')"
     )
     job = slurm.submit(DEPLOY / "elastic.sbatch", *SMALL, "--nodes=2", folder=folder)
