@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -25,6 +28,7 @@ from elastic_agent.protocol.records import (
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.values import Endpoint
 from tests.cli.support import COMMAND, clean_environment, elastic_agent
+from tests.ports import free_port
 
 POLICY = Policy(min_nodes=1, max_nodes=2)
 WORLD = World(7, (Seat("n1", "old", "10.0.0.1", 1, 0),), Address("10.0.0.1", 1234), "n1")
@@ -73,6 +77,31 @@ def test_a_node_that_left_a_running_run_keeps_its_history(backend: C10dBackend) 
     assert (plan.phase, plan.generation, plan.charged) == (Phase.FORMING, 8, 2)
 
 
+def lines_until(stream: IO[str], words: str) -> Iterator[str]:
+    """Lines of a log, the one with these words included."""
+    for line in stream:
+        yield line
+        if words in line:
+            return
+
+
+@contextlib.contextmanager
+def started(script: Path, *options: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """An agent, from when its worker, which then waits, is up."""
+    script.write_text("print('up', flush=True); input()\n")
+    with subprocess.Popen(
+        [*COMMAND, *options, str(script)],
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **{"stderr": subprocess.DEVNULL, **streams},
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == "up\n"
+        yield agent
+
+
 @pytest.mark.parametrize(
     ("options", "left"), [([], []), (["--rdzv-id", "mine"], ["mine.run"])], ids=["unnamed", "named"]
 )
@@ -80,18 +109,9 @@ def test_a_killed_single_agent_leaves_only_a_history_that_can_be_resumed(
     tmp_path: Path, options: list[str], left: list[str]
 ) -> None:
     """Its port is a random one, so without a name its next life is another run in any case."""
-    script = tmp_path / "train.py"
-    script.write_text("print('up', flush=True); input()\n")
-    with subprocess.Popen(
-        [*COMMAND, "--state-dir", str(tmp_path / "state"), *options, str(script)],
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as agent:
-        assert agent.stdout is not None
-        assert agent.stdout.readline() == b"up\n"
+    with started(tmp_path / "train.py", "--state-dir", str(tmp_path / "state"), *options) as agent:
         agent.kill()
+        assert agent.stdout is not None
         agent.stdout.read()  # until its workers are gone, too
     kept = [path.name for folder in ("jobs", "runs") for path in (tmp_path / "state" / folder).glob("*")]
     assert kept == left
@@ -102,20 +122,10 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
     tmp_path: Path, options: list[str]
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text("print('up', flush=True); input()\n")
-    command = [*COMMAND, "--state-dir", str(tmp_path / "state"), "--log-format", "console"]
-    with subprocess.Popen(
-        [*command, *options, str(script)],
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as agent:
-        assert agent.stdout is not None
-        assert agent.stderr is not None
-        assert agent.stdout.readline() == "up\n"
+    common = ["--state-dir", str(tmp_path / "state"), "--log-format", "console"]
+    with started(script, *common, *options, stderr=subprocess.PIPE) as agent:
         agent.terminate()
+        assert agent.stderr is not None
         log = agent.stderr.read()
     assert agent.returncode == ExitCode.STOPPED, log
     assert "is leaving (SIGTERM received); no other node can continue the run" in log
@@ -127,28 +137,39 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
     assert resumed, log
     run_id = resumed[1] or "mine"
     script.write_text("")
-    again = elastic_agent(*command[len(COMMAND) :], "--rdzv-id", run_id, str(script))
+    again = elastic_agent(*common, "--rdzv-id", run_id, str(script))
     assert again.returncode == 0, again.stderr
     if options:  # without a name, the store of the first start had another port
         assert "generation 2: resuming the run after generation 1, in which it was stopped" in again.stderr
-        another = elastic_agent(*command[len(COMMAND) :], "--rdzv-id", run_id, str(script))
+        another = elastic_agent(*common, "--rdzv-id", run_id, str(script))
         assert "generation 3: a run with this id finished before, in generation 2" in another.stderr
+
+
+def test_nothing_is_to_be_resumed_if_no_worker_was_started(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    options = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--nnodes", "2"]
+    with subprocess.Popen(
+        [*COMMAND, *options, "--rdzv-endpoint", f"127.0.0.1:{free_port()}", str(script)],
+        env=clean_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as agent:
+        assert agent.stderr is not None
+        log = "".join(lines_until(agent.stderr, "waiting for 1 more node"))
+        agent.terminate()
+        log += agent.stderr.read()
+    assert agent.returncode == ExitCode.STOPPED, log
+    assert "the run was stopped" in log
+    assert "to resume" not in log
 
 
 def test_a_single_agent_that_was_killed_resumes_its_run(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("print('up', flush=True); input()\n")
     options = ["--state-dir", str(tmp_path / "state"), "--log-format", "console", "--rdzv-id", "mine"]
-    with subprocess.Popen(
-        [*COMMAND, *options, str(script)],
-        env=clean_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as agent:
-        assert agent.stdout is not None
-        assert agent.stdout.readline() == b"up\n"
+    with started(script, *options) as agent:
         agent.kill()
+        assert agent.stdout is not None
         agent.stdout.read()
     script.write_text("")
     again = elastic_agent(*options, str(script))

@@ -361,7 +361,9 @@ class Agent(ElasticAgent):
             done = await requeue(self._settings, self._job)
         if done is not None:
             self._publish(events.Requeued(done.level == "error", done.text))
-        if ending.outcome is Outcome.STOPPED and not decision.requeued:
+        plan = ending.plan
+        has_run = plan is not None and (plan.world is not None or plan.generation > 1)
+        if ending.outcome is Outcome.STOPPED and has_run and not decision.requeued:
             self._log.info(how_to_resume(self._settings, self._backend.run_id or "", self._job))
 
     async def _status(self) -> str:
