@@ -22,7 +22,7 @@ FLOORS = [
     {"agent", "launcher", "torchrun"},
     {"workers", "rendezvous"},
     {"integrations"},
-    {"transport", "config", "data"},
+    {"transport", "config", "data", "diagnosis"},
     {"protocol", "client", "logs"},
     {"exit_codes", "sd_notify", "values"},
     {"files", "linux", "printable", "worker_variables"},
