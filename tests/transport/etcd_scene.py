@@ -9,12 +9,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from elastic_agent.protocol.codec import encode
-from elastic_agent.protocol.records import Plan
+from elastic_agent.protocol.records import History, Plan
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
 from elastic_agent.transport.base import UnreachableError
 from elastic_agent.transport.etcd import (
     EtcdLink,
+    EtcdReportLink,
     KeptLeases,
     Leadership,
     RunKeys,
@@ -96,6 +97,12 @@ class EtcdScene(Scene):
         if run_id not in self._terms:
             self._terms[run_id] = self.leadership(run_id)
         return sharing_office(self._terms[run_id], self.client())
+
+    def reports(self, run_id: str = "run") -> EtcdReportLink:
+        return EtcdReportLink(self.client(), self.keys(run_id), self.kept)
+
+    def end_run(self) -> None:
+        self.coordinator().remove_run(History(1))
 
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
         return self.coordinator(run_id).wait

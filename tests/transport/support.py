@@ -30,7 +30,7 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.transport import c10d
-from elastic_agent.transport.base import CoordinatorLink, NodeLink
+from elastic_agent.transport.base import CoordinatorLink, NodeLink, ReportLink
 from elastic_agent.transport.c10d.plans import _pack
 from elastic_agent.transport.c10d.store import StoreClient
 from elastic_agent.values import Endpoint
@@ -109,6 +109,14 @@ class Scene(ABC):
         """A connection of the coordinator."""
 
     @abstractmethod
+    def reports(self, run_id: str = "run") -> ReportLink:
+        """A connection for reports."""
+
+    @abstractmethod
+    def end_run(self) -> None:
+        """Have the coordinator remove the run."""
+
+    @abstractmethod
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
         """Waits, for at most the given time, for hints to the run's coordinator; from the beginning on."""
 
@@ -154,6 +162,14 @@ class C10dScene(Scene):
     def coordinator(self, run_id: str = "run") -> c10d.C10dCoordinatorLink:
         client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
         return c10d.C10dCoordinatorLink(client, run_id, self.complaints.append)
+
+    def reports(self, run_id: str = "run") -> ReportLink:
+        return c10d.dial_reports(self.endpoint, run_id, PATIENCE_S)
+
+    def end_run(self) -> None:
+        coordinator = self.coordinator()
+        coordinator.read(None)
+        assert coordinator.remove_run()
 
     def hints(self, run_id: str = "run") -> Callable[[float], list[str]]:
         inbox = self.host.inbox()

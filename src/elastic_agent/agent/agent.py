@@ -24,6 +24,8 @@ from elastic_agent.agent.control.socket import ControlSocket
 from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
+from elastic_agent.agent.reporting.run_observer import RunObserver
+from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
@@ -51,6 +53,7 @@ from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.handler import AgentRendezvous
+from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.transport import NotAStoreError, TransportError
@@ -73,6 +76,9 @@ RECORD_TIMEOUT_S = 1.0
 
 LAST_ANSWERS_S = 2.0
 """How long sending the last answers to ``drain`` and ``stop`` may take."""
+
+SETTLE_S = 5.0
+"""How long the last reports on the run may take at the end."""
 
 OUTPUT_PATIENCE_S = 5.0
 """How long writing the last lines of workers' output may take at the end."""
@@ -308,21 +314,35 @@ class Agent(ElasticAgent):
             join_timeout_s=settings.join_timeout,
             hang_timeout_s=settings.hang_timeout,
         )
-        self._supervisor = Supervisor(parts)
+        supervisor = self._supervisor = Supervisor(parts)
+        observer = RunObserver(
+            run_id=run_id,
+            node_id=lock.node_id,
+            endpoint=lambda: self._backend.shown,
+            reports=Reports(self._backend.connect_reports),
+            files=StatusFiles(settings.state_dir, run_id, lock.node_id),
+            progress=lambda: supervisor.progress,
+            explain=lambda world, plan, reports: "",
+        )
+        self._publish.subscribe(observer.on_event)
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots, boot_id(), pid_namespace()))
-        self._signals.attend(self._supervisor, lock.node_id)
+        self._signals.attend(supervisor, lock.node_id)
         commands = Commands(
-            self._supervisor,
+            supervisor,
             run_id,
             lock.node_id,
             settings.shutdown_timeout,
             settings.notice_time,
             hosts_store=lambda: bool(self._backend.busy_with),
+            status=observer.status,
         )
         control = await self._listen(commands)
         try:
-            ending = await self._supervisor.run()
+            ending = await supervisor.run()
+            await observer.settle(SETTLE_S)
         finally:
+            self._publish.unsubscribe(observer.on_event)
+            observer.close()
             if control is not None:
                 await control.close(LAST_ANSWERS_S)
         self._publish(events.AgentEnded(ending.outcome, ending.reason))

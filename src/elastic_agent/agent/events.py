@@ -14,6 +14,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Announce, Cause, Depart, Failure, Grace, Notice, Outcome
 from elastic_agent.rendezvous.events import SessionEvent
 from elastic_agent.workers.cleanup.generation import Cleared
+from elastic_agent.workers.failure import WorkerFailure
 from elastic_agent.workers.guard.client import GuardEvent
 
 
@@ -161,6 +162,31 @@ class WorkersStopping(AgentEvent):
 
 
 @dataclass(frozen=True)
+class WorkerEnd:
+    """How one worker ended."""
+
+    slot: int
+    pid: int
+    returncode: int
+    ended_s: float
+    """Seconds since 1970."""
+    stopping: bool
+    """Its agent was stopping it by then."""
+    step: int
+    """The last step that it reported by a heartbeat; 0: none."""
+    failure: WorkerFailure | None
+    """What it wrote about its end; None if that was in order."""
+
+
+@dataclass(frozen=True)
+class GenerationEnded(AgentEvent):
+    """How all workers of this node ended in a generation; comes some time after the last of them."""
+
+    generation: int
+    workers: tuple[WorkerEnd, ...]
+
+
+@dataclass(frozen=True)
 class StacksRequested(AgentEvent):
     """The workers of these slots write their stacks to stderr before they are stopped."""
 
@@ -216,6 +242,10 @@ class Publisher:
     def subscribe(self, subscriber: Subscriber) -> None:
         """Hand it every event from now on; its first exception is logged, and none affects other subscribers."""
         self._subscribers.append(subscriber)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Hand it no more events."""
+        self._subscribers.remove(subscriber)
 
     def __call__(self, event: Event) -> None:
         """Publish an event."""

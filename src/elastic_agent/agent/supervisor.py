@@ -15,7 +15,7 @@ from typing import Any
 
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.interruptions import StopSignals
-from elastic_agent.agent.worker_group.runner import Runner
+from elastic_agent.agent.worker_group.runner import Progress, Runner
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Activity, Cause, Failure, FailureKind, Grace, Notice, Outcome, Plan, World
@@ -139,6 +139,11 @@ class Supervisor:
     def step(self) -> int | None:
         """The newest step that a worker of this node reported; None while none runs, or none reports any."""
         return self._runner.step
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the workers of this node do; None while none runs."""
+        return self._runner.progress
 
     # -- life -----------------------------------------------------------------------------------
 

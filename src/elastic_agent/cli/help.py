@@ -17,6 +17,8 @@ _HEAD = """\
 Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
        elastic-agent serve [OPTIONS]               host the rendezvous store on a machine that does not train
        elastic-agent settings [OPTIONS] [--json]   print the effective settings and the source of each
+       elastic-agent status [RUN]                  show the status of a run: nodes, workers, restarts, history
+       elastic-agent why [RUN]                     print why the generations of a run failed
        elastic-agent drain [NODE]                  gracefully remove a node from its run
        elastic-agent stop                          gracefully shut down a run on all nodes
        elastic-agent stacks [RUN]                  dump the Python stacks of this machine's workers

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TextIO
 
-from elastic_agent.cli import control, run, serve, settings, stacks, version
+from elastic_agent.cli import control, run, serve, settings, stacks, status, version
 from elastic_agent.cli.help import help_page
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.sources.command_line import HelpRequested, VersionRequested
@@ -30,8 +30,10 @@ COMMANDS: dict[str, Command] = {
     "serve": serve.serve,
     "settings": settings.settings,
     "stacks": stacks.stacks,
+    "status": status.status,
     "stop": control.stop,
     "version": version.version,
+    "why": status.why,
 }
 
 

@@ -7,8 +7,10 @@ Fields that a newer version adds are ignored.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
 
 from elastic_agent.protocol import Count, Generation, Host, LongText, Name, Signature, Text
@@ -87,7 +89,6 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
 class NodeReport(Struct, frozen=True, omit_defaults=True):
     """What a node observed of its workers in one generation, and of its machine."""
 
-    version: int
     node_id: Name
     incarnation: Name
     generation: Generation
@@ -100,3 +101,42 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     """Observations of the machine by name, taken when a worker failed, such as ``oom_kills`` or ``disk_full``."""
     is_final: bool = False
     """No worker of this generation runs on the node any more."""
+
+
+class Bulletin(Struct, frozen=True):
+    """What a node keeps in the store: its newest reports, one for each of the last generations, the newest last."""
+
+    version: int
+    reports: tuple[NodeReport, ...]
+
+
+KEPT_REPORTS = 3
+"""Of how many generations: the other nodes may read a report when the next generation has ended already."""
+
+LONGEST_BULLETIN = 256 * 1024
+"""Bytes; tails and stacks are left out of a bulletin that would be longer."""
+
+
+def encode_bulletin(reports: Sequence[NodeReport]) -> bytes:
+    """A node's reports as they are stored, at most :data:`LONGEST_BULLETIN` bytes."""
+    kept = tuple(reports)[-KEPT_REPORTS:]
+    data = msgspec.json.encode(Bulletin(REPORT_VERSION, kept))
+    if len(data) > LONGEST_BULLETIN:
+        data = msgspec.json.encode(Bulletin(REPORT_VERSION, tuple(map(_without_texts, kept))))
+    return data
+
+
+def _without_texts(report: NodeReport) -> NodeReport:
+    bare = tuple(msgspec.structs.replace(one, tail="", stack="") for one in report.workers)
+    return msgspec.structs.replace(report, workers=bare)
+
+
+def decode_bulletin(data: bytes) -> tuple[NodeReport, ...]:
+    """The reports in these bytes; empty if they are none, or of another version."""
+    if len(data) > 2 * LONGEST_BULLETIN:
+        return ()
+    try:
+        bulletin = msgspec.json.decode(data, type=Bulletin)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ()
+    return bulletin.reports if bulletin.version == REPORT_VERSION else ()

@@ -107,3 +107,28 @@ class CoordinatorLink(Protocol):
 
     def forget(self, incarnation: str) -> None:
         """Remove an incarnation's records."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Everything that a store holds about a run, for people who ask; no decision depends on it."""
+
+    plan: Plan | None = None
+    status: str = ""
+    """What the coordinator is waiting for, in words."""
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    reports: Mapping[str, bytes] = field(default_factory=dict)
+    """The reports of each node, by node id, as the node wrote them."""
+
+
+class ReportLink(Protocol):
+    """A connection over which a node exchanges reports with the other nodes of its run."""
+
+    def write_report(self, node_id: str, data: bytes) -> None:
+        """Replace the node's reports. A write that arrives late may replace a newer one."""
+
+    def read_run(self) -> RunView:
+        """All that the store holds about the run."""
+
+    def close(self) -> None:
+        """Close the connection; never blocks."""

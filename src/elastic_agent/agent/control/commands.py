@@ -6,9 +6,10 @@ exited, so that the machine can be rebooted; or it states that this could not be
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from elastic_agent.agent.supervisor import Ending, Supervisor
+from elastic_agent.diagnosis.status import RunStatus
 from elastic_agent.protocol import Cause, Outcome, names
 
 from .socket import Answer, Command
@@ -25,12 +26,24 @@ class Commands:
         drain_s: float,
         stop_s: float,
         hosts_store: Callable[[], bool],
+        status: Callable[[], Awaitable[RunStatus]],
     ) -> None:
-        """``drain_s``, ``stop_s``: how long workers have; ``hosts_store``: whether the run needs this agent's store."""
+        """Serve commands.
+
+        Args:
+            supervisor: carries them out.
+            run_id: the run.
+            node_id: this node.
+            drain_s: how long workers have after ``drain``.
+            stop_s: the same after ``stop``.
+            hosts_store: whether the run needs this agent's store.
+            status: determines the status of the run.
+        """
         self._supervisor = supervisor
         self._run_id = run_id
         self._node_id = node_id
         self._hosts_store = hosts_store
+        self._status = status
         self._times = {"drain": drain_s, "stop": stop_s}
 
     async def act(self, command: Command) -> AsyncIterator[Answer]:
@@ -38,6 +51,8 @@ class Commands:
         match command.do:
             case "describe":
                 yield Answer(run_id=self._run_id, node=self._node_id, nodes=self._nodes())
+            case "status":
+                yield Answer(run_id=self._run_id, node=self._node_id, status=await self._status())
             case "drain":
                 async for answer in self._drain(command):
                     yield answer

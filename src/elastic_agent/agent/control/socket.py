@@ -21,9 +21,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from elastic_agent.diagnosis.status import RunStatus
 from elastic_agent.protocol import Name, Seconds
 
 LONGEST_LINE = 16 * 1024
+"""Of a command, bytes."""
+
+LONGEST_ANSWER = 16 * 1024 * 1024
+"""Bytes; the status of a run with many nodes and generations is long."""
 
 ANSWER_S = 2.0
 """How long an agent may take to describe itself, before it counts as unable to."""
@@ -42,7 +47,7 @@ class Command(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     """A request of a user of this machine."""
 
     do: Annotated[str, Meta(max_length=32)]
-    """describe, drain or stop."""
+    """describe, status, drain or stop."""
     node: Name | None = None
     """drain: the node that is to leave; None: that of the agent that receives this."""
     left_s: Seconds | None = None
@@ -63,6 +68,8 @@ class Answer(Struct, frozen=True, omit_defaults=True):
     node: str = ""
     nodes: tuple[str, ...] = ()
     """describe: the nodes of the present world."""
+    status: RunStatus | None = None
+    """status: of the run."""
 
 
 Act = Callable[[Command], AsyncIterator[Answer]]
@@ -184,7 +191,7 @@ async def command(address: AgentAddress, wanted: Command) -> AsyncGenerator[Answ
         OSError: there is no such agent any more, or the socket is another user's.
         ValueError: what it answers is not this protocol.
     """
-    reader, writer = await asyncio.open_unix_connection(f"\0{address.name}", limit=LONGEST_LINE)
+    reader, writer = await asyncio.open_unix_connection(f"\0{address.name}", limit=LONGEST_ANSWER)
     try:
         if _peer(writer.get_extra_info("socket")) != address.uid:
             raise PermissionError(f"the socket {address.name} belongs to another user")

@@ -28,6 +28,7 @@ from elastic_agent.workers.guard import client as guard_events
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
+from .endings import report_endings
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
@@ -81,6 +82,17 @@ class _Running:
         return self.context.exits
 
 
+@dataclass(frozen=True)
+class Progress:
+    """What the running workers of this node do."""
+
+    generation: int
+    pids: Mapping[int, int]
+    """By slot; those that have not ended."""
+    steps: Mapping[int, int]
+    """The last step that each reported by a heartbeat; 0: none."""
+
+
 class Runner:
     """The workers of this node, at most one generation at a time."""
 
@@ -119,6 +131,16 @@ class Runner:
             return None
         beats = (running.heartbeats.read(slot) for slot in running.pids)
         return max((step for _, step in beats if step), default=None)
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the present workers do; None while none runs."""
+        running = self._running
+        if running is None or running.gone:
+            return None
+        pids = {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
+        steps = {slot: running.heartbeats.read(slot)[1] for slot in pids}
+        return Progress(running.generation, pids, steps)
 
     def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``Spawned`` or ``WorkersFailed`` follows."""
@@ -205,6 +227,7 @@ class Runner:
         self._cancel_notice_poll()
         if running is not None:
             running.context.handle(lost)
+            self._report_endings(running)
             running.context.close_later()
             self._close_heartbeats(running)
             running.cleanup.clear(lambda _: None)
@@ -371,6 +394,10 @@ class Runner:
         beats, step = running.heartbeats.read(slot)
         return bool(beats) and (not step or step > self._highest_step)
 
+    def _report_endings(self, running: _Running) -> None:
+        steps = {slot: running.heartbeats.read(slot)[1] for slot in running.pids}
+        report_endings(running.context, steps, self._report)
+
     def _close_heartbeats(self, running: _Running) -> None:
         steps = [step for _, step in map(running.heartbeats.read, running.pids)]
         self._highest_step = max(self._highest_step, *steps, 0)
@@ -417,6 +444,7 @@ class Runner:
         if running.succeeding and not running.stopping and not running.interrupted:
             self._look_for_late_signals(running)
         ended_early = running.interrupted or any(map(running.heartbeats.left, running.exited))
+        self._report_endings(running)
         running.context.close_later()
         self._close_heartbeats(running)
         if running.succeeding and not running.stopping:

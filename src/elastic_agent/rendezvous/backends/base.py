@@ -10,7 +10,7 @@ from pathlib import Path
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
-from elastic_agent.transport import NodeLink
+from elastic_agent.transport import NodeLink, ReportLink
 from elastic_agent.transport.c10d import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.values import Endpoint, PortRange
 
@@ -73,6 +73,14 @@ class RendezvousBackend(abc.ABC):
     @abc.abstractmethod
     def connect(self) -> NodeLink:
         """A new connection to the run's store; see ``StoreDialer``."""
+
+    @abc.abstractmethod
+    def connect_reports(self) -> ReportLink:
+        """A new connection to the run's store for reports; hosts nothing.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
 
     def offer_bootstrap(self, local_address: str) -> BootstrapStore:
         """A fresh store for the workers of the next generation."""

@@ -7,6 +7,7 @@ from .connection import agree_run_id, open_store, release_run_id
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .host import C10dHost, find_or_host
 from .link import C10dLink, dial
+from .report_link import C10dReportLink, dial_reports
 from .store import CALL_TIMEOUT_S, StoreClient
 
 __all__ = [
@@ -16,11 +17,13 @@ __all__ = [
     "C10dHost",
     "C10dInbox",
     "C10dLink",
+    "C10dReportLink",
     "PortPicker",
     "StoreClient",
     "agree_run_id",
     "dial",
     "dial_bootstrap",
+    "dial_reports",
     "find_or_host",
     "open_store",
     "release_run_id",

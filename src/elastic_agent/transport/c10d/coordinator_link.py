@@ -10,6 +10,7 @@ from elastic_agent.transport.record_reader import GONE, RecordReader, ReportInva
 
 from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefix
 from .plans import PlanReader, PlanWriter
+from .reports import remove_old_reports
 from .store import StoreClient
 
 MAX_HINTS = 4096
@@ -160,6 +161,7 @@ class C10dCoordinatorLink:
         self._release_jobs()
         records = [f"{self._prefix}/{kind}/{name}" for name in {*roster, *self._known} for kind in "ml"]
         self._client.delete([*records, *(f"{self._prefix}/{name}" for name in ("status", "jobs", "roster"))])
+        remove_old_reports(self._client, self._prefix.rpartition("/")[2])
         return True
 
     def _release_jobs(self) -> None:

@@ -5,6 +5,7 @@ Keys, all under ``elastic-agent/1/``:
     id                       random name of this store's life
     runs                     every run id that ever registered, one a line (append)
     inbox                    queue of "<run id> <incarnation>": hints for the coordinator
+    ended                    runs that were removed but for their reports, one a line (append)
     default/<fingerprint>    the run id agreed for a job that gave none
     r/<run>/life             random name of this life of the run's records, which ends when they are removed
     r/<run>/jobs             fingerprints of the jobs for which this run was agreed, one a line (append)
@@ -13,6 +14,8 @@ Keys, all under ``elastic-agent/1/``:
     r/<run>/plan/<version>   a plan; the first writer of a version wins (see :mod:`.plans`)
     r/<run>/latest           newest plan version  r/<run>/part/<digest>    part of a plan, by content
     r/<run>/status           what the coordinator waits for, in words
+    r/<run>/reporters        every node that ever wrote a report, one a line (append)
+    r/<run>/report/<node>    the node's newest report (see :mod:`elastic_agent.diagnosis.records`)
 
 Anything else under these keys was not written by elastic-agent: it is reported once and ignored.
 """
@@ -36,6 +39,10 @@ _NAME = re.compile(NAME_PATTERN)
 
 def run_prefix(run_id: str) -> str:
     return f"{ROOT}/r/{run_id}"
+
+
+def report_key(prefix: str, node_id: str) -> str:
+    return f"{prefix}/report/{node_id}"
 
 
 def name_in(data: bytes) -> str | None:

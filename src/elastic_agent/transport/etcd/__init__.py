@@ -7,11 +7,13 @@ from .keys import RunKeys, run_life, store_id
 from .leadership import Leadership, NotLeaderError, await_no_leader, campaign_for
 from .link import EtcdLink, KeptLeases
 from .plans import UnknownPlanError
+from .report_link import EtcdReportLink
 
 __all__ = [
     "CALL_TIMEOUT_S",
     "EtcdClient",
     "EtcdLink",
+    "EtcdReportLink",
     "KeptLeases",
     "Leadership",
     "NotLeaderError",

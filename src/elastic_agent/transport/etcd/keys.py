@@ -8,7 +8,8 @@ Keys, all under ``<prefix>/1/``:
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
     r/<run>/plan             the newest plan (see :mod:`.plans`)
     r/<run>/status           what the coordinator waits for, in words
-    r/<run>/leader the coordinator
+    r/<run>/leader           the coordinator
+    r/<run>/report/<node>    the node's newest report (see :mod:`elastic_agent.diagnosis.records`)
     r/<run>/ended            of the last life: generation, outcome and what else the next one has to know
 """
 
@@ -38,6 +39,7 @@ class RunKeys:
         self.shown = f"{prefix.rstrip('/')}/1/r/{run_id}"
         self.root = f"{self.shown}/".encode()
         self.members, self.leases = self.root + b"m/", self.root + b"l/"
+        self.reports = self.root + b"report/"
         self.plan, self.status, self.leader = (self.root + name for name in (b"plan", b"status", b"leader"))
         self.life, self.ended = self.root + b"life", self.root + b"ended"
         self.id = id_key(prefix)

@@ -270,8 +270,10 @@ class Leadership:
         """The run is over and all live agents know it: remove all but what the next run of its name needs."""
         key = self._keys.ended
         kept = self._client.grant(ENDED_S)
-        before, after = delete(self._keys.root, key), delete(key + b"\0", prefix_end(self._keys.root))
-        self._while_leading([], [before, after, put(key, encode(ended), kept)])
+        # Nodes read the reports of the others now; each hangs on an etcd lease.
+        reports, end = self._keys.reports, prefix_end(self._keys.root)
+        spans = (self._keys.root, key), (key + b"\0", reports), (prefix_end(reports), end)
+        self._while_leading([], [*(delete(*span) for span in spans), put(key, encode(ended), kept)])
 
     def _while_leading(self, compare: list[Any], then: list[Any]) -> Any:
         """The transaction's answer.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, VolatileRunHistoryStore, new_run_id
-from elastic_agent.transport import NodeLink, UnreachableError, c10d
+from elastic_agent.transport import NodeLink, ReportLink, UnreachableError, c10d
 from elastic_agent.values import Endpoint, PortRange
 
 from .coordinator_thread import CoordinatorThread
@@ -83,6 +83,11 @@ class C10dBackend(RendezvousBackend):
                     raise
         self._ensure_host()
         return c10d.dial(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
+
+    def connect_reports(self) -> ReportLink:
+        """A new connection to the store."""
+        assert self.run_id is not None  # agreed before
+        return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
 
     @property
     def _coordinator_failed(self) -> bool:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from elastic_agent.protocol import RevisionTimes
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
-from elastic_agent.transport import NodeLink, NotAStoreError, TransportError, UnreachableError
+from elastic_agent.transport import NodeLink, NotAStoreError, ReportLink, TransportError, UnreachableError
 from elastic_agent.transport.etcd import (
     CALL_TIMEOUT_S,
     EtcdClient,
     EtcdLink,
+    EtcdReportLink,
     KeptLeases,
     Revisions,
     RunKeys,
@@ -156,6 +157,8 @@ class EtcdBackend(RendezvousBackend):
         self._members = Members(endpoint, access, min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES))
         self._lease_ttl_s = lease_ttl_s
         self._kept = KeptLeases(lease_ttl_s)
+        self._report_leases = KeptLeases(lease_ttl_s)
+        """Of its own, as reports are written by a thread of their own."""
         self._lock = threading.Lock()
         self._election: ElectionThread | None = None
 
@@ -195,6 +198,13 @@ class EtcdBackend(RendezvousBackend):
                 )
                 self._election.start()
         return link
+
+    def connect_reports(self) -> ReportLink:
+        """A connection to one member."""
+        assert self.run_id is not None  # set before
+        client, _ = self._members.dial()
+        keys = RunKeys(self._access.prefix, self.run_id)
+        return EtcdReportLink(client, keys, self._report_leases)
 
     def _mark(self) -> None:
         """Our lease was renewed: if this agent coordinates, write a mark, by which others can date it."""

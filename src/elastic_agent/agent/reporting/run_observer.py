@@ -1,0 +1,308 @@
+"""Observes the run for its users: keeps its history, and exchanges reports with the other nodes.
+
+What it does explains the run and decides nothing: if the store or the disk does not answer, the status is less
+complete, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from elastic_agent.agent import events
+from elastic_agent.agent.reporting.status_files import StatusFiles
+from elastic_agent.agent.worker_group.runner import Progress
+from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
+from elastic_agent.diagnosis.status import GenerationStatus, RunStatus, run_status
+from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Phase, Plan, World
+from elastic_agent.rendezvous.events import PlanSeen
+from elastic_agent.rendezvous.reports import Reports, RunReports
+from elastic_agent.transport import TransportError
+from elastic_agent.workers.guard.client import Spawned
+
+REPORT_EVERY_S = 5.0
+"""How often a node reports the progress of its workers, if there was any."""
+
+KEPT_GENERATIONS = 1000
+KEPT_REPORTS = 3
+
+GATHER_S = 3.0
+"""How long the reports of the other nodes on a generation that failed are waited for."""
+
+GATHER_EVERY_S = 0.25
+
+ANSWER_S = 2.0
+"""How long the store may take, when a user asks for the status, until the answer is what was known before."""
+
+Explain = Callable[[World, Plan, Mapping[str, NodeReport]], str]
+"""Explains why a generation failed: its world, the plan that ended it, reports by node id; empty: nothing to say."""
+
+
+class RunObserver:
+    """One node's view of the run, from the start of the agent's part in it to the end."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        node_id: str,
+        endpoint: Callable[[], str],
+        reports: Reports,
+        files: StatusFiles,
+        progress: Callable[[], Progress | None],
+        explain: Explain,
+    ) -> None:
+        """``endpoint``: of the store, as users write it; ``progress``: of the present workers, None without any."""
+        self._run_id = run_id
+        self._node_id = node_id
+        self._endpoint = endpoint
+        self._reports = reports
+        self._files = files
+        self._progress = progress
+        self._explain = explain
+        self._incarnation = "unknown"
+        self._plan: Plan | None = None
+        self._since_s: float | None = None
+        self._worlds: dict[int, World] = {}
+        self._generations: dict[int, GenerationStatus] = {}
+        self._own: dict[int, NodeReport] = {}
+        """This node's reports by generation."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._explaining: asyncio.Task[None] | None = None
+        self._last_view = RunReports()
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def on_event(self, event: events.Event) -> None:
+        """Take note of it."""
+        match event:
+            case events.AgentStarted(incarnation=incarnation) | events.Rejoining(incarnation=incarnation):
+                self._incarnation = incarnation
+            case PlanSeen(plan=plan):
+                self._plan_seen(plan)
+            case Spawned():
+                self._report_progress()
+            case events.GenerationEnded():
+                self._ended(event)
+
+    def _plan_seen(self, plan: Plan) -> None:
+        before, self._plan = self._plan, plan
+        now_s = time.time()
+        if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
+            self._since_s = now_s
+        self._end_generations(plan, now_s)
+        if (
+            plan.phase is Phase.RUNNING
+            and plan.world is not None
+            and plan.generation not in self._generations
+        ):
+            self._worlds[plan.generation] = plan.world
+            nodes = tuple(seat.node_id for seat in plan.world.seats)
+            self._generations[plan.generation] = GenerationStatus(
+                plan.generation, now_s, nodes=nodes, workers=plan.world.world_size
+            )
+            self._forget_old()
+
+    def _end_generations(self, plan: Plan, now_s: float) -> None:
+        for number, one in self._generations.items():
+            over = plan.generation > number or plan.phase is not Phase.RUNNING
+            if one.ended_s is None and over:
+                self._generations[number] = msgspec.structs.replace(one, ended_s=now_s, end=plan.reason)
+                if _needs_explanation(plan):
+                    self._explaining = self._start(self._explain_failure(number, plan))
+                else:
+                    self._save_soon()
+
+    def _forget_old(self) -> None:
+        for kept, most in ((self._generations, KEPT_GENERATIONS), (self._worlds, KEPT_REPORTS)):
+            while len(kept) > most:
+                kept.pop(min(kept))
+
+    # -- this node's reports --------------------------------------------------------------------
+
+    def _ended(self, event: events.GenerationEnded) -> None:
+        world = self._worlds.get(event.generation)
+        if world is not None:
+            workers = tuple(_worker_report(one, self._first_rank(world)) for one in event.workers)
+            self._write(event.generation, workers, is_final=True)
+
+    def _report_progress(self) -> None:
+        """Report the present workers, and again after a while if they have made progress."""
+        self._stop_timer()
+        progress = self._progress()
+        world = self._worlds.get(progress.generation) if progress is not None else None
+        if progress is None or world is None:
+            return
+        first_rank = self._first_rank(world)
+        workers = tuple(
+            WorkerReport(
+                slot, first_rank + slot, WorkerState.RUNNING, pid, step=progress.steps.get(slot) or None
+            )
+            for slot, pid in sorted(progress.pids.items())
+        )
+        known = self._own.get(progress.generation)
+        if known is None or (not known.is_final and known.workers != workers):
+            self._write(progress.generation, workers)
+        self._timer = asyncio.get_running_loop().call_later(REPORT_EVERY_S, self._report_progress)
+
+    def _first_rank(self, world: World) -> int:
+        return next((seat.first_rank for seat in world.seats if seat.node_id == self._node_id), 0)
+
+    def _write(self, generation: int, workers: tuple[WorkerReport, ...], *, is_final: bool = False) -> None:
+        report = NodeReport(
+            self._node_id,
+            self._incarnation,
+            generation,
+            time.time(),
+            host=os.uname().nodename[:512],
+            workers=workers,
+            is_final=is_final,
+        )
+        self._own[generation] = report
+        while len(self._own) > KEPT_REPORTS:
+            self._own.pop(min(self._own))
+        self._start(self._publish())
+
+    async def _publish(self) -> None:
+        with contextlib.suppress(TransportError):  # the next report is written over a new connection
+            await self._reports.write(self._node_id, [self._own[number] for number in sorted(self._own)])
+
+    # -- explanations ---------------------------------------------------------------------------
+
+    async def _explain_failure(self, generation: int, plan: Plan) -> None:
+        """Log and keep the root cause, once the nodes of the generation have reported, or are not likely to."""
+        world = self._worlds.get(generation)
+        if world is None:
+            return
+        gathered = await self._gather(generation, world)
+        cause = self._explain(world, plan, gathered)
+        one = self._generations.get(generation)
+        if cause and one is not None:
+            self._generations[generation] = msgspec.structs.replace(one, cause=cause)
+            get_logger().info(cause)
+        self._save_soon()
+
+    async def _gather(self, generation: int, world: World) -> Mapping[str, NodeReport]:
+        until_s = time.monotonic() + GATHER_S
+        expected = {seat.node_id for seat in world.seats}
+        found: dict[str, NodeReport] = {}
+        while True:
+            with contextlib.suppress(TransportError):
+                found |= (await self._reports.read()).of(generation)
+            if generation in self._own:
+                found[self._node_id] = self._own[generation]
+            complete = all(node in found and found[node].is_final for node in expected)
+            if complete or time.monotonic() > until_s:
+                return found
+            await asyncio.sleep(GATHER_EVERY_S)
+
+    # -- the status -----------------------------------------------------------------------------
+
+    async def status(self) -> RunStatus:
+        """The status of the run, from the store if it answers soon."""
+        problem = ""
+        self._refresh_own()
+        try:
+            self._last_view = await asyncio.wait_for(self._reports.read(), ANSWER_S)
+        except (TransportError, TimeoutError) as error:
+            problem = str(error) or f"no answer within {ANSWER_S:g} s"
+        return self._status(problem)
+
+    def _refresh_own(self) -> None:
+        """What is known of this node's workers is not to be older than the question."""
+        if self._timer is not None:
+            self._report_progress()
+
+    def _status(self, problem: str) -> RunStatus:
+        view, own = self._last_view.view, [self._own[number] for number in sorted(self._own)]
+        plan = view.plan
+        if plan is None or (self._plan is not None and self._plan.version > plan.version):
+            plan = self._plan
+        is_known = (
+            plan is not None
+            and self._plan is not None
+            and (plan.phase, plan.generation) == (self._plan.phase, self._plan.generation)
+        )
+        newest = {one.node_id: one for one in (*self._last_view.reports, *own)}
+        return run_status(
+            run_id=self._run_id,
+            endpoint=self._endpoint(),
+            asked_s=time.time(),
+            plan=plan,
+            waiting_for=view.status,
+            members=view.snapshot.members,
+            leases=view.snapshot.leases,
+            reports=tuple(newest.values()),
+            since_s=self._since_s if is_known else None,
+            generations=tuple(self._generations[number] for number in sorted(self._generations)),
+            problem=problem,
+        )
+
+    # -- the end --------------------------------------------------------------------------------
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until the last reports are written and the last failure is explained; not for longer than this."""
+        self._stop_timer()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        self._files.save(self._status(""))
+        await self._files.written(timeout_s)
+
+    def close(self) -> None:
+        """Give up whatever is under way."""
+        self._stop_timer()
+        for task in self._tasks:
+            task.cancel()
+        self._reports.close()
+
+    def _save_soon(self) -> None:
+        self._files.save(self._status(""))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            get_logger().error("internal error while the run was observed; the run continues", exc_info=error)
+
+
+def _needs_explanation(plan: Plan) -> bool:
+    """Whether this plan ended a generation because of a failure or the loss of a node."""
+    return plan.failure is not None or plan.phase is Phase.FAILED or (plan.free and plan.notice is None)
+
+
+def _worker_report(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
+    failure = end.failure
+    if failure is None:
+        state = WorkerState.SUCCEEDED if end.returncode == 0 and not end.stopping else WorkerState.STOPPED
+    else:
+        state = WorkerState.STOPPED if end.stopping else WorkerState.FAILED
+    return WorkerReport(
+        end.slot,
+        first_rank + end.slot,
+        state,
+        end.pid,
+        end.returncode,
+        end.ended_s,
+        failure.message[:512] if failure is not None else "",
+        failure.tail[-4096:] if failure is not None else "",
+        failure.signature if failure is not None else "",
+        end.step or None,
+    )

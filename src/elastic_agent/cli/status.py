@@ -1,0 +1,207 @@
+"""``elastic-agent status`` and ``elastic-agent why``: how a run is, and why its generations failed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from argparse import ArgumentError
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_agent.cli.users import name_of, uid_of
+from elastic_agent.config.directories import default_state_dir
+from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.sources.command_line import HelpRequested, Parser
+from elastic_agent.exit_codes import ExitCode
+from elastic_agent.printable import escaped
+
+if TYPE_CHECKING:
+    from elastic_agent.diagnosis.status import RunStatus
+
+WATCH_EVERY_S = 2.0
+
+STATUS_PAGE = """\
+Usage: elastic-agent status [RUN] [--json] [--watch]
+
+Shows the status of the runs that have an agent on this machine, or of one run: phase, nodes, workers, training steps,
+restarts, and what the run is waiting for. If no agent runs here, shows the last status that an agent of this machine
+saved. Run the command on any machine of the run, as the user who runs the agents or as root.
+
+  --json            one JSON object per run
+  --watch           repeat every 2 seconds, until the run has ended"""
+
+WHY_PAGE = """\
+Usage: elastic-agent why [RUN] [--generation N] [--json]
+
+Prints why the generations of a run failed: for each one which worker failed first, why, and what to do. Works while the
+run continues and after it has ended, on any machine of the run, as the user who runs the agents or as root.
+
+  --generation N    this generation only
+  --json            one JSON object per generation"""
+
+OPTIONS_PAGE = """
+  --state-dir DIR   where agents that have ended saved the status [default: the state directory of the agents]
+  --user USER       only agents of this user (for root)"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line."""
+
+    run_id: str | None
+    uid: int | None
+    """Only agents of this user."""
+    state_dir: Path
+    as_json: bool
+    watch: bool = False
+    generation: int | None = None
+
+
+def status(argv: Sequence[str]) -> int:
+    """Show the status of runs; raises ``UsageError`` or ``HelpRequested``."""
+    wanted = _parse("status", argv, STATUS_PAGE, "--watch")
+    while True:
+        found = _find("status", wanted)
+        if wanted.watch and not wanted.as_json and sys.stdout.isatty():
+            print("\x1b[H\x1b[2J", end="")
+        for number, one in enumerate(found):
+            _show_status(one, wanted, is_first=number == 0)
+        is_over = all(one.is_saved or one.status.phase in ("finished", "failed", "stopped") for one in found)
+        if not wanted.watch or is_over:
+            return ExitCode.FINISHED
+        time.sleep(WATCH_EVERY_S)
+
+
+def why(argv: Sequence[str]) -> int:
+    """Print the root causes of a run's failures; raises ``UsageError`` or ``HelpRequested``."""
+    wanted = _parse("why", argv, WHY_PAGE, "--generation")
+    found = _find("why", wanted)
+    if len({one.status.run_id for one in found}) > 1:
+        runs = ", ".join(sorted(escaped(one.status.run_id) for one in found))
+        raise UsageError(f"why: this machine has agents of several runs ({runs}); name one")
+    run = found[0].status
+    chosen = [one for one in run.generations if wanted.generation in (None, one.generation)]
+    if wanted.generation is not None and not chosen:
+        raise UsageError(
+            f"why: generation {wanted.generation} of run {run.run_id} is not known on this machine; known are "
+            f"{_numbers([one.generation for one in run.generations])}"
+        )
+    if wanted.as_json:
+        import msgspec
+
+        for one in chosen:
+            print(msgspec.json.encode(one).decode())
+        return ExitCode.FINISHED
+    failed = [one for one in chosen if one.cause]
+    if not failed:
+        print(escaped(f"run {run.run_id}: no generation has failed, as far as is known on this machine"))
+    for number, one in enumerate(failed):
+        print(escaped(("\n" if number else "") + one.cause, keep_lines=True), flush=True)
+    return ExitCode.FINISHED
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    if not numbers:
+        return "none"
+    return ", ".join(map(str, numbers)) if len(numbers) <= 3 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _parse(command: str, argv: Sequence[str], page: str, own_option: str) -> Request:
+    if any(word in ("-h", "--help") for word in argv):
+        raise HelpRequested(page + OPTIONS_PAGE)
+    parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("run", nargs="?")
+    parser.add_argument("--run", dest="named")
+    for option in ("--state-dir", "--user"):
+        parser.add_argument(option)
+    parser.add_argument("--json", action="store_true")
+    if own_option == "--watch":
+        parser.add_argument("--watch", action="store_true")
+    else:
+        parser.add_argument("--generation")
+    expected = f"expected at most one run id, --json, {own_option}, --state-dir or --user"
+    try:
+        found = parser.parse_intermixed_args(argv)
+    except (ArgumentError, UsageError):
+        raise UsageError(f"{command}: got {quoted(' '.join(argv))}; {expected}") from None
+    generation = getattr(found, "generation", None)
+    if generation is not None and not generation.isdecimal():
+        raise UsageError(f"{command}: --generation: got {quoted(generation)}; expected a number")
+    return Request(
+        found.run or found.named,
+        uid_of(command, found.user) if found.user else None,
+        Path(found.state_dir) if found.state_dir else default_state_dir(os.environ),
+        found.json,
+        getattr(found, "watch", False),
+        int(generation) if generation is not None else None,
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A status, and where it comes from."""
+
+    status: RunStatus
+    is_saved: bool
+    """It was saved by an agent that has ended, or does not answer."""
+
+
+def _find(command: str, wanted: Request) -> list[Found]:
+    """One for each run: from a running agent, else the last one saved, and then only for the newest run.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from elastic_agent.agent.reporting.status_files import saved_statuses
+
+    live = asyncio.run(_ask(wanted))
+    if live:
+        return [Found(one, is_saved=False) for one in live]
+    saved = saved_statuses(wanted.state_dir, wanted.run_id)
+    if not saved:
+        whose = f"run {wanted.run_id}" if wanted.run_id else "any run"
+        raise UsageError(
+            f"{command}: no running agent of {whose} found on this machine for this user "
+            f"({name_of(os.geteuid())}), and no saved status in {wanted.state_dir}; run the command on a machine of "
+            "the run, as the user who runs the agents, or as root"
+        )
+    return [Found(saved[0], is_saved=True)]
+
+
+async def _ask(wanted: Request) -> list[RunStatus]:
+    """The status of each run, from one of its agents here."""
+    # Here and not above: the other commands answer with the standard library alone.
+    from elastic_agent.agent.control.socket import Command, agents_here, command, describe_all
+
+    found = await describe_all([one for one in agents_here() if wanted.uid in (None, one.uid)])
+    agents = {one.run_id: address for address, one in found.items() if wanted.run_id in (None, one.run_id)}
+    statuses: list[RunStatus] = []
+    for _, address in sorted(agents.items()):
+        try:
+            async for answer in command(address, Command("status")):
+                if answer.status is not None:
+                    statuses.append(answer.status)
+        except (OSError, ValueError):
+            continue  # it has exited, or is not an agent
+    return statuses
+
+
+def _show_status(found: Found, wanted: Request, *, is_first: bool) -> None:
+    if wanted.as_json:
+        import msgspec
+
+        print(msgspec.json.encode(found.status).decode(), flush=True)
+        return
+    from elastic_agent.diagnosis.status_text import duration, status_text
+
+    if not is_first:
+        print()
+    text = status_text(found.status)
+    if found.is_saved:
+        age = duration(time.time() - found.status.asked_s)
+        text = f"{text}\nno agent of the run is running on this machine; this was its status {age} ago"
+    print(escaped(text, keep_lines=True), flush=True)

@@ -1,0 +1,228 @@
+"""The status of a run: from what the store holds, and from what one agent has seen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from elastic_agent.protocol import Lease, Member, Phase, Plan, Seat, State
+
+from .records import GroupProgress, NodeReport, WorkerReport, WorkerState
+
+
+class GenerationStatus(Struct, frozen=True, omit_defaults=True):
+    """One generation of the run, as this agent saw it."""
+
+    generation: int
+    began_s: float
+    """When its workers were started; seconds since 1970."""
+    ended_s: float | None = None
+    """When it ended; None while it runs."""
+    nodes: tuple[str, ...] = ()
+    workers: int = 0
+    end: str = ""
+    """Why it ended, in words."""
+    cause: str = ""
+    """The report on its root cause, if it failed."""
+
+
+class NodeStatus(Struct, frozen=True, omit_defaults=True):
+    """One node of the run."""
+
+    node_id: str
+    role: str
+    """``in the world``, ``standing by``, ``joining``, ``lost``, ``refused`` or ``leaving``."""
+    state: str = ""
+    """Of its workers, as the node announced it last."""
+    address: str = ""
+    host: str = ""
+    workers: int = 0
+    first_rank: int | None = None
+    step: int | None = None
+    """The newest step that a worker of the node reported."""
+    collectives: tuple[str, ...] = ()
+    """The last collective of each of its workers, by slot; empty: not known."""
+    seen_s: float | None = None
+    """When the node wrote its newest report, by its own clock; seconds since 1970."""
+    note: str = ""
+    """Why it is refused, or lost its lease."""
+
+
+class RunStatus(Struct, frozen=True, omit_defaults=True):
+    """The status of a run at one time."""
+
+    run_id: str
+    endpoint: str
+    asked_s: float
+    """When it was determined; seconds since 1970."""
+    phase: str = ""
+    """``forming``, ``running``, ``finished``, ``failed`` or ``stopped``; empty: there is no plan yet."""
+    generation: int = 0
+    since_s: float | None = None
+    """Since when it is in this phase, as far as this agent knows."""
+    reason: str = ""
+    """Why it is in this phase."""
+    waiting_for: str = ""
+    """What the coordinator is waiting for; empty while the run trains."""
+    notice: str = ""
+    """Why workers are asked to save and exit."""
+    world_size: int = 0
+    restarts: int = 0
+    """Charged restarts that count against the budget."""
+    max_restarts: int = 0
+    nodes: tuple[NodeStatus, ...] = ()
+    generations: tuple[GenerationStatus, ...] = ()
+    problem: str = ""
+    """Why the store could not be read; then this is what the agent last knew."""
+
+
+def run_status(
+    *,
+    run_id: str,
+    endpoint: str,
+    asked_s: float,
+    plan: Plan | None,
+    waiting_for: str = "",
+    members: Mapping[str, Member] | None = None,
+    leases: Mapping[str, Lease] | None = None,
+    reports: Sequence[NodeReport] = (),
+    since_s: float | None = None,
+    generations: Sequence[GenerationStatus] = (),
+    problem: str = "",
+) -> RunStatus:
+    """The status of a run.
+
+    Args:
+        run_id: the run.
+        endpoint: of its store, as users write it.
+        asked_s: the present time; seconds since 1970.
+        plan: the newest, or None before the first.
+        waiting_for: what the coordinator waits for, in words.
+        members: member records by incarnation.
+        leases: the same of leases.
+        reports: the newest report of each node.
+        since_s: when the plan's phase and generation began.
+        generations: the history that this agent saw, oldest first.
+        problem: why the store could not be read.
+    """
+    nodes = _Nodes(plan, members or {}, leases or {}, {one.node_id: one for one in reports})
+    common = {"run_id": run_id, "endpoint": endpoint, "asked_s": asked_s, "nodes": nodes.all()}
+    if plan is None:
+        return RunStatus(**common, waiting_for=waiting_for, problem=problem)  # type: ignore[arg-type]
+    running = plan.world if plan.phase is Phase.RUNNING else None
+    return RunStatus(
+        **common,  # type: ignore[arg-type]
+        phase=plan.phase.value,
+        generation=plan.generation,
+        since_s=since_s,
+        reason=plan.reason,
+        waiting_for=waiting_for if plan.phase is Phase.FORMING else "",
+        notice=plan.notice.words if plan.notice is not None else "",
+        world_size=running.world_size if running is not None else 0,
+        restarts=max(0, plan.charged - plan.budget.forgiven),
+        max_restarts=plan.policy.max_restarts,
+        generations=tuple(generations),
+        problem=problem,
+    )
+
+
+class _Nodes:
+    """The rows of the table."""
+
+    def __init__(
+        self,
+        plan: Plan | None,
+        members: Mapping[str, Member],
+        leases: Mapping[str, Lease],
+        reports: Mapping[str, NodeReport],
+    ) -> None:
+        self._plan = plan
+        self._members = members
+        self._leases = leases
+        self._reports = reports
+
+    def all(self) -> tuple[NodeStatus, ...]:
+        """Nodes of the world by rank, then the others by name."""
+        plan = self._plan
+        seats = plan.world.seats if plan is not None and plan.world is not None else ()
+        rows = [self._seated(seat) for seat in seats]
+        seated = {seat.incarnation for seat in seats}
+        # A node that was restarted has two records for a while.
+        known = (
+            {seat.node_id for seat in seats} if plan is not None and plan.phase is Phase.RUNNING else set()
+        )
+        others = sorted(self._members.values(), key=lambda one: (one.node_id, one.incarnation))
+        for member in others:
+            if member.incarnation not in seated and member.state is not State.LEFT:
+                row = self._unseated(member, is_twin=member.node_id in known)
+                if row is not None:
+                    rows.append(row)
+        return tuple(rows)
+
+    def _seated(self, seat: Seat) -> NodeStatus:
+        plan = self._plan
+        assert plan is not None  # it has the seat
+        member, lease = self._members.get(seat.incarnation), self._leases.get(seat.incarnation)
+        runs = plan.phase is Phase.RUNNING
+        role = (
+            "in the world" if runs else "leaving" if seat.incarnation in plan.leaving else "in the last world"
+        )
+        note = ""
+        if lease is not None and lease.revoked:
+            role, note = "lost", lease.why
+        state = member.state.value if member is not None else "not in the store"
+        return self._row(
+            seat.node_id, role, state, seat.address, seat.slots, seat.first_rank if runs else None, note
+        )
+
+    def _unseated(self, member: Member, *, is_twin: bool) -> NodeStatus | None:
+        plan, lease = self._plan, self._leases.get(member.incarnation)
+        if lease is None or lease.revoked:
+            return None  # an earlier incarnation
+        refusal = plan.refused.get(member.incarnation) if plan is not None else None
+        if refusal is not None:
+            role = "refused"
+        elif plan is not None and plan.phase is Phase.RUNNING:
+            role = "standing by"
+        else:
+            role = "joining"
+        if is_twin and refusal is None:
+            role = "rejoining"
+        return self._row(
+            member.node_id, role, member.state.value, member.address, member.slots, None, refusal or ""
+        )
+
+    def _row(
+        self, node_id: str, role: str, state: str, address: str, slots: int, rank: int | None, note: str
+    ) -> NodeStatus:
+        report = self._reports.get(node_id)
+        present = report if report is not None and self._is_present(report) else None
+        steps = [one.step for one in present.workers if one.step is not None] if present is not None else []
+        return NodeStatus(
+            node_id,
+            role,
+            state,
+            address,
+            report.host if report is not None else "",
+            slots,
+            rank,
+            max(steps, default=None),
+            tuple(map(_last_collective, present.workers)) if present is not None else (),
+            report.written_s if report is not None else None,
+            note,
+        )
+
+    def _is_present(self, report: NodeReport) -> bool:
+        return self._plan is not None and report.generation == self._plan.generation
+
+
+def _last_collective(worker: WorkerReport) -> str:
+    if worker.state is not WorkerState.RUNNING:
+        return worker.state.value
+    newest: GroupProgress | None = max(worker.progress, key=lambda one: one.enqueued, default=None)
+    if newest is None or newest.enqueued < 0:
+        return ""
+    name = newest.last.name if newest.last is not None else "collective"
+    under_way = " (under way)" if newest.completed < newest.enqueued else ""
+    return f"{name} {newest.enqueued}{under_way}"

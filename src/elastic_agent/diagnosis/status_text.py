@@ -1,0 +1,109 @@
+"""The status of a run as text for a terminal. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+from elastic_agent.protocol import count
+
+from .status import GenerationStatus, NodeStatus, RunStatus
+
+SHOWN_GENERATIONS = 10
+
+
+def duration(length_s: float) -> str:
+    """A length of time in its two largest units, such as ``2 h 5 min`` or ``12.3 s``."""
+    if length_s < 60:
+        return f"{max(0.0, length_s):.3g} s"
+    minutes, seconds = divmod(round(length_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    units = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
+    first = next(index for index, (number, _) in enumerate(units) if number)
+    return " ".join(f"{number} {unit}" for number, unit in units[first : first + 2] if number)
+
+
+def status_text(status: RunStatus) -> str:
+    """Several lines; the first one says how the run is."""
+    lines = [_headline(status)]
+    if status.problem:
+        lines.append(
+            f"the store at {status.endpoint} cannot be read ({status.problem}); this is what was known before"
+        )
+    if status.waiting_for and status.phase in ("", "forming"):
+        lines.append(status.waiting_for)
+    if status.notice:
+        lines.append(f"notice: {status.notice}; workers are saving and exiting")
+    if status.phase:
+        lines.append(f"restarts: {status.restarts} of {status.max_restarts} used")
+    if status.nodes:
+        lines += ["", *_table(_HEADER, [_node_row(one, status.asked_s) for one in status.nodes])]
+    if status.generations:
+        lines += ["", *_generations(status.generations)]
+    return "\n".join(lines)
+
+
+def _headline(status: RunStatus) -> str:
+    head = f"run {status.run_id} at {status.endpoint}:"
+    if not status.phase:
+        return f"{head} not formed yet"
+    since = f" for {duration(status.asked_s - status.since_s)}" if status.since_s is not None else ""
+    if status.phase == "running":
+        nodes = sum(1 for one in status.nodes if one.first_rank is not None)
+        return (
+            f"{head} generation {status.generation} running{since}, {count(nodes, 'node')}, "
+            f"{count(status.world_size, 'worker')}"
+        )
+    if status.phase == "forming":
+        return f"{head} forming generation {status.generation}{since}: {status.reason}"
+    since = f" {duration(status.asked_s - status.since_s)} ago" if status.since_s is not None else ""
+    verb = "was stopped" if status.phase == "stopped" else status.phase
+    return f"{head} {verb}{since} in generation {status.generation}: {status.reason}"
+
+
+_HEADER = ("NODE", "ADDRESS", "RANKS", "STATE", "STEP", "LAST COLLECTIVE", "SEEN")
+
+
+def _node_row(node: NodeStatus, now_s: float) -> tuple[str, ...]:
+    if node.first_rank is None:
+        ranks = f"{count(node.workers, 'worker')}"
+    else:
+        last = node.first_rank + node.workers - 1
+        ranks = f"{node.first_rank}-{last}" if last > node.first_rank else f"{last}"
+    state = node.state if node.role == "in the world" else f"{node.role} ({node.state})"
+    if node.note:
+        state = f"{state}: {node.note}"
+    seen = f"{duration(now_s - node.seen_s)} ago" if node.seen_s is not None else "-"
+    step = "-" if node.step is None else str(node.step)
+    return node.node_id, node.address, ranks, state, step, _collectives(node.collectives), seen
+
+
+def _collectives(each: Sequence[str]) -> str:
+    """What all workers have in common, or each by itself."""
+    known = list(dict.fromkeys(one for one in each if one))
+    if not known:
+        return "-"
+    return known[0] if len(known) == 1 else ", ".join(one or "-" for one in each)
+
+
+def _generations(generations: Sequence[GenerationStatus]) -> list[str]:
+    shown = generations[-SHOWN_GENERATIONS:]
+    left_out = len(generations) - len(shown)
+    head = f"generations (the last {len(shown)} of {len(generations)}):" if left_out else "generations:"
+    return [head, *_table(("", "BEGAN", "LASTED", "WORLD", "END"), [_generation_row(one) for one in shown])]
+
+
+def _generation_row(one: GenerationStatus) -> tuple[str, ...]:
+    began = datetime.datetime.fromtimestamp(one.began_s).strftime("%Y-%m-%d %H:%M:%S")
+    lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "running"
+    world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
+    return str(one.generation), began, lasted, world, one.end or "-"
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]

@@ -1,0 +1,91 @@
+"""Exchanges reports with the other nodes of the run, over a connection and a thread of their own.
+
+Reports explain; they decide nothing. A store that does not answer delays only who waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from elastic_agent.diagnosis.records import NodeReport, decode_bulletin, encode_bulletin
+from elastic_agent.transport import AbandonableThread, ReportLink, RunView, TransportError
+
+from .asyncio_runner import call
+
+T = TypeVar("T")
+
+DIAL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class RunReports:
+    """What the store holds about the run, and the reports of its nodes."""
+
+    view: RunView = field(default_factory=RunView)
+    reports: tuple[NodeReport, ...] = ()
+    """Of the last generations of each node, of those that can be read; a node's newest one last."""
+
+    def of(self, generation: int) -> dict[str, NodeReport]:
+        """Node id → its report on this generation."""
+        return {one.node_id: one for one in self.reports if one.generation == generation}
+
+    @property
+    def newest(self) -> tuple[NodeReport, ...]:
+        """The newest of each node."""
+        return tuple({one.node_id: one for one in self.reports}.values())
+
+
+class Reports:
+    """One node's access to the reports of its run. All methods are for the event loop."""
+
+    def __init__(self, connect: Callable[[], ReportLink]) -> None:
+        """``connect`` dials the store; it blocks, and is called in a thread."""
+        self._connect = connect
+        self._one_at_a_time = asyncio.Lock()
+        self._thread: AbandonableThread | None = None
+        self._link: ReportLink | None = None
+
+    async def write(self, node_id: str, reports: Sequence[NodeReport]) -> None:
+        """Replace this node's reports.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+        data = encode_bulletin(reports)
+        await self._call(lambda link: link.write_report(node_id, data))
+
+    async def read(self) -> RunReports:
+        """All that the store holds about the run.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+        view = await self._call(lambda link: link.read_run())
+        each = (decode_bulletin(data) for data in view.reports.values())
+        return RunReports(view, tuple(one for reports in each for one in reports))
+
+    async def _call(self, work: Callable[[ReportLink], T]) -> T:
+        async with self._one_at_a_time:
+            try:
+                if self._link is None:
+                    self._thread = AbandonableThread("store-reports")
+                    self._link = await call(self._thread, self._connect, DIAL_TIMEOUT_S)
+                link, thread = self._link, self._thread
+                assert thread is not None  # made with the link
+                return await call(thread, lambda: work(link), CALL_TIMEOUT_S)
+            except (TransportError, asyncio.CancelledError):
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Give up the connection, whatever is under way on it; the next call dials again."""
+        thread, self._thread = self._thread, None
+        link, self._link = self._link, None
+        if thread is not None:
+            thread.abandon()
+        if link is not None:
+            link.close()

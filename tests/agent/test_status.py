@@ -1,0 +1,154 @@
+"""What ``elastic-agent status`` and ``why`` say of a real run: while it forms, while it runs, and when it has ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from elastic_agent.exit_codes import ExitCode
+from tests.cli.support import COMMAND, clean_environment, elastic_agent
+from tests.ports import free_port
+
+SCRIPT = """
+import sys
+from elastic_agent import client
+client.heartbeat(step=17)
+print("up", flush=True)
+answer = sys.stdin.readline()
+if "fail" in answer:
+    raise ValueError("bad sample")
+"""
+
+
+class Agents:
+    """Agents of one run, each of which runs one worker that waits for a line."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._stack = stack
+        self.script, self.state_dir = folder / "train.py", folder / "state"
+        self.script.write_text(SCRIPT)
+        self.endpoint = f"127.0.0.1:{free_port()}"
+
+    def start(self, node_id: str) -> subprocess.Popen[str]:
+        options = [
+            "--rdzv-endpoint",
+            self.endpoint,
+            "--nnodes",
+            "2",
+            "--rdzv-id",
+            "shown",
+            "--node-id",
+            node_id,
+        ]
+        agent = subprocess.Popen(
+            [
+                *COMMAND,
+                *options,
+                "--state-dir",
+                str(self.state_dir),
+                "--log-format",
+                "console",
+                str(self.script),
+            ],
+            env=clean_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._stack.enter_context(agent)
+        self._stack.callback(agent.kill)
+        return agent
+
+
+def line_with(agent: subprocess.Popen[str], words: str) -> str:
+    assert agent.stderr is not None
+    return next(line for line in agent.stderr if words in line)
+
+
+def worker_is_up(agent: subprocess.Popen[str]) -> bool:
+    assert agent.stdout is not None
+    return agent.stdout.readline() == "up\n"
+
+
+def answer(agent: subprocess.Popen[str], text: str) -> None:
+    assert agent.stdin is not None
+    agent.stdin.write(f"{text}\n")
+    agent.stdin.flush()
+
+
+def status(*more: str) -> str:
+    done = elastic_agent("status", "shown", *more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def status_json(*more: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(status("--json", *more))
+    return found
+
+
+def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        run = Agents(tmp_path, stack)
+        first = run.start("n1")
+        line_with(first, "waiting for 1 more node")
+        forming = status()
+        assert f"run shown at {run.endpoint}: forming generation 1 for" in forming
+        assert "waiting for 1 more node (at least 2 required); joined: n1 (1 worker)" in forming
+        assert re.search(r"^n1 +127.0.0.1 +1 worker +joining \(ready\)", forming, re.MULTILINE), forming
+
+        second = run.start("n2")
+        assert worker_is_up(first)
+        assert worker_is_up(second)
+        running = status_json()
+        assert (running["phase"], running["generation"], running["world_size"]) == ("running", 1, 2)
+        shown = {one["node_id"]: (one["role"], one["state"], one["first_rank"]) for one in running["nodes"]}
+        assert shown == {"n1": ("in the world", "running", 0), "n2": ("in the world", "running", 1)}
+        assert 17 in [one.get("step") for one in running["nodes"]], "at least the node that was asked knows"
+
+        answer(second, "fail")
+        assert worker_is_up(first)
+        assert worker_is_up(second)
+        again = status()
+        assert "generation 2 running for" in again
+        assert "restarts: 1 of 3 used" in again
+        assert re.search(
+            r"^1 .* 2 nodes, 2 workers +worker n2/0 exited with code 1: ValueError: bad sample$",
+            again,
+            re.MULTILINE,
+        ), again
+
+        for agent in (first, second):
+            answer(agent, "go on")
+        assert [agent.wait() for agent in (first, second)] == [ExitCode.FINISHED] * 2
+        ended = status("--state-dir", str(run.state_dir))
+        assert re.search(r"^run shown at \S+: finished .* ago in generation 2", ended), ended
+        assert "no agent of the run is running on this machine; this was its status" in ended
+        assert "bad sample" in ended
+
+
+def test_without_an_agent_and_a_saved_status_there_is_one_clear_line(tmp_path: Path) -> None:
+    for command in ("status", "why"):
+        done = elastic_agent(command, "never-there", "--state-dir", str(tmp_path))
+        assert done.returncode == ExitCode.USAGE
+        assert done.stderr.startswith(
+            f"elastic-agent: {command}: no running agent of run never-there found on this machine for this user"
+        )
+        assert "run the command on a machine of the run" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_mistakes_on_the_command_line_are_named(tmp_path: Path) -> None:
+    for words, expected in (
+        (("status", "--frob"), "expected at most one run id, --json, --watch, --state-dir or --user"),
+        (("why", "one", "two"), "expected at most one run id, --json, --generation, --state-dir or --user"),
+        (("why", "--generation", "x"), 'why: --generation: got "x"; expected a number'),
+    ):
+        done = elastic_agent(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (ExitCode.USAGE, 1)
+        assert expected in done.stderr

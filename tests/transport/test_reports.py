@@ -1,0 +1,47 @@
+"""Nodes read what other nodes report, during the run and right after it."""
+
+from __future__ import annotations
+
+from elastic_agent.transport import c10d
+from elastic_agent.transport.c10d.reports import KEPT_RUNS
+
+from .support import C10dScene, Scene, lease, member, plan
+
+
+def test_a_node_reads_everything_that_is_known_of_the_run(scene: Scene) -> None:
+    scene.joined("a", "b")
+    scene.coordinator().publish(plan(1))
+    scene.coordinator().write_status("waiting for 1 more node")
+    scene.reports().write_report("node-a", b"one")
+    scene.reports().write_report("node-a", b"another")
+    view = scene.reports().read_run()
+    assert view.plan == plan(1)
+    assert view.status == "waiting for 1 more node"
+    assert view.snapshot.members == {"a": member("a"), "b": member("b")}
+    assert view.snapshot.leases == {"a": lease("a"), "b": lease("b")}
+    assert view.reports == {"node-a": b"another"}
+
+
+def test_nothing_is_known_of_a_run_that_has_not_begun(scene: Scene) -> None:
+    view = scene.reports().read_run()
+    assert (view.plan, view.status, dict(view.reports)) == (None, "", {})
+
+
+def test_reports_can_be_read_when_the_run_was_removed(scene: Scene) -> None:
+    scene.joined("a")
+    scene.reports().write_report("node-a", b"the last words")
+    scene.end_run()
+    view = scene.reports().read_run()
+    assert view.snapshot.members == {}
+    assert view.reports == {"node-a": b"the last words"}
+
+
+def test_a_store_keeps_the_reports_of_a_few_ended_runs(c10d_scene: C10dScene) -> None:
+    runs = [f"run-{number}" for number in range(KEPT_RUNS + 2)]
+    client, _, _ = c10d.open_store(c10d_scene.endpoint, 20.0)
+    for run_id in runs:
+        node = c10d_scene.reports(run_id)
+        node.write_report("n1", run_id.encode())
+        c10d.C10dCoordinatorLink(client, run_id).remove_run()
+    kept = [run_id for run_id in runs if c10d_scene.reports(run_id).read_run().reports]
+    assert kept == runs[2:]
