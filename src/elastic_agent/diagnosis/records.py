@@ -110,6 +110,9 @@ class Bulletin(Struct, frozen=True):
     reports: tuple[NodeReport, ...]
 
 
+_DECODER = msgspec.json.Decoder(Bulletin)
+"""Made now, by the one thread that imports, as in :mod:`elastic_agent.protocol.codec`."""
+
 KEPT_REPORTS = 3
 """Of how many generations: the other nodes may read a report when the next generation has ended already."""
 
@@ -136,7 +139,7 @@ def decode_bulletin(data: bytes) -> tuple[NodeReport, ...]:
     if len(data) > 2 * LONGEST_BULLETIN:
         return ()
     try:
-        bulletin = msgspec.json.decode(data, type=Bulletin)
+        bulletin = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ()
     return bulletin.reports if bulletin.version == REPORT_VERSION else ()
