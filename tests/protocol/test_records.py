@@ -113,8 +113,14 @@ def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, l
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (member("a", version=2), "member record of version 2; this agent supports version 1"),
-        (plan(Phase.FORMING, 1, 1, format=0), "plan record of version 0; this agent supports version 1"),
+        (
+            member("a", version=2),
+            r"node a at a.example runs another version of elastic-agent \(records of version 2; this agent supports 1\)",
+        ),
+        (
+            plan(Phase.FORMING, 1, 1, format=0),
+            r"coordinated by another version .*\(records of version 0; this agent",
+        ),
         (member("a", policy=Policy(3, 2)), "min_nodes 3 > max_nodes 2"),
         (plan(Phase.FORMING, 1, 1, policy=Policy(3, 2)), "min_nodes 3 > max_nodes 2"),
         (member("a", slots=0), r"`int` >= 1 - at `\$\.slots`"),

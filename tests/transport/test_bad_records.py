@@ -12,7 +12,7 @@ import pytest
 
 from elastic_agent.protocol.codec import MAX_AHEAD, MAX_RECORD_BYTES, encode
 from elastic_agent.protocol.records import Phase
-from elastic_agent.transport import c10d
+from elastic_agent.transport import OtherVersionError, c10d
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.c10d import plans
 
@@ -32,7 +32,13 @@ BAD_MEMBERS = {
     "json of something else": (b'{"hello": 1}', "not a member record"),
     "nested without end": (b"[" * 200_000, "not a member record"),
     "oversized": (b'"' + b"x" * MAX_RECORD_BYTES + b'"', "at most"),
-    "of another version": (edited(encode(member("bad")), version=2), "of version 2"),
+    "of another version": (
+        edited(encode(member("bad")), version=2, new_field=1),
+        (
+            "node node-bad at 127.0.0.1 runs another version of elastic-agent (records of version 2; this agent supports "
+            "1) and cannot take part; install the same version on all machines"
+        ),
+    ),
     "slots below one": (edited(encode(member("bad")), slots=0), "slots"),
     "of another node": (encode(member("good")), "its name field is good"),
 }
@@ -146,6 +152,33 @@ def test_an_invalid_plan_does_not_hide_the_next_one(c10d_scene: C10dScene, kind:
     assert node.next_plan(1, PATIENCE_S) == plan(2, world=world(3))
     assert c10d_scene.complaints
     assert all(f"{RUN}/plan/2" in line and "\n" not in line for line in c10d_scene.complaints)
+
+
+def forge_plan_of_another_version(scene: Scene, version: int) -> None:
+    data = edited(encode(plan(version)), format=2, new_field=[1])
+    if isinstance(scene, C10dScene):
+        scene.stranger().set(f"{RUN}/plan/{version}", b'{"plan": ' + data + b"}")
+    else:
+        scene.stranger().set(f"{scene.root()}/plan", data)
+
+
+def test_a_node_is_told_that_another_version_coordinates_the_run(scene: Scene) -> None:
+    forge_plan_of_another_version(scene, 1)
+    with pytest.raises(OtherVersionError) as caught:
+        scene.node().next_plan(0, PATIENCE_S)
+    assert str(caught.value) == (
+        "the run is coordinated by another version of elastic-agent (records of version 2; this agent supports 1); "
+        "install the same version on all machines"
+    )
+
+
+def test_a_record_of_another_version_does_not_disturb_a_node_that_takes_part(scene: Scene) -> None:
+    scene.coordinator().publish(plan(1))
+    node = scene.node()
+    assert node.next_plan(0, PATIENCE_S) == plan(1)
+    forge_plan_of_another_version(scene, 2)
+    assert node.next_plan(1, 0.05) is None
+    assert node.read_plan() == plan(1)
 
 
 def test_an_oversized_value_does_not_break_connections(c10d_scene: C10dScene) -> None:

@@ -10,6 +10,7 @@ from .cluster_view import Decision, count, names
 from .codec import (
     MAX_PLAN_BYTES,
     MAX_REPORTED_GENERATION,
+    ForeignVersionError,
     RecordError,
     check_follows,
     check_whole,
@@ -87,6 +88,7 @@ __all__ = [
     "FailureKind",
     "Fingerprint",
     "FirstSent",
+    "ForeignVersionError",
     "Generation",
     "Grace",
     "Growth",

@@ -33,6 +33,21 @@ class RecordError(ValueError):
     """A record that is malformed, oversized or of a foreign version; the message names the place."""
 
 
+class ForeignVersionError(RecordError):
+    """A record that another version of elastic-agent wrote, in a format that this one does not support."""
+
+
+class _Header(msgspec.Struct):
+    """What the records of all versions begin with."""
+
+    version: int | None = None
+    """Of a member record."""
+    format: int | None = None
+    """Of a plan."""
+    node_id: str = ""
+    address: str = ""
+
+
 R = TypeVar("R", Member, Lease, Plan, World, History)
 
 _encoder = msgspec.json.Encoder()
@@ -46,6 +61,7 @@ _LIMITS: dict[type, int] = {
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in _LIMITS}
 """Made now, by the one thread that imports: msgspec 0.22 crashes when two threads decode a type for the first time at
 once, each learning what the type looks like."""
+_HEADER = msgspec.json.Decoder(_Header)
 
 
 def encode(record: Member | Lease | Plan | World | History) -> bytes:
@@ -82,9 +98,38 @@ def decode(kind: type[R], data: bytes) -> R:
     try:
         record: R = _DECODERS[kind].decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _check_version(kind, data)
         raise RecordError(f"not a {kind.__name__.lower()} record: {error}") from None
+    _check_version(kind, data, record)
     _check(record)
     return record
+
+
+def _check_version(kind: type[R], data: bytes, record: object = None) -> None:
+    """Check the version of a record, which may be all that can be read of it.
+
+    Raises:
+        ForeignVersionError: it is not this agent's.
+    """
+    found: object = record
+    if record is None:
+        try:
+            found = _HEADER.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+    foreign = (
+        f"another version of elastic-agent (records of version {{}}; this agent supports {RECORD_VERSION})"
+    )
+    remedy = "; install the same version on all machines"
+    if kind is Plan and isinstance(found, (Plan, _Header)) and found.format not in (None, RECORD_VERSION):
+        raise ForeignVersionError(f"the run is coordinated by {foreign.format(found.format)}{remedy}")
+    if (
+        kind is Member
+        and isinstance(found, (Member, _Header))
+        and found.version not in (None, RECORD_VERSION)
+    ):
+        where = f"node {found.node_id[:128]} at {found.address[:255]} runs {foreign.format(found.version)}"
+        raise ForeignVersionError(f"{where} and cannot take part{remedy}")
 
 
 def check_whole(plan: Plan) -> None:
@@ -124,14 +169,6 @@ def check_readable(plan: Plan) -> None:
 
 def _check(record: object) -> None:
     """The checks that types cannot express."""
-    if isinstance(record, Member) and record.version != RECORD_VERSION:
-        raise RecordError(
-            f"member record of version {record.version}; this agent supports version {RECORD_VERSION}"
-        )
-    if isinstance(record, Plan) and record.format != RECORD_VERSION:
-        raise RecordError(
-            f"plan record of version {record.format}; this agent supports version {RECORD_VERSION}"
-        )
     policy = record.policy if isinstance(record, (Member, Plan)) else None
     if policy is not None and policy.min_nodes > policy.max_nodes:
         raise RecordError(f"policy with min_nodes {policy.min_nodes} > max_nodes {policy.max_nodes}")

@@ -74,6 +74,13 @@ class Unusable:
     reason: str
 
 
+@dataclass(frozen=True)
+class OtherVersion:
+    """Another version of elastic-agent coordinates the run, so this node cannot take part."""
+
+    reason: str
+
+
 SessionEvent: TypeAlias = (
     Connected
     | Disconnected
@@ -84,4 +91,5 @@ SessionEvent: TypeAlias = (
     | Prepared
     | PrepareFailed
     | Unusable
+    | OtherVersion
 )

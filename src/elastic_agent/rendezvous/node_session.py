@@ -42,7 +42,13 @@ from elastic_agent.protocol import (
     misquoted,
     next_renewal_s,
 )
-from elastic_agent.transport import NotAStoreError, StoreLostError, TransportError, UnreachableError
+from elastic_agent.transport import (
+    NotAStoreError,
+    OtherVersionError,
+    StoreLostError,
+    TransportError,
+    UnreachableError,
+)
 
 from . import events
 from .bootstrap_offers import BootstrapOffers
@@ -270,6 +276,10 @@ class NodeSession:
         while True:
             try:
                 yield from self._attend()
+            except OtherVersionError as error:
+                known = self.plan is not None  # then it is a bad record in a run that this node takes part in
+                self._callback((events.Disconnected if known else events.OtherVersion)(str(error)))
+                yield from Sleep(REDIAL_MAX_S)
             except TransportError as error:  # also: no port is free for an offer, or none of ours answers
                 self._callback(events.Disconnected(str(error)))
                 yield from Sleep(REDIAL_MIN_S)

@@ -31,6 +31,8 @@ class StoreTimeout:
                 self._was_connected, self._dialling = True, None
             case events.Unusable(reason=reason) if not self._was_connected:
                 self._give_up(reason)
+            case events.OtherVersion(reason=reason):
+                self._give_up(reason)
             # An unusable store may be so only for now: its machine restarts other things first.
             case events.Disconnected(reason=reason) | events.Unusable(reason=reason) if (
                 self._dialling is None

@@ -228,6 +228,8 @@ class Sidecar:
                 self._channel.send(Trouble(reason))
                 if not self._met:
                     self._over(machine.Depart(Outcome.UNREACHABLE, reason))
+            case events.OtherVersion(reason=reason):
+                self._over(machine.Depart(Outcome.UNREACHABLE, reason))
             case events.PlanSeen(plan=plan) if self._finishing:
                 self._settle_by(plan)
                 return

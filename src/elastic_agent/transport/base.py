@@ -30,6 +30,10 @@ class NotAStoreError(TransportError):
     """The endpoint answers, but is not a store of elastic-agent; dialling again will not help."""
 
 
+class OtherVersionError(TransportError):
+    """Another version of elastic-agent coordinates the run; trying again will not help."""
+
+
 class NodeLink(Protocol):
     """A node's connection to the store of one run."""
 
@@ -67,6 +71,9 @@ class NodeLink(Protocol):
         """Wait, without polling, until a plan newer than ``after_version`` is there; None at the time-out.
 
         Plans may be skipped: the newest is returned.
+
+        Raises:
+            OtherVersionError: no plan can be read, because another version of elastic-agent coordinates the run.
         """
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import secrets
 import time
 
 from elastic_agent.protocol import Lease, Member, Plan, encode
-from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport.base import OtherVersionError, StoreLostError
 from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, lease_over, log_invalid
 from elastic_agent.values import Endpoint
 
@@ -132,6 +132,8 @@ class C10dLink:
             plan = self._plans.newest()
             if plan is not None and plan.version > after_version:
                 return plan
+            if plan is None and self._plans.foreign:
+                raise OtherVersionError(self._plans.foreign)
             left_s = deadline_s - time.monotonic()
             following = max(self._plans.end, after_version) + 1
             if left_s <= 0 or not self._client.wait(self._plans.key(following), left_s):

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from elastic_agent.protocol import (
     MAX_PLAN_BYTES,
+    ForeignVersionError,
     Name,
     Plan,
     RecordError,
@@ -78,6 +79,8 @@ class PlanReader:
         self._worlds: dict[str, World] = {}
         self._orders: dict[str, _Order] = {}
         self._best: Plan | None = None
+        self.foreign = ""
+        """Another version of elastic-agent coordinates the run, in words; empty: none does, as far as is known."""
         self.end = 0
         """The last version that something stands under, as of the last reading."""
 
@@ -151,9 +154,10 @@ class PlanReader:
             plan = self.open(data, version)
             check_follows(plan, self._best)
         except (_DamagedError, RecordError) as error:
+            self.foreign = str(error) if isinstance(error, ForeignVersionError) else ""
             self.report(f"{self.key(version)}: {error}")
             return False
-        self._best = plan
+        self._best, self.foreign = plan, ""
         return True
 
     def published(self, plan: Plan) -> None:
@@ -161,12 +165,18 @@ class PlanReader:
         self._best = plan
 
     def open(self, data: bytes, version: int) -> Plan:
-        """The plan in these bytes, its parts put back in."""
+        """The plan in these bytes, its parts put back in.
+
+        Raises:
+            ForeignVersionError: another version of elastic-agent wrote it.
+        """
         if len(data) > MAX_PLAN_BYTES:
             raise _DamagedError(f"{len(data)} bytes; at most {MAX_PLAN_BYTES} are accepted")
         try:
             envelope = _ENVELOPES.decode(data)
             plan = decode(Plan, bytes(envelope.plan))
+        except ForeignVersionError:
+            raise
         except (msgspec.DecodeError, RecordError, UnicodeDecodeError, RecursionError) as error:
             raise _DamagedError(str(error)) from None
         if plan.version != version:
@@ -202,7 +212,7 @@ class PlanReader:
             return True
         try:
             self.open(data, version)
-        except _DamagedError as error:
+        except (_DamagedError, ForeignVersionError) as error:
             self.report(f"{self.key(version)}: {error}")
             return False
         return True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elastic_agent.protocol import Lease, Member, Plan, encode
-from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport.base import OtherVersionError, StoreLostError
 from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, lease_over, log_invalid
 
 from .client import CompactedError, EtcdClient, LeaseGoneError, exists, get, has_value, put, was_written_at
@@ -179,6 +179,8 @@ class EtcdLink:
         plan = self._plans.read()  # by a majority: a member that was cut off from it is found out here
         deadline_s = time.monotonic() + timeout_s
         while plan is None or plan.version <= after_version:
+            if plan is None and self._plans.foreign:
+                raise OtherVersionError(self._plans.foreign)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return None

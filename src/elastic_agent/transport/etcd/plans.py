@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
-from elastic_agent.protocol import Plan, RecordError, check_follows, check_whole, decode
+from elastic_agent.protocol import ForeignVersionError, Plan, RecordError, check_follows, check_whole, decode
 from elastic_agent.transport.base import StoreLostError
 
 from .client import CompactedError, EtcdClient, News
@@ -37,6 +37,8 @@ class PlanReader:
         self.next_revision = 0
         """To go on watching from."""
         self.best: Plan | None = None
+        self.foreign = ""
+        """Another version of elastic-agent coordinates the run, in words; empty: none does, as far as is known."""
         self.unknown = False
         """There was a plan, which cannot be read any more: no other may be published in its place."""
 
@@ -82,11 +84,12 @@ class PlanReader:
             plan = _decode_plan(data)
             check_follows(plan, self.best)
         except RecordError as error:
+            self.foreign = str(error) if isinstance(error, ForeignVersionError) else ""
             if data[:200] not in self._reported and len(self._reported) < 100:
                 self._reported.add(data[:200])
                 self._report_invalid(f"{self._key.decode()}: {error}")
             return False
-        self.best = plan
+        self.best, self.foreign = plan, ""
         return True
 
 

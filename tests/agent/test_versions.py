@@ -1,0 +1,34 @@
+"""Agents of different versions: the one that cannot take part says so and ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from elastic_agent.exit_codes import ExitCode
+from elastic_agent.protocol import encode
+from elastic_agent.transport import c10d
+from elastic_agent.values import Endpoint
+from tests.cli.support import elastic_agent
+from tests.transport.support import PATIENCE_S, plan, raw_client
+
+
+def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) -> None:
+    host = c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S)
+    assert host is not None
+    endpoint = Endpoint("127.0.0.1", host.port)
+    other = msgspec.json.encode(msgspec.json.decode(encode(plan(1))) | {"format": 2, "new_field": 1})
+    raw_client(endpoint).set("elastic-agent/1/r/mine/plan/1", b'{"plan": ' + other + b"}")
+    script = tmp_path / "train.py"
+    script.write_text("")
+    options = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", "mine", "--nnodes", "1:2"]
+    done = elastic_agent(
+        *options, "--state-dir", str(tmp_path / "state"), "--log-format", "console", str(script)
+    )
+    host.close()
+    assert done.returncode == ExitCode.NO_STORE, done.stderr
+    assert (
+        "the run is coordinated by another version of elastic-agent (records of version 2; this agent supports 1); "
+        "install the same version on all machines" in done.stderr
+    )
