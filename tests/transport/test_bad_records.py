@@ -35,8 +35,8 @@ BAD_MEMBERS = {
     "of another version": (
         edited(encode(member("bad")), version=2, new_field=1),
         (
-            "node node-bad at 127.0.0.1 runs another version of elastic-agent (records of version 2; this agent supports "
-            "1) and cannot take part; install the same version on all machines"
+            "node node-bad at 127.0.0.1 runs another version of elastic-agent (records of version 2; this agent "
+            "supports 1) and cannot take part; install the same version on all machines"
         ),
     ),
     "slots below one": (edited(encode(member("bad")), slots=0), "slots"),
