@@ -33,7 +33,7 @@ class Agents:
         self.script.write_text(SCRIPT)
         self.endpoint = f"127.0.0.1:{free_port()}"
 
-    def start(self, node_id: str) -> subprocess.Popen[str]:
+    def start(self, node_id: str, **variables: str) -> subprocess.Popen[str]:
         options = [
             "--rdzv-endpoint",
             self.endpoint,
@@ -54,7 +54,7 @@ class Agents:
                 "console",
                 str(self.script),
             ],
-            env=clean_environment(),
+            env=clean_environment(variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -102,9 +102,11 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         assert "waiting for 1 more node (at least 2 required); joined: n1 (1 worker)" in forming
         assert re.search(r"^n1 +127.0.0.1 +1 worker +joining \(ready\)", forming, re.MULTILINE), forming
 
-        second = run.start("n2")
+        second = run.start("n2", NCCL_DEBUG="WARN")
         assert worker_is_up(first)
         assert worker_is_up(second)
+        for agent in (first, second):
+            assert "WARN on n2; not set on n1" in line_with(agent, "nodes differ in NCCL_DEBUG")
         running = status_json()
         assert (running["phase"], running["generation"], running["world_size"]) == ("running", 1, 2)
         shown = {one["node_id"]: (one["role"], one["state"], one["first_rank"]) for one in running["nodes"]}

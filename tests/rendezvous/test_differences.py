@@ -1,32 +1,62 @@
-"""Nodes that were not started alike are noticed."""
+"""Nodes that were not started alike are noticed, on every node."""
 
 from __future__ import annotations
 
+from elastic_agent.agent.reporting.start_facts import start_facts
+from elastic_agent.diagnosis.differences import differences
 from elastic_agent.protocol.records import RECORD_VERSION, Fingerprint, Member, Policy, State
-from elastic_agent.rendezvous.coordinator_driver import differences
+
+SAME = Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0")
 
 
-def member(name: str, fingerprint: Fingerprint, policy: Policy) -> Member:
+def member(name: str, fingerprint: Fingerprint = SAME, policy: Policy | None = None) -> Member:
     return Member(
-        RECORD_VERSION, name, f"{name}-life", "127.0.0.1", 1, State.READY, 0, policy, fingerprint=fingerprint
+        RECORD_VERSION,
+        name,
+        f"{name}-life",
+        "127.0.0.1",
+        1,
+        State.READY,
+        0,
+        policy or Policy(),
+        fingerprint=fingerprint,
     )
 
 
 def test_nodes_started_alike_have_no_differences() -> None:
-    same = Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0")
-    assert differences(member("n1", same, Policy()), member("n2", same, Policy())) == []
+    facts = {
+        node: start_facts(["--lr", "1"], {"NCCL_DEBUG": "INFO", "HOME": f"/home/{node}"})
+        for node in ("n1", "n2")
+    }
+    assert differences([member("n1"), member("n2")], facts, Policy()) == []
 
 
-def test_each_difference_is_a_sentence_that_names_both_nodes() -> None:
-    first = member("n1", Fingerprint("abc", "3.11.7", "2.13.0", "0.1.0"), Policy(min_nodes=1, max_nodes=4))
-    other = member("n2", Fingerprint("xyz", "3.11.7", "2.12.1", "0.1.0"), Policy(min_nodes=2, max_nodes=4))
-    assert differences(first, other) == [
-        "n2 runs a different script than n1",
-        "n2 runs a different torch than n1 (2.12.1, not 2.13.0)",
-        "n2 was started with min_nodes 2, n1 with 1; the run uses 1",
+def test_each_line_names_the_nodes_that_differ_from_most_and_what_to_do() -> None:
+    odd = member(
+        "n2", Fingerprint("xyz", "3.11.7", "2.12.1", "0.1.0"), Policy(min_nodes=2, max_nodes=4, settle_s=3)
+    )
+    nodes = [member("n1", policy=Policy(max_nodes=4)), odd, member("n3", policy=Policy(max_nodes=4))]
+    assert differences(nodes, used=Policy(max_nodes=4)) == [
+        "nodes differ in the script: n2 and n1, n3 have different files; copy the same version to all machines",
+        "nodes differ in torch: 2.12.1 on n2; 2.13.0 on n1, n3; install the same version on all machines",
+        "nodes differ in --nnodes: 2:4 on n2; 1:4 on n1, n3; the run uses 1:4; start all agents with the same command",
+        "nodes differ in --settle: 3 on n2; 1 on n1, n3; the run uses 1; start all agents with the same command",
+    ]
+
+
+def test_arguments_and_variables_are_compared_where_they_are_known() -> None:
+    facts = {
+        "n1": start_facts(["--epochs", "9"], {"NCCL_DEBUG": "INFO"}),
+        "n2": start_facts(["--epochs", "8"], {}),
+    }
+    assert differences([member("n1"), member("n2"), member("n3")], facts) == [
+        (
+            "nodes differ in the arguments of the script: --epochs 8 on n2; --epochs 9 on n1; "
+            "start all agents with the same command"
+        ),
+        "nodes differ in NCCL_DEBUG: not set on n2; INFO on n1; set it alike everywhere unless this is intended",
     ]
 
 
 def test_a_missing_value_is_not_a_difference() -> None:
-    torchrun = member("n2", Fingerprint(python="3.11.7"), Policy())
-    assert differences(member("n1", Fingerprint("abc", "3.11.7"), Policy()), torchrun) == []
+    assert differences([member("n1"), member("n2", Fingerprint(python="3.11.7"))]) == []

@@ -25,6 +25,7 @@ from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.run_observer import RunObserver
+from elastic_agent.agent.reporting.start_facts import start_facts
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
@@ -109,6 +110,7 @@ class Agent(ElasticAgent):
         self._slots = slots
         self._guard = guard
         self._backend = backend
+        backend.nodes_compare_themselves = True
         self._event_log = EventLog(settings.event_journal)
         self._log = get_logger()
         self._logs = logs_specs(settings, slots)
@@ -323,6 +325,7 @@ class Agent(ElasticAgent):
             files=StatusFiles(settings.state_dir, run_id, lock.node_id),
             progress=lambda: supervisor.progress,
             explain=lambda world, plan, reports: "",
+            facts=start_facts(settings.script_args, os.environ),
         )
         self._publish.subscribe(observer.on_event)
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots, boot_id(), pid_namespace()))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
+from elastic_agent.diagnosis.differences import differences
 from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Plan
 from elastic_agent.transport import Snapshot
 
@@ -48,14 +49,6 @@ KEEP_OVER_S = 60.0
 IDLE_S = 60.0
 """How often a run is checked that has no live node and is not over."""
 
-_WHAT_RUNS = {
-    "script": "a different script",
-    "python": "a different Python",
-    "torch": "a different torch",
-    "package": "a different elastic-agent",
-}
-"""What a node runs, by the field of its fingerprint."""
-
 MAX_COMPLAINTS = 1000
 
 
@@ -80,6 +73,7 @@ class RunDriver:
         store_born_s: float = -math.inf,
         keep_over_s: float = KEEP_OVER_S,
         idle_s: float = IDLE_S,
+        compares: bool = True,
     ) -> None:
         """Prepare; :meth:`coordinate` or :meth:`coordinate_until_over` begins.
 
@@ -89,6 +83,7 @@ class RunDriver:
             store_born_s: see :class:`~elastic_agent.protocol.coordinator.Coordinator`.
             keep_over_s: how long the records of a run that is over, or never began, stay when no node is left.
             idle_s: how often a run without live nodes is checked.
+            compares: whether to warn of nodes whose software or settings differ.
         """
         self.needed = True
         """Whether a live node still depends on the store for this run."""
@@ -101,6 +96,7 @@ class RunDriver:
         self._store_born_s = store_born_s
         self._keep_over_s = keep_over_s
         self._idle_s = idle_s
+        self._compares = compares
         now_s = clock()
         self._coordinator = Coordinator(now_s)
         self._decide_s = self._full_read_s = self._lease_read_s = now_s
@@ -244,12 +240,12 @@ class RunDriver:
 
     def _compare(self, member: Member) -> None:
         """Warn once about each node whose software or settings differ from the first one's."""
-        if member.incarnation in self._compared:
+        if not self._compares or member.incarnation in self._compared:
             return
         self._compared.add(member.incarnation)
         if self._model is None:
             self._model = member
-        for difference in differences(self._model, member):
+        for difference in differences((self._model, member), used=self._model.policy):
             self._warn_once(difference)
 
     def _warn_once(self, event: str, **fields: str) -> None:
@@ -348,24 +344,3 @@ class RunDriver:
             if self._save_fails:
                 self._save_fails = False
                 self._log.info("the state directory is writable again")
-
-
-def differences(model: Member, member: Member) -> list[str]:
-    """How the software and settings of ``member`` differ from those of ``model``; a sentence each.
-
-    The run follows the model's policy; different software may be intended.
-    """
-    found: list[str] = []
-    for field, words in _WHAT_RUNS.items():
-        here, there = getattr(member.fingerprint, field), getattr(model.fingerprint, field)
-        if here and there and here != there:
-            versions = "" if field == "script" else f" ({here}, not {there})"
-            found.append(f"{member.node_id} runs {words} than {model.node_id}{versions}")
-    for field in member.policy.__struct_fields__:
-        here, there = getattr(member.policy, field), getattr(model.policy, field)
-        if here != there:
-            found.append(
-                f"{member.node_id} was started with {field} {here}, {model.node_id} with {there}; the "
-                f"run uses {there}"
-            )
-    return found

@@ -18,6 +18,7 @@ import msgspec
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.worker_group.runner import Progress
+from elastic_agent.diagnosis.differences import differences
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
 from elastic_agent.diagnosis.status import GenerationStatus, RunStatus, run_status
 from elastic_agent.logs import get_logger
@@ -37,6 +38,11 @@ GATHER_S = 3.0
 """How long the reports of the other nodes on a generation that failed are waited for."""
 
 GATHER_EVERY_S = 0.25
+
+COMPARE_AFTER_S = 3.0
+"""After this time of waiting for other nodes, those that wait are compared."""
+
+SHOWN_DIFFERENCES = 8
 
 ANSWER_S = 2.0
 """How long the store may take, when a user asks for the status, until the answer is what was known before."""
@@ -58,8 +64,20 @@ class RunObserver:
         files: StatusFiles,
         progress: Callable[[], Progress | None],
         explain: Explain,
+        facts: Mapping[str, str],
     ) -> None:
-        """``endpoint``: of the store, as users write it; ``progress``: of the present workers, None without any."""
+        """Observe nothing yet.
+
+        Args:
+            run_id: the run.
+            node_id: this node.
+            endpoint: of the store, as users write it.
+            reports: access to the reports of all nodes.
+            files: where the status is saved.
+            progress: of the present workers; None without any.
+            explain: explains failures.
+            facts: how this node was started (:mod:`elastic_agent.diagnosis.differences`).
+        """
         self._run_id = run_id
         self._node_id = node_id
         self._endpoint = endpoint
@@ -67,6 +85,7 @@ class RunObserver:
         self._files = files
         self._progress = progress
         self._explain = explain
+        self._facts = dict(facts)
         self._incarnation = "unknown"
         self._plan: Plan | None = None
         self._since_s: float | None = None
@@ -78,6 +97,9 @@ class RunObserver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._explaining: asyncio.Task[None] | None = None
         self._last_view = RunReports()
+        self._told_differences: set[str] = set()
+        self._has_compared = False
+        self._compare_timer: asyncio.TimerHandle | None = None
 
     # -- events ---------------------------------------------------------------------------------
 
@@ -99,6 +121,11 @@ class RunObserver:
         if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
             self._since_s = now_s
         self._end_generations(plan, now_s)
+        if plan.phase is Phase.FORMING and not self._has_compared and self._compare_timer is None:
+            loop = asyncio.get_running_loop()
+            self._compare_timer = loop.call_later(
+                COMPARE_AFTER_S, lambda: self._start(self._compare_waiting())
+            )
         if (
             plan.phase is Phase.RUNNING
             and plan.world is not None
@@ -110,6 +137,9 @@ class RunObserver:
                 plan.generation, now_s, nodes=nodes, workers=plan.world.world_size
             )
             self._forget_old()
+            if not self._has_compared and plan.world.seat_of(self._incarnation) is not None:
+                self._has_compared = True
+                self._start(self._compare_world(plan.generation, plan.world))
 
     def _end_generations(self, plan: Plan, now_s: float) -> None:
         for number, one in self._generations.items():
@@ -164,6 +194,7 @@ class RunObserver:
             time.time(),
             host=os.uname().nodename[:512],
             workers=workers,
+            facts=self._facts,
             is_final=is_final,
         )
         self._own[generation] = report
@@ -175,6 +206,45 @@ class RunObserver:
         with contextlib.suppress(TransportError):  # the next report is written over a new connection
             await self._reports.write(self._node_id, [self._own[number] for number in sorted(self._own)])
 
+    # -- differences between nodes --------------------------------------------------------------
+
+    async def _compare_waiting(self) -> None:
+        """Compare the nodes that wait: a difference may be why no world is formed."""
+        self._compare_timer = None
+        plan = self._plan
+        if plan is not None and plan.phase is Phase.FORMING:
+            with contextlib.suppress(TransportError):
+                self._tell_differences(await self._reports.read(), {})
+
+    async def _compare_world(self, generation: int, world: World) -> None:
+        """Compare the nodes of the first world that this node takes part in, once."""
+        gathered = await self._gather(generation, {seat.node_id for seat in world.seats}, final=False)
+        with contextlib.suppress(TransportError):
+            self._tell_differences(
+                await self._reports.read(), {node: one.facts for node, one in gathered.items()}
+            )
+
+    def _tell_differences(self, known: RunReports, facts: Mapping[str, Mapping[str, str]]) -> None:
+        leases, plan = known.view.snapshot.leases, known.view.plan
+        alive = [
+            one
+            for name, one in known.view.snapshot.members.items()
+            if name in leases and not leases[name].revoked
+        ]
+        alive.sort(key=lambda one: (one.preferred_rank or 0, one.node_id))
+        found = [
+            line
+            for line in differences(alive, facts, plan.policy if plan is not None else None)
+            if line not in self._told_differences
+        ]
+        self._told_differences.update(found)
+        for line in found[:SHOWN_DIFFERENCES]:
+            get_logger().warning(line)
+        if len(found) > SHOWN_DIFFERENCES:
+            get_logger().warning(
+                f"{len(found) - SHOWN_DIFFERENCES} more differences between nodes are not shown"
+            )
+
     # -- explanations ---------------------------------------------------------------------------
 
     async def _explain_failure(self, generation: int, plan: Plan) -> None:
@@ -182,7 +252,7 @@ class RunObserver:
         world = self._worlds.get(generation)
         if world is None:
             return
-        gathered = await self._gather(generation, world)
+        gathered = await self._gather(generation, {seat.node_id for seat in world.seats})
         cause = self._explain(world, plan, gathered)
         one = self._generations.get(generation)
         if cause and one is not None:
@@ -190,16 +260,18 @@ class RunObserver:
             get_logger().info(cause)
         self._save_soon()
 
-    async def _gather(self, generation: int, world: World) -> Mapping[str, NodeReport]:
+    async def _gather(
+        self, generation: int, expected: set[str], *, final: bool = True
+    ) -> Mapping[str, NodeReport]:
+        """The reports of these nodes on the generation, of some of them if that takes long; ``final``: on its end."""
         until_s = time.monotonic() + GATHER_S
-        expected = {seat.node_id for seat in world.seats}
         found: dict[str, NodeReport] = {}
         while True:
             with contextlib.suppress(TransportError):
                 found |= (await self._reports.read()).of(generation)
             if generation in self._own:
                 found[self._node_id] = self._own[generation]
-            complete = all(node in found and found[node].is_final for node in expected)
+            complete = all(node in found and (found[node].is_final or not final) for node in expected)
             if complete or time.monotonic() > until_s:
                 return found
             await asyncio.sleep(GATHER_EVERY_S)
@@ -259,6 +331,8 @@ class RunObserver:
     def close(self) -> None:
         """Give up whatever is under way."""
         self._stop_timer()
+        if self._compare_timer is not None:
+            self._compare_timer.cancel()
         for task in self._tasks:
             task.cancel()
         self._reports.close()

@@ -28,6 +28,8 @@ class RendezvousBackend(abc.ABC):
         self.run_id: str | None = None
         """The run's name: set by the owner, or agreed at the endpoint."""
         self.history_store = BoundedRunHistoryStore(RunHistoryStore(state_dir))
+        self.nodes_compare_themselves = False
+        """Whether every node warns of nodes that differ, so that the coordinator need not."""
         self._endpoint = endpoint
         self._ports = PortPicker(port_range, port_rest_s)
         self._loop: asyncio.AbstractEventLoop | None = None

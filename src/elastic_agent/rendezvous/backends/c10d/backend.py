@@ -108,7 +108,11 @@ class C10dBackend(RendezvousBackend):
     def _start_coordinator(self, host: c10d.C10dHost) -> None:
         self._log.info(f"hosting the store at {self._endpoint}")
         self._coordinator = CoordinatorThread(
-            host.inbox(), host.coordinator_link, self.history_store, self._poke
+            host.inbox(),
+            host.coordinator_link,
+            self.history_store,
+            self._poke,
+            compares=not self.nodes_compare_themselves,
         )
         self._coordinator.start()
 

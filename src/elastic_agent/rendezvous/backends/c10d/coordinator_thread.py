@@ -71,6 +71,7 @@ class CoordinatorThread(threading.Thread):
         on_turn: Callable[[], None] = lambda: None,
         keep_over_s: float = KEEP_OVER_S,
         idle_s: float = IDLE_S,
+        compares: bool = True,
     ) -> None:
         """Prepare; ``start()`` begins.
 
@@ -83,6 +84,7 @@ class CoordinatorThread(threading.Thread):
             on_turn: called (in this thread) at each turn, as a sign of life.
             keep_over_s: how long a run that is over stays in the store when no node of it is left.
             idle_s: it turns at least this often.
+            compares: whether to warn of nodes whose software or settings differ.
         """
         super().__init__(name="elastic-coordinator", daemon=True)
         self._inbox = inbox
@@ -98,6 +100,7 @@ class CoordinatorThread(threading.Thread):
         self._on_turn = on_turn
         self._keep_over_s = keep_over_s
         self._idle_s = idle_s
+        self._compares = compares
         self._coordinated: dict[str, _Coordinated] = {}
         self._resting: dict[str, _Rest] = {}
         """Runs whose driver failed, and when to start another one."""
@@ -217,7 +220,9 @@ class CoordinatorThread(threading.Thread):
             self._too_many.setdefault(run_id)
             return
         log = get_logger(run=run_id)
-        driver = RunDriver(time.monotonic, log, keep_over_s=self._keep_over_s, idle_s=self._idle_s)
+        driver = RunDriver(
+            time.monotonic, log, keep_over_s=self._keep_over_s, idle_s=self._idle_s, compares=self._compares
+        )
         perform = self._performer(run_id, link)
         run = self._coordinated[run_id] = _Coordinated(run_id, driver, driver.coordinate(), perform)
         self._resume(run, None)

@@ -195,6 +195,7 @@ class EtcdBackend(RendezvousBackend):
                     self.history_store,
                     self._lease_ttl_s,
                     self._poke,
+                    compares=not self.nodes_compare_themselves,
                 )
                 self._election.start()
         return link

@@ -113,9 +113,10 @@ class WriteMark(LeaderEffect[None]):
 class Election:
     """One agent's part in the election of a run's coordinator, until the run is over."""
 
-    def __init__(self, clock: Callable[[], float], log: Log) -> None:
-        """``clock``: seconds of this machine's clock; ``log``: the agent's log."""
+    def __init__(self, clock: Callable[[], float], log: Log, *, compares: bool = True) -> None:
+        """``clock``: seconds of this machine's clock; ``compares``: whether to warn of nodes that differ."""
         self._clock = clock
+        self._compares = compares
         self._log = log
         self._driver: RunDriver | None = None
         """While this agent leads."""
@@ -192,7 +193,7 @@ class Election:
     def _coordinate(self) -> Steps[None]:
         plan = yield from ReadPlan()
         store_born_s = (yield from self._begin_run()) if plan is None else -math.inf
-        self._driver = RunDriver(self._clock, self._log, store_born_s=store_born_s)
+        self._driver = RunDriver(self._clock, self._log, store_born_s=store_born_s, compares=self._compares)
         yield from self._driver.coordinate_until_over()
         self._over = True
 

@@ -40,6 +40,8 @@ class ElectionThread(threading.Thread):
         history_store: RunHistoryStore,
         lease_ttl_s: float,
         on_change: Callable[[], None],
+        *,
+        compares: bool = True,
     ) -> None:
         """Prepare; ``start()`` begins.
 
@@ -50,6 +52,7 @@ class ElectionThread(threading.Thread):
             history_store: the run histories on this machine's disk.
             lease_ttl_s: of the run's nodes, seconds.
             on_change: called (in this thread) whenever ``winding_up`` may have changed.
+            compares: whether to warn of nodes whose software or settings differ.
         """
         super().__init__(name="elastic-coordinator", daemon=True)
         self._run_id = run_id
@@ -60,7 +63,7 @@ class ElectionThread(threading.Thread):
         self._on_change = on_change
         self._who = f"{platform.node()}:{os.getpid()}"
         self._stopping = threading.Event()
-        self._election = Election(time.monotonic, get_logger(run=run_id))
+        self._election = Election(time.monotonic, get_logger(run=run_id), compares=compares)
         self._client: EtcdClient | None = None
         self._leadership: Leadership | None = None
         self._keeper: LeaderKeyThread | None = None

@@ -1,0 +1,139 @@
+"""How the nodes of a run differ: software, options, arguments, environment. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from elastic_agent.protocol import Member, Policy, names
+
+_SOFTWARE = {
+    "script": ("the script", "copy the same version to all machines"),
+    "python": ("Python", "install the same version on all machines"),
+    "torch": ("torch", "install the same version on all machines"),
+    "package": ("elastic-agent", "install the same version on all machines"),
+}
+"""Fields of the fingerprint: what it is, and what to do if it differs."""
+
+_OPTIONS = {
+    "max_restarts": "--max-restarts",
+    "lease_ttl_s": "--lease-ttl",
+    "fence_margin_s": "--fence-margin",
+    "settle_s": "--settle",
+    "join_timeout_s": "--join-timeout",
+    "start_timeout_s": "--start-timeout",
+    "grow": "--grow",
+    "grow_delay_s": "--grow-delay",
+    "notice_s": "--notice-time",
+    "node_counts": "--node-unit",
+    "finishes_once": "--finish-once",
+    "restart_window_s": "--restart-window",
+    "restart_backoff_s": "--restart-backoff",
+    "desired_nodes": "--desired-nodes",
+    "desired_wait_s": "--desired-wait",
+}
+"""Fields of the policy and their options; the numbers of nodes are shown together, as ``--nnodes``."""
+
+ARGUMENTS = "arguments"
+"""The fact that holds the arguments of the script."""
+
+VARIABLE = "env."
+"""Prefix of the facts that hold environment variables."""
+
+
+def differences(
+    members: Sequence[Member],
+    facts: Mapping[str, Mapping[str, str]] | None = None,
+    used: Policy | None = None,
+) -> list[str]:
+    """A line for each difference between nodes; it names the nodes that differ from most others.
+
+    Args:
+        members: the nodes' records; of two with equal claims, the first one counts as the usual case.
+        facts: by node id, the arguments of the script (:data:`ARGUMENTS`) and environment variables
+            (:data:`VARIABLE` and the name), of those nodes for which they are known.
+        used: the rules by which the run goes; None: not known yet.
+    """
+    return [*_of_software(members), *_of_options(members, used), *_of_facts(members, facts or {})]
+
+
+def _of_software(members: Sequence[Member]) -> list[str]:
+    found: list[str] = []
+    for field, (what, remedy) in _SOFTWARE.items():
+        values = {one.node_id: str(getattr(one.fingerprint, field)) for one in members}
+        known = {node: value for node, value in values.items() if value}
+        if field == "script":
+            odd = _odd(known)
+            others = [node for node in known if node not in odd]
+            if odd:
+                found.append(
+                    f"nodes differ in {what}: {names(odd)} and {names(others)} have different files; {remedy}"
+                )
+        elif line := _line(what, known):
+            found.append(f"{line}; {remedy}")
+    return found
+
+
+def _of_options(members: Sequence[Member], used: Policy | None) -> list[str]:
+    found: list[str] = []
+    for option in ("--nnodes", *_OPTIONS.values()):
+        values = {one.node_id: _option(one.policy, option) for one in members}
+        if line := _line(option, values):
+            uses = f"; the run uses {_option(used, option)}" if used is not None else ""
+            found.append(f"{line}{uses}; start all agents with the same command")
+    return found
+
+
+def _option(policy: Policy, option: str) -> str:
+    if option == "--nnodes":
+        least, most = policy.min_nodes, policy.max_nodes
+        return f"{least}" if least == most else f"{least}:{most}"
+    field = next(field for field, name in _OPTIONS.items() if name == option)
+    value = getattr(policy, field)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _of_facts(members: Sequence[Member], facts: Mapping[str, Mapping[str, str]]) -> list[str]:
+    nodes = [one.node_id for one in members if one.node_id in facts]
+    keys = dict.fromkeys(key for node in nodes for key in sorted(facts[node]))
+    found: list[str] = []
+    for key in keys:
+        if key == ARGUMENTS:
+            values = {node: facts[node].get(key, "") or "none" for node in nodes}
+            line, remedy = (
+                _line("the arguments of the script", values),
+                "start all agents with the same command",
+            )
+        elif key.startswith(VARIABLE):
+            values = {node: facts[node].get(key, "not set") for node in nodes}
+            line, remedy = (
+                _line(key.removeprefix(VARIABLE), values),
+                "set it alike everywhere unless this is intended",
+            )
+        else:
+            continue
+        if line:
+            found.append(f"{line}; {remedy}")
+    return found
+
+
+def _line(what: str, values: Mapping[str, str]) -> str:
+    """``nodes differ in torch: 2.12.1 on n2; 2.13.0 on n1, n3``; empty if all are equal."""
+    odd = _odd(values)
+    if not odd:
+        return ""
+    usual = next(value for node, value in values.items() if node not in odd)
+    groups: dict[str, list[str]] = {}
+    for node in odd:
+        groups.setdefault(values[node], []).append(node)
+    groups[usual] = [node for node in values if node not in odd]
+    shown = "; ".join(f"{value} on {names(nodes)}" for value, nodes in groups.items())
+    return f"nodes differ in {what}: {shown}"
+
+
+def _odd(values: Mapping[str, str]) -> list[str]:
+    """The nodes that have another value than most."""
+    if len({*values.values()}) < 2:
+        return []
+    usual, _ = Counter(values.values()).most_common(1)[0]  # of equal counts, the first one met
+    return [node for node, value in values.items() if value != usual]
