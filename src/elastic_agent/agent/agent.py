@@ -30,6 +30,7 @@ from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
+from elastic_agent.agent.web.server import StatusServer
 from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
@@ -340,12 +341,15 @@ class Agent(ElasticAgent):
             status=observer.status,
         )
         control = await self._listen(commands)
+        page = self._serve_status(observer)
         try:
             ending = await supervisor.run()
             await observer.settle(SETTLE_S)
         finally:
             self._publish.unsubscribe(observer.on_event)
             observer.close()
+            if page is not None:
+                page.close()
             if control is not None:
                 await control.close(LAST_ANSWERS_S)
         self._publish(events.AgentEnded(ending.outcome, ending.reason))
@@ -360,6 +364,21 @@ class Agent(ElasticAgent):
                 reason=str(error),
             )
             return None
+
+    def _serve_status(self, observer: RunObserver) -> StatusServer | None:
+        address = self._settings.status_port
+        if address is None:
+            return None
+        try:
+            page = StatusServer(address, observer.status)
+        except OSError as error:
+            self._log.warning(
+                f"no status page: --status-port {address} cannot be used: {error.strerror or error}; the run continues"
+            )
+            return None
+        page.start()
+        self._log.info(f"status page at {page.url}")
+        return page
 
     async def _host_on(self) -> None:
         """A host keeps serving until no run needs its store any more."""

@@ -256,6 +256,23 @@ ENDPOINT = Kind(
     empty_is_unset=True,
 )
 
+
+def _parse_listener(text: str) -> Endpoint:
+    if text.isdecimal():
+        return Endpoint("127.0.0.1", _read_port(text, least=0))
+    endpoint = _parse_endpoint(text, -1)
+    if endpoint.port < 0:
+        raise BadValueError("which has no port")
+    return endpoint
+
+
+LISTENER = Kind(
+    "[HOST:]PORT",
+    "PORT, HOST:PORT or [IPV6]:PORT; without a host, the page is served to this machine only",
+    _parse_listener,
+    empty_is_unset=True,
+)
+
 C10D, ETCD = "c10d", "etcd"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from elastic_agent.config import value_types
 from elastic_agent.config.directories import default_state_dir
 from elastic_agent.config.settings.spec import setting
+from elastic_agent.values import Endpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,12 @@ class AgentSettings:
     )
     event_journal: Path | None = setting(
         value_types.PATH, None, "Also write every event to this file, as one JSON object per line."
+    )
+    status_port: Endpoint | None = setting(
+        value_types.LISTENER,
+        None,
+        "Serve a status page, JSON and Prometheus metrics over HTTP at this port of this machine, read-only. Other "
+        "machines can connect only if a host is given, e.g. 0.0.0.0:8080. Port 0: any free port, which is logged.",
     )
     event_log_handler: str = setting(
         value_types.TEXT,
