@@ -66,8 +66,8 @@ def recorded(message: str, stack: str = "") -> str:
         (3, " \n--\n", "exited with code 3"),
         (1, "\x1b[31mred\x1b[0m error\x07\n", "exited with code 1: red error"),
         (1, "50 %\r100 %\rfatal: no data", "exited with code 1: fatal: no data"),
-        (-9, "", "was killed by SIGKILL (out of memory? see dmesg)"),
-        (-9, TRACEBACK, "was killed by SIGKILL (out of memory? see dmesg)"),
+        (-9, "", "was killed by SIGKILL"),
+        (-9, TRACEBACK, "was killed by SIGKILL"),
         (-11, "", "was killed by SIGSEGV (crash in native code)"),
         (
             -11,

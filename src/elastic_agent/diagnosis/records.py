@@ -72,11 +72,13 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """Negative: the signal that killed it."""
     ended_s: Moment | None = None
     error: Text = ""
-    """The error in one line."""
+    """The error in one line. Of a stopped worker too, if it wrote a traceback: it may have failed before the stop."""
     tail: LongText = ""
     """The end of its traceback, or of what it wrote to stderr."""
     signature: Signature = ""
     """The same for the same error at the same place in the script."""
+    symptom: Annotated[str, Meta(max_length=64)] = ""
+    """The name of the known error (`catalogue.py`) in all that could be read of its output, if there is one."""
     step: Count | None = None
     """The last step it reported with a heartbeat."""
     progress: tuple[GroupProgress, ...] = ()

@@ -8,8 +8,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from elastic_agent.diagnosis.catalogue import known_error
+from elastic_agent.diagnosis.signals import MEANINGS, ending
+from elastic_agent.diagnosis.signals import signal_name as name_of_signal
+from elastic_agent.diagnosis.symptoms import CAUSES, Symptom
 from elastic_agent.printable import plain
 from elastic_agent.workers.signature import signature
 from elastic_agent.workers.tracebacks import Traceback, last_of_script, shortened
@@ -22,14 +27,9 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 # What the C++ runtime and Python print before they abort.
 _NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTILINE)
 
-_HINTS = {
-    "SIGKILL": "out of memory? see dmesg",
-    "SIGSEGV": "crash in native code",
-    "SIGBUS": "shared memory full? see df /dev/shm",
-    "SIGABRT": "aborted by native code",
-    "SIGILL": "built for a different processor?",
-    "SIGFPE": "crash in native code",
-}
+_ABORTED_AFTER_EXCEPTION = "terminate called without an active exception"
+"""What the C++ runtime writes if a thread, such as one of gloo's, still runs when Python exits after an exception."""
+_LONGEST_SUMMARY = 510
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,52 @@ class WorkerFailure:
     no_room: str = ""
     signature: str = ""
     """The same for the same error; see :func:`.signature.signature`."""
+    symptom: Symptom | None = None
+    """The known error that it is, if it is one."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Observations of the machine; see :mod:`.facts`."""
+
+    @property
+    def was_out_of_memory(self) -> bool:
+        """Whether the kernel killed it, or a process of its DataLoader, because the memory was used up."""
+        killed = self.signal_name == "SIGKILL" or (
+            self.symptom is not None and self.symptom.name == "loader-killed"
+        )
+        return killed and self.facts.get("oom_kills", "0") not in ("", "0")
 
     def summary(self, node_id: str) -> str:
         """One line, such as "worker n2/0 exited with code 1: RuntimeError: boom"."""
-        worker = f"worker {node_id}/{self.slot}"
-        if not self.signal_name:
-            head = f"{worker} exited with code {self.returncode}"
-        elif self.signal_name == "SIGTERM":
-            head = f"{worker} was terminated by SIGTERM"
-        else:
-            head = f"{worker} was killed by {self.signal_name}"
+        head = f"worker {node_id}/{self.slot} {ending(self.returncode)}"
         if self.no_room:
             head = f"{head} (no space for its output: {self.no_room})"
-        if self.message:
-            return f"{head}: {self.message}"
-        hint = _HINTS.get(self.signal_name)
-        return f"{head} ({hint})" if hint and not self.no_room else head
+        hint = "" if self.no_room else self._hint()
+        if not self.message:
+            return f"{head} ({hint})" if hint else head
+        known = f"{head}: {self.message}"
+        if not hint:
+            return known
+        room = _LONGEST_SUMMARY - len(hint) - len("… ()")
+        return f"{known if len(known) <= room else known[:room] + '…'} ({hint})"
+
+    def _hint(self) -> str:
+        """What is known of the error besides its message."""
+        if self.was_out_of_memory:
+            limit = self.facts.get("memory_limit")
+            return f"out of memory: the limit is {limit}" if limit else "out of memory"
+        if self.symptom is None:
+            return "" if self.message else MEANINGS.get(self.signal_name, "")
+        if self.symptom.nature in CAUSES:
+            return f"remedy: {self.symptom.remedy}"
+        return self.symptom.meaning
 
 
 def describe(
-    slot: int, returncode: int, error_file: str, stderr_tail: str, no_room: str = ""
+    slot: int,
+    returncode: int,
+    error_file: str,
+    stderr_tail: str,
+    no_room: str = "",
+    facts: Mapping[str, str] | None = None,
 ) -> WorkerFailure:
     """The failure of a worker that ended with `returncode`.
 
@@ -79,11 +105,13 @@ def describe(
     stderr_tail = plain(stderr_tail)
     stderr = _RANK_PREFIX.sub("", stderr_tail)
     # 1 is the code of an exception that was not caught; with others, those in the output were.
-    trace = last_of_script(stderr) if returncode == 1 else None
+    by_exception = returncode == 1 or (returncode == -signal.SIGABRT and _ABORTED_AFTER_EXCEPTION in stderr)
+    trace = last_of_script(stderr) if by_exception else None
     if not message:
         message = _error_in(stderr, returncode, trace)
         tail = trace.text if trace is not None else ""
     known = _one_line(message)
+    recognised = known_error("\n".join((message, *_message_lines(tail))), stderr) if message else None
     return WorkerFailure(
         slot=slot,
         returncode=returncode,
@@ -91,18 +119,20 @@ def describe(
         message=known,
         tail=_last_bytes(shortened(tail, TAIL_BYTES) if tail else stderr_tail),
         no_room=no_room,
-        signature="" if no_room else signature(returncode, known, tail or stderr),
+        signature="" if no_room else signature(1 if trace else returncode, known, tail or stderr),
+        symptom=recognised.symptom if recognised is not None else None,
+        facts=facts or {},
     )
 
 
 def signal_name(returncode: int) -> str:
     """Of the signal that ended a process with this (negative) code; empty if none did."""
-    if returncode >= 0:
-        return ""
-    try:
-        return signal.Signals(-returncode).name
-    except ValueError:
-        return f"signal {-returncode}"
+    return name_of_signal(returncode) if returncode < 0 else ""
+
+
+def _message_lines(tail: str) -> list[str]:
+    """Without the frames, whose source lines may contain any word."""
+    return [line for line in tail.splitlines() if not line.startswith("  ")]
 
 
 def _from_error_file(content: str) -> tuple[str, str]:
@@ -125,11 +155,11 @@ def _from_error_file(content: str) -> tuple[str, str]:
 
 def _error_in(stderr: str, returncode: int, trace: Traceback | None) -> str:
     """The most informative line of `stderr`: the script's last exception, a native error, the last line."""
+    if trace is not None:
+        return trace.error
     if returncode < 0:
         native = _NATIVE.findall(stderr)
         return native[-1] if native else ""
-    if trace is not None:
-        return trace.error
     lines = [line for line in stderr.splitlines() if any(map(str.isalnum, line))]
     return lines[-1] if lines else ""
 

@@ -1,0 +1,218 @@
+"""Judges each worker of a generation by itself: did it fail, and can its end be the first cause? Pure.
+
+The order in which ends are observed says little: a worker whose peer raised an exception may exit before that peer has
+torn down its own process. What a worker wrote says more. So every end gets a `Standing`, and time decides only among
+ends of the same standing.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+from .catalogue import BY_NAME, known_error
+from .cause import CauseKind
+from .records import NodeReport, WorkerReport, WorkerState
+from .signals import MEANINGS, REMEDIES, ending, signal_name
+from .symptoms import CAUSES, Nature, Recognised
+
+_TRACEBACK = "Traceback (most recent call last):"
+_LINKS = ("During handling of the above ", "The above exception was the direct cause ")
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|:?)$")
+_HANDLED = re.compile(r"^(?:_?queue\.Empty|Empty|StopIteration|KeyError|AttributeError|ImportError)\b")
+"""Exceptions that libraries handle in the normal course; what is raised while they do so is the error."""
+_FORWARDED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
+"""PyTorch's message for an exception of another process or thread, whose traceback follows."""
+_NEVER_THE_SAME = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_KILLED_BY_STOP = frozenset({"SIGTERM", "SIGKILL", "SIGABRT", "SIGINT"})
+"""Signals that end a worker which its agent stops; its libraries may abort while they are torn down."""
+
+
+class Standing(enum.IntEnum):
+    """How likely an end is the first cause; lower is more likely."""
+
+    FAILED = 0
+    """It failed by itself."""
+    FAILED_WHILE_STOPPED = 1
+    """It failed by itself, but its agent had begun to stop it, for another failure."""
+    EXITED = 2
+    """It exited with 0; others may have needed it."""
+    GOT_NO_ANSWER = 3
+    """It waited for another worker in vain."""
+    LOST_PEER = 4
+    """A connection to another worker or to the bootstrap store broke."""
+    STOPPED = 5
+    """Its agent stopped it, or it runs."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One worker, judged by itself."""
+
+    report: NodeReport
+    worker: WorkerReport
+    standing: Standing
+    kind: CauseKind
+    what: str = ""
+    recognised: Recognised | None = None
+    meaning: str = ""
+    remedy: str = ""
+
+    @property
+    def id(self) -> str:
+        """The worker's id."""
+        return f"{self.report.node_id}/{self.worker.slot}"
+
+    @property
+    def key(self) -> str:
+        """The same for the same error."""
+        return _NEVER_THE_SAME.sub("#", self.what)
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """The first cause has the lowest."""
+        ended_s = self.worker.ended_s
+        return self.standing, float("inf") if ended_s is None else ended_s, self.worker.rank
+
+
+def judge(report: NodeReport, worker: WorkerReport) -> Finding:
+    """Whether the worker failed, and whether that can be the first cause."""
+    if worker.state is WorkerState.SUCCEEDED:
+        what = "exited with code 0 while other workers still ran"
+        return Finding(report, worker, Standing.EXITED, CauseKind.EARLY_EXIT, what)
+    if worker.state is WorkerState.HUNG:
+        standing = Standing.FAILED if worker.error else Standing.GOT_NO_ANSWER
+        return Finding(report, worker, standing, CauseKind.HANG, worker.error or "made no progress")
+    if worker.state is WorkerState.FAILED:
+        return _failed(report, worker)
+    if worker.state is WorkerState.STOPPED:
+        return _stopped(report, worker)
+    return Finding(report, worker, Standing.STOPPED, CauseKind.UNKNOWN)
+
+
+def _failed(report: NodeReport, worker: WorkerReport) -> Finding:
+    error = first_error(worker)
+    recognised = _recognise(worker, error)
+    nature = recognised.symptom.nature if recognised is not None else Nature.OWN
+    if _was_out_of_memory(report, worker, recognised):
+        return _out_of_memory(report, worker, error)
+    name = signal_name(worker.returncode)
+    if name and not error:
+        what = ending(worker.returncode)
+        meaning, remedy = MEANINGS.get(name, ""), REMEDIES.get(name, "")
+        return Finding(
+            report,
+            worker,
+            Standing.FAILED,
+            CauseKind.SIGNAL,
+            what,
+            recognised,
+            meaning,
+            _own(recognised, remedy),
+        )
+    kind = CauseKind.EXCEPTION if error else CauseKind.EXIT_CODE
+    what = error or ending(worker.returncode)
+    meaning = recognised.symptom.meaning if recognised is not None else ""
+    return Finding(report, worker, _STANDINGS[nature], kind, what, recognised, meaning, _own(recognised, ""))
+
+
+_STANDINGS = {
+    Nature.OWN: Standing.FAILED,
+    Nature.ENVIRONMENT: Standing.FAILED,
+    Nature.NO_ANSWER: Standing.GOT_NO_ANSWER,
+    Nature.PEER: Standing.LOST_PEER,
+    Nature.STOPPED: Standing.STOPPED,
+}
+
+
+def _stopped(report: NodeReport, worker: WorkerReport) -> Finding:
+    """A worker may have failed just before its agent stopped it because of what this caused elsewhere."""
+    found = _failed(report, worker)
+    name = signal_name(worker.returncode)
+    wrote_traceback = _TRACEBACK in worker.tail and bool(worker.error)
+    crashed = worker.returncode is not None and worker.returncode < 0 and name not in _KILLED_BY_STOP
+    is_own = found.standing is Standing.FAILED and (
+        wrote_traceback or crashed or found.kind is CauseKind.OUT_OF_MEMORY
+    )
+    standing = Standing.FAILED_WHILE_STOPPED if is_own else Standing.STOPPED
+    return Finding(
+        report, worker, standing, found.kind, found.what, found.recognised, found.meaning, found.remedy
+    )
+
+
+def _own(recognised: Recognised | None, otherwise: str) -> str:
+    return recognised.symptom.remedy or otherwise if recognised is not None else otherwise
+
+
+def _was_out_of_memory(report: NodeReport, worker: WorkerReport, recognised: Recognised | None) -> bool:
+    killed = signal_name(worker.returncode) == "SIGKILL" or (
+        recognised is not None and recognised.symptom.name == "loader-killed"
+    )
+    return killed and report.facts.get("oom_kills", "0") not in ("", "0")
+
+
+def _out_of_memory(report: NodeReport, worker: WorkerReport, error: str) -> Finding:
+    how = ending(worker.returncode) if signal_name(worker.returncode) else error
+    limit = report.facts.get("memory_limit", "")
+    meaning = "the kernel killed it because the memory was used up" + (f" (limit {limit})" if limit else "")
+    remedy = "use fewer DataLoader workers or smaller batches, or raise the memory limit of the job"
+    return Finding(
+        report,
+        worker,
+        Standing.FAILED,
+        CauseKind.OUT_OF_MEMORY,
+        f"out of memory: {how}",
+        None,
+        meaning,
+        remedy,
+    )
+
+
+def _recognise(worker: WorkerReport, error: str) -> Recognised | None:
+    """The known error, as the worker's node found it, or in what the report contains."""
+    found = known_error(f"{error}\n{_message_lines(worker.tail)}" if _is_last(worker, error) else error)
+    reported = BY_NAME.get(worker.symptom)
+    if reported is None or (found is not None and found.symptom.nature in CAUSES):
+        return found
+    if found is not None and reported.nature not in CAUSES:
+        return found  # it has the address
+    return Recognised(reported)
+
+
+def _is_last(worker: WorkerReport, error: str) -> bool:
+    return error == worker.error or not error
+
+
+def _message_lines(tail: str) -> str:
+    """Without frames of tracebacks, whose source lines may name any error."""
+    return "\n".join(line for line in tail.splitlines() if not line.startswith("  "))
+
+
+def first_error(worker: WorkerReport) -> str:
+    """The error in one line: of a chain of exceptions the one that led to the others; empty if none is known."""
+    if _FORWARDED.search(worker.error):
+        errors = [line for line in worker.tail.splitlines() if _EXCEPTION.match(line)]
+        return errors[-1] if errors else worker.error
+    links = [one for one in _links(worker.tail) if not _HANDLED.match(one)]
+    if not links or not worker.error:
+        return worker.error
+    return links[0] if _is_consequence(links[0]) or _is_consequence(worker.error) else worker.error
+
+
+def _is_consequence(error: str) -> bool:
+    known = known_error(error)
+    return known is not None and known.symptom.nature not in CAUSES
+
+
+def _links(tail: str) -> list[str]:
+    """The exceptions of the last chain, the first cause first."""
+    chain: list[str] = []
+    is_linked = True
+    for part in tail.split(_TRACEBACK)[1:]:
+        lines = part.splitlines()
+        if not is_linked:
+            chain = []
+        chain.append(next((line for line in lines if line and not line.startswith(" ")), ""))
+        is_linked = any(line.startswith(_LINKS) for line in lines)
+    return [" ".join(error.split()) for error in chain if error]

@@ -1,0 +1,88 @@
+"""A root cause as plain text of at most 20 lines, the first of which names cause, machine and worker. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+
+from .cause import CauseKind, RootCause
+
+MOST_LINES = 20
+_TAIL_LINES = 8
+_WIDTH = 110
+_FRAME = '  File "'
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+_MESSAGE_CHARACTERS = 300
+_VERBS = ("was ", "exited ", "ended", "did ", "called ", "made ")
+
+
+def headline(cause: RootCause) -> str:
+    """Cause, machine and worker in one line."""
+    who = _who(cause)
+    what = (
+        cause.what if len(cause.what) <= _MESSAGE_CHARACTERS else cause.what[: _MESSAGE_CHARACTERS - 1] + "…"
+    )
+    verb = "root cause" if cause.is_certain else "probable root cause"
+    if cause.kind is CauseKind.NODE_LOST or not who:
+        where = f" on {cause.host}" if cause.host and cause.host not in what else ""
+        return f"{verb}: {what}{where}"
+    if what.startswith(who) or (
+        cause.node_id and what.startswith((cause.node_id, f"worker {cause.node_id}"))
+    ):
+        return f"{verb}: {what}{_folded(cause)}"
+    return f"{verb}: {who}{'' if what.startswith(_VERBS) else ':'} {what}{_folded(cause)}"
+
+
+def render(cause: RootCause) -> str:
+    """The report."""
+    lines = [f"generation {cause.generation}: {headline(cause)}"]
+    lines += _item("meaning", cause.meaning)
+    lines += _item("remedy", cause.remedy)
+    lines += _item("next", cause.next_step)
+    for number, other in enumerate(cause.others):
+        lines += _item("others" if not number else "", other)
+    room = min(_TAIL_LINES, MOST_LINES - len(lines) - 1)
+    tail = own_frames(cause.tail, room)
+    if tail and room > 1:
+        lines += ["  traceback:", *(f"    {line}"[:_WIDTH] for line in tail)]
+    return "\n".join(lines[:MOST_LINES])
+
+
+def own_frames(tail: str, most_lines: int) -> list[str]:
+    """The end of a traceback with the script's own frames, as far as they fit; the error is its last line."""
+    lines = [line for line in tail.splitlines() if line.strip() and not set(line.strip()) <= {"^", "~"}]
+    kept: list[str] = []
+    skipping = False
+    for line in lines:
+        if line.startswith(_FRAME):
+            skipping = any(part in line for part in _INSTALLED)
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return kept[-most_lines:] if most_lines > 0 else []
+
+
+def _who(cause: RootCause) -> str:
+    if not cause.node_id:
+        return ""
+    rank = f" (rank {cause.rank})" if cause.rank is not None else ""
+    who = f"worker {cause.worker}{rank}" if cause.slot is not None else f"node {cause.node_id}"
+    return f"{who} on {cause.host}" if cause.host and cause.host != cause.node_id else who
+
+
+def _folded(cause: RootCause) -> str:
+    return f" ({cause.where})" if cause.where else ""
+
+
+def _item(name: str, text: str) -> list[str]:
+    if not text:
+        return []
+    head = f"  {name + ':':<9}" if name else " " * 11
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * 11,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )[:2]

@@ -1,0 +1,269 @@
+"""Finds what failed first in a generation, from the reports of its nodes. Pure.
+
+By causality rather than by the order in which ends were observed: an error of its own, a signal, a hang or a lost node
+comes before a worker that exited early, that before time-outs, and those before broken connections and stops. Time
+decides among equals. See `docs/diagnosis.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from elastic_agent.protocol import FailureKind, Plan, Seat
+
+from .cause import CauseKind, RootCause
+from .findings import Finding, Standing, judge
+from .others import describe_others, where
+from .records import NodeReport
+from .symptoms import Nature
+
+_CONNECTING = frozenset({"connect-refused", "store-timeout"})
+"""Errors of connections that could not be made."""
+_START_KINDS = frozenset({FailureKind.START, FailureKind.BOOTSTRAP, FailureKind.TOO_FEW})
+
+
+def root_cause(reports: Sequence[NodeReport], plan: Plan | None = None) -> RootCause | None:
+    """What ended the generation, or None if nothing failed in it.
+
+    Args:
+        reports: of one generation, at most one per node; reports of other generations than the newest are ignored.
+        plan: one whose world is that of the generation, if it is known: it tells which nodes have sent no report.
+    """
+    seats = plan.world.seats if plan is not None and plan.world is not None else ()
+    generation = _generation(reports, plan)
+    reports = [report for report in reports if report.generation == generation]
+    findings = [judge(report, worker) for report in reports for worker in report.workers]
+    known = {report.node_id for report in reports}
+    missing = [seat for seat in seats if seat.node_id not in known]
+    cause = _choose(generation, findings, missing, plan)
+    if cause is None:
+        return None
+    others = describe_others(cause, findings, missing)
+    host = cause.host or next((_host(one) for one in reports if one.node_id == cause.node_id), "")
+    return replace(cause, others=others, host=host)
+
+
+def _generation(reports: Sequence[NodeReport], plan: Plan | None) -> int:
+    if plan is not None and plan.world is not None:
+        return plan.world.generation
+    return max((report.generation for report in reports), default=0)
+
+
+def _host(report: NodeReport) -> str:
+    return report.host or report.address
+
+
+def _choose(
+    generation: int, findings: list[Finding], missing: list[Seat], plan: Plan | None
+) -> RootCause | None:
+    failures = sorted(
+        (one for one in findings if one.standing is not Standing.STOPPED), key=lambda one: one.order
+    )
+    consequences = [one for one in failures if one.standing >= Standing.GOT_NO_ANSWER]
+    first = failures[0] if failures else None
+    lost = _lost(missing, consequences, plan)
+    if first is not None and first.standing <= Standing.FAILED_WHILE_STOPPED:
+        if lost is not None and _blame(consequences, lost) and not _blame_node(consequences, first):
+            return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
+        return _worker_failed(generation, first, findings)
+    if lost is not None:
+        return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
+    if not consequences:
+        return _planned_failure(generation, plan)
+    if first is not None and first.standing is Standing.EXITED:
+        return _exited_early(generation, first, consequences, findings)
+    return _only_consequences(generation, consequences, findings)
+
+
+# -- candidates -----------------------------------------------------------------------------------
+
+
+def _worker_failed(generation: int, first: Finding, findings: list[Finding]) -> RootCause:
+    return RootCause(
+        generation,
+        first.kind,
+        first.what,
+        node_id=first.report.node_id,
+        host=_host(first.report),
+        slot=first.worker.slot,
+        rank=first.worker.rank,
+        where=where(first, findings),
+        meaning=_with_fact(first),
+        remedy=first.remedy,
+        next_step=_next_step(first),
+        tail=first.worker.tail,
+        is_certain=first.standing is Standing.FAILED,
+    )
+
+
+def _with_fact(first: Finding) -> str:
+    """What the error means, with the observation of the machine that belongs to it."""
+    facts = first.report.facts
+    name = first.recognised.symptom.fact if first.recognised is not None else ""
+    log = facts.get("kernel_log", "") if first.kind is CauseKind.SIGNAL else ""
+    observed = facts.get(name, "") if name else log
+    if not first.meaning:
+        return f"kernel log: {log}" if log else ""
+    return f"{first.meaning} ({observed})" if observed and observed != "0" else first.meaning
+
+
+def _next_step(first: Finding) -> str:
+    if first.worker.tail and first.kind is CauseKind.EXCEPTION:
+        return ""
+    return f"read the end of the output of worker {first.id} on {_host(first.report)}"
+
+
+def _exited_early(
+    generation: int, first: Finding, consequences: list[Finding], findings: list[Finding]
+) -> RootCause:
+    others = [one for one in findings if one.standing is not Standing.EXITED]
+    waiting = consequences[0]
+    return RootCause(
+        generation,
+        CauseKind.EARLY_EXIT,
+        first.what,
+        node_id=first.report.node_id,
+        host=_host(first.report),
+        slot=first.worker.slot,
+        rank=first.worker.rank,
+        where=where(first, findings),
+        meaning=f"its connections closed while {len(others)} other worker{'s' * (len(others) > 1)} still needed it",
+        remedy="give all ranks the same number of batches and collectives, and let none return or call sys.exit(0) "
+        "before the others",
+        next_step=f"see in the traceback below in which collective {waiting.id} was then",
+        tail=waiting.worker.tail,
+        is_certain=first.order[1] <= min(one.order[1] for one in consequences),
+    )
+
+
+def _node_lost(generation: int, seat: Seat, *, is_certain: bool) -> RootCause:
+    return RootCause(
+        generation,
+        CauseKind.NODE_LOST,
+        f"node {seat.node_id} was lost" if is_certain else f"node {seat.node_id} sent no report",
+        node_id=seat.node_id,
+        host=seat.address,
+        meaning="its machine, its agent or its network failed: it did not renew its lease",
+        remedy="see on that machine whether it was rebooted, ran out of memory or lost its network "
+        "(journalctl -k, uptime)",
+        next_step=f"read the log of the agent on {seat.address}",
+        is_certain=is_certain,
+    )
+
+
+def _planned_failure(generation: int, plan: Plan | None) -> RootCause | None:
+    """What the coordinator knows of a failure that no worker reported, such as workers that could not start."""
+    failure = plan.failure if plan is not None else None
+    if plan is None or failure is None:
+        return None
+    kind = CauseKind.START if failure.kind in _START_KINDS else CauseKind.UNKNOWN
+    kind = CauseKind.HANG if failure.kind is FailureKind.HANG else kind
+    seat = (
+        next((one for one in plan.world.seats if one.node_id == plan.failed_node), None)
+        if plan.world
+        else None
+    )
+    rank = seat.first_rank + failure.slot if seat is not None and failure.slot is not None else None
+    return RootCause(
+        generation,
+        kind,
+        failure.summary,
+        node_id=plan.failed_node or "",
+        host=seat.address if seat is not None else "",
+        slot=failure.slot if kind is not CauseKind.START else None,
+        rank=rank if kind is not CauseKind.START else None,
+        tail=failure.tail,
+    )
+
+
+def _only_consequences(generation: int, consequences: list[Finding], findings: list[Finding]) -> RootCause:
+    """No worker failed by itself, as far as is known."""
+    first = consequences[0]
+    absent = _absent(consequences, findings)
+    symptom = first.recognised.symptom if first.recognised is not None else None
+    if absent is not None and (symptom is None or symptom.name not in _CONNECTING):
+        return _absentee(generation, absent, first)
+    connecting = symptom is not None and (symptom.name in _CONNECTING or symptom.nature is Nature.PEER)
+    peer = first.recognised.peer if first.recognised is not None else ""
+    broke = f"{first.id} lost its connection to {peer or 'another worker'}"
+    return RootCause(
+        generation,
+        CauseKind.NETWORK if connecting else CauseKind.UNKNOWN,
+        broke if first.standing is Standing.LOST_PEER else first.what,
+        node_id=first.report.node_id,
+        host=_host(first.report),
+        slot=first.worker.slot,
+        rank=first.worker.rank,
+        where=where(first, findings),
+        meaning=first.meaning
+        if first.standing is not Standing.LOST_PEER
+        else "no worker is known to have failed before",
+        remedy=first.remedy
+        or "check the network between these machines, and look at the output of the other worker",
+        next_step=f"compare with the output of the workers on {peer}" if peer else "",
+        tail=first.worker.tail,
+        is_certain=False,
+    )
+
+
+def _absent(consequences: list[Finding], findings: list[Finding]) -> Finding | None:
+    """The worker that the others waited for: the one they name, or the only one that did not wait."""
+    for one in consequences:
+        rank = one.recognised.rank if one.recognised is not None else None
+        if one.standing is Standing.GOT_NO_ANSWER and rank is not None:
+            return next((other for other in findings if other.worker.rank == rank), None)
+    waited = {one.worker.rank for one in consequences}
+    rest = [one for one in findings if one.worker.rank not in waited]
+    is_wait = any(one.standing is Standing.GOT_NO_ANSWER for one in consequences)
+    return rest[0] if len(rest) == 1 and is_wait and len(findings) > 2 else None
+
+
+def _absentee(generation: int, absent: Finding, first: Finding) -> RootCause:
+    return RootCause(
+        generation,
+        CauseKind.HANG,
+        "did not take part in a collective for which the other workers waited",
+        node_id=absent.report.node_id,
+        host=_host(absent.report),
+        slot=absent.worker.slot,
+        rank=absent.worker.rank,
+        meaning=f"{first.id} reported: {first.what}",
+        remedy=first.remedy,
+        next_step=f"see what worker {absent.id} did: saving, evaluating, loading data, or one batch less",
+        tail=absent.worker.stack or first.worker.tail,
+        is_certain=False,
+    )
+
+
+# -- lost nodes -----------------------------------------------------------------------------------
+
+
+def _lost(missing: list[Seat], consequences: list[Finding], plan: Plan | None) -> Seat | None:
+    """The node without a report that most likely was lost first."""
+    reported = [seat for seat in missing if _is_reported_lost(seat, plan)]
+    candidates = reported or (missing if consequences else [])
+    blamed = [seat for seat in candidates if _blame(consequences, seat)]
+    return next(iter(blamed or candidates), None)
+
+
+def _is_reported_lost(seat: Seat, plan: Plan | None) -> bool:
+    """Whether the coordinator's reason for the next generation names the node as lost."""
+    if plan is None:
+        return False
+    return any(
+        part.endswith(" lost") and seat.node_id in part.removesuffix(" lost").replace(",", " ").split()
+        for part in plan.reason.split("; ")
+    )
+
+
+def _blame(consequences: Iterable[Finding], seat: Seat) -> bool:
+    """Whether a broken connection led to this node."""
+    return any(one.recognised is not None and one.recognised.peer == seat.address for one in consequences)
+
+
+def _blame_node(consequences: Iterable[Finding], first: Finding) -> bool:
+    return any(
+        one.recognised is not None and one.recognised.peer == first.report.address for one in consequences
+    )
