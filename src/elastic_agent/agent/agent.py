@@ -39,6 +39,7 @@ from elastic_agent.agent.worker_group.learning import Learning
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
+from elastic_agent.diagnosis.explain import explain
 from elastic_agent.linux import boot_id, pid_namespace, start_ticks
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
@@ -325,7 +326,7 @@ class Agent(ElasticAgent):
             reports=Reports(self._backend.connect_reports),
             files=StatusFiles(settings.state_dir, run_id, lock.node_id),
             progress=lambda: supervisor.progress,
-            explain=lambda world, plan, reports: "",
+            explain=explain,
             facts=start_facts(settings.script_args, os.environ),
         )
         self._publish.subscribe(observer.on_event)

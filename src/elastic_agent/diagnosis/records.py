@@ -77,8 +77,6 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """The end of its traceback, or of what it wrote to stderr."""
     signature: Signature = ""
     """The same for the same error at the same place in the script."""
-    symptom: Annotated[str, Meta(max_length=64)] = ""
-    """The name of the known error (`catalogue.py`) in all that could be read of its output, if there is one."""
     step: Count | None = None
     """The last step it reported with a heartbeat."""
     progress: tuple[GroupProgress, ...] = ()
@@ -86,6 +84,8 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """As in /proc/PID/status: R, S, D, T …; empty: not known."""
     stack: LongText = ""
     """The Python stack of its main thread, innermost call last."""
+    symptom: Annotated[str, Meta(max_length=64)] = ""
+    """The name of the known error (`catalogue.py`) in all that could be read of its output, if there is one."""
 
 
 class NodeReport(Struct, frozen=True, omit_defaults=True):

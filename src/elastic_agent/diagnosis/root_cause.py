@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from elastic_agent.protocol import FailureKind, Plan, Seat
+from elastic_agent.protocol import FailureKind, Plan, Seat, World
 
 from .cause import CauseKind, RootCause
 from .findings import Finding, Standing, judge
@@ -24,16 +24,27 @@ _CONNECTING = frozenset({"connect-refused", "store-timeout"})
 _START_KINDS = frozenset({FailureKind.START, FailureKind.BOOTSTRAP, FailureKind.TOO_FEW})
 
 
-def root_cause(reports: Sequence[NodeReport], plan: Plan | None = None) -> RootCause | None:
+def root_cause(
+    reports: Iterable[NodeReport], plan: Plan | None = None, world: World | None = None
+) -> RootCause | None:
     """What ended the generation, or None if nothing failed in it.
 
     Args:
-        reports: of one generation, at most one per node; reports of other generations than the newest are ignored.
-        plan: one whose world is that of the generation, if it is known: it tells which nodes have sent no report.
+        reports: of one generation, at most one per node; those of other generations are ignored.
+        plan: the plan that ended the generation, if it is known.
+        world: the generation's, if it is known: which nodes belong to it, and their addresses. By default the plan's.
     """
-    seats = plan.world.seats if plan is not None and plan.world is not None else ()
-    generation = _generation(reports, plan)
-    reports = [report for report in reports if report.generation == generation]
+    if world is None and plan is not None:
+        world = plan.world
+    seats = world.seats if world is not None else ()
+    reports = list(reports)
+    generation = _generation(reports, world)
+    addresses = {seat.node_id: seat.address for seat in seats}
+    reports = [
+        replace(report, address=addresses.get(report.node_id, report.address))
+        for report in reports
+        if report.generation == generation
+    ]
     findings = [judge(report, worker) for report in reports for worker in report.workers]
     known = {report.node_id for report in reports}
     missing = [seat for seat in seats if seat.node_id not in known]
@@ -45,9 +56,9 @@ def root_cause(reports: Sequence[NodeReport], plan: Plan | None = None) -> RootC
     return replace(cause, others=others, host=host)
 
 
-def _generation(reports: Sequence[NodeReport], plan: Plan | None) -> int:
-    if plan is not None and plan.world is not None:
-        return plan.world.generation
+def _generation(reports: Sequence[NodeReport], world: World | None) -> int:
+    if world is not None:
+        return world.generation
     return max((report.generation for report in reports), default=0)
 
 

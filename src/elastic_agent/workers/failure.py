@@ -105,8 +105,13 @@ def describe(
     stderr_tail = plain(stderr_tail)
     stderr = _RANK_PREFIX.sub("", stderr_tail)
     # 1 is the code of an exception that was not caught; with others, those in the output were.
-    by_exception = returncode == 1 or (returncode == -signal.SIGABRT and _ABORTED_AFTER_EXCEPTION in stderr)
-    trace = last_of_script(stderr) if by_exception else None
+    trace = last_of_script(stderr) if _may_have_raised(returncode, stderr) else None
+    if (
+        trace is not None
+        and returncode == -signal.SIGTERM
+        and not stderr.rstrip().endswith(trace.text.rstrip())
+    ):
+        trace = None
     if not message:
         message = _error_in(stderr, returncode, trace)
         tail = trace.text if trace is not None else ""
@@ -128,6 +133,15 @@ def describe(
 def signal_name(returncode: int) -> str:
     """Of the signal that ended a process with this (negative) code; empty if none did."""
     return name_of_signal(returncode) if returncode < 0 else ""
+
+
+def _may_have_raised(returncode: int, stderr: str) -> bool:
+    """Whether the last traceback in `stderr` may be that of the exception that ended the worker.
+
+    It may have been stopped, or aborted, while it exited because of an exception.
+    """
+    aborted = returncode == -signal.SIGABRT and _ABORTED_AFTER_EXCEPTION in stderr
+    return aborted or returncode in (1, -signal.SIGTERM)
 
 
 def _message_lines(tail: str) -> list[str]:

@@ -379,4 +379,5 @@ def _worker_report(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
         failure.tail[-4096:] if failure is not None else "",
         failure.signature if failure is not None else "",
         end.step or None,
+        symptom=failure.symptom.name if failure is not None and failure.symptom is not None else "",
     )

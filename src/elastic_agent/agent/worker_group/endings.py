@@ -15,7 +15,7 @@ from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard.client import Exited
 
 ENDED_BY_STOP = (0, -signal.SIGTERM, -signal.SIGKILL)
-"""Ends of a worker that was being stopped, which need no explanation."""
+"""Ends of a worker that was being stopped, which need no explanation, unless it wrote a traceback before."""
 
 
 def report_endings(
@@ -43,8 +43,12 @@ def report_endings(
 
 
 def _worker_end(context: WorkerContext, exit_: Exited, step: int, offset_s: float) -> events.WorkerEnd:
-    explained = not (exit_.stopping and exit_.returncode in ENDED_BY_STOP) and exit_.returncode != 0
-    failure = context.failure(exit_.slot, context.final_output(exit_.slot)) if explained else None
+    failure = None
+    if exit_.returncode != 0:
+        failure = context.failure(exit_.slot, context.final_output(exit_.slot))
+    # A worker may have failed just before its agent stopped it because of what this caused elsewhere.
+    if failure is not None and exit_.stopping and exit_.returncode in ENDED_BY_STOP and not failure.message:
+        failure = None
     return events.WorkerEnd(
         exit_.slot, exit_.pid, exit_.returncode, exit_.at_boottime_s + offset_s, exit_.stopping, step, failure
     )
