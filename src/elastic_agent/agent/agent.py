@@ -32,6 +32,7 @@ from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
 from elastic_agent.agent.web.server import StatusServer
 from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
+from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.interruptions import StopSignals
@@ -81,7 +82,10 @@ LAST_ANSWERS_S = 2.0
 """How long sending the last answers to ``drain`` and ``stop`` may take."""
 
 SETTLE_S = 5.0
-"""How long the last reports on the run may take at the end."""
+"""How long the last reports on the run may take at its end."""
+
+SAVE_S = 1.0
+"""How long saving the status may take when this node leaves a run that continues, or cannot reach the store."""
 
 OUTPUT_PATIENCE_S = 5.0
 """How long writing the last lines of workers' output may take at the end."""
@@ -330,6 +334,8 @@ class Agent(ElasticAgent):
             facts=start_facts(settings.script_args, os.environ),
         )
         self._publish.subscribe(observer.on_event)
+        watch = ConnectionWatch(lock.node_id, lambda: supervisor.world, self._publish)
+        self._publish.subscribe(watch.on_event)
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots, boot_id(), pid_namespace()))
         self._signals.attend(supervisor, lock.node_id)
         commands = Commands(
@@ -345,8 +351,11 @@ class Agent(ElasticAgent):
         page = self._serve_status(observer)
         try:
             ending = await supervisor.run()
-            await observer.settle(SETTLE_S)
+            concluded = ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED)
+            await observer.settle(SETTLE_S if concluded else SAVE_S)
         finally:
+            self._publish.unsubscribe(watch.on_event)
+            watch.stop()
             self._publish.unsubscribe(observer.on_event)
             observer.close()
             if page is not None:

@@ -162,6 +162,21 @@ class WorkersStopping(AgentEvent):
 
 
 @dataclass(frozen=True)
+class ConnectionBlocked(AgentEvent):
+    """The network blocks a connection of a worker."""
+
+    generation: int
+    worker_id: str
+    node: str
+    """The node at the other end; empty: it is not known."""
+    host: str
+    port: int
+    is_connected: bool
+    """Data are not acknowledged; else: nothing answers."""
+    for_s: float
+
+
+@dataclass(frozen=True)
 class WorkerEnd:
     """How one worker ended."""
 

@@ -1,0 +1,132 @@
+"""Detects connections between workers that a firewall or the network blocks, while the workers still wait for them.
+
+gloo and NCCL report nothing until their time-outs of minutes. The kernel shows it within seconds: a connection that
+is not answered, or data that are sent again and again. The sockets are read in a thread, in the first minutes of a
+generation, when workers connect to each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from elastic_agent.agent import events
+from elastic_agent.protocol import World
+from elastic_agent.workers.guard.client import GuardLost, Spawned, Stopped
+from elastic_agent.workers.tcp_sockets import ESTABLISHED, SYN_SENT, TcpSocket, sockets_of
+
+LOOK_EVERY_S = 3.0
+BLOCKED_S = 8.0
+"""A connection that is not answered for so long is reported. The kernel has sent four packets by then."""
+
+WATCH_S = 180.0
+"""How long into a generation connections are watched."""
+
+RETRANSMITS = 4
+"""Data that were sent again so often in a row are reported."""
+
+
+@dataclass(frozen=True)
+class _Blocked:
+    slot: int
+    host: str
+    port: int
+    is_connected: bool
+
+
+class ConnectionWatch:
+    """Watches the connections of this node's workers; a subscriber that publishes ``ConnectionBlocked``."""
+
+    def __init__(
+        self, node_id: str, world: Callable[[], World | None], publish: Callable[[events.Event], None]
+    ) -> None:
+        """``world``: the one whose workers run."""
+        self._node_id = node_id
+        self._world = world
+        self._publish = publish
+        self._timer: asyncio.TimerHandle | None = None
+        self._generation = 0
+        self._until_s = 0.0
+        self._since_s: dict[_Blocked, float] = {}
+        self._told: set[tuple[str, bool]] = set()
+
+    def on_event(self, event: events.Event) -> None:
+        """Watch while workers run."""
+        match event:
+            case Spawned(generation=generation, pids=pids):
+                self.stop()
+                self._generation, self._until_s = generation, time.monotonic() + WATCH_S
+                self._since_s = {}
+                self._wait(pids)
+            case Stopped() | GuardLost() | events.WorkersStopping():
+                self.stop()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._generation = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self, pids: Mapping[int, int]) -> None:
+        if self._generation and time.monotonic() < self._until_s:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look, pids)
+
+    def _look(self, pids: Mapping[int, int]) -> None:
+        loop, generation = asyncio.get_running_loop(), self._generation
+
+        def look() -> None:
+            found = [_blocked(slot, one) for slot, pid in pids.items() for one in sockets_of(pid)]
+            blocked = {one for one in found if one is not None}
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
+                loop.call_soon_threadsafe(self._seen, generation, blocked, pids)
+
+        threading.Thread(target=look, name="connections", daemon=True).start()
+
+    def _seen(self, generation: int, blocked: set[_Blocked], pids: Mapping[int, int]) -> None:
+        if generation != self._generation:
+            return
+        now_s = time.monotonic()
+        self._since_s = {one: self._since_s.get(one, now_s) for one in blocked}
+        for one, since_s in self._since_s.items():
+            if one.is_connected or now_s - since_s >= BLOCKED_S:
+                self._report(one, now_s - since_s)
+        self._wait(pids)
+
+    def _report(self, one: _Blocked, for_s: float) -> None:
+        node = self._node_at(one.host)
+        if (one.host, one.is_connected) in self._told or not (node or _is_internal(one)):
+            return
+        self._told.add((one.host, one.is_connected))
+        worker = f"{self._node_id}/{one.slot}"
+        self._publish(
+            events.ConnectionBlocked(
+                self._generation, worker, node, one.host, one.port, one.is_connected, for_s
+            )
+        )
+
+    def _node_at(self, host: str) -> str:
+        world = self._world()
+        seats = world.seats if world is not None else ()
+        return next(
+            (seat.node_id for seat in seats if seat.address == host and seat.node_id != self._node_id), ""
+        )
+
+
+def _blocked(slot: int, one: TcpSocket) -> _Blocked | None:
+    if one.state == SYN_SENT:
+        return _Blocked(slot, one.remote_host, one.remote_port, is_connected=False)
+    if one.state == ESTABLISHED and one.unacknowledged and one.retransmits >= RETRANSMITS:
+        return _Blocked(slot, one.remote_host, one.remote_port, is_connected=True)
+    return None
+
+
+def _is_internal(one: _Blocked) -> bool:
+    """Whether it may be another worker on an address that its node did not announce, and not some service."""
+    address = ipaddress.ip_address(one.host)
+    return one.port >= 1024 and address.is_private

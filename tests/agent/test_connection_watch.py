@@ -1,0 +1,87 @@
+"""Connections of workers that the network blocks are reported while the workers wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from elastic_agent.agent import events
+from elastic_agent.agent.worker_group import connection_watch
+from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
+from elastic_agent.protocol.records import Address, Seat, World
+from elastic_agent.workers.guard.client import Spawned, Stopped
+from elastic_agent.workers.tcp_sockets import SYN_SENT, TcpSocket, parse, sockets_of
+
+PEER = "127.0.0.2"
+
+TABLE = b"""  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0A4D0A0A:B411 0B4D0A0A:A2B5 02 00000001:00000000 01:00000311 00000003     0        0 4711 2 0 800 0 0 1 7
+   1: 0100007F:7148 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 5 1 0 100 0 0 10 0
+   2: 0A4D0A0A:B412 0B4D0A0A:A2B5 01 00016458:00000000 01:00000311 00000006     0        0 4712 2 0 800 0 0 1 7
+   a line that is none
+"""
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port of another address of this machine at which nothing answers: the kernel drops what the queue has no
+    room for."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind((PEER, 0))
+        listener.listen(0)
+        for _ in range(2):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+def test_the_kernels_table_is_read() -> None:
+    assert parse(TABLE) == [
+        TcpSocket("10.10.77.11", 41653, SYN_SENT, 1, 3, 4711),
+        TcpSocket("10.10.77.11", 41653, 1, 91224, 6, 4712),
+    ]
+
+
+def test_a_connection_that_is_not_answered_is_reported_once_with_its_node(
+    silent_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_watch, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(connection_watch, "BLOCKED_S", 0.1)
+    seats = Seat("n1", "n1-a", "127.0.0.1", 1, 0), Seat("n2", "n2-a", PEER, 1, 1)
+    world = World(1, seats, Address("127.0.0.1", 4000), "n1")
+
+    async def watched() -> list[events.Event]:
+        found: list[events.Event] = []
+        reported = asyncio.Event()
+
+        def publish(event: events.Event) -> None:
+            found.append(event)
+            reported.set()
+
+        watch = ConnectionWatch("n1", lambda: world, publish)
+        with socket.socket() as worker:
+            worker.setblocking(False)
+            worker.connect_ex((PEER, silent_port))
+            assert any(one.state == SYN_SENT for one in sockets_of(os.getpid()))
+            watch.on_event(Spawned(1, {0: os.getpid()}))
+            await asyncio.wait_for(reported.wait(), 20)
+            looked_again = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(0.2, looked_again.set_result, None)
+            await looked_again
+            watch.on_event(Stopped(1, ()))
+        return found
+
+    (event,) = asyncio.run(watched())
+    assert isinstance(event, events.ConnectionBlocked)
+    assert (event.worker_id, event.node, event.host, event.port) == ("n1/0", "n2", PEER, silent_port)
+
+
+def test_a_process_that_has_ended_has_no_sockets() -> None:
+    assert sockets_of(2**22 + 1) == []
