@@ -166,8 +166,8 @@ def _find(command: str, wanted: Request) -> list[Found]:
         whose = f"run {wanted.run_id}" if wanted.run_id else "any run"
         raise UsageError(
             f"{command}: no running agent of {whose} found on this machine for this user "
-            f"({name_of(os.geteuid())}), and no saved status in {wanted.state_dir}; run the command on a machine of "
-            "the run, as the user who runs the agents, or as root"
+            f"({name_of(os.geteuid())}), and no saved status in {wanted.state_dir} (--state-dir); run the "
+            "command on a machine of the run, as the user who runs the agents, or as root"
         )
     return [Found(saved[0], is_saved=True)]
 
