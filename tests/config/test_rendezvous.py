@@ -121,9 +121,7 @@ def test_rdzv_conf_keys_without_effect_are_noted(shell: Shell) -> None:
         assert f"--rdzv-conf: {key} has no effect" in told
 
 
-@pytest.mark.parametrize(
-    "option", ["--monitor-interval=1", "--start-method=fork", "--event-log-handler=null"]
-)
+@pytest.mark.parametrize("option", ["--monitor-interval=1", "--start-method=fork"])
 def test_options_without_effect_are_noted(shell: Shell, option: str) -> None:
     assert f"{option.split('=')[0]} has no effect" in notes(shell, option)
     assert notes(shell) == ""

@@ -28,10 +28,11 @@ from elastic_agent.agent.reporting.run_observer import RunObserver
 from elastic_agent.agent.reporting.start_facts import start_facts
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.reporting.systemd import SystemdReporter
+from elastic_agent.agent.reporting.torch_events import TorchEvents
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
 from elastic_agent.agent.web.server import StatusServer
-from elastic_agent.agent.worker_group.command import fingerprint, job_fingerprint
+from elastic_agent.agent.worker_group.command import job_fingerprint
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
@@ -46,12 +47,9 @@ from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
     FINISHED_BEFORE,
     NODE_ID_HELD,
-    RECORD_VERSION,
     History,
-    Member,
     Outcome,
     Phase,
-    State,
 )
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
@@ -68,6 +66,7 @@ from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 from .backend import agree_on_run
 from .identity import NodeIdLock, acquire_node_id, prune_node_ids
+from .member import member_record
 from .run_claim import ClaimedEndpoint, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
 from .supervisor import Ending, Graces, Parts, Supervisor
@@ -125,7 +124,9 @@ class Agent(ElasticAgent):
         self._console: ConsoleReporter | None = None
         self._systemd = SystemdReporter(manager, self._headline)
         self._learning = self._new_learning()
-        self._publish = events.Publisher(log_event, self._event_log.on_event, self._systemd.on_event)
+        self._torch_events = TorchEvents(settings, lambda: self._backend.run_id or "")
+        reporters = (self._event_log, self._systemd, self._torch_events)
+        self._publish = events.Publisher(log_event, *(one.on_event for one in reporters))
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
         self._node_id_lock: NodeIdLock | None = None
@@ -160,6 +161,7 @@ class Agent(ElasticAgent):
                 in_order=self.ending.outcome in (Outcome.FINISHED, Outcome.DRAINED, Outcome.STOPPED),
             )
         except asyncio.CancelledError:
+            self._torch_events.ended(None, "terminated by a second signal")
             raise EndedAtOnceError(self._signals.leave_signals[-1]) from None
         finally:
             self._tidy()
@@ -176,6 +178,7 @@ class Agent(ElasticAgent):
             entrypoint=settings.script,
             args=settings.script_args,
             max_restarts=settings.max_restarts,
+            event_log_handler=settings.event_log_handler,
         )
         supervisor = self._supervisor
         if supervisor is None or supervisor.world is None:
@@ -197,6 +200,7 @@ class Agent(ElasticAgent):
         try:
             agreed = await self._agree_on_run(console)
             if isinstance(agreed, Ending):
+                self._torch_events.ended(agreed.outcome, agreed.reason)
                 return agreed
             bind_context(run=agreed)
             self._event_log.bind(run=agreed)
@@ -204,6 +208,7 @@ class Agent(ElasticAgent):
                 self._log.info(f"the run finished: {FINISHED_BEFORE}")
                 return Ending(Outcome.FINISHED, FINISHED_BEFORE)
             ending = await self._until_over(agreed)
+            self._torch_events.ended(ending.outcome, ending.reason)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await run_abandonable(self._backend.release, RELEASE_S)
@@ -300,7 +305,10 @@ class Agent(ElasticAgent):
         settings = self._settings
         incarnation = new_incarnation()
         session = self._session = Session(
-            self._backend, self._member(lock, incarnation), settings.lease_ttl, settings.local_addr
+            self._backend,
+            member_record(settings, self._slots, lock, incarnation),
+            settings.lease_ttl,
+            settings.local_addr,
         )
         session.history = await self._recall(run_id)
         parts = Parts(
@@ -428,25 +436,6 @@ class Agent(ElasticAgent):
 
     # -- the node's record ----------------------------------------------------------------------
 
-    def _member(self, lock: NodeIdLock, incarnation: str) -> Member:
-        settings = self._settings
-        return Member(
-            version=RECORD_VERSION,
-            node_id=lock.node_id,
-            incarnation=incarnation,
-            address=settings.local_addr or "127.0.0.1",  # the session puts the right one in when connected
-            slots=self._slots,
-            state=State.READY,
-            generation=0,
-            policy=settings.policy(),
-            explicit_id=lock.explicit,
-            stop_s=max(settings.restart_grace, settings.shutdown_timeout),
-            replaces=(lock.predecessor,) if lock.predecessor else (),
-            preferred_rank=settings.node_rank,
-            role=settings.role,
-            fingerprint=fingerprint(settings),
-        )
-
     async def _write_down(self, lock: NodeIdLock, incarnation: str) -> None:
         record = partial(lock.record, incarnation, self._processes())
         await self._disk.call_async("seat", record, RECORD_TIMEOUT_S)
@@ -496,3 +485,4 @@ class Agent(ElasticAgent):
             self._claim.release()
         self._release_node_id()
         self._event_log.close()
+        self._torch_events.finish()

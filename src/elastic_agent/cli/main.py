@@ -22,6 +22,9 @@ from elastic_agent.linux import open_missing_standard_streams
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing to a full or broken disk ends with."""
 
+LAST_LINES_S = 2.0
+"""How long closing the log handlers may take at the end."""
+
 Command = Callable[[Sequence[str]], int]
 
 COMMANDS: dict[str, Command] = {
@@ -118,8 +121,12 @@ def console_main() -> None:
     if "torch" in sys.modules:
         # Threads may still be inside the store's client; an ordinary exit would tear it down under them and abort.
         import logging
+        import threading
 
-        logging.shutdown()
+        # It waits for handlers; one that a site registered for torchrun's events may be stuck.
+        closing = threading.Thread(target=logging.shutdown, name="close-logs", daemon=True)
+        closing.start()
+        closing.join(LAST_LINES_S)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no reader, or is closed
                 stream.flush()

@@ -50,7 +50,6 @@ class AgentSettings:
     event_log_handler: str = setting(
         value_types.TEXT,
         "null",
-        "Name of torchrun's handler for its events.",
+        "Name under which a handler for torchrun's events is registered with torch.distributed.elastic.events.",
         torchrun=True,
-        no_effect="events go to the log and to --event-journal",
     )
