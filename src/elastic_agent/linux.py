@@ -478,6 +478,13 @@ def pid_namespace() -> str:
     return ""
 
 
+def cgroups() -> dict[str, str]:
+    """This process's cgroup by controller; that of version 2 by the empty name. Raises OSError."""
+    lines = os.fsdecode(_read("/proc/self/cgroup")).splitlines()
+    parts = [line.split(":", 2) for line in lines]
+    return {name: path for _, names, path in parts for name in names.split(",")}
+
+
 def _name(path: str) -> str:
     with contextlib.suppress(OSError):
         return _read(path).decode(errors="replace").strip()

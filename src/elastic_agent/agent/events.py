@@ -6,8 +6,8 @@ unchanged; the types defined here are for everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from elastic_agent.logs import get_logger
@@ -199,6 +199,8 @@ class GenerationEnded(AgentEvent):
 
     generation: int
     workers: tuple[WorkerEnd, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Observations of the machine, if a worker failed; see :mod:`elastic_agent.workers.facts`."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ waits for torch's log threads can be left to a `BackgroundCloser`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, ProcessFailure, RunProcsResult
 
-from elastic_agent.workers import failure, torch_adapter
+from elastic_agent.workers import facts, failure, torch_adapter
 from elastic_agent.workers.guard.client import (
     Exited,
     Guard,
@@ -115,6 +116,7 @@ class WorkerContext(PContext):
         self.ignored_signals = ignored_signals
         self._reports_to = reports_to
         self._startup_hook = startup_hook
+        self._before: facts.Baseline | None = None
         self._started = False
         self._stopped = False
         self._lost: GuardLost | None = None
@@ -142,16 +144,30 @@ class WorkerContext(PContext):
         return [self.failure(slot, self.final_output(slot)) for slot in self._failed]
 
     def final_output(self, slot: int) -> FinalOutput:
-        """The content of the files of a worker that has ended. May block as long as a file system hangs."""
+        """What is known of the end of a worker: its files, and memory. May block as long as a file system hangs."""
         streams = {"stdout": self.stdouts[slot], "stderr": self.stderrs[slot]}
         files = {name: path for name, path in streams.items() if path not in ("", os.devnull)}
-        return read_final_output(self.error_files[slot], files)
+        memory = facts.memory_facts(self._before) if self._before is not None else {}
+        return dataclasses.replace(read_final_output(self.error_files[slot], files), facts=memory)
+
+    def machine_facts(self) -> dict[str, str]:
+        """Facts about the machine, compared with when the workers were started. Takes at most about a second."""
+        if self._before is None:
+            return {}
+        killed = [one.pid for one in self._exits.values() if one.returncode < 0]
+        folders = {os.path.dirname(path) for path in self.error_files.values()}
+        return facts.machine_facts(self._before, killed, [os.getcwd(), *sorted(folders)])
 
     def failure(self, slot: int, words: FinalOutput) -> failure.WorkerFailure:
         """How a worker failed, by its exit, which `handle` has received, and by the content of its files."""
         event = self._exits[slot]
         return failure.describe(
-            slot, event.returncode, words.error_file, words.stderr or event.stderr_tail, words.no_room
+            slot,
+            event.returncode,
+            words.error_file,
+            words.stderr or event.stderr_tail,
+            words.no_room,
+            words.facts,
         )
 
     def pids(self) -> dict[int, int]:
@@ -171,6 +187,7 @@ class WorkerContext(PContext):
         if self._started:
             raise RuntimeError(f"the workers of generation {self.generation} have already been started")
         launches = [self._launch(slot) for slot in range(self.nprocs)]
+        self._before = facts.baseline()
         self._guard.spawn(self.generation, launches, self._warm_patience_s)
         self._started = True
 

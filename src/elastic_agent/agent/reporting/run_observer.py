@@ -162,7 +162,7 @@ class RunObserver:
         world = self._worlds.get(event.generation)
         if world is not None:
             workers = tuple(_worker_report(one, self._first_rank(world)) for one in event.workers)
-            self._write(event.generation, workers, is_final=True)
+            self._write(event.generation, workers, is_final=True, found=event.facts)
 
     def _report_progress(self) -> None:
         """Report the present workers, and again after a while if they have made progress."""
@@ -186,7 +186,14 @@ class RunObserver:
     def _first_rank(self, world: World) -> int:
         return next((seat.first_rank for seat in world.seats if seat.node_id == self._node_id), 0)
 
-    def _write(self, generation: int, workers: tuple[WorkerReport, ...], *, is_final: bool = False) -> None:
+    def _write(
+        self,
+        generation: int,
+        workers: tuple[WorkerReport, ...],
+        *,
+        is_final: bool = False,
+        found: Mapping[str, str] | None = None,
+    ) -> None:
         report = NodeReport(
             self._node_id,
             self._incarnation,
@@ -194,7 +201,7 @@ class RunObserver:
             time.time(),
             host=os.uname().nodename[:512],
             workers=workers,
-            facts=self._facts,
+            facts={**self._facts, **(found or {})},
             is_final=is_final,
         )
         self._own[generation] = report

@@ -36,8 +36,10 @@ def report_endings(
             _worker_end(context, one, steps.get(slot, 0), offset_s)
             for slot, one in sorted(context.exits.items())
         )
+        failed = any(one.failure is not None for one in ends)
+        found = context.machine_facts() if failed else {}
         with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-            loop.call_soon_threadsafe(report, events.GenerationEnded(context.generation, ends))
+            loop.call_soon_threadsafe(report, events.GenerationEnded(context.generation, ends, found))
 
     threading.Thread(target=read, name="worker-endings", daemon=True).start()
 

@@ -6,7 +6,8 @@ import errno
 import os
 import stat
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from elastic_agent.workers.guard.messages import TAIL_BYTES
 
@@ -25,6 +26,8 @@ class FinalOutput:
     """The last 8 KiB."""
     no_room: str = ""
     """Why nothing more can be written to its files, and where; empty if something can."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Observations of the machine that belong to its end; see :mod:`elastic_agent.workers.facts`."""
 
 
 NOTHING_READ = FinalOutput()
