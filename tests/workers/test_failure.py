@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import unicodedata
 
 import pytest
@@ -258,3 +259,59 @@ def test_the_summary_is_one_printable_line_for_any_output(
     assert len(failure.tail.encode()) <= 2048
     assert not any(unicodedata.category(character) in ("Cc", "Cs") for character in summary)
     assert not any(ord(character) < 32 and character not in "\n\t" for character in failure.tail)
+
+
+def test_an_exception_after_which_the_worker_aborted_is_reported() -> None:
+    """A thread of gloo may abort the process while Python exits because of the exception."""
+    stderr = TRACEBACK + "terminate called without an active exception\n"
+    failed = describe(0, -signal.SIGABRT, "", stderr)
+    assert failed.summary("n2") == "worker n2/0 was killed by SIGABRT: RuntimeError: boom"
+    assert failed.tail.endswith("RuntimeError: boom")
+
+
+def test_an_abort_without_an_exception_is_not_explained_by_one() -> None:
+    stderr = "terminate called without an active exception\n"
+    assert describe(0, -signal.SIGABRT, "", stderr).message == ""
+
+
+def test_the_traceback_of_a_worker_that_was_stopped_while_it_exited_is_reported() -> None:
+    assert describe(0, -signal.SIGTERM, "", TRACEBACK).message == "RuntimeError: boom"
+    assert describe(0, -signal.SIGTERM, "", TRACEBACK + "step 2\nstep 3\n").message == ""
+
+
+def test_the_summary_names_the_remedy_of_a_known_error() -> None:
+    stderr = TRACEBACK.replace("RuntimeError: boom", "OSError: [Errno 24] Too many open files: 'x'")
+    summary = describe(0, 1, "", stderr).summary("n2")
+    assert summary.startswith(
+        "worker n2/0 exited with code 1: OSError: [Errno 24] Too many open files: 'x' (remedy: raise it (ulimit -n"
+    )
+
+
+def test_the_summary_says_that_an_error_is_a_consequence() -> None:
+    stderr = TRACEBACK.replace(
+        "boom", "[gloo/transport/tcp/pair.cc:5] Connection closed by peer [10.0.0.2]:4711"
+    )
+    summary = describe(0, 1, "", stderr).summary("n2")
+    assert summary.endswith("(another worker closed its connection: it ended before)")
+
+
+def test_a_long_error_is_shortened_so_that_the_remedy_fits() -> None:
+    stderr = TRACEBACK.replace("boom", "Too many open files " + 600 * "x")
+    summary = describe(0, 1, "", stderr).summary("n2")
+    assert len(summary) <= 512
+    assert "ulimit -n" in summary
+
+
+@pytest.mark.parametrize(
+    ("facts", "hint"),
+    [
+        ({"oom_kills": "1", "memory_limit": "2.0 GB"}, " (out of memory: the limit is 2.0 GB)"),
+        ({"oom_kills": "1"}, " (out of memory)"),
+        ({"oom_kills": "0"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_kill_is_attributed_to_a_lack_of_memory_only_if_the_kernel_counted_one(
+    facts: dict[str, str], hint: str
+) -> None:
+    assert describe(0, -9, "", "", facts=facts).summary("n2") == f"worker n2/0 was killed by SIGKILL{hint}"

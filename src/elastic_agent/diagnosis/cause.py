@@ -58,6 +58,8 @@ class RootCause(Struct, frozen=True, omit_defaults=True):
     """What the other workers did, most important first."""
     tail: str = ""
     """The end of the traceback, or of what the worker wrote to stderr."""
+    tail_of: str = ""
+    """The worker whose tail it is, if another one."""
     is_certain: bool = True
     """Whether the observations show it; otherwise it is the most likely explanation."""
 

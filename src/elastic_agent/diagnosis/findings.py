@@ -25,6 +25,8 @@ _HANDLED = re.compile(r"^(?:_?queue\.Empty|Empty|StopIteration|KeyError|Attribut
 _FORWARDED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 """PyTorch's message for an exception of another process or thread, whose traceback follows."""
 _NEVER_THE_SAME = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[\w./-]+\.(?:cc|cpp|h|hpp):\d+\](?: \.)? ?")
+_ADVICE = re.compile(r"(?<=\.) This is typically caused by a remote worker .*|\.?Collectives differ in .*$")
 _KILLED_BY_STOP = frozenset({"SIGTERM", "SIGKILL", "SIGABRT", "SIGINT"})
 """Signals that end a worker which its agent stops; its libraries may abort while they are torn down."""
 
@@ -112,7 +114,7 @@ def _failed(report: NodeReport, worker: WorkerReport) -> Finding:
             _own(recognised, remedy),
         )
     kind = CauseKind.EXCEPTION if error else CauseKind.EXIT_CODE
-    what = error or ending(worker.returncode)
+    what = readable(error) or ending(worker.returncode)
     meaning = recognised.symptom.meaning if recognised is not None else ""
     return Finding(report, worker, _STANDINGS[nature], kind, what, recognised, meaning, _own(recognised, ""))
 
@@ -149,7 +151,8 @@ def _was_out_of_memory(report: NodeReport, worker: WorkerReport, recognised: Rec
     killed = signal_name(worker.returncode) == "SIGKILL" or (
         recognised is not None and recognised.symptom.name == "loader-killed"
     )
-    return killed and report.facts.get("oom_kills", "0") not in ("", "0")
+    named = re.search(rf"Killed process {worker.pid}\b", report.facts.get("kernel_log", ""))
+    return killed and (report.facts.get("oom_kills", "0") not in ("", "0") or named is not None)
 
 
 def _out_of_memory(report: NodeReport, worker: WorkerReport, error: str) -> Finding:
@@ -171,17 +174,15 @@ def _out_of_memory(report: NodeReport, worker: WorkerReport, error: str) -> Find
 
 def _recognise(worker: WorkerReport, error: str) -> Recognised | None:
     """The known error, as the worker's node found it, or in what the report contains."""
-    found = known_error(f"{error}\n{_message_lines(worker.tail)}" if _is_last(worker, error) else error)
+    if error and error != worker.error:
+        return known_error(error)  # the rest of what is known concerns the exceptions that followed
+    found = known_error(f"{error}\n{_message_lines(worker.tail)}")
     reported = BY_NAME.get(worker.symptom)
     if reported is None or (found is not None and found.symptom.nature in CAUSES):
         return found
     if found is not None and reported.nature not in CAUSES:
         return found  # it has the address
     return Recognised(reported)
-
-
-def _is_last(worker: WorkerReport, error: str) -> bool:
-    return error == worker.error or not error
 
 
 def _message_lines(tail: str) -> str:
@@ -198,6 +199,11 @@ def first_error(worker: WorkerReport) -> str:
     if not links or not worker.error:
         return worker.error
     return links[0] if _is_consequence(links[0]) or _is_consequence(worker.error) else worker.error
+
+
+def readable(error: str) -> str:
+    """Without places in C++ sources, and without what is the same in all errors of gloo."""
+    return _ADVICE.sub("", _CPP_PLACE.sub("", error)).strip()
 
 
 def _is_consequence(error: str) -> bool:

@@ -43,7 +43,8 @@ def render(cause: RootCause) -> str:
     room = min(_TAIL_LINES, MOST_LINES - len(lines) - 1)
     tail = own_frames(cause.tail, room)
     if tail and room > 1:
-        lines += ["  traceback:", *(f"    {line}"[:_WIDTH] for line in tail)]
+        of = f" of worker {cause.tail_of}" if cause.tail_of else ""
+        lines += [f"  traceback{of}:", *(f"    {line}"[:_WIDTH] for line in tail)]
     return "\n".join(lines[:MOST_LINES])
 
 

@@ -15,6 +15,7 @@ from elastic_agent.protocol import FailureKind, Plan, Seat, World
 
 from .cause import CauseKind, RootCause
 from .findings import Finding, Standing, judge
+from .mismatch import different_collective
 from .others import describe_others, where
 from .records import NodeReport
 from .symptoms import Nature
@@ -76,6 +77,7 @@ def _choose(
     first = failures[0] if failures else None
     lost = _lost(missing, consequences, plan)
     if first is not None and first.standing <= Standing.FAILED_WHILE_STOPPED:
+        first = different_collective(failures) if _symptom(first) == "collective-mismatch" else first
         if lost is not None and _blame(consequences, lost) and not _blame_node(consequences, first):
             return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
         return _worker_failed(generation, first, findings)
@@ -145,6 +147,7 @@ def _exited_early(
         "before the others",
         next_step=f"see in the traceback below in which collective {waiting.id} was then",
         tail=waiting.worker.tail,
+        tail_of=waiting.id,
         is_certain=first.order[1] <= min(one.order[1] for one in consequences),
     )
 
@@ -220,15 +223,25 @@ def _only_consequences(generation: int, consequences: list[Finding], findings: l
 
 
 def _absent(consequences: list[Finding], findings: list[Finding]) -> Finding | None:
-    """The worker that the others waited for: the one they name, or the only one that did not wait."""
-    for one in consequences:
+    """The worker that the others waited for: the one that they name, or the only one that did something else."""
+    waited = [one for one in consequences if one.standing is Standing.GOT_NO_ANSWER]
+    for one in waited:
         rank = one.recognised.rank if one.recognised is not None else None
-        if one.standing is Standing.GOT_NO_ANSWER and rank is not None:
+        if rank is not None:
             return next((other for other in findings if other.worker.rank == rank), None)
-    waited = {one.worker.rank for one in consequences}
-    rest = [one for one in findings if one.worker.rank not in waited]
-    is_wait = any(one.standing is Standing.GOT_NO_ANSWER for one in consequences)
-    return rest[0] if len(rest) == 1 and is_wait and len(findings) > 2 else None
+    if not waited:
+        return None
+    rest = [one for one in findings if one not in waited]
+    running = [one for one in rest if one.standing is Standing.STOPPED]
+    odd = [one for one in waited if _symptom(one) != _symptom(waited[0])]
+    for candidates in (rest, running, odd, [waited[0]] if len(odd) == len(waited) - 1 else []):
+        if len(candidates) == 1 and len(findings) > 2:
+            return candidates[0]
+    return None
+
+
+def _symptom(one: Finding) -> str:
+    return one.recognised.symptom.name if one.recognised is not None else ""
 
 
 def _absentee(generation: int, absent: Finding, first: Finding) -> RootCause:
@@ -244,6 +257,7 @@ def _absentee(generation: int, absent: Finding, first: Finding) -> RootCause:
         remedy=first.remedy,
         next_step=f"see what worker {absent.id} did: saving, evaluating, loading data, or one batch less",
         tail=absent.worker.stack or first.worker.tail,
+        tail_of="" if absent.worker.stack else first.id,
         is_certain=False,
     )
 

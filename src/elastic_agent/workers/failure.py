@@ -106,15 +106,11 @@ def describe(
     stderr = _RANK_PREFIX.sub("", stderr_tail)
     # 1 is the code of an exception that was not caught; with others, those in the output were.
     trace = last_of_script(stderr) if _may_have_raised(returncode, stderr) else None
-    if (
-        trace is not None
-        and returncode == -signal.SIGTERM
-        and not stderr.rstrip().endswith(trace.text.rstrip())
-    ):
+    if trace is not None and returncode == -signal.SIGTERM and not stderr.rstrip().endswith(trace.error):
         trace = None
     if not message:
         message = _error_in(stderr, returncode, trace)
-        tail = trace.text if trace is not None else ""
+        tail = trace.text.removesuffix(f"\n{_ABORTED_AFTER_EXCEPTION}") if trace is not None else ""
     known = _one_line(message)
     recognised = known_error("\n".join((message, *_message_lines(tail))), stderr) if message else None
     return WorkerFailure(

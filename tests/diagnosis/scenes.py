@@ -1,0 +1,66 @@
+"""Failures of three workers with torch 2.13 and gloo, as they happened, and the reports that nodes make of them.
+
+Each file in `texts/` is one failure: of each rank the code with which it ended, when, and the end of its stderr. They
+were made by one script: 20 all-reduces, then one rank does what the file is named after.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
+from elastic_agent.workers.failure import describe
+
+TEXTS = Path(__file__).parent / "texts"
+_HEAD = re.compile(r"^=== rank (\d+): returncode (-?\d+), after (\d+) ms\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class End:
+    """How one rank ended."""
+
+    returncode: int
+    after_s: float
+    stderr: str
+
+
+@cache
+def scene(name: str) -> dict[int, End]:
+    """One of the failures, by rank."""
+    _, *parts = _HEAD.split((TEXTS / f"{name}.txt").read_text())
+    rows = zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True)
+    return {int(rank): End(int(code), int(after) / 1000, stderr) for rank, code, after, stderr in rows}
+
+
+def worker(slot: int, rank: int, end: End, ended_s: float, **changes: object) -> WorkerReport:
+    """What the node of a worker reports of its end."""
+    failure = describe(slot, end.returncode, "", end.stderr)
+    is_failure = end.returncode != 0
+    known: dict[str, object] = {
+        "state": WorkerState.FAILED if is_failure else WorkerState.SUCCEEDED,
+        "pid": 1000 + rank,
+        "returncode": end.returncode,
+        "ended_s": ended_s,
+        "error": failure.message if is_failure else "",
+        "tail": failure.tail if is_failure else "",
+        "symptom": failure.symptom.name if failure.symptom is not None else "",
+    }
+    return WorkerReport(slot, rank, **(known | changes))  # type: ignore[arg-type]
+
+
+def report(node: int, *workers: WorkerReport, **facts: str) -> NodeReport:
+    """Of node n0, n1 …"""
+    return NodeReport(
+        f"n{node}", f"i{node}", 1, 1e9, f"10.0.0.{node}", f"host{node}", workers, facts, is_final=True
+    )
+
+
+def reports(name: str, **facts: str) -> list[NodeReport]:
+    """The failure as it was, with one node for each rank; the facts are those of n0."""
+    return [
+        report(rank, worker(0, rank, end, 1e9 + end.after_s), **(facts if rank == 0 else {}))
+        for rank, end in scene(name).items()
+    ]

@@ -1,0 +1,284 @@
+"""The root cause of a failure is found from the reports of the nodes, whatever they observed first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from elastic_agent.diagnosis.cause import CauseKind, RootCause
+from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
+from elastic_agent.diagnosis.render import MOST_LINES, headline, render
+from elastic_agent.diagnosis.root_cause import root_cause
+from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
+
+from .scenes import End, report, reports, scene, worker
+
+
+def found(known: Iterable[NodeReport], plan: Plan | None = None) -> RootCause:
+    cause = root_cause(known, plan)
+    assert cause is not None
+    text = render(cause)
+    assert len(text.splitlines()) <= MOST_LINES
+    assert headline(cause) in text.splitlines()[0]
+    return cause
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "what", "remedy"),
+    [
+        ("sigkill", CauseKind.SIGNAL, "killed by SIGKILL", "dmesg"),
+        ("sigsegv", CauseKind.SIGNAL, "killed by SIGSEGV", "PYTHONFAULTHANDLER"),
+        ("sigterm", CauseKind.SIGNAL, "terminated by SIGTERM", "to the agent"),
+        ("exit_3", CauseKind.EXIT_CODE, "exited with code 3", ""),
+        ("exit_0", CauseKind.EARLY_EXIT, "exited with code 0", "same number of batches"),
+        ("exception", CauseKind.EXCEPTION, "ValueError: expected 128 features, got 127", ""),
+        ("exception_after_destroy", CauseKind.EXCEPTION, "KeyError: 'labels'", ""),
+        ("shape_error", CauseKind.EXCEPTION, "inconsistent tensor size", ""),
+        ("missing_module", CauseKind.EXCEPTION, "No module named 'apex'", "same packages"),
+        ("loader_exception", CauseKind.EXCEPTION, "'/data/img_17.png'", "every machine mounts"),
+        ("loader_sigkill", CauseKind.EXCEPTION, "DataLoader worker", "fewer DataLoader workers"),
+        ("loader_sigbus", CauseKind.EXCEPTION, "DataLoader worker", "--shm-size"),
+        ("disk_full", CauseKind.EXCEPTION, "No space left on device", "free space"),
+        ("disk_full_torch_save", CauseKind.EXCEPTION, "unexpected pos", "free space"),
+        ("too_many_files", CauseKind.EXCEPTION, "Too many open files", "ulimit -n"),
+        ("allocation", CauseKind.EXCEPTION, "can't allocate memory", "memory limit"),
+        ("no_cuda", CauseKind.EXCEPTION, "not compiled with CUDA", "nvidia-smi"),
+        ("no_nccl", CauseKind.EXCEPTION, "NCCL", "gloo backend"),
+        ("gloo_interface", CauseKind.EXCEPTION, "eth7", "ip -br address"),
+        ("gloo_interface_list", CauseKind.EXCEPTION, "^lo", "one name"),
+        ("port_in_use", CauseKind.EXCEPTION, "EADDRINUSE", "ss -ltnp"),
+        ("other_collective", CauseKind.EXCEPTION, "called allgather", "same sequence"),
+        ("other_shape", CauseKind.EXCEPTION, "called allreduce of shape [5]", "same sequence"),
+        ("late_rank", CauseKind.HANG, "did not take part", "look at what"),
+        ("late_at_barrier", CauseKind.HANG, "did not take part", "look at what"),
+        ("never_joined", CauseKind.EARLY_EXIT, "exited with code 0", "batches"),
+    ],
+)
+def test_a_failure_of_rank_0_is_found_and_explained(
+    name: str, kind: CauseKind, what: str, remedy: str
+) -> None:
+    cause = found(reports(name))
+    assert (cause.kind, cause.rank if not cause.where else 0) == (kind, 0)
+    assert what in cause.what
+    assert remedy in cause.remedy
+
+
+def test_a_rank_that_waits_for_something_else_is_named() -> None:
+    cause = found(reports("waits_in_store"))
+    assert (cause.kind, cause.rank, cause.is_certain) == (CauseKind.HANG, 1, False)
+
+
+def test_an_unknown_host_is_recognised_by_the_warning_before_the_error() -> None:
+    cause = found(reports("unknown_host"))
+    assert "cannot be resolved" in cause.meaning
+    assert cause.where == "on 3 of 3 workers"
+
+
+OWN = [
+    *(
+        "sigkill",
+        "sigsegv",
+        "sigterm",
+        "exit_3",
+        "exit_0",
+        "exception",
+        "exception_after_destroy",
+        "shape_error",
+    ),
+    *("loader_exception", "disk_full", "too_many_files", "allocation", "no_cuda"),
+]
+CONSEQUENCES = [
+    scene(name)[rank]
+    for name in (*OWN, "waits_in_store", "late_rank")
+    for rank in (1, 2)
+    if rank in scene(name)
+]
+"""Ends of ranks that lost the connection to another rank."""
+FASTER_THAN_CONSEQUENCES = {"exit_0"}
+"""A worker that exits with 0 is the cause only of what comes later."""
+
+
+def drawn(seed: int) -> tuple[list[NodeReport], str, int]:
+    """A failure of 6 workers on 3 nodes: a random one first, and some consequences within 50 ms, before or after it."""
+    rng = random.Random(seed)
+    name, culprit = rng.choice(OWN), rng.randrange(6)
+    failed_s = 1e9 + rng.random()
+    workers: list[WorkerReport] = []
+    for rank in range(6):
+        early = rng.uniform(0.0, 0.05) if name in FASTER_THAN_CONSEQUENCES else rng.uniform(-0.025, 0.025)
+        if rank == culprit:
+            workers.append(worker(rank % 2, rank, scene(name)[0], failed_s))
+        elif rng.random() < 0.6:
+            workers.append(worker(rank % 2, rank, rng.choice(CONSEQUENCES), failed_s + early))
+        else:
+            stopped = End(rng.choice((-15, -9)), 0.0, "")
+            workers.append(worker(rank % 2, rank, stopped, failed_s + 0.05, state=WorkerState.STOPPED))
+    known = [report(node, *workers[2 * node : 2 * node + 2]) for node in range(3)]
+    rng.shuffle(known)
+    return known, name, culprit
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_first_cause_is_found_among_failures_within_50_ms(seed: int) -> None:
+    known, name, culprit = drawn(seed)
+    cause = found(known)
+    assert cause.rank == culprit, name
+
+
+def test_of_several_failures_of_their_own_the_earliest_is_the_cause() -> None:
+    known = [
+        report(0, worker(0, 0, scene("disk_full")[0], 1e9 + 0.04)),
+        report(1, worker(0, 1, scene("exception")[0], 1e9 + 0.02)),
+        report(2, worker(0, 2, scene("sigkill")[0], 1e9 + 0.03)),
+    ]
+    cause = found(known)
+    assert cause.worker == "n1/0"
+    assert "n2/0 (rank 2) failed too 10 ms later: was killed by SIGKILL" in cause.others
+    assert any("No space left" in line for line in cause.others)
+
+
+def test_identical_errors_are_folded() -> None:
+    end = scene("disk_full")[0]
+    known = [
+        report(0, worker(0, 0, end, 1e9), worker(1, 1, end, 1e9 + 0.01)),
+        report(1, worker(0, 2, scene("disk_full")[1], 1e9 + 0.02)),
+    ]
+    assert found(known).where == "on 2 of 3 workers, only on host0"
+
+
+def test_a_sigkill_with_an_oom_kill_on_its_machine_is_a_lack_of_memory() -> None:
+    known = reports("sigkill", oom_kills="1", memory_limit="2.0 GB")
+    cause = found(known)
+    assert cause.kind is CauseKind.OUT_OF_MEMORY
+    assert "limit 2.0 GB" in cause.meaning
+    assert "out of memory" in headline(cause)
+
+
+def test_a_sigkill_without_an_oom_kill_is_not_said_to_be_a_lack_of_memory() -> None:
+    assert "memory" not in render(found(reports("sigkill", oom_kills="0")))
+
+
+def test_a_loader_process_that_the_kernel_killed_is_a_lack_of_memory() -> None:
+    assert found(reports("loader_sigkill", oom_kills="2")).kind is CauseKind.OUT_OF_MEMORY
+
+
+def test_a_full_disk_is_named() -> None:
+    cause = found(reports("disk_full", disk_full="/data: 0 B of 1.0 TB free"))
+    assert "/data: 0 B of 1.0 TB free" in cause.meaning
+
+
+def test_a_worker_that_was_stopped_after_it_had_failed_is_the_cause() -> None:
+    """The others may exit sooner than the worker whose exception made their connections break."""
+    failed = End(-15, 0.0, scene("exception")[0].stderr)
+    known = [
+        report(0, worker(0, 0, failed, 1e9 + 0.5, state=WorkerState.STOPPED)),
+        report(1, worker(0, 1, scene("exception")[1], 1e9)),
+    ]
+    cause = found(known)
+    assert (cause.rank, cause.kind) == (0, CauseKind.EXCEPTION)
+    assert not cause.is_certain
+
+
+def test_an_exception_that_follows_from_a_broken_connection_is_a_consequence() -> None:
+    stderr = scene("sigkill")[1].stderr
+    chained = f"""{stderr}
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/job/train.py", line 9, in <module>
+    main()
+ValueError: training failed
+"""
+    known = [
+        report(0, worker(0, 0, scene("sigkill")[0], 1e9 + 0.03)),
+        report(1, worker(0, 1, End(1, 0.0, chained), 1e9)),
+    ]
+    assert found(known).rank == 0
+
+
+def test_an_exception_before_a_broken_connection_is_the_cause() -> None:
+    """As when a collective in a `finally` fails because the exception reached other ranks, too."""
+    second = scene("sigkill")[1].stderr
+    link = "During handling of the above exception, another exception occurred:"
+    chained = f"{scene('shape_error')[0].stderr}\n{link}\n\n{second}"
+    known = [
+        report(0, worker(0, 0, End(1, 0.0, chained), 1e9 + 0.03)),
+        report(1, worker(0, 1, scene("sigkill")[1], 1e9)),
+    ]
+    cause = found(known)
+    assert cause.rank == 0
+    assert "inconsistent tensor size" in cause.what
+
+
+# -- nodes ----------------------------------------------------------------------------------------
+
+
+def plan(reason: str = "", failure: Failure | None = None, failed_node: str | None = None) -> Plan:
+    seats = tuple(Seat(f"n{node}", f"i{node}", f"10.0.0.{node}", 1, node) for node in range(3))
+    world = World(1, seats, Address("10.0.0.0", 1234), "n0")
+    return Plan(1, 2, Phase.FORMING, 2, reason, Policy(), world, failure=failure, failed_node=failed_node)
+
+
+def broken(rank: int, peer: str = "10.0.0.2") -> NodeReport:
+    end = scene("sigkill")[1]
+    stderr = end.stderr.replace("[127.0.0.1]", f"[{peer}]")
+    return report(rank, worker(0, rank, End(1, 0.0, stderr), 1e9))
+
+
+def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
+    cause = found([broken(0), broken(1)], plan("worker n0/0 exited with code 1: RuntimeError; n2 lost"))
+    assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", True)
+    assert headline(cause) == "root cause: node n2 was lost on 10.0.0.2"
+
+
+def test_a_node_without_a_report_is_the_probable_cause_of_broken_connections() -> None:
+    cause = found([broken(0), broken(1)], plan("worker n0/0 exited with code 1: RuntimeError"))
+    assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", False)
+
+
+def test_an_own_failure_is_the_cause_although_another_node_sent_no_report() -> None:
+    killed = report(1, worker(0, 1, scene("sigkill")[0], 1e9))
+    cause = found([broken(0, "10.0.0.1"), killed], plan("worker n1/0 was killed by SIGKILL"))
+    assert cause.worker == "n1/0"
+    assert "no report from n2" in cause.others
+
+
+def test_a_broken_connection_between_workers_that_ran_on_is_a_network_failure() -> None:
+    running = report(2, WorkerReport(0, 2, WorkerState.STOPPED, 1, -15, 1e9 + 0.1))
+    other = report(1, WorkerReport(0, 1, WorkerState.STOPPED, 1, -15, 1e9 + 0.1))
+    cause = found([broken(0), other, running], plan())
+    assert (cause.kind, cause.is_certain) == (CauseKind.NETWORK, False)
+    assert cause.what == "n0/0 lost its connection to 10.0.0.2"
+
+
+def test_workers_that_could_not_start_are_explained_by_the_plan() -> None:
+    summary = "n1 could not start its workers: no such file: train.py"
+    failure = Failure(FailureKind.START, summary, slot=0)
+    cause = found([], plan(summary, failure, "n1"))
+    assert (cause.kind, cause.node_id, cause.what) == (CauseKind.START, "n1", summary)
+
+
+def test_a_hang_is_the_cause_and_the_waiting_workers_are_not() -> None:
+    verdict = "is one all_reduce behind: number 4711, called at train.py:88"
+    known = [
+        report(0, WorkerReport(0, 0, WorkerState.HUNG)),
+        report(1, WorkerReport(0, 1, WorkerState.HUNG, error=verdict)),
+    ]
+    cause = found(known)
+    assert (cause.kind, cause.rank) == (CauseKind.HANG, 1)
+    assert verdict in headline(cause)
+
+
+def test_nothing_is_said_of_a_generation_in_which_nothing_failed() -> None:
+    stopped = report(0, WorkerReport(0, 0, WorkerState.STOPPED, 1, -15, 1e9))
+    done = report(1, WorkerReport(0, 1, WorkerState.SUCCEEDED, 1, 0, 1e9))
+    assert root_cause([stopped, done]) is None
+    assert root_cause([]) is None
+
+
+def test_reports_of_another_generation_are_ignored() -> None:
+    old = report(0, worker(0, 0, scene("sigkill")[0], 1e9))
+    new = NodeReport("n1", "i1", 2, 1e9, workers=(worker(0, 1, scene("exception")[0], 1e9),))
+    assert found([old, new]).worker == "n1/0"

@@ -1,0 +1,102 @@
+"""The facts about a machine that are taken when a worker fails."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.linux import cgroups
+from elastic_agent.workers import facts
+from tests.small_disk import run_on_small_disk
+
+MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
+
+EATS_MEMORY = """
+import os, signal, sys
+open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+from elastic_agent.workers import facts
+before = facts.baseline()
+pid = os.fork()
+if not pid:
+    kept = []
+    while True:
+        kept.append(b"x" * (16 << 20))
+_, status = os.waitpid(pid, 0)
+found = facts.machine_facts(before, [pid], [])
+log = found.get("kernel_log", "")
+print(os.waitstatus_to_exitcode(status), found["oom_kills"], found["memory_limit"], log, sep="|")
+"""
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A memory cgroup of 200 MB."""
+    own = cgroups().get("memory")
+    if own is None:
+        pytest.skip("needs a memory controller of cgroup version 1")
+    folder = Path(f"{MEMORY_CGROUP}{own}/elastic-agent-test-{os.getpid()}")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs permission to make a cgroup: {error}")
+    (folder / "memory.limit_in_bytes").write_text("200000000")
+    yield folder
+    folder.rmdir()
+
+
+def test_a_process_that_the_kernel_killed_for_its_memory_is_counted(small_cgroup: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EATS_MEMORY, str(small_cgroup)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    returncode, kills, limit, log = done.stdout.strip().split("|")
+    assert (int(returncode), kills, limit) == (-signal.SIGKILL, "1", "200 MB")
+    assert "Killed process" in log or not os.access("/dev/kmsg", os.R_OK)
+
+
+def test_nothing_is_counted_if_nothing_was_killed() -> None:
+    found = facts.memory_facts(facts.baseline())
+    assert found.get("oom_kills", "0") == "0"
+    assert "available" in found["memory_available"]
+
+
+FILLS_DISK = """
+import os, sys
+from elastic_agent.workers import facts
+try:
+    with open(sys.argv[1] + "/ckpt", "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+except OSError:
+    pass
+print(facts.machine_facts(facts.baseline(), [], [sys.argv[1]])["disk_full"])
+"""
+
+
+def test_a_full_disk_is_found(tmp_path: Path) -> None:
+    done = run_on_small_disk(tmp_path, "64k", [sys.executable, "-c", FILLS_DISK, str(tmp_path)])
+    assert f"{tmp_path}: 0 B of 65.5 kB free" in done.stdout
+
+
+def test_limits_are_told() -> None:
+    found = facts.machine_facts(facts.baseline(), [], [])
+    assert str(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) in found["open_files"]
+    assert {"memlock_limit", "process_limit"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2 * 10**9, "2.0 GB"), (123456789, "123 MB"), (10**18, "1000 PB")],
+)  # fmt: skip
+def test_amounts(number: int, text: str) -> None:
+    assert facts.amount(number) == text
