@@ -59,6 +59,8 @@ class GroupProgress(Struct, frozen=True, omit_defaults=True):
     """The last one enqueued, if it is known in detail."""
     ranks: tuple[Count, ...] = ()
     """The global ranks in the group; empty: all."""
+    recent: tuple[Collective, ...] = ()
+    """The last ones enqueued, the newest last; only while nothing progresses."""
 
 
 class WorkerReport(Struct, frozen=True, omit_defaults=True):
@@ -86,6 +88,12 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """The Python stack of its main thread, innermost call last."""
     symptom: Annotated[str, Meta(max_length=64)] = ""
     """The name of the known error (`catalogue.py`) in all that could be read of its output, if there is one."""
+    line: Text = ""
+    """Where its main thread is in the script, such as ``train.py:88``."""
+    waits_in: Text = ""
+    """The function of ``torch.distributed`` that its main thread is in; empty: none."""
+    is_silent: bool = False
+    """It was asked for its progress, and did not answer."""
 
 
 class NodeReport(Struct, frozen=True, omit_defaults=True):
@@ -103,6 +111,8 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     """Observations of the machine by name, taken when a worker failed, such as ``oom_kills`` or ``disk_full``."""
     is_final: bool = False
     """No worker of this generation runs on the node any more."""
+    stalled_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+    """For how long no worker of the node has made progress; None: for a short time at most, or that is not known."""
 
 
 class Bulletin(Struct, frozen=True):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 INTEGRATIONS = {
+    "torch.distributed.distributed_c10d": "elastic_agent.integrations.collectives",
     "lightly_train": "elastic_agent.integrations.lightly_train",
     "transformers.trainer": "elastic_agent.integrations.transformers",
 }

@@ -1,0 +1,358 @@
+"""Finds the worker that all others wait for, from what their flight recorders and stacks show. Pure.
+
+A worker that waits in a collective depends on every rank of its process group that has not called this collective yet.
+The cause is a rank that others depend on, and that waits in no collective itself.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
+
+DATA_LOADER = "torch/utils/data/"
+"""Part of the path of every module of torch's data loader, in a stack."""
+
+SAME_SIZE_EVERYWHERE = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
+"""Collectives whose tensors have the same size on all ranks; of others they may differ."""
+
+LONGEST_SUMMARY = 512
+
+
+class HangKind(enum.StrEnum):
+    """Why the workers wait."""
+
+    STOPPED = "stopped"
+    """A process was stopped by a signal or a debugger."""
+    EXITED = "exited"
+    """A worker has ended with 0; the others wait for it."""
+    MISMATCH = "mismatch"
+    """The ranks of a group have called different collectives."""
+    DATA_LOADER = "data-loader"
+    """A worker waits for its data loader, and the others for it."""
+    BEHIND = "behind"
+    """A worker is elsewhere, and has not called the collective in which the others wait."""
+    CROSSED = "crossed"
+    """Ranks wait for each other in different groups."""
+    TRANSPORT = "transport"
+    """All ranks have called the same collective, and it does not complete."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A worker that others wait for."""
+
+    rank: int
+    node_id: str
+    """Empty: no node has reported it."""
+    slot: int
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Why the workers of a generation make no progress."""
+
+    kind: HangKind
+    culprits: tuple[Culprit, ...]
+    """By rank; empty if no worker can be named."""
+    summary: str
+    """One line: the workers to blame, what the others wait for, and what to do."""
+    details: str = ""
+    """Several lines: where all ranks are, and their stacks."""
+
+
+def find_hang(reports: Iterable[NodeReport], world_size: int) -> Hang | None:
+    """Why nothing progresses, from one report per node on the same generation.
+
+    Returns:
+        None if no worker waits for others: then there may be a long step, but no hang.
+    """
+    return _Comparison(reports, world_size).result()
+
+
+class _Comparison:
+    def __init__(self, reports: Iterable[NodeReport], world_size: int) -> None:
+        self.nodes = {one.rank: report.node_id for report in reports for one in report.workers}
+        self.workers = {one.rank: one for report in reports for one in report.workers}
+        self.ranks = sorted({*range(world_size), *self.workers})
+        self.groups = {
+            name: found
+            for name in sorted({one.group for worker in self.workers.values() for one in worker.progress})
+            if any(map(_is_waiting, (found := self._members(name)).values()))
+        }
+        """Groups in which a rank waits: the progress of each rank in it."""
+        self.waiting = {
+            rank for group in self.groups.values() for rank, one in group.items() if _is_waiting(one)
+        } | {rank for rank, one in self.workers.items() if one.waits_in}
+
+    def _members(self, name: str) -> dict[int, GroupProgress]:
+        known = {
+            rank: one for rank, worker in self.workers.items() for one in worker.progress if one.group == name
+        }
+        ranks = next((one.ranks for one in known.values() if one.ranks), tuple(self.ranks))
+        return {rank: known.get(rank, GroupProgress(name)) for rank in ranks}
+
+    def result(self) -> Hang | None:
+        if not self.waiting:
+            return None
+        return (
+            self._stopped() or self._mismatch() or self._behind() or self._not_called() or self._transport()
+        )
+
+    # -- causes ---------------------------------------------------------------------------------
+
+    def _stopped(self) -> Hang | None:
+        ranks = [rank for rank, one in self.workers.items() if one.process_state[:1] in ("T", "t")]
+        if not ranks:
+            return None
+        pids = ", ".join(
+            f"kill -CONT {self.workers[rank].pid} on {self.nodes[rank]}" for rank in sorted(ranks)
+        )
+        words = (
+            f"{self._named(ranks)} {_are(ranks)} stopped by a signal (SIGSTOP, SIGTSTP) or a debugger: {pids}"
+        )
+        return self._hang(HangKind.STOPPED, ranks, words)
+
+    def _mismatch(self) -> Hang | None:
+        for group in self.groups.values():
+            calls = {rank: {one.serial: one for one in _known(progress)} for rank, progress in group.items()}
+            for serial in sorted({serial for known in calls.values() for serial in known}):
+                at = {rank: known[serial] for rank, known in calls.items() if serial in known}
+                parts = _different(at)
+                if len(parts) > 1:
+                    return self._mismatched(serial, at, parts)
+        return None
+
+    def _mismatched(self, serial: int, at: Mapping[int, Collective], parts: list[list[int]]) -> Hang:
+        ranks = [rank for part in parts[1:] for rank in part]
+        own, others = at[ranks[0]], at[parts[0][0]]
+        words = (
+            f"{self._named(ranks)} called {_described(own)}{self._line_of(own, ranks[0])} where "
+            f"{_ranks(parts[0])} called {_described(others)}{self._line_of(others, parts[0][0])}, both with "
+            f"sequence number {serial}: all ranks of a group must call the same collectives in the same order; "
+            "conditions on the rank and uneven numbers of batches are common reasons"
+        )
+        return self._hang(HangKind.MISMATCH, ranks, words)
+
+    def _behind(self) -> Hang | None:
+        depends: dict[str, list[int]] = {}
+        for name, group in self.groups.items():
+            front = max(one.enqueued for one in group.values() if _is_waiting(one))
+            late = [rank for rank, one in group.items() if one.enqueued < front]
+            if late:
+                depends[name] = late
+        roots = {name: [rank for rank in late if rank not in self.waiting] for name, late in depends.items()}
+        for name, ranks in roots.items():
+            if ranks:
+                return self._late(name, ranks)
+        if not depends:
+            return None
+        return self._crossed(depends)
+
+    def _late(self, name: str, ranks: list[int]) -> Hang:
+        group = self.groups[name]
+        lowest = min(group[rank].enqueued for rank in ranks)
+        ranks = [rank for rank in ranks if group[rank].enqueued == lowest]
+        front = [rank for rank, one in group.items() if _is_waiting(one) and one.enqueued > lowest]
+        missing = max(group[rank].enqueued for rank in front) - max(lowest, 0)
+        sample = next(
+            (one for rank in front for one in _known(group[rank]) if one.serial == max(lowest, 0) + 1), None
+        )
+        what = sample.name if sample is not None and missing == 1 else ""
+        count = f"one {what or 'collective'}" if missing == 1 else f"{missing} collectives"
+        size = f"{_size(sample.size_bytes)}, " if sample is not None and sample.size_bytes is not None else ""
+        line = sample.line if sample is not None and sample.line else self._common_line(front)
+        called = f", called by {_ranks(front)}{f' at {line}' if line else ''}"
+        state = self._what_it_does(ranks)
+        words = (
+            f"{self._named(ranks)} {_are(ranks)} {count} behind: {size}sequence number {max(lowest, 0) + 1}{called}"
+            f"{'; ' if state else ''}{state}"
+        )
+        return self._hang(self._kind_of(ranks), ranks, words)
+
+    def _crossed(self, depends: Mapping[str, list[int]]) -> Hang:
+        parts = [
+            f"{_ranks([rank for rank, one in self.groups[name].items() if _is_waiting(one)])} for {_ranks(late)} "
+            f"in group {name}"
+            for name, late in depends.items()
+        ]
+        ranks = sorted({rank for late in depends.values() for rank in late})
+        words = (
+            f"ranks wait for each other: {', '.join(parts)}; call the collectives of different groups in the "
+            "same order on all ranks"
+        )
+        return self._hang(HangKind.CROSSED, ranks, words)
+
+    def _not_called(self) -> Hang | None:
+        """Some are in a function of torch.distributed that leaves no trace in the recorder, and others are not."""
+        inside = [rank for rank, one in self.workers.items() if one.waits_in]
+        ranks = [rank for rank in self.ranks if rank not in self.waiting]
+        if not inside or not ranks:
+            return None
+        function = Counter(self.workers[rank].waits_in for rank in inside).most_common(1)[0][0]
+        line = self._common_line(inside)
+        words = (
+            f"{self._named(ranks)} {'has' if len(ranks) == 1 else 'have'} not called {function}, in which "
+            f"{_ranks(inside)} {'waits' if len(inside) == 1 else 'wait'}{f' at {line}' if line else ''}"
+        )
+        state = self._what_it_does(ranks)
+        return self._hang(self._kind_of(ranks), ranks, f"{words}{'; ' if state else ''}{state}")
+
+    def _transport(self) -> Hang:
+        name, group = next(iter(self.groups.items()), ("", {}))
+        sample = next((one.last for one in group.values() if one.last is not None), None)
+        what = (
+            f"{_described(sample)}, sequence number {sample.serial}"
+            if sample is not None
+            else "the same collective"
+        )
+        where = f" of group {name}" if name else ""
+        words = (
+            f"all ranks{where} have called {what}, and it does not complete: a network or a GPU does not "
+            "transfer data; test the connections between the nodes"
+        )
+        return self._hang(HangKind.TRANSPORT, [], words)
+
+    # -- words ----------------------------------------------------------------------------------
+
+    def _kind_of(self, ranks: list[int]) -> HangKind:
+        known = [self.workers[rank] for rank in ranks if rank in self.workers]
+        if known and all(one.state is WorkerState.SUCCEEDED for one in known):
+            return HangKind.EXITED
+        if known and all(DATA_LOADER in one.stack for one in known):
+            return HangKind.DATA_LOADER
+        return HangKind.BEHIND
+
+    def _what_it_does(self, ranks: list[int]) -> str:
+        words = {_doing(self.workers[rank]) if rank in self.workers else "has not reported" for rank in ranks}
+        if len(words) != 1 or not (only := words.pop()):
+            return ""
+        return f"it {only}" if len(ranks) == 1 else f"each {only}"
+
+    def _named(self, ranks: Iterable[int]) -> str:
+        names = [
+            f"{self.nodes[rank]}/{self.workers[rank].slot} (rank {rank})"
+            if rank in self.workers
+            else f"rank {rank}"
+            for rank in sorted(ranks)
+        ]
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        plural = "s" if len(names) > 1 else ""
+        return f"worker{plural} {', '.join(names[:4])}{more}"
+
+    def _line_of(self, call: Collective, rank: int) -> str:
+        """Where the call was made, if it is the one in which the rank waits now."""
+        if call.line:
+            return f" at {call.line}"
+        worker = self.workers[rank]
+        newest = any(_is_waiting(one) and one.enqueued == call.serial for one in worker.progress)
+        return f" at {worker.line}" if newest and worker.line else ""
+
+    def _common_line(self, ranks: Iterable[int]) -> str:
+        lines = Counter(line for rank in ranks if rank in self.workers and (line := self.workers[rank].line))
+        return lines.most_common(1)[0][0] if lines else ""
+
+    def _hang(self, kind: HangKind, ranks: Iterable[int], summary: str) -> Hang:
+        culprits = tuple(
+            Culprit(rank, self.nodes.get(rank, ""), self.workers[rank].slot if rank in self.workers else 0)
+            for rank in sorted(ranks)
+        )
+        return Hang(kind, culprits, summary[:LONGEST_SUMMARY], self._details())
+
+    def _details(self) -> str:
+        """Where every rank is; ranks at the same place together, with their stack."""
+        places: dict[tuple[str, str], list[int]] = {}
+        for rank in self.ranks:
+            worker = self.workers.get(rank)
+            place = (_place(worker), worker.stack) if worker is not None else ("has not reported", "")
+            places.setdefault(place, []).append(rank)
+        lines = []
+        for (place, stack), ranks in places.items():
+            lines.append(f"{_ranks(ranks)}: {place}")
+            lines.extend(f"    {line}" for line in stack.splitlines())
+        return "\n".join(lines)
+
+
+def _is_waiting(one: GroupProgress) -> bool:
+    return one.enqueued > max(one.completed, 0)
+
+
+def _known(one: GroupProgress) -> tuple[Collective, ...]:
+    last = () if one.last is None else (one.last,)
+    return (*(call for call in one.recent if one.last is None or call.serial != one.last.serial), *last)
+
+
+def _different(at: Mapping[int, Collective]) -> list[list[int]]:
+    """The ranks by what they called, the most frequent first; of two as frequent ones, that of the lowest rank."""
+    parts: dict[tuple[str, int | None], list[int]] = {}
+    for rank in sorted(at):
+        one = at[rank]
+        size = one.size_bytes if one.name in SAME_SIZE_EVERYWHERE else None
+        parts.setdefault((one.name, size), []).append(rank)
+    return sorted(parts.values(), key=len, reverse=True)
+
+
+def _doing(worker: WorkerReport) -> str:
+    at = f" at {worker.line}" if worker.line else ""
+    if worker.state is WorkerState.SUCCEEDED:
+        return "exited with code 0"
+    if worker.state is not WorkerState.RUNNING:
+        return f"has {worker.state.value}"
+    if worker.is_silent and worker.process_state[:1] == "D":
+        return "waits for a disk or a file server (state D)"
+    if worker.is_silent:
+        return "does not answer: it is in a C call that holds Python's lock"
+    if DATA_LOADER in worker.stack:
+        return f"waits for its data loader{at}"
+    return f"is{at}" if at else ""
+
+
+def _place(worker: WorkerReport) -> str:
+    newest = max(worker.progress, key=lambda one: one.enqueued, default=None)
+    collective = ""
+    if newest is not None and _is_waiting(newest):
+        what = _described(newest.last) if newest.last is not None else "a collective"
+        collective = f"waits in {what}, sequence number {newest.enqueued}"
+    elif worker.waits_in:
+        collective = f"waits in {worker.waits_in}"
+    elif newest is not None and newest.completed > 0:
+        collective = f"has completed {newest.completed} collectives"
+    if worker.process_state[:1] in ("T", "t"):
+        return "stopped by a signal or a debugger (state T)"
+    at = f"at {worker.line}" if worker.line else ""
+    doing = at if collective and not worker.is_silent else _doing(worker)
+    return ", ".join(filter(None, (collective, doing))) or "no collective yet"
+
+
+def _described(one: Collective) -> str:
+    return one.name if one.size_bytes is None else f"{one.name} of {_size(one.size_bytes)}"
+
+
+def _size(size: int | None) -> str:
+    """Such as ``25 MB``."""
+    value = float(size or 0)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+        value /= 1000
+    raise AssertionError(size)
+
+
+def _are(ranks: list[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """Such as ``rank 3`` or ``ranks 0-2, 5``."""
+    found = sorted(ranks)
+    spans: list[list[int]] = []
+    for rank in found:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"rank{'s' if len(found) > 1 else ''} {words}"

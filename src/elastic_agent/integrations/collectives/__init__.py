@@ -1,0 +1,38 @@
+"""Has a worker tell its agent how far it is in its collectives, so that the agents can find out why a world hangs.
+
+Workers call :func:`install` when ``torch.distributed`` is there. Nothing happens until the script initialises a process
+group: then a thread begins to wait for questions of the agent (:mod:`.answers`). It takes no time of the script's in
+between. Outside of elastic-agent nothing changes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from elastic_agent.worker_variables import PROGRESS
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Begin when the script initialises a process group; once, and only in a worker of an agent that asks."""
+    address = os.environ.get(PROGRESS)
+    if not address:
+        return
+    from elastic_agent.integrations.collectives import private_names
+
+    begun: list[int] = []
+    worker = os.getpid()
+
+    def begin() -> None:
+        if begun or os.getpid() != worker:  # a process that the worker has forked is no worker
+            return
+        begun.append(worker)
+        from elastic_agent.integrations.collectives.answers import Answers
+
+        try:
+            Answers(address).start()
+        except (OSError, RuntimeError, KeyError, ValueError):  # training works without it
+            return
+
+    private_names.call_before_groups(begin)

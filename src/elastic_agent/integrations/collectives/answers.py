@@ -1,0 +1,128 @@
+"""The thread of a worker that answers the agent how far the worker is.
+
+It holds Python's lock for some microseconds per question, and none while it waits. It is none of the threads that
+`threading` lists, and is gone in the children of a fork.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import json
+import os
+import socket
+import sys
+import sysconfig
+import threading
+from types import FrameType
+from typing import Any
+
+from elastic_agent.integrations.collectives.private_names import Recorders
+from elastic_agent.worker_variables import GENERATION, SLOT
+
+DETAILS = b"details"
+"""The question for all that is known; any other is for the summary."""
+
+LARGEST_ANSWER = 60_000
+MOST_GROUPS = 16
+"""How many groups are described if all would be too long for a datagram."""
+
+_DEEPEST_STACK = 60
+_LONGEST_STACK = 3500
+
+_WAITS = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/c10d_logger.py",
+    "torch/distributed/rendezvous.py",
+)
+
+
+class Answers:
+    """The answers of this worker, from its first process group to its end."""
+
+    def __init__(self, address: str) -> None:
+        """``address``: the agent's socket, in the abstract namespace. Raises OSError if it cannot be reached."""
+        self._ending = False
+        self._hello = {
+            "slot": int(os.environ[SLOT]),
+            "generation": int(os.environ[GENERATION]),
+            "pid": os.getpid(),
+        }
+        self._recorders = Recorders()
+        self._foreign = tuple(
+            {sysconfig.get_path(one) for one in ("stdlib", "platstdlib", "purelib", "platlib")} - {None}
+        )
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # A socket that is connected takes messages of its peer only.
+        self._socket.bind("")
+        self._socket.connect("\0" + address)
+
+    def start(self) -> None:
+        """Tell the agent that it may ask."""
+        self._socket.send(json.dumps(self._hello).encode())
+        # Python would end a thread that returns from C while the interpreter is finalized, in the middle of torch's.
+        atexit.register(self._end)
+        _thread.start_new_thread(self._answer, ())
+
+    def _end(self) -> None:
+        self._ending = True
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                question = self._socket.recv(64)
+                if self._ending:
+                    return
+                self._socket.send(self._encoded(self._details() if question == DETAILS else self._summary()))
+            except OSError:  # the agent is gone, and this worker soon
+                return
+            except Exception:  # never the script's problem
+                continue
+
+    def _encoded(self, answer: dict[str, Any]) -> bytes:
+        data = json.dumps({**self._hello, **answer}).encode()
+        if len(data) <= LARGEST_ANSWER:
+            return data
+        # A worker of very many groups: those that wait are worth most.
+        groups = [one for one in answer["groups"] if one["enqueued"] > one["completed"]]
+        return json.dumps({**self._hello, **answer, "groups": groups[:MOST_GROUPS]}).encode()
+
+    def _summary(self) -> dict[str, Any]:
+        return {"groups": self._recorders.summary()}
+
+    def _details(self) -> dict[str, Any]:
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        frames = []
+        while main is not None and len(frames) < _DEEPEST_STACK:
+            frames.append(main)
+            main = main.f_back
+        return {"groups": self._recorders.details(), "details": True, **self._place(frames)}
+
+    def _place(self, frames: list[FrameType]) -> dict[str, str]:
+        """Where the main thread is; ``frames``: the innermost first."""
+        lines = [f"{one.f_code.co_filename}:{one.f_lineno} in {one.f_code.co_name}" for one in frames]
+        own = next((one for one in frames if self._is_script(one.f_code.co_filename)), None)
+        stack: list[str] = []
+        for line in lines:
+            if sum(map(len, stack)) + len(line) > _LONGEST_STACK:
+                break
+            stack.append(line)
+        return {
+            "line": f"{os.path.basename(own.f_code.co_filename)}:{own.f_lineno}" if own is not None else "",
+            "waits_in": _waits_in(frames),
+            "stack": "\n".join(reversed(stack)),
+        }
+
+    def _is_script(self, path: str) -> bool:
+        return not path.startswith((*self._foreign, "<")) and "/elastic_agent/" not in path
+
+
+def _waits_in(frames: list[FrameType]) -> str:
+    """The function of `torch.distributed` that the innermost frames are of, as the script called it."""
+    name = ""
+    for one in frames:
+        if not one.f_code.co_filename.endswith(_WAITS):
+            break
+        if one.f_code.co_name not in ("wrapper", "<module>"):
+            name = one.f_code.co_name
+    return name

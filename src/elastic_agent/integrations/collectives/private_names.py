@@ -1,0 +1,158 @@
+"""Every private name of torch that the integration uses; what a version of torch lacks is left out of the answers."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+HOOK = "_check_valid_timeout"
+"""A function that `init_process_group` and `new_group` call before they connect. It calls nothing that could fail, so
+that a replacement is in no traceback."""
+
+_RECENT = 16
+"""How many of the last collectives of a group are described."""
+
+_BYTES = {
+    **dict.fromkeys(("Double", "Long", "ComplexFloat", "UInt64"), 8),
+    **dict.fromkeys(("Float", "Int", "ComplexHalf", "UInt32"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
+    "ComplexDouble": 16,
+}
+"""Of an element by the name of its type; 1 for others."""
+
+
+def call_before_groups(begin: Callable[[], None]) -> None:
+    """Have `begin` called whenever the script is about to make a process group."""
+    from torch.distributed import distributed_c10d as module
+
+    original: Callable[[Any], None] = getattr(module, HOOK)
+
+    def checked(timeout: Any) -> None:
+        begin()
+        original(timeout)
+
+    setattr(module, HOOK, checked)
+
+
+def missing() -> list[str]:
+    """How this version of torch differs from what the integration needs; each entry is a sentence."""
+    import inspect
+
+    from torch._C import _distributed_c10d as bindings
+    from torch.distributed import distributed_c10d as module
+
+    problems = []
+    if f"{HOOK}(" not in inspect.getsource(inspect.unwrap(module.init_process_group)):
+        problems.append(
+            f"init_process_group no longer calls {HOOK}: workers do not notice that a group is made"
+        )
+    for name in ("_dump_fr_trace_json", "_dump_fr_trace"):
+        if not hasattr(bindings, name):
+            problems.append(
+                f"torch._C._distributed_c10d.{name} no longer exists: collectives of gloo are not seen"
+            )
+    world: Any = getattr(module, "_world", None)
+    for name in ("pg_names", "pg_group_ranks"):
+        if not hasattr(world, name):
+            problems.append(
+                f"distributed_c10d._world.{name} no longer exists: the ranks of groups are not known"
+            )
+    return problems
+
+
+class Recorders:
+    """PyTorch's flight recorders of this process, of gloo and of NCCL."""
+
+    def __init__(self) -> None:
+        from torch._C import _distributed_c10d as bindings
+
+        self._summaries = [
+            (backend, found)
+            for backend, name in (("gloo", "_dump_fr_trace_json"), ("nccl", "_dump_nccl_trace_json"))
+            if (found := getattr(bindings, name, None)) is not None
+        ]
+        self._traces = {
+            backend: found
+            for backend, name in (("gloo", "_dump_fr_trace"), ("nccl", "_dump_nccl_trace"))
+            if (found := getattr(bindings, name, None)) is not None
+        }
+        self._names: dict[tuple[str, str], str] = {}
+        """What the groups are called on all ranks, by backend and their number in this process."""
+
+    def summary(self) -> list[dict[str, Any]]:
+        """How far each group is: ``group``, ``enqueued``, ``started``, ``completed``; some microseconds."""
+        status = self._status()
+        if any(
+            key not in self._names and int(one["last_enqueued_collective"]) > 0 for key, one in status.items()
+        ):
+            for backend in self._traces:
+                self._entries(backend)
+        return [
+            {
+                "group": self._names.get(key, f"{key[0]} {key[1]}"),
+                "enqueued": int(one["last_enqueued_collective"]),
+                "started": int(one["last_started_collective"]),
+                "completed": int(one["last_completed_collective"]),
+            }
+            for key, one in status.items()
+        ]
+
+    def details(self) -> list[dict[str, Any]]:
+        """The same, with ``recent`` collectives, ``ranks`` of subgroups and ``timeout_s``; some milliseconds."""
+        groups = {one["group"]: one for one in self.summary()}
+        for backend in self._traces:
+            for entry in self._entries(backend):
+                one = groups.get(str(entry["process_group"][0]))
+                if one is not None and not entry.get("is_p2p"):
+                    recent = one.setdefault("recent", [])
+                    recent.append(_described(entry))
+                    del recent[:-_RECENT]
+                    one["timeout_s"] = entry.get("timeout_ms", 0) / 1000
+        for name, ranks in _subgroups():
+            if name in groups:
+                groups[name]["ranks"] = ranks
+        return list(groups.values())
+
+    def _status(self) -> dict[tuple[str, str], dict[str, Any]]:
+        found = {}
+        for backend, dump in self._summaries:
+            for number, one in json.loads(dump(False, False)).get("pg_status", {}).items():
+                found[backend, str(number)] = one
+        return found
+
+    def _entries(self, backend: str) -> list[dict[str, Any]]:
+        # Without stacks: the first time, finding the lines to them takes torch seconds.
+        entries: list[dict[str, Any]] = pickle.loads(self._traces[backend](True, False, False)).get(
+            "entries", []
+        )
+        for one in entries:
+            self._names[backend, str(one["pg_id"])] = str(one["process_group"][0])
+        return sorted(entries, key=lambda one: int(one["record_id"]))
+
+
+def _described(entry: dict[str, Any]) -> dict[str, Any]:
+    size = 0
+    for shape, kind in zip(entry["input_sizes"], entry["input_dtypes"], strict=False):
+        elements = 1
+        for length in shape:
+            elements *= length
+        size += elements * _BYTES.get(kind, 1)
+    return {
+        "serial": entry["collective_seq_id"],
+        "name": str(entry["profiling_name"]).rpartition(":")[2],
+        "size_bytes": size,
+    }
+
+
+def _subgroups() -> Iterator[tuple[str, list[int]]]:
+    """The groups that do not have all ranks, by name, with their global ranks."""
+    from torch.distributed import distributed_c10d as module
+
+    world: Any = module._world
+    ranks_of, names = dict(world.pg_group_ranks), dict(world.pg_names)
+    most = max(map(len, ranks_of.values()), default=0)
+    for group, ranks in ranks_of.items():
+        if len(ranks) < most and group in names:
+            yield str(names[group]), sorted(ranks)
