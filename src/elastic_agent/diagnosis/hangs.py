@@ -21,6 +21,9 @@ SAME_SIZE_EVERYWHERE = frozenset({"all_reduce", "allreduce", "broadcast", "reduc
 
 LONGEST_SUMMARY = 512
 
+SHOWN_FRAMES = 12
+"""Of each stack in the details: the innermost."""
+
 
 class HangKind(enum.StrEnum):
     """Why the workers wait."""
@@ -270,9 +273,9 @@ class _Comparison:
             place = (_place(worker), worker.stack) if worker is not None else ("has not reported", "")
             places.setdefault(place, []).append(rank)
         lines = []
-        for (place, stack), ranks in places.items():
-            lines.append(f"{_ranks(ranks)}: {place}")
-            lines.extend(f"    {line}" for line in stack.splitlines())
+        for (where, stack), ranks in places.items():
+            lines.append(f"{_ranks(ranks)}: {where}")
+            lines.extend(f"    {line}" for line in stack.splitlines()[-SHOWN_FRAMES:])
         return "\n".join(lines)
 
 

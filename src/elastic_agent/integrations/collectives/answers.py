@@ -92,7 +92,7 @@ class Answers:
 
     def _details(self) -> dict[str, Any]:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
-        frames = []
+        frames: list[FrameType] = []
         while main is not None and len(frames) < _DEEPEST_STACK:
             frames.append(main)
             main = main.f_back
