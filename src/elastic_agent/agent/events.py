@@ -153,6 +153,20 @@ class WorkersFailed(AgentEvent):
 
 
 @dataclass(frozen=True)
+class Stalled(AgentEvent):
+    """The workers of this node have made no progress for some time."""
+
+    generation: int
+    stalled_s: float
+    is_over: bool
+    """It has lasted for the hang time-out: if a worker waits for another one, the workers hang."""
+    silent_slot: int | None = None
+    """The worker whose heartbeats have stopped for so long; None: none has."""
+    step: int = 0
+    """Of its last heartbeat."""
+
+
+@dataclass(frozen=True)
 class WorkersStopping(AgentEvent):
     """The workers are sent SIGTERM, and SIGKILL after the grace."""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_agent.agent import events
+from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.runner import Progress, Runner
 from elastic_agent.client._cells import HeartbeatFile
@@ -82,8 +83,10 @@ class Parts:
     """The signals that make this agent stop, and which of them it has received."""
     join_timeout_s: float
     """For how long the store is dialled at most."""
-    hang_timeout_s: float
-    """How long a worker that has sent heartbeats may send none; 0: for ever."""
+    hang_timeout_s: float | None
+    """How long the workers may make no progress; 0: for ever; None: by the collectives' own time-outs."""
+    collectives: Collectives = field(default_factory=Collectives)
+    """What workers answer about their collectives."""
 
 
 class Supervisor:
@@ -289,7 +292,18 @@ class Supervisor:
         self._parts.guard = guard
         asyncio.get_running_loop().add_reader(guard.fileno(), self._guard_readable)
         parts = self._parts
-        return Runner(guard, self._node_id, self._worker_event, parts.hang_timeout_s, parts.stop_signals)
+        return Runner(
+            guard,
+            self._node_id,
+            self._worker_event,
+            parts.hang_timeout_s,
+            parts.stop_signals,
+            parts.collectives,
+        )
+
+    def hang(self, generation: int, summary: str, slot: int | None, stalled_s: float) -> None:
+        """The workers of this generation hang; ``slot`` is the cause, if it is a worker of this node."""
+        self._runner.hang(generation, summary, slot, stalled_s)
 
     def _guard_readable(self) -> None:
         for event in self._parts.guard.read_events():

@@ -198,8 +198,8 @@ class _Comparison:
         function = Counter(self.workers[rank].waits_in for rank in inside).most_common(1)[0][0]
         line = self._common_line(inside)
         words = (
-            f"{self._named(ranks)} {'has' if len(ranks) == 1 else 'have'} not called {function}, in which "
-            f"{_ranks(inside)} {'waits' if len(inside) == 1 else 'wait'}{f' at {line}' if line else ''}"
+            f"{self._named(ranks)} {_are(ranks)} elsewhere while {_ranks(inside)} "
+            f"{'waits' if len(inside) == 1 else 'wait'} in {function}{f' at {line}' if line else ''}"
         )
         state = self._what_it_does(ranks)
         return self._hang(self._kind_of(ranks), ranks, f"{words}{'; ' if state else ''}{state}")

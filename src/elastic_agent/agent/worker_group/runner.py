@@ -28,16 +28,13 @@ from elastic_agent.workers.guard import client as guard_events
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
+from .collectives import Collectives, WorkerCollectives
 from .endings import report_endings
 from .interruptions import SPREAD_S, Interruptions, StopSignals
+from .stalls import StallWatch
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
 """A real-time signal that neither glibc, Python, torch nor NCCL uses."""
-
-HANG_LOOKS_PER_TIMEOUT = 20
-"""How often progress is checked per hang time-out."""
-
-LOOK_AT_LEAST_EVERY_S = 5.0
 
 NOTICE_POLL_EVERY_S = (0.05, 1.0)
 """The shortest and longest pause between checks whether workers handle notices; it grows."""
@@ -66,6 +63,7 @@ class _Running:
     failed: bool = False
     reported: bool = False
     """A worker's failure was reported."""
+    stalls: StallWatch | None = None
 
     @property
     def generation(self) -> int:
@@ -91,6 +89,12 @@ class Progress:
     """By slot; those that have not ended."""
     steps: Mapping[int, int]
     """The last step that each reported by a heartbeat; 0: none."""
+    exited: Mapping[int, guard_events.Exited] = field(default_factory=dict)
+    """Those that have ended."""
+    collectives: Mapping[int, WorkerCollectives] = field(default_factory=dict)
+    """How far those are that have made a process group."""
+    stalled_s: float | None = None
+    """For how long none has made progress; None: not long."""
 
 
 class Runner:
@@ -101,20 +105,22 @@ class Runner:
         guard: Guard,
         node_id: str,
         report: Callable[[events.Event], None],
-        hang_timeout_s: float,
+        hang_timeout_s: float | None,
         stop_signals: StopSignals,
+        collectives: Collectives | None = None,
     ) -> None:
         self._guard = guard
         self._node_id = node_id
         self._report = report
         self._hang_timeout_s = hang_timeout_s
+        self._collectives = collectives if collectives is not None else Collectives()
         self._stop_signals = stop_signals
         self._gpu = GpuMemory()
         self._running: _Running | None = None
         self._highest_step = 0
         """That a worker of an earlier generation reported by its heartbeats."""
         self._timer: asyncio.TimerHandle | None = None
-        """The next check of the workers' progress, or the stop that lets them write their stacks first."""
+        """The stop that lets the workers write their stacks first, or the end of the cleanup."""
         self._notice_poll_timer: asyncio.TimerHandle | None = None
         """The next check whether workers handle notices."""
 
@@ -140,7 +146,9 @@ class Runner:
             return None
         pids = {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
         steps = {slot: running.heartbeats.read(slot)[1] for slot in pids}
-        return Progress(running.generation, pids, steps)
+        stalled_s = running.stalls.stalled_s if running.stalls is not None else None
+        answers = {slot: one for slot, one in self._collectives.workers.items() if slot in pids}
+        return Progress(running.generation, pids, steps, dict(running.exited), answers, stalled_s)
 
     def start(self, context: WorkerContext, heartbeats: HeartbeatFile) -> None:
         """Have the guard start the workers; ``Spawned`` or ``WorkersFailed`` follows."""
@@ -161,6 +169,7 @@ class Runner:
         """
         if self._running is not None:
             self._running.stopping = True
+            self._stop_watching(self._running)
             if self._running.gone:
                 return
             self._running.cleanup.inspect()
@@ -191,6 +200,11 @@ class Runner:
         """Whether a running worker handles notices."""
         running = self._running
         return running is not None and any(running.heartbeats.handles_notices(slot) for slot in running.pids)
+
+    @staticmethod
+    def _stop_watching(running: _Running) -> None:
+        if running.stalls is not None:
+            running.stalls.stop()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -226,6 +240,7 @@ class Runner:
         self._cancel_timer()
         self._cancel_notice_poll()
         if running is not None:
+            self._stop_watching(running)
             running.context.handle(lost)
             self._report_endings(running)
             running.context.close_later()
@@ -259,7 +274,16 @@ class Runner:
         running.cleanup.started(event.pids.values())
         self._report(event)
         if not running.stopping:
-            self._watch_progress({})
+            self._collectives.begin(running.generation)
+            running.stalls = StallWatch(
+                running.generation,
+                partial(self._watched, running),
+                running.heartbeats,
+                self._collectives,
+                self._hang_timeout_s,
+                self._report,
+            )
+            running.stalls.start()
             self._poll_notice_handling(NOTICE_POLL_EVERY_S[0])
 
     def _spawn_failed(self, generation: int, slot: int, error: str) -> None:
@@ -439,6 +463,7 @@ class Runner:
         if self._running is not running:
             return  # the guard was lost meanwhile, or this was reported before
         self._running = None
+        self._stop_watching(running)
         self._cancel_timer()
         self._cancel_notice_poll()
         if running.succeeding and not running.stopping and not running.interrupted:
@@ -455,25 +480,22 @@ class Runner:
 
     # -- progress -------------------------------------------------------------------------------
 
-    def _watch_progress(self, seen: dict[int, tuple[int, float]]) -> None:
-        """Check the heartbeats by a timer of the loop; a worker that used them and stopped has failed."""
+    def _watched(self, running: _Running) -> list[int] | None:
+        if self._running is not running or running.failed or running.stopping or running.succeeding:
+            return None
+        return [slot for slot in running.pids if slot not in running.exited]
+
+    def hang(self, generation: int, summary: str, slot: int | None, stalled_s: float) -> None:
+        """The workers of this generation hang; ``slot`` is the cause, if it is a worker of this node."""
         running = self._running
-        if running is None or self._hang_timeout_s <= 0 or running.failed or running.stopping:
+        if running is None or running.generation != generation or self._watched(running) is None:
             return
-        loop = asyncio.get_running_loop()
-        for slot in running.pids:
-            if slot in running.exited:
-                continue
-            beats, step = running.heartbeats.read(slot)
-            known = seen.get(slot)
-            if beats and (known is None or known[0] != beats):
-                seen[slot] = (beats, loop.time())
-            elif known is not None and loop.time() - known[1] >= self._hang_timeout_s:
-                running.failed = True
-                self._report(events.WorkersFailed(running.generation, self._hang(slot, step)))
-                return
-        pause_s = min(LOOK_AT_LEAST_EVERY_S, self._hang_timeout_s / HANG_LOOKS_PER_TIMEOUT)
-        self._timer = loop.call_later(pause_s, self._watch_progress, seen)
+        running.failed = True
+        progressed = any(self._progressed(running, one) for one in running.pids)
+        failure = Failure(
+            FailureKind.HANG, summary[:512], slot=slot, progressed=progressed, stalled_s=stalled_s
+        )
+        self._report(events.WorkersFailed(generation, failure))
 
     def _poll_notice_handling(self, pause_s: float) -> None:
         """Check from time to time whether a worker has begun to handle notices: then growth need not cost a step."""
@@ -487,12 +509,3 @@ class Runner:
         self._notice_poll_timer = asyncio.get_running_loop().call_later(
             pause_s, self._poll_notice_handling, longer_s
         )
-
-    def _hang(self, slot: int, step: int) -> Failure:
-        summary = (
-            f"worker {self._node_id}/{slot} made no progress for {self._hang_timeout_s:g} s "
-            f"(--hang-timeout); its last heartbeat was at step {step}; it may have been waiting for "
-            "another worker: compare the stacks in the logs of all workers"
-        )
-        stalled_s = self._hang_timeout_s
-        return Failure(FailureKind.HANG, summary[:512], slot=slot, progressed=True, stalled_s=stalled_s)

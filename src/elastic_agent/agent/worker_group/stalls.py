@@ -1,0 +1,156 @@
+"""Notices that the workers of this node make no progress: no heartbeat, and no collective begun or completed.
+
+It tells that there is a stall, and after which time it counts as a hang. Whether there is one, and which worker is the
+cause, only the reports of all nodes show (`diagnosis/hangs.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from elastic_agent.agent import events
+from elastic_agent.client._cells import HeartbeatFile
+
+from .collectives import Collectives, WorkerCollectives
+
+LOOKS_PER_TIMEOUT = 20
+"""How often progress is checked per hang time-out."""
+
+LOOK_AT_LEAST_EVERY_S = 5.0
+
+HEARTBEAT_TIMEOUT_S = 1800.0
+"""The hang time-out of workers with heartbeats if the user has set none."""
+
+SHARE_OF_TIMEOUT = 0.9
+"""A collective that has taken this part of its own time-out counts as hung: PyTorch would soon end its worker, and the
+error would name neither the worker nor the reason."""
+
+TELL_AFTER_S = 10.0
+"""A stall is first reported after this time; then again whenever it has become twice as long."""
+
+ANSWER_S = 1.0
+"""How long workers get to answer in detail where they are."""
+
+
+class StallWatch:
+    """Watches the workers of one generation. For the agent's loop."""
+
+    def __init__(
+        self,
+        generation: int,
+        alive: Callable[[], Collection[int] | None],
+        heartbeats: HeartbeatFile,
+        collectives: Collectives,
+        limit_s: float | None,
+        report: Callable[[events.Event], None],
+    ) -> None:
+        """Watch nothing yet.
+
+        Args:
+            generation: the workers'.
+            alive: the slots of the workers that run; None: they are not to be watched any more.
+            heartbeats: their heartbeats.
+            collectives: their answers.
+            limit_s: the time-out; 0: a stall never counts as a hang; None: by the collectives' own time-outs.
+            report: publishes :class:`~elastic_agent.agent.events.Stalled`.
+        """
+        self._generation = generation
+        self._alive = alive
+        self._heartbeats = heartbeats
+        self._collectives = collectives
+        self._limit_s = limit_s
+        self._report = report
+        self._beats: dict[int, tuple[int, float]] = {}
+        """Of each slot with heartbeats: how many, and since when there are so many."""
+        self._position: object = None
+        self._since_s = 0.0
+        self._tell_after_s = TELL_AFTER_S if not limit_s else min(TELL_AFTER_S, limit_s / 2)
+        self._timer: asyncio.TimerHandle | None = None
+        self._told_over = False
+
+    @property
+    def stalled_s(self) -> float | None:
+        """For how long nothing has progressed; None: not long."""
+        stalled_s = asyncio.get_running_loop().time() - self._since_s
+        return stalled_s if stalled_s >= self._tells_first_s else None
+
+    @property
+    def _tells_first_s(self) -> float:
+        return TELL_AFTER_S if not self._limit_s else min(TELL_AFTER_S, self._limit_s / 2)
+
+    def start(self) -> None:
+        """Watch from now on."""
+        self._since_s = asyncio.get_running_loop().time()
+        self._look()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        alive = self._alive()
+        if alive is None:
+            return
+        now_s = loop.time()
+        silent = self._look_at_heartbeats(alive, now_s)
+        workers = self._collectives.workers
+        position = [(slot, workers[slot].position) for slot in sorted(workers)], dict(self._beats), len(alive)
+        if position != self._position:
+            self._position, self._since_s, self._told_over = position, now_s, False
+        stalled_s = now_s - self._since_s
+        over = not self._told_over and (silent is not None or self._is_over(stalled_s))
+        if over or stalled_s >= self._tell_after_s:
+            self._told_over = over
+            self._tell_after_s = max(self._tell_after_s, 2 * stalled_s)
+            self._collectives.ask(details=True)
+            self._timer = loop.call_later(self._answer_s, self._tell, over, silent)
+        else:
+            self._collectives.ask(details=False)
+            self._timer = loop.call_later(self._pause_s, self._look)
+
+    def _look_at_heartbeats(self, alive: Collection[int], now_s: float) -> int | None:
+        """A slot whose heartbeats have stopped for the time-out."""
+        limit_s = HEARTBEAT_TIMEOUT_S if self._limit_s is None else self._limit_s
+        silent = None
+        for slot in alive:
+            beats, _ = self._heartbeats.read(slot)
+            known = self._beats.get(slot)
+            if beats and (known is None or known[0] != beats):
+                self._beats[slot] = (beats, now_s)
+            elif known is not None and 0 < limit_s <= now_s - known[1] and silent is None:
+                silent = slot
+        return silent
+
+    def _is_over(self, stalled_s: float) -> bool:
+        waiting = [one for one in self._collectives.workers.values() if is_waiting(one)]
+        own_s = min((one.timeout_s for one in waiting if one.timeout_s > 0), default=0.0) * SHARE_OF_TIMEOUT
+        limits = [one for one in (own_s, self._limit_s or 0.0) if one > 0]
+        if self._limit_s == 0 or not limits:
+            return False
+        return stalled_s >= min(limits)
+
+    @property
+    def _pause_s(self) -> float:
+        return min(LOOK_AT_LEAST_EVERY_S, (self._limit_s or HEARTBEAT_TIMEOUT_S) / LOOKS_PER_TIMEOUT)
+
+    @property
+    def _answer_s(self) -> float:
+        return min(ANSWER_S, max(0.3, self._pause_s))
+
+    def _tell(self, over: bool, silent: int | None) -> None:
+        alive = self._alive()
+        if alive is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        step = self._heartbeats.read(silent)[1] if silent is not None else 0
+        self._report(events.Stalled(self._generation, now_s - self._since_s, over, silent, step))
+        self._look()
+
+
+def is_waiting(one: WorkerCollectives) -> bool:
+    """Whether the worker waits in a collective, or did when it was last asked."""
+    return bool(one.waits_in) or any(group.enqueued > max(group.completed, 0) for group in one.groups)
