@@ -32,6 +32,7 @@ from elastic_agent.agent.reporting.torch_events import TorchEvents
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
 from elastic_agent.agent.web.server import StatusServer
+from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import job_fingerprint
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
@@ -311,6 +312,8 @@ class Agent(ElasticAgent):
             settings.local_addr,
         )
         session.history = await self._recall(run_id)
+        collectives = Collectives()
+        collectives.open()
         parts = Parts(
             guard=self._guard,
             session=session,
@@ -322,6 +325,7 @@ class Agent(ElasticAgent):
                 self._logs,
                 self._closer,
                 self._learning.address if self._learning is not None else None,
+                collectives.address,
             ).make,
             new_guard=self._new_guard,
             remember=self._backend.remember,
@@ -329,6 +333,7 @@ class Agent(ElasticAgent):
             stop_signals=self._stop_signals,
             join_timeout_s=settings.join_timeout,
             hang_timeout_s=settings.hang_timeout,
+            collectives=collectives,
         )
         supervisor = self._supervisor = Supervisor(parts)
         observer = RunObserver(
@@ -340,6 +345,7 @@ class Agent(ElasticAgent):
             progress=lambda: supervisor.progress,
             explain=explain,
             facts=start_facts(settings.script_args, os.environ),
+            hung=supervisor.hang,
         )
         self._publish.subscribe(observer.on_event)
         watch = ConnectionWatch(lock.node_id, lambda: supervisor.world, self._publish)
@@ -366,6 +372,7 @@ class Agent(ElasticAgent):
             watch.stop()
             self._publish.unsubscribe(observer.on_event)
             observer.close()
+            collectives.close()
             if page is not None:
                 page.close()
             if control is not None:

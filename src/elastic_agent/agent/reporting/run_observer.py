@@ -17,9 +17,11 @@ import msgspec
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
+from elastic_agent.agent.reporting.worker_reports import ended_worker, present_workers
 from elastic_agent.agent.worker_group.runner import Progress
 from elastic_agent.diagnosis.differences import differences
-from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
+from elastic_agent.diagnosis.hangs import Hang, find_hang
+from elastic_agent.diagnosis.records import NodeReport, WorkerReport
 from elastic_agent.diagnosis.status import GenerationStatus, RunStatus, run_status
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Phase, Plan, World
@@ -38,6 +40,15 @@ GATHER_S = 3.0
 """How long the reports of the other nodes on a generation that failed are waited for."""
 
 GATHER_EVERY_S = 0.25
+
+STALL_GATHER_S = 6.0
+"""How long the other nodes' reports on a stall are waited for: they notice it some seconds sooner or later."""
+
+OVER_GATHER_S = 2.0
+"""The same when the stall has lasted for the hang time-out."""
+
+CULPRIT_FIRST_S = 1.0
+"""How much later than the node of the worker that is the cause the other nodes report the hang."""
 
 COMPARE_AFTER_S = 3.0
 """After this time of waiting for other nodes, those that wait are compared."""
@@ -65,6 +76,7 @@ class RunObserver:
         progress: Callable[[], Progress | None],
         explain: Explain,
         facts: Mapping[str, str],
+        hung: Callable[[int, str, int | None, float], None] = lambda *_: None,
     ) -> None:
         """Observe nothing yet.
 
@@ -77,6 +89,7 @@ class RunObserver:
             progress: of the present workers; None without any.
             explain: explains failures.
             facts: how this node was started (:mod:`elastic_agent.diagnosis.differences`).
+            hung: told that the workers of a generation hang: a summary, the slot that is the cause, for how long.
         """
         self._run_id = run_id
         self._node_id = node_id
@@ -86,6 +99,9 @@ class RunObserver:
         self._progress = progress
         self._explain = explain
         self._facts = dict(facts)
+        self._hung = hung
+        self._told_stalls: dict[tuple[object, ...], float] = {}
+        """How long a stall was when it was logged, by generation, kind and culprits."""
         self._incarnation = "unknown"
         self._plan: Plan | None = None
         self._since_s: float | None = None
@@ -112,6 +128,9 @@ class RunObserver:
                 self._plan_seen(plan)
             case Spawned():
                 self._report_progress()
+            case events.Stalled():
+                self._report_progress()
+                self._start(self._judge_stall(event))
             case events.GenerationEnded():
                 self._ended(event)
 
@@ -161,7 +180,7 @@ class RunObserver:
     def _ended(self, event: events.GenerationEnded) -> None:
         world = self._worlds.get(event.generation)
         if world is not None:
-            workers = tuple(_worker_report(one, self._first_rank(world)) for one in event.workers)
+            workers = tuple(ended_worker(one, self._first_rank(world)) for one in event.workers)
             self._write(event.generation, workers, is_final=True, found=event.facts)
 
     def _report_progress(self) -> None:
@@ -171,16 +190,10 @@ class RunObserver:
         world = self._worlds.get(progress.generation) if progress is not None else None
         if progress is None or world is None:
             return
-        first_rank = self._first_rank(world)
-        workers = tuple(
-            WorkerReport(
-                slot, first_rank + slot, WorkerState.RUNNING, pid, step=progress.steps.get(slot) or None
-            )
-            for slot, pid in sorted(progress.pids.items())
-        )
+        workers = present_workers(progress, self._first_rank(world))
         known = self._own.get(progress.generation)
-        if known is None or (not known.is_final and known.workers != workers):
-            self._write(progress.generation, workers)
+        if known is None or (not known.is_final and _is_news(known, workers, progress)):
+            self._write(progress.generation, workers, stalled_s=progress.stalled_s)
         self._timer = asyncio.get_running_loop().call_later(REPORT_EVERY_S, self._report_progress)
 
     def _first_rank(self, world: World) -> int:
@@ -193,6 +206,7 @@ class RunObserver:
         *,
         is_final: bool = False,
         found: Mapping[str, str] | None = None,
+        stalled_s: float | None = None,
     ) -> None:
         report = NodeReport(
             self._node_id,
@@ -203,6 +217,7 @@ class RunObserver:
             workers=workers,
             facts={**self._facts, **(found or {})},
             is_final=is_final,
+            stalled_s=stalled_s,
         )
         self._own[generation] = report
         while len(self._own) > KEPT_REPORTS:
@@ -225,7 +240,7 @@ class RunObserver:
 
     async def _compare_world(self, generation: int, world: World) -> None:
         """Compare the nodes of the first world that this node takes part in, once."""
-        gathered = await self._gather(generation, {seat.node_id for seat in world.seats}, final=False)
+        gathered = await self._gather(generation, world, lambda _: True)
         with contextlib.suppress(TransportError):
             self._tell_differences(
                 await self._reports.read(), {node: one.facts for node, one in gathered.items()}
@@ -259,7 +274,7 @@ class RunObserver:
         world = self._worlds.get(generation)
         if world is None:
             return
-        gathered = await self._gather(generation, {seat.node_id for seat in world.seats})
+        gathered = await self._gather(generation, world, lambda one: one.is_final)
         cause = self._explain(world, plan, gathered)
         one = self._generations.get(generation)
         if cause and one is not None:
@@ -268,20 +283,67 @@ class RunObserver:
         self._save_soon()
 
     async def _gather(
-        self, generation: int, expected: set[str], *, final: bool = True
+        self,
+        generation: int,
+        world: World,
+        is_enough: Callable[[NodeReport], bool],
+        within_s: float = GATHER_S,
     ) -> Mapping[str, NodeReport]:
-        """The reports of these nodes on the generation, of some of them if that takes long; ``final``: on its end."""
-        until_s = time.monotonic() + GATHER_S
+        """The reports of the world's nodes on the generation; if that takes long, some of them, or not good enough."""
+        expected = {seat.node_id for seat in world.seats}
+        until_s = time.monotonic() + within_s
         found: dict[str, NodeReport] = {}
         while True:
             with contextlib.suppress(TransportError):
                 found |= (await self._reports.read()).of(generation)
             if generation in self._own:
                 found[self._node_id] = self._own[generation]
-            complete = all(node in found and (found[node].is_final or not final) for node in expected)
+            complete = all(node in found and is_enough(found[node]) for node in expected)
             if complete or time.monotonic() > until_s:
                 return found
             await asyncio.sleep(GATHER_EVERY_S)
+
+    # -- hangs ----------------------------------------------------------------------------------
+
+    async def _judge_stall(self, stall: events.Stalled) -> None:
+        """Compare where the workers of all nodes are; log which one the others wait for, and report a hang."""
+        world = self._worlds.get(stall.generation)
+        if world is None:
+            return
+        within_s = OVER_GATHER_S if stall.is_over else STALL_GATHER_S
+        gathered = await self._gather(stall.generation, world, _stands_still, within_s)
+        progresses = any(not _stands_still(one) for one in gathered.values())
+        hang = None if progresses else find_hang(gathered.values(), world.world_size)
+        if hang is not None:
+            self._tell_hang(hang, stall)
+        if not stall.is_over or (hang is None and stall.silent_slot is None):
+            return
+        own = [one.slot for one in hang.culprits if one.node_id == self._node_id] if hang is not None else []
+        if hang is not None and hang.culprits and not own:
+            await asyncio.sleep(CULPRIT_FIRST_S)
+        summary = self._stalled_words(stall, hang)
+        slot = own[0] if own else stall.silent_slot if hang is None else None
+        self._hung(stall.generation, summary, slot, stall.stalled_s)
+
+    def _tell_hang(self, hang: Hang, stall: events.Stalled) -> None:
+        """Log it, unless the same has been logged and the stall has not become much longer."""
+        key = (stall.generation, hang.kind, hang.culprits)
+        if stall.is_over:
+            get_logger().warning(f"where the workers are:\n{hang.details}")
+        elif stall.stalled_s >= 2 * self._told_stalls.get(key, 0.0):
+            self._told_stalls[key] = stall.stalled_s
+            get_logger().warning(f"no worker has made progress for {stall.stalled_s:.0f} s: {hang.summary}")
+
+    def _stalled_words(self, stall: events.Stalled, hang: Hang | None) -> str:
+        if hang is not None:
+            return (
+                f"the workers made no progress for {stall.stalled_s:.0f} s (--hang-timeout): {hang.summary}"
+            )
+        return (
+            f"worker {self._node_id}/{stall.silent_slot} made no progress for {stall.stalled_s:.0f} s "
+            f"(--hang-timeout); its last heartbeat was at step {stall.step}; it may have been waiting for "
+            "another worker: compare the stacks in the logs of all workers"
+        )
 
     # -- the status -----------------------------------------------------------------------------
 
@@ -369,22 +431,9 @@ def _needs_explanation(plan: Plan) -> bool:
     return plan.failure is not None or plan.phase is Phase.FAILED or (plan.free and plan.notice is None)
 
 
-def _worker_report(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
-    failure = end.failure
-    if failure is None:
-        state = WorkerState.SUCCEEDED if end.returncode == 0 and not end.stopping else WorkerState.STOPPED
-    else:
-        state = WorkerState.STOPPED if end.stopping else WorkerState.FAILED
-    return WorkerReport(
-        end.slot,
-        first_rank + end.slot,
-        state,
-        end.pid,
-        end.returncode,
-        end.ended_s,
-        failure.message[:512] if failure is not None else "",
-        failure.tail[-4096:] if failure is not None else "",
-        failure.signature if failure is not None else "",
-        end.step or None,
-        symptom=failure.symptom.name if failure is not None and failure.symptom is not None else "",
-    )
+def _is_news(known: NodeReport, workers: tuple[WorkerReport, ...], progress: Progress) -> bool:
+    return known.workers != workers or (known.stalled_s is None) != (progress.stalled_s is None)
+
+
+def _stands_still(report: NodeReport) -> bool:
+    return report.is_final or report.stalled_s is not None

@@ -46,3 +46,21 @@ def _running(progress: Progress, slot: int, first_rank: int) -> WorkerReport:
 
 def ended_worker(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
     """A worker of a generation that has ended."""
+    failure = end.failure
+    if failure is None:
+        state = WorkerState.SUCCEEDED if end.returncode == 0 and not end.stopping else WorkerState.STOPPED
+    else:
+        state = WorkerState.STOPPED if end.stopping else WorkerState.FAILED
+    return WorkerReport(
+        end.slot,
+        first_rank + end.slot,
+        state,
+        end.pid,
+        end.returncode,
+        end.ended_s,
+        failure.message[:512] if failure is not None else "",
+        failure.tail[-4096:] if failure is not None else "",
+        failure.signature if failure is not None else "",
+        end.step or None,
+        symptom=failure.symptom.name if failure is not None and failure.symptom is not None else "",
+    )

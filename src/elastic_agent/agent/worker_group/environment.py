@@ -25,6 +25,8 @@ class RunFacts:
     gloo_interface: str | None = None
     """The interface under whose address the other nodes reach this one; None if that is loopback."""
     virtual_local_rank: bool = False
+    asked_by: str | None = None
+    """The agent's socket to which workers introduce themselves; None: they are not asked for their progress."""
 
 
 def worker_environment(
@@ -61,6 +63,8 @@ def worker_environment(
         variables.HEARTBEAT: facts.heartbeat_file,
         variables.STACKS_SIGNAL: str(facts.stacks_signal),
     }
+    if facts.asked_by is not None:
+        env[variables.PROGRESS] = facts.asked_by
     if facts.gloo_interface is not None and "GLOO_SOCKET_IFNAME" not in inherited:
         env["GLOO_SOCKET_IFNAME"] = facts.gloo_interface
     if facts.virtual_local_rank:

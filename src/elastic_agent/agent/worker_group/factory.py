@@ -126,6 +126,8 @@ class WorkerFactory:
     closer: BackgroundCloser
     reports_to: str | None = None
     """Where warm workers report what they import."""
+    asked_by: str | None = None
+    """Where workers introduce themselves to be asked for their progress."""
 
     def make(
         self, guard: Guard, world: World, incarnation: str, restarts: int
@@ -157,6 +159,7 @@ class WorkerFactory:
             first_generation=world.generation == 1,
             heartbeat_file=heartbeat_file,
             stacks_signal=STACKS_SIGNAL,
+            asked_by=self.asked_by,
             gloo_interface=interface_of(seat.address),
             virtual_local_rank=self.settings.virtual_local_rank,
         )

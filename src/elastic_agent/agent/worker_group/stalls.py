@@ -26,8 +26,14 @@ SHARE_OF_TIMEOUT = 0.9
 """A collective that has taken this part of its own time-out counts as hung: PyTorch would soon end its worker, and the
 error would name neither the worker nor the reason."""
 
-TELL_AFTER_S = 10.0
+TELL_AFTER_S = 8.0
 """A stall is first reported after this time; then again whenever it has become twice as long."""
+
+OVER_AGAIN_S = 10.0
+"""How often a stall that has lasted for the time-out is compared with the other nodes."""
+
+STALLED_LOOK_EVERY_S = 1.0
+"""How often progress is checked when there was none since the last look: the workers wait anyway."""
 
 ANSWER_S = 1.0
 """How long workers get to answer in detail where they are."""
@@ -65,9 +71,10 @@ class StallWatch:
         """Of each slot with heartbeats: how many, and since when there are so many."""
         self._position: object = None
         self._since_s = 0.0
-        self._tell_after_s = TELL_AFTER_S if not limit_s else min(TELL_AFTER_S, limit_s / 2)
+        self._tell_after_s = self._tells_first_s
+        self._over_again_s = 0.0
+        """A stall that was told to be over and is no hang is told again after it has lasted for so long."""
         self._timer: asyncio.TimerHandle | None = None
-        self._told_over = False
 
     @property
     def stalled_s(self) -> float | None:
@@ -100,17 +107,20 @@ class StallWatch:
         workers = self._collectives.workers
         position = [(slot, workers[slot].position) for slot in sorted(workers)], dict(self._beats), len(alive)
         if position != self._position:
-            self._position, self._since_s, self._told_over = position, now_s, False
+            self._position, self._since_s = position, now_s
+            self._tell_after_s, self._over_again_s = self._tells_first_s, 0.0
         stalled_s = now_s - self._since_s
-        over = not self._told_over and (silent is not None or self._is_over(stalled_s))
+        over = stalled_s >= self._over_again_s and (silent is not None or self._is_over(stalled_s))
         if over or stalled_s >= self._tell_after_s:
-            self._told_over = over
+            if over:
+                self._over_again_s = stalled_s + OVER_AGAIN_S
             self._tell_after_s = max(self._tell_after_s, 2 * stalled_s)
             self._collectives.ask(details=True)
             self._timer = loop.call_later(self._answer_s, self._tell, over, silent)
         else:
             self._collectives.ask(details=False)
-            self._timer = loop.call_later(self._pause_s, self._look)
+            pause_s = self._pause_s if stalled_s == 0 else min(self._pause_s, STALLED_LOOK_EVERY_S)
+            self._timer = loop.call_later(pause_s, self._look)
 
     def _look_at_heartbeats(self, alive: Collection[int], now_s: float) -> int | None:
         """A slot whose heartbeats have stopped for the time-out."""

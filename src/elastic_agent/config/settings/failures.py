@@ -64,11 +64,12 @@ class FailureSettings:
         torchrun=True,
         other_variables=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",),
     )
-    hang_timeout: float = setting(
+    hang_timeout: float | None = setting(
         value_types.seconds(0),
-        "1800",
-        "A worker that has called client.heartbeat and then does not call it for this long has failed. "
-        "Workers that never call it are not monitored. 0: off.",
+        None,
+        "Workers that make no progress for this long, because some wait for others in a collective, hang: they are "
+        "restarted. So is a worker that has called client.heartbeat and then does not call it for this long. 0: off.",
+        shown_default="90 % of the time-out of the process group; 1800 for heartbeats",
     )
     signals_to_handle: tuple[str, ...] = setting(
         value_types.SIGNALS,
