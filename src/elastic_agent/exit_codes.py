@@ -23,16 +23,20 @@ class ExitCode(IntEnum):
 
 
 MEANINGS: dict[ExitCode, str] = {
-    ExitCode.FINISHED: "the run finished: every worker succeeded; from serve: it was stopped",
+    ExitCode.FINISHED: (
+        "the run finished: every worker succeeded; from serve: it was stopped; from doctor: no errors were found"
+    ),
     ExitCode.FAILED: (
         "workers failed until the restart budget was exhausted, failed twice in the same way, or could "
-        "not start"
+        "not start; from doctor, errors were found"
     ),
     ExitCode.USAGE: (
         "usage error: an option, a variable, the settings file or the script is wrong, or this user's "
         "permissions or limits do not suffice; nothing was started"
     ),
-    ExitCode.TOO_FEW_NODES: "not enough nodes joined within --join-timeout",
+    ExitCode.TOO_FEW_NODES: (
+        "not enough nodes joined within --join-timeout; from doctor, not all machines came within --wait"
+    ),
     ExitCode.NO_STORE: (
         "the rendezvous endpoint cannot be reached, or what answers there is not a store; from serve: "
         "the endpoint is not on this machine, or it is in use"

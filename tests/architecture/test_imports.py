@@ -20,6 +20,7 @@ NAME = "elastic_agent"
 FLOORS = [
     {"cli"},
     {"agent", "launcher", "torchrun"},
+    {"doctor"},
     {"workers", "rendezvous"},
     {"integrations"},
     {"transport", "config", "data", "diagnosis"},

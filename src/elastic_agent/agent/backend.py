@@ -31,7 +31,7 @@ def configured_backend(settings: Settings, password: str) -> RendezvousBackend:
     endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
     return open_backend(
         reachable_endpoint(endpoint, os.environ),
-        _access(settings, password) if settings.rdzv_backend == ETCD else None,
+        etcd_access(settings, password) if settings.rdzv_backend == ETCD else None,
         settings.state_dir,
         lease_ttl_s=settings.lease_ttl,
         fence_margin_s=settings.fence_margin,
@@ -39,7 +39,8 @@ def configured_backend(settings: Settings, password: str) -> RendezvousBackend:
     )
 
 
-def _access(settings: Settings, password: str) -> EtcdAccess:
+def etcd_access(settings: Settings, password: str) -> EtcdAccess:
+    """The access to etcd; ``password``: from the environment. Raises ``UsageError``: it cannot be read."""
     if settings.etcd_password_file is not None:
         try:
             password = read_password_file(settings.etcd_password_file)

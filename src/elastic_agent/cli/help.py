@@ -16,6 +16,7 @@ _INDENT = 26
 _HEAD = """\
 Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
        elastic-agent serve [OPTIONS]               host the rendezvous store on a machine that does not train
+       elastic-agent doctor [OPTIONS] [SCRIPT]     examine the machines of a run before it starts
        elastic-agent settings [OPTIONS] [--json]   print the effective settings and the source of each
        elastic-agent status [RUN]                  show the status of a run: nodes, workers, restarts, history
        elastic-agent why [RUN]                     print why the generations of a run failed

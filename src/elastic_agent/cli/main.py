@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TextIO
 
-from elastic_agent.cli import control, run, serve, settings, stacks, status, version
+from elastic_agent.cli import control, doctor, run, serve, settings, stacks, status, version
 from elastic_agent.cli.help import help_page
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.sources.command_line import HelpRequested, VersionRequested
@@ -28,6 +28,7 @@ LAST_LINES_S = 2.0
 Command = Callable[[Sequence[str]], int]
 
 COMMANDS: dict[str, Command] = {
+    "doctor": doctor.doctor,
     "drain": control.drain,
     "run": run.run,
     "serve": serve.serve,

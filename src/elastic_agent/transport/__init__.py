@@ -10,6 +10,7 @@ from .abandonable_thread import AbandonableThread
 from .addresses import connect, interface_of, is_local, is_loopback_name, resolve
 from .base import (
     CoordinatorLink,
+    ExchangeLink,
     NodeLink,
     NotAStoreError,
     OtherVersionError,
@@ -25,6 +26,7 @@ from .name_lookups import shorten_lookups
 __all__ = [
     "AbandonableThread",
     "CoordinatorLink",
+    "ExchangeLink",
     "NodeLink",
     "NotAStoreError",
     "OtherVersionError",

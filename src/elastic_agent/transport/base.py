@@ -139,3 +139,26 @@ class ReportLink(Protocol):
 
     def close(self) -> None:
         """Close the connection; never blocks."""
+
+
+class ExchangeLink(Protocol):
+    """A connection over which programs that are no part of a run exchange values at its endpoint."""
+
+    @property
+    def local_address(self) -> str:
+        """The address of this machine on the way to the store."""
+
+    def write(self, topic: str, name: str, value: bytes) -> None:
+        """Replace what is stored under this name."""
+
+    def read(self, topic: str) -> Mapping[str, bytes]:
+        """All values of a topic, by name."""
+
+    def decide(self, topic: str, value: bytes) -> bytes:
+        """The decision: the first value proposed; ``b""`` proposes none, and answers ``b""`` if there is none."""
+
+    def remove(self, topic: str) -> None:
+        """Remove everything of a topic."""
+
+    def close(self) -> None:
+        """Close the connection; never blocks."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
 
@@ -38,20 +38,25 @@ class CommandLine:
         script: the script, or None when none is named.
         script_args: what follows the script.
         switches: the command's own options that were found, e.g. ``--json``.
+        values: the values of the command's own options that have one.
     """
 
     given: dict[str, Given]
     script: str | None
     script_args: tuple[str, ...]
     switches: set[str]
+    values: dict[str, str] = field(default_factory=dict)
 
 
-def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> CommandLine:
+def parse_command_line(
+    argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()
+) -> CommandLine:
     """Read a command line without the program's name.
 
     Args:
         argv: the words.
         switches: options without a value that only this command has.
+        values: options with a value that only this command has.
 
     Raises:
         UsageError: an unknown or ambiguous option, or one without its value.
@@ -62,6 +67,8 @@ def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> 
         _add(parser, spec)
     for switch in switches:
         parser.add_argument(switch, dest=switch, action="store_true")
+    for option in values:
+        parser.add_argument(option, dest=option)
     parser.add_argument(*_spellings(HELP, "-h"), action=_Raise, nargs=0, error=HelpRequested)
     parser.add_argument(*_spellings(VERSION), action=_Raise, nargs=0, error=VersionRequested)
     parser.add_argument("training_script").required = False
@@ -71,13 +78,14 @@ def parse_command_line(argv: Sequence[str], *, switches: Iterable[str] = ()) -> 
     except argparse.ArgumentError as error:
         raise UsageError(_explained(error)) from None
     if unknown:
-        raise UsageError(_unknown_option(unknown[0], switches))
+        raise UsageError(_unknown_option(unknown[0], (*switches, *values)))
     texts, known = vars(found), spec_by_name()
     return CommandLine(
         {name: Given(texts[name], Source(Layer.FLAG, known[name].flag)) for name in texts if name in known},
         found.training_script,
         tuple(found.training_script_args or ()),
         {switch for switch in switches if texts[switch]},
+        {option: texts[option] for option in values if texts[option] is not None},
     )
 
 

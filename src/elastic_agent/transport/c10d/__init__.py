@@ -5,6 +5,7 @@ from __future__ import annotations
 from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from .connection import agree_run_id, open_store, release_run_id
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
+from .exchange import C10dExchangeLink, dial_exchange
 from .host import C10dHost, find_or_host
 from .link import C10dLink, dial
 from .report_link import C10dReportLink, dial_reports
@@ -14,6 +15,7 @@ __all__ = [
     "CALL_TIMEOUT_S",
     "BootstrapStore",
     "C10dCoordinatorLink",
+    "C10dExchangeLink",
     "C10dHost",
     "C10dInbox",
     "C10dLink",
@@ -23,6 +25,7 @@ __all__ = [
     "agree_run_id",
     "dial",
     "dial_bootstrap",
+    "dial_exchange",
     "dial_reports",
     "find_or_host",
     "open_store",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .client import CALL_TIMEOUT_S, EtcdClient, Revisions
+from .exchange import EtcdExchangeLink, dial_exchange
 from .keys import RunKeys, run_life, store_id
 from .leadership import Leadership, NotLeaderError, await_no_leader, campaign_for
 from .link import EtcdLink, KeptLeases
@@ -12,6 +13,7 @@ from .report_link import EtcdReportLink
 __all__ = [
     "CALL_TIMEOUT_S",
     "EtcdClient",
+    "EtcdExchangeLink",
     "EtcdLink",
     "EtcdReportLink",
     "KeptLeases",
@@ -22,6 +24,7 @@ __all__ = [
     "UnknownPlanError",
     "await_no_leader",
     "campaign_for",
+    "dial_exchange",
     "run_life",
     "store_id",
 ]

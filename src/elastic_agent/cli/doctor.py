@@ -1,0 +1,191 @@
+"""``elastic-agent doctor [options of run] [SCRIPT]``: examine the machines of a run before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.load import Resolved, resolve
+from elastic_agent.config.settings import Settings
+from elastic_agent.config.sources.command_line import CommandLine, HelpRequested, parse_command_line
+
+if TYPE_CHECKING:
+    from elastic_agent.doctor.request import Request
+
+DOCTOR_PAGE = """\
+Usage: elastic-agent doctor [OPTIONS OF RUN] [--paths DIR,DIR] [--wait SECONDS] [--alone] [--json] [SCRIPT [ARGUMENTS]]
+
+Examines the machines of a run before it starts. Run it on every machine at the same time, with the command of the run:
+
+    elastic-agent doctor --rdzv-endpoint HOST:29400 --nnodes 4 train.py
+
+Each machine first examines itself: endpoint, names, network interfaces, limits, folders, script and its imports, GPUs.
+Then the machines meet at the endpoint, compare versions, settings and environment, connect to each other, and perform
+an all-reduce. All of them print the same report: problems with machine, cause and remedy, the worst first, and a table
+of what differs. A run that uses the endpoint is not disturbed. The script is read, but not executed.
+
+  --paths DIR,DIR   folders that all machines share (data, checkpoints): a file written on one is read on all
+  --wait SECONDS    how long to wait for the other machines [default: 60]
+  --alone           examine this machine only
+  --json            print one JSON object
+
+Exit codes
+  0      no errors; there may be warnings
+  1      errors were found
+  2      usage error: nothing was examined
+  3      not all machines came within --wait; those that did were examined
+  4      the endpoint cannot be reached, or what answers there is not a store of elastic-agent
+  70     internal error of elastic-agent: please report it"""
+
+DEFAULT_WAIT_S = 60.0
+_JSON, _ALONE, _PATHS, _WAIT = "--json", "--alone", "--paths", "--wait"
+_COMPARED = (
+    "nnodes",
+    "rdzv_backend",
+    "rdzv_id",
+    "lease_ttl",
+    "fence_margin",
+    "max_restarts",
+    "hang_timeout",
+    "node_unit",
+    "port_range",
+    "module",
+)
+"""Settings that are to be the same on all machines."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """The command line."""
+
+    line: CommandLine
+    paths: tuple[Path, ...]
+    wait_s: float
+
+    def has(self, switch: str) -> bool:
+        """Whether this option without a value was given."""
+        return switch in self.line.switches
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Examine, print the report, and return the exit code.
+
+    Raises:
+        UsageError: the settings are wrong; nothing was examined.
+    """
+    given = _parse(argv)
+    resolved, script_problem = _resolve(given.line)
+    return _examine(given, resolved, script_problem)
+
+
+def _parse(argv: Sequence[str]) -> Given:
+    try:
+        line = parse_command_line(argv, switches=(_JSON, _ALONE), values=(_PATHS, _WAIT))
+    except HelpRequested:
+        raise HelpRequested(DOCTOR_PAGE) from None
+    paths = tuple(Path(os.path.abspath(one)) for one in line.values.get(_PATHS, "").split(",") if one)
+    text = line.values.get(_WAIT, str(DEFAULT_WAIT_S))
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 < wait_s <= 86400:
+        raise UsageError(f"doctor: {_WAIT}: got {quoted(text)}; expected a number of seconds, at most 86400")
+    return Given(line, paths, wait_s)
+
+
+def _resolve(line: CommandLine) -> tuple[Resolved, str]:
+    """The settings, and what is wrong with the script: the other machines are examined nevertheless."""
+    try:
+        return resolve(line, os.environ, script_needed=False), ""
+    except UsageError as problem:
+        if line.script is None:
+            raise
+        return resolve(replace(line, script=None, script_args=()), os.environ, script_needed=False), str(
+            problem
+        )
+
+
+def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
+    # Imported late: torch alone takes a second, and a mistake must be answered before that.
+    from elastic_agent.agent.launch import import_torch_quietly
+    from elastic_agent.config.etcd_password import take_password
+    from elastic_agent.doctor.examination import examine
+    from elastic_agent.doctor.report import as_json, as_text
+    from elastic_agent.logs import configure_logging
+    from elastic_agent.transport import shorten_lookups
+
+    settings = resolved.settings
+    environ = dict(os.environ)
+    password = take_password()
+    configure_logging(settings.log_format, "warning", sys.stderr)
+    together = settings.rdzv_endpoint is not None and settings.nnodes.most > 1 and not given.has(_ALONE)
+    helper = None
+    if together:
+        import_torch_quietly()
+        from elastic_agent.doctor.collective import CollectiveProcess
+
+        helper = CollectiveProcess()
+    shorten_lookups()
+    request = _request(given, settings, environ, password(), script_problem)
+    try:
+        report = asyncio.run(examine(request, helper, _show))
+    finally:
+        if helper is not None:
+            helper.close()
+    print(as_json(report) if given.has(_JSON) else as_text(report, request.machine), flush=True)
+    return report.exit_code
+
+
+def _show(line: str) -> None:
+    print(f"elastic-agent doctor: {line}", file=sys.stderr, flush=True)
+
+
+def _request(
+    given: Given, settings: Settings, environ: Mapping[str, str], password: str, script_problem: str
+) -> Request:
+    from elastic_agent.agent.backend import etcd_access
+    from elastic_agent.agent.devices import likely_slots
+    from elastic_agent.agent.slurm.nodes import reachable_endpoint
+    from elastic_agent.agent.worker_group.command import job_fingerprint
+    from elastic_agent.config.value_types import ETCD
+    from elastic_agent.doctor.request import Request
+
+    endpoint = settings.rdzv_endpoint
+    return Request(
+        machine=settings.node_id or os.uname().nodename,
+        endpoint=reachable_endpoint(endpoint, environ) if endpoint is not None else None,
+        access=etcd_access(settings, password) if settings.rdzv_backend == ETCD else None,
+        least=settings.nnodes.least,
+        most=settings.nnodes.most,
+        slots=likely_slots(settings.nproc_per_node),
+        script=settings.script,
+        script_args=settings.script_args,
+        script_problem=script_problem,
+        is_module=settings.runs_module,
+        is_program=settings.runs_program,
+        python=settings.python_exec or sys.executable,
+        fingerprint=job_fingerprint(settings) if settings.script else "",
+        environ=environ,
+        folders={"--state-dir": settings.state_dir, "--log-dir": settings.log_dir},
+        paths=given.paths,
+        port_range=settings.port_range,
+        local_addr=settings.local_addr,
+        compared=_compared(settings),
+        wait_s=given.wait_s,
+        alone=given.has(_ALONE),
+    )
+
+
+def _compared(settings: Settings) -> dict[str, str]:
+    from elastic_agent.config.settings import spec_by_name
+
+    known = spec_by_name()
+    values = {known[name].flag: getattr(settings, name) for name in _COMPARED}
+    return {flag: "not set" if value is None else str(value) for flag, value in values.items()}

@@ -1,0 +1,73 @@
+"""What an examination finds: one line with machine, cause and remedy for each problem."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from elastic_agent.protocol import Name, Text
+
+
+class Severity(enum.StrEnum):
+    """How bad it is, the worst first."""
+
+    ERROR = "error"
+    """The run will not start, or will hang or fail."""
+    WARNING = "warning"
+    """The run may fail, be slow, or be misleading."""
+    NOTE = "note"
+    """Good to know; nothing has to be done."""
+
+
+_ORDER = list(Severity)
+
+
+class Finding(Struct, frozen=True):
+    """A problem of one machine. Cause and remedy are clauses without a full stop."""
+
+    severity: Severity
+    check: Name
+    """The check that found it, such as ``port-in-use``; stable, for programs."""
+    cause: Text
+    remedy: Text
+    machine: Text = ""
+    """The machine that has the problem; empty: the one that was examined."""
+
+
+def error(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
+    """A finding of severity error."""
+    return Finding(Severity.ERROR, check, _bounded(cause), _bounded(remedy), machine)
+
+
+def warning(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
+    """A finding of severity warning."""
+    return Finding(Severity.WARNING, check, _bounded(cause), _bounded(remedy), machine)
+
+
+def note(check: str, cause: str, remedy: str, machine: str = "") -> Finding:
+    """A finding of severity note."""
+    return Finding(Severity.NOTE, check, _bounded(cause), _bounded(remedy), machine)
+
+
+def _bounded(text: str) -> str:
+    """In one line, and short enough for a record."""
+    line = " ".join(text.split())
+    return line if len(line) <= 500 else f"{line[:497]}..."
+
+
+def is_healthy(findings: Iterable[Finding]) -> bool:
+    """Whether there is no error among them."""
+    return all(one.severity is not Severity.ERROR for one in findings)
+
+
+def grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[str]]]:
+    """Equal findings of several machines as one with the machines' names; errors first, otherwise as they came."""
+    machines: dict[Finding, list[str]] = {}
+    for one in findings:
+        same = Finding(one.severity, one.check, one.cause, one.remedy)
+        names = machines.setdefault(same, [])
+        if one.machine and one.machine not in names:
+            names.append(one.machine)
+    return sorted(machines.items(), key=lambda item: _ORDER.index(item[0].severity))

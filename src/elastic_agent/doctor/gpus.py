@@ -1,0 +1,101 @@
+"""The GPUs of this machine, as the driver (NVML) reports them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_agent.linux import process_name
+
+from .findings import Finding, error, warning
+from .request import Request
+
+_DRIVER = "/dev/nvidiactl"
+_BUSY_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What is known of them."""
+
+    names: tuple[str, ...] = ()
+    driver: str = ""
+    holders: tuple[str, ...] = ()
+    """Processes with memory on a GPU, as "GPU 0: python (pid 4711)"."""
+    problem: str = ""
+    """The first error of NVML, word for word."""
+
+    @property
+    def described(self) -> str:
+        """Such as "8 x NVIDIA H100"."""
+        kinds = dict.fromkeys(self.names)
+        return ", ".join(f"{self.names.count(kind)} x {kind}" for kind in kinds) or "none"
+
+
+def find_gpus(nvml: Any = None, driver: str = _DRIVER) -> Gpus:
+    """Ask the driver; no GPUs where there is none.
+
+    Args:
+        nvml: the library; None: ``pynvml``, if it is installed.
+        driver: a file that is there if a driver is.
+    """
+    if not os.path.exists(driver):
+        return Gpus()
+    try:
+        nvml = nvml or importlib.import_module("pynvml")
+    except ImportError:
+        return Gpus(problem="not examined: nvidia-ml-py is not installed (pip install 'elastic-agent[gpu]')")
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+        names = tuple(_text(nvml.nvmlDeviceGetName(one)) for one in handles)
+        version = _text(nvml.nvmlSystemGetDriverVersion())
+        return Gpus(names, version, tuple(_holders(nvml, handles)))
+    except Exception as failure:  # the library's own kind, known only when it is there
+        return Gpus(problem=str(failure))
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _holders(nvml: Any, handles: Collection[Any]) -> Iterator[str]:
+    for number, handle in enumerate(handles):
+        for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+            if (one.usedGpuMemory or 0) > _BUSY_BYTES:
+                yield f"GPU {number}: {process_name(int(one.pid)) or 'a process'} (pid {one.pid})"
+
+
+def check_gpus(gpus: Gpus, request: Request) -> Iterator[Finding]:
+    """The driver works, the GPUs are free, and there is one for each worker."""
+    if gpus.problem.startswith("not examined"):
+        yield warning("gpus", f"the GPUs of this machine were {gpus.problem}", "install it")
+    elif gpus.problem:
+        yield error(
+            "gpus",
+            f"the NVIDIA driver reports: {gpus.problem}",
+            'run nvidia-smi; after an update of the driver ("Driver/library version mismatch") reboot the machine',
+        )
+    if gpus.holders:
+        yield warning(
+            "gpus-in-use",
+            f"memory of GPUs is in use by {', '.join(gpus.holders[:8])}",
+            "end these processes, if they were left behind by an earlier job",
+        )
+    visible = _visible(len(gpus.names), request.environ.get("CUDA_VISIBLE_DEVICES"))
+    if gpus.names and request.slots is not None and request.slots > visible:
+        yield error(
+            "workers-per-gpu",
+            f"{request.slots} workers for {visible} visible GPUs: workers share a GPU "
+            '("Duplicate GPU detected") or get none ("invalid device ordinal")',
+            "reduce --nproc-per-node, or check CUDA_VISIBLE_DEVICES",
+        )
+
+
+def _visible(count: int, variable: str | None) -> int:
+    if variable is None:
+        return count
+    return min(count, len([one for one in variable.split(",") if one.strip() not in ("", "-1")]))

@@ -1,0 +1,183 @@
+"""Where the machines of an examination meet: at the run's endpoint, beside the runs that use it.
+
+All agree on the machines that take part, the members: the first proposal counts. It is made by a machine that sees
+as many others as the settings of all of them require, or that has waited long enough. A machine that comes too late
+for one round waits for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec import Struct
+
+from elastic_agent.rendezvous.asyncio_runner import call
+from elastic_agent.transport import AbandonableThread, ExchangeLink
+
+from .records import Attendance, decode_all, encode
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Struct)
+
+FOLDER = "elastic-agent-doctor/1"
+CALL_TIMEOUT_S = 8.0
+POLL_S = 0.2
+GONE_S = 4.0
+"""A machine that has written nothing for this long is not waiting any more."""
+EARLY_S = 2.0
+"""After this time it is shown for which machines the others wait."""
+SETTLE_S = 15.0
+"""How long to wait for more once the smallest number of nodes is there."""
+SETTLE_SINGLE_S = 3.0
+"""The same where every machine expects a single node."""
+
+
+class Meeting:
+    """One machine's place in it. All methods are for the event loop."""
+
+    def __init__(self, link: ExchangeLink, machine: str, least: int, most: int) -> None:
+        """``least``, ``most``: how many nodes this machine expects."""
+        self.id = secrets.token_hex(6)
+        self.members: tuple[str, ...] = ()
+        """The ids of all machines that take part, in the same order on all of them; set by :meth:`join`."""
+        self.present: tuple[str, ...] = (machine,)
+        """The names of those that wait."""
+        self.expected = most
+        """How many machines the settings of those that wait require."""
+        self._least = least
+        self._link = link
+        self._thread = AbandonableThread("store-doctor")
+        self._attendance = Attendance(machine, least, most, 0)
+        self._round = 0
+        self._changed_s: dict[str, tuple[int, float]] = {}
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await call(self._thread, work, CALL_TIMEOUT_S)
+
+    # -- who takes part -------------------------------------------------------------------------
+
+    async def join(self, wait_s: float, show: Callable[[str], None]) -> None:
+        """Wait until the members are known; ``show`` is called with one line when that takes long.
+
+        Raises:
+            StoreLostError: the store does not answer any more.
+        """
+        begun_s = arrived_s = time.monotonic()
+        shown = ""
+        while not (members := await self._decided()):
+            now_s = time.monotonic()
+            alive = await self._look(now_s)
+            names = tuple(sorted(alive[one].machine for one in alive))
+            if names != self.present:
+                self.present, arrived_s = names, now_s
+            self.expected = max(one.most for one in alive.values())
+            self._least = max(one.least for one in alive.values())
+            if self._is_enough(len(alive), now_s - begun_s, now_s - arrived_s, wait_s):
+                await self._propose(sorted(alive))
+                continue
+            line = self._waiting_for()
+            if now_s - begun_s > EARLY_S and line != shown:
+                shown = line
+                show(line)
+            await asyncio.sleep(POLL_S)
+        self.members = members
+
+    async def _decided(self) -> tuple[str, ...]:
+        """The members, if this machine is among them; goes to the first round that is not decided yet."""
+        self._round = 0
+        while data := await self._call(lambda: self._link.decide(self._topic("members"), b"")):
+            members = tuple(data.decode("ascii", "replace").split())
+            if self.id in members:
+                return members
+            self._round += 1
+        return ()
+
+    async def _look(self, now_s: float) -> dict[str, Attendance]:
+        """Write that this machine waits; those that do, by id."""
+        mine = self._attendance
+        self._attendance = Attendance(mine.machine, mine.least, mine.most, mine.beat + 1)
+        data, topic = encode(self._attendance), self._topic("members")
+        await self._call(lambda: self._link.write(topic, self.id, data))
+        found = decode_all(Attendance, await self._call(lambda: self._link.read(topic)))
+        found[self.id] = self._attendance
+        for one, attendance in found.items():
+            before = self._changed_s.get(one)
+            if before is None:
+                # Perhaps written long ago: it counts as soon as it is written again.
+                self._changed_s[one] = (attendance.beat, -GONE_S)
+            elif before[0] != attendance.beat:
+                self._changed_s[one] = (attendance.beat, now_s)
+        return {
+            one: attendance
+            for one, attendance in found.items()
+            if one == self.id or now_s - self._changed_s[one][1] < GONE_S
+        }
+
+    def _is_enough(self, count: int, waited_s: float, settled_s: float, wait_s: float) -> bool:
+        if waited_s >= wait_s:
+            return True
+        if self.expected == 1 or count >= self.expected:
+            return settled_s >= SETTLE_SINGLE_S if self.expected == 1 else True
+        return count >= self._least and count > 1 and settled_s >= min(SETTLE_S, wait_s)
+
+    async def _propose(self, members: list[str]) -> None:
+        data = " ".join(members).encode()
+        await self._call(lambda: self._link.decide(self._topic("members"), data))
+
+    def _waiting_for(self) -> str:
+        missing = self.expected - len(self.present)
+        if missing <= 0:
+            return f"{len(self.present)} machines are here ({', '.join(self.present)}); waiting for more"
+        return (
+            f"waiting for {missing} of {self.expected} machines; here: {', '.join(self.present)}. "
+            "Run the same command on the others"
+        )
+
+    # -- what they exchange ---------------------------------------------------------------------
+
+    async def exchange(self, phase: str, record: R, timeout_s: float) -> dict[str, R]:
+        """Give the members this machine's record, and wait for theirs; those that came in time, by id.
+
+        Raises:
+            StoreLostError: the store does not answer any more.
+        """
+        topic, data = self._topic(phase), encode(record)
+        await self._call(lambda: self._link.write(topic, self.id, data))
+        until_s = time.monotonic() + timeout_s
+        while True:
+            found = decode_all(type(record), await self._call(lambda: self._link.read(topic)))
+            theirs = {one: found[one] for one in self.members if one in found}
+            if len(theirs) == len(self.members) or time.monotonic() > until_s:
+                return theirs
+            await asyncio.sleep(POLL_S / 4)
+
+    async def decide(self, phase: str, value: str) -> str:
+        """One decision for all: the first value proposed. Empty: ask for it only."""
+        data = await self._call(lambda: self._link.decide(self._topic(phase), value.encode()))
+        return data.decode("utf-8", "replace")
+
+    async def await_decision(self, phase: str, timeout_s: float) -> str:
+        """The decision of another machine; empty if there is none in time."""
+        until_s = time.monotonic() + timeout_s
+        while not (decided := await self.decide(phase, "")) and time.monotonic() < until_s:
+            await asyncio.sleep(POLL_S / 4)
+        return decided
+
+    async def leave(self, phases: tuple[str, ...]) -> None:
+        """The end: the first member removes what was exchanged, once all have read it."""
+        if self.members and self.id == self.members[0]:
+            for phase in phases:
+                topic = self._topic(phase)
+                await self._call(lambda topic=topic: self._link.remove(topic))  # type: ignore[misc]
+
+    def _topic(self, phase: str) -> str:
+        return f"{self._round}-{phase}"
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._thread.abandon()
+        self._link.close()

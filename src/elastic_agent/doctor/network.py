@@ -1,0 +1,236 @@
+"""Checks of this machine's network: its names, its interfaces, the route to the endpoint, the endpoint's port."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from elastic_agent.linux import open_files, process_ids, process_name
+from elastic_agent.transport import UnreachableError, interface_of, is_local, is_loopback_name, resolve
+from elastic_agent.values import Endpoint
+
+from .findings import Finding, error, warning
+
+SLOW_LOOKUP_S = 1.0
+_LISTEN = "0A"
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface that is up."""
+
+    name: str
+    mtu: int
+    addresses: tuple[str, ...]
+
+
+def interfaces() -> dict[str, Interface]:
+    """The interfaces of this machine that are up and have an address."""
+    stats, found = psutil.net_if_stats(), {}
+    for name, entries in psutil.net_if_addrs().items():
+        addresses = tuple(
+            one.address.partition("%")[0]
+            for one in entries
+            if one.family in (socket.AF_INET, socket.AF_INET6)
+        )
+        if addresses and name in stats and stats[name].isup:
+            found[name] = Interface(name, stats[name].mtu, addresses)
+    return found
+
+
+def other_addresses(found: dict[str, Interface]) -> list[str]:
+    """Addresses at which other machines could reach this one."""
+    every = [ipaddress.ip_address(one) for interface in found.values() for one in interface.addresses]
+    return [str(one) for one in every if not (one.is_loopback or one.is_link_local)]
+
+
+def route_interface(host: str) -> str | None:
+    """The interface of the route to a host; None: there is no route, or it is this machine itself."""
+    with contextlib.suppress(UnreachableError, OSError):
+        for family, address in resolve(host):
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))  # sends nothing: it only queries the routing table
+                return interface_of(str(probe.getsockname()[0]))
+    return None
+
+
+# -- the endpoint ---------------------------------------------------------------------------------
+
+
+def check_endpoint(endpoint: Endpoint, *, is_etcd: bool) -> Iterator[Finding]:
+    """The endpoint's name: whether it means the same machine everywhere, and resolves here."""
+    for member in endpoint.members:
+        if is_loopback_name(member.host):
+            own = other_addresses(interfaces())
+            hint = f" (this machine's: {', '.join(own[:3])})" if own else ""
+            yield error(
+                "loopback-endpoint",
+                f"the endpoint {member} means a different machine on every machine",
+                f"pass an address of one of the machines that the others can reach{hint}",
+            )
+            continue
+        yield from _check_resolution(member.host, is_etcd=is_etcd)
+
+
+def _check_resolution(host: str, *, is_etcd: bool) -> Iterator[Finding]:
+    begun_s = time.monotonic()
+    try:
+        found = resolve(host)
+    except UnreachableError as failure:
+        yield error(
+            "endpoint-name",
+            str(failure).partition(";")[0],
+            "add the name to the DNS or to /etc/hosts, or pass the machine's address as --rdzv-endpoint",
+        )
+        return
+    took_s = time.monotonic() - begun_s
+    if took_s > SLOW_LOOKUP_S:
+        yield warning(
+            "slow-lookup",
+            f"looking up {host} takes {took_s:.1f} s on this machine",
+            "repair the name servers in /etc/resolv.conf, or pass an address as --rdzv-endpoint",
+        )
+    if all(ipaddress.ip_address(one.partition("%")[0]).is_loopback for _, one in found) and not _is_own_name(
+        host
+    ):
+        yield error(
+            "loopback-endpoint",
+            f"the endpoint's name {host} resolves to {found[0][1]} on this machine, although it is not its name",
+            f"remove {host} from the line of {found[0][1]} in /etc/hosts",
+        )
+    if not is_etcd and all(family == socket.AF_INET6 for family, _ in found):
+        own = [ipaddress.ip_address(one) for one in other_addresses(interfaces())]
+        if not any(one.version == 6 for one in own):
+            yield error(
+                "ipv6-only",
+                f"{host} has only IPv6 addresses ({found[0][1]}), and this machine has none",
+                "give this machine an IPv6 address, or pass an IPv4 address as --rdzv-endpoint",
+            )
+
+
+def _is_own_name(host: str) -> bool:
+    own = os.uname().nodename.lower().partition(".")[0]
+    return host.lower().partition(".")[0] == own
+
+
+def explain_unreachable(endpoint: Endpoint, problem: str) -> Finding:
+    """Why nothing answers at the endpoint, seen from this machine. ``problem``: what the connection ended with."""
+    own = ", ".join(other_addresses(interfaces())[:3]) or "none"
+    try:
+        local = any(is_local(resolve(member.host)) for member in endpoint.members)
+    except UnreachableError:
+        local = False
+    refused = "refused" in problem
+    if local:
+        remedy = "look at the problem reported for the port"
+    elif refused:
+        remedy = (
+            "run the command on the machine of the endpoint too, with the same port; if it runs there, a firewall "
+            "rejects the port"
+        )
+    else:
+        remedy = (
+            f"check that the endpoint is an address of one of the machines (this one has {own}), that this machine "
+            f"is on its network, and that TCP port {endpoint.port} is open there"
+        )
+    return error("endpoint-unreachable", f"cannot reach the endpoint {endpoint}: {problem}", remedy)
+
+
+def foreign_port_holder(endpoint: Endpoint, problem: str) -> Finding:
+    """Something that is no store of elastic-agent has the endpoint's port."""
+    holder = holder_of(endpoint.port) if is_local(_resolved(endpoint.host)) else ""
+    who = f": on this machine, {holder} listens there" if holder else f": {problem}"
+    return error(
+        "port-in-use",
+        f"port {endpoint.port} of {endpoint.host} is used by a program that is not a store of elastic-agent{who}",
+        "stop that program, or use another port in --rdzv-endpoint on all machines",
+    )
+
+
+def _resolved(host: str) -> list[tuple[int, str]]:
+    try:
+        return resolve(host)
+    except UnreachableError:
+        return []
+
+
+def holder_of(port: int) -> str:
+    """The process that listens on a TCP port of this machine, as "program (pid N)"; empty: none, or not visible."""
+    inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for pid in process_ids() if inodes else ():
+        with contextlib.suppress(OSError):
+            if inodes.intersection(open_files(pid)):
+                return f"{process_name(pid)} (pid {pid})"
+    return "a process of another user or container" if inodes else ""
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    wanted = f":{port:04X}"
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+                fields = line.split()
+                if fields[1].endswith(wanted) and fields[3] == _LISTEN:
+                    yield fields[9]
+
+
+# -- this machine's own name ----------------------------------------------------------------------
+
+
+def check_own_name(*, is_used: bool) -> Iterator[Finding]:
+    """This machine's own name resolves quickly and, if the script uses it (``is_used``), to a real address."""
+    name = os.uname().nodename
+    begun_s = time.monotonic()
+    addresses = [one for _, one in _resolved(name)]
+    took_s = time.monotonic() - begun_s
+    plain = [ipaddress.ip_address(one.partition("%")[0]) for one in addresses]
+    if took_s > SLOW_LOOKUP_S:
+        yield warning(
+            "slow-lookup",
+            f"looking up this machine's own name {name} takes {took_s:.1f} s",
+            f"add {name} with the machine's address to /etc/hosts, or repair the name servers in /etc/resolv.conf",
+        )
+    if is_used and not addresses:  # elastic-agent itself needs neither this nor the next one
+        yield warning(
+            "host-name",
+            f"the script uses this machine's own name, {name}, which does not resolve",
+            f"add {name} with the machine's address to /etc/hosts",
+        )
+    elif is_used and all(one.is_loopback for one in plain):
+        yield warning(
+            "host-name",
+            f"the script uses this machine's own name, {name}, which resolves to {addresses[0]}: passed to other "
+            "machines, it means themselves",
+            f"give {name} the machine's address in /etc/hosts",
+        )
+    yield from check_reverse_lookups([str(one) for one in plain if not one.is_loopback])
+
+
+def check_reverse_lookups(addresses: list[str]) -> Iterator[Finding]:
+    """Looking up the names of addresses: torch does it for the peer of every connection to a store."""
+    slowest_s, slowest = 0.0, ""
+    for address in addresses[:4]:
+        begun_s = time.monotonic()
+        with contextlib.suppress(OSError):
+            socket.getnameinfo((address, 0), 0)
+        slowest_s, slowest = max((slowest_s, slowest), (time.monotonic() - begun_s, address))
+    if slowest_s > SLOW_LOOKUP_S:
+        yield slow_reverse_lookup(slowest, slowest_s)
+
+
+def slow_reverse_lookup(address: str, took_s: float) -> Finding:
+    """Every connection to torch's store looks up its peer's name, and waits for it."""
+    return warning(
+        "slow-reverse-lookup",
+        f"looking up the host name of {address} takes {took_s:.1f} s, by which every connection to a store of torch "
+        "is delayed",
+        "add the machines to /etc/hosts, or repair the name servers in /etc/resolv.conf",
+    )

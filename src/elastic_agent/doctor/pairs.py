@@ -1,0 +1,187 @@
+"""Test connections between machines: on ephemeral ports, as gloo and NCCL make them, with small and large messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import errno
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from elastic_agent.values import PortRange
+
+from .records import Connection, MachineFacts
+
+SIZE = 64 * 1024
+"""Bytes of the large message, in both directions: many packets of the largest size."""
+CONNECT_S = 3.5
+"""Long enough for two lost packets (the system repeats after 1 and after 3 s)."""
+ANSWER_S = 3.0
+LOOKUP_S = 6.0
+ALL_PAIRS_UP_TO = 32
+"""Machines; of more, each one connects to its neighbour and to some others at random."""
+RANDOM_PAIRS = 8
+_HELLO = b"elastic-agent-doctor\n"
+_TIME = struct.Struct("!d")
+
+
+class Problem(enum.StrEnum):
+    """What a test connection ended with."""
+
+    REJECTED = "rejected"
+    """Refused, although the other machine listens: by a firewall, or another machine has the address."""
+    DROPPED = "dropped"
+    """No answer."""
+    UNROUTED = "no-route"
+    NO_ANSWER = "no-answer"
+    """Connected, but not even a small message was answered."""
+    LARGE_LOST = "large-lost"
+    """Small messages arrive, large ones do not reach the other machine."""
+    LARGE_LOST_BACK = "large-lost-back"
+    """Small messages arrive, large ones do not come back."""
+
+
+class EchoServer:
+    """Answers test connections of the other machines."""
+
+    def __init__(self) -> None:
+        self._servers: list[asyncio.Server] = []
+        self.port = 0
+        self.ranged_port: int | None = None
+        """In the range of ``--port-range``; None: none of its ports is free, or there is no range."""
+
+    async def start(self, ports: PortRange | None) -> None:
+        """Listen on an ephemeral port, and on one of ``ports``.
+
+        Raises:
+            OSError: there is no free ephemeral port.
+        """
+        self.port = await self._listen(0)
+        for port in ports or ():
+            with contextlib.suppress(OSError):
+                self.ranged_port = await self._listen(port)
+                break
+
+    async def _listen(self, port: int) -> int:
+        dual = socket.has_dualstack_ipv6()
+        family, address = (socket.AF_INET6, "::") if dual else (socket.AF_INET, "0.0.0.0")
+        sock = socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=512)
+        self._servers.append(await asyncio.start_server(_echo, sock=sock, limit=2 * SIZE))
+        return int(sock.getsockname()[1])
+
+    def close(self) -> None:
+        """Stop listening; connections in progress end by themselves."""
+        for server in self._servers:
+            server.close()
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
+        async with asyncio.timeout(2 * ANSWER_S):
+            if await reader.readexactly(len(_HELLO)) == _HELLO:
+                writer.write(_TIME.pack(time.time()))
+                await reader.readexactly(SIZE)
+                writer.write(b"+")
+                await writer.drain()
+                writer.write(bytes(SIZE))
+                await writer.drain()
+                await reader.read(1)  # until the other side closes: a reset could overtake the data
+    writer.close()
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine to connect to."""
+
+    id: str
+    address: str
+    ports: tuple[tuple[int, bool], ...]
+    """Each with whether it belongs to ``--port-range``."""
+
+
+def targets(me: str, members: Sequence[str], machines: dict[str, MachineFacts]) -> list[Target]:
+    """The machines that this one connects to: all; of more than 32, its neighbour and eight at random."""
+    others = [one for one in members if one != me and one in machines]
+    if len(members) > ALL_PAIRS_UP_TO and others:
+        after = members.index(me) + 1
+        neighbour = next(one for one in (*members[after:], *members[:after]) if one in others)
+        drawn = random.Random(me).sample(others, min(RANDOM_PAIRS, len(others)))
+        others = list(dict.fromkeys((neighbour, *drawn)))
+    return [_target(one, machines[one]) for one in others]
+
+
+def _target(member: str, machine: MachineFacts) -> Target:
+    ranged = ((machine.ranged_port, True),) if machine.ranged_port is not None else ()
+    return Target(member, machine.address, ((machine.port, False), *ranged))
+
+
+async def connect_to_all(found: Iterable[Target]) -> list[Connection]:
+    """Test all of them at once."""
+    tests = [_test(target, *port) for target in found for port in target.ports]
+    return list(await asyncio.gather(*tests))
+
+
+async def _test(target: Target, port: int, is_ranged: bool) -> Connection:
+    looked_up = asyncio.ensure_future(_lookup_time(target.address))
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(target.address, port, limit=2 * SIZE)
+    except (OSError, TimeoutError) as failure:
+        kind, detail = _connect_problem(failure)
+        return Connection(target.id, kind, detail, port, is_ranged, lookup_s=await looked_up)
+    try:
+        problem, ahead_s, round_trip_s = await _converse(reader, writer)
+    finally:
+        writer.close()
+    return Connection(target.id, problem or "", "", port, is_ranged, ahead_s, round_trip_s, await looked_up)
+
+
+def _connect_problem(failure: OSError | TimeoutError) -> tuple[Problem, str]:
+    number = failure.errno if isinstance(failure, OSError) else None
+    if number == errno.ECONNREFUSED:
+        return Problem.REJECTED, "connection refused"
+    if number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.ECONNRESET):
+        return Problem.UNROUTED, (failure.strerror or "").lower()
+    if number is not None and number != errno.ETIMEDOUT:
+        return Problem.UNROUTED, (failure.strerror or str(failure)).lower()
+    return Problem.DROPPED, f"no answer within {CONNECT_S:g} s"
+
+
+async def _converse(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> tuple[Problem | None, float, float]:
+    """Problem, how far the other clock is ahead, round trip."""
+    stage = Problem.NO_ANSWER
+    ahead_s = round_trip_s = 0.0
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            sent_s = time.time()
+            begun_s = time.monotonic()
+            writer.write(_HELLO)
+            (theirs_s,) = _TIME.unpack(await reader.readexactly(_TIME.size))
+            round_trip_s = time.monotonic() - begun_s
+            ahead_s = theirs_s - sent_s - round_trip_s / 2
+        stage = Problem.LARGE_LOST
+        async with asyncio.timeout(ANSWER_S):
+            writer.write(bytes(SIZE))
+            await reader.readexactly(1)
+        stage = Problem.LARGE_LOST_BACK
+        async with asyncio.timeout(ANSWER_S):
+            await reader.readexactly(SIZE)
+    except (OSError, asyncio.IncompleteReadError, TimeoutError):
+        return stage, ahead_s, round_trip_s
+    return None, ahead_s, round_trip_s
+
+
+async def _lookup_time(address: str) -> float:
+    """How long the resolver takes for the name of this address, at most :data:`LOOKUP_S`."""
+    begun_s = time.monotonic()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(LOOKUP_S):
+            await asyncio.get_running_loop().getnameinfo((address, 0))
+    return time.monotonic() - begun_s

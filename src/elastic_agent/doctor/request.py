@@ -1,0 +1,55 @@
+"""What is to be examined: the settings of a run, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastic_agent.values import Endpoint, EtcdAccess, PortRange
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The run to be examined, as its command line describes it on this machine."""
+
+    machine: str
+    """This machine's name in the report."""
+    endpoint: Endpoint | None
+    """Where the machines meet; None: the run has a single node."""
+    access: EtcdAccess | None = None
+    """The access to etcd; None: the endpoint is a c10d store."""
+    least: int = 1
+    most: int = 1
+    """The smallest and the largest number of nodes."""
+    slots: int | None = None
+    """Workers on this machine; None: as many as it has GPUs."""
+    script: str = ""
+    script_args: tuple[str, ...] = ()
+    script_problem: str = ""
+    """Why the script cannot be started; then there is no ``script``."""
+    is_module: bool = False
+    is_program: bool = False
+    """The script is not started with Python."""
+    python: str
+    """The interpreter that runs the script."""
+    fingerprint: str = ""
+    """Of the script's name and content."""
+    environ: Mapping[str, str]
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    """Folders that the agent writes to, by the option that names them."""
+    paths: tuple[Path, ...] = ()
+    """Folders that all machines share."""
+    port_range: PortRange | None = None
+    local_addr: str | None = None
+    compared: Mapping[str, str] = field(default_factory=dict)
+    """Settings that are to be the same on all machines, by option, as text."""
+    wait_s: float = 60.0
+    """How long to wait for the other machines."""
+    alone: bool = False
+    """Examine this machine only."""
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the run has several nodes."""
+        return self.most > 1
