@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
-from elastic_agent.cli import control, status
+from elastic_agent.cli import control, doctor, status
 from elastic_agent.cli.main import COMMANDS
 from elastic_agent.config.settings import specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
@@ -154,7 +154,11 @@ def test_make_targets_that_are_named_exist(page: str) -> None:
 def test_options_that_are_named_exist(page: str) -> None:
     ours = {spec.flag for spec in specs()} | {spec.short for spec in specs() if spec.short}
     ours |= {"--help", "--json", "--version"}
-    ours |= set(re.findall(r"--[a-z]+", control.OPTIONS_PAGE + status.STATUS_PAGE + status.WHY_PAGE))
+    ours |= set(
+        re.findall(
+            r"--[a-z]+", control.OPTIONS_PAGE + doctor.DOCTOR_PAGE + status.STATUS_PAGE + status.WHY_PAGE
+        )
+    )
     ours |= {flag.replace("-", "_").replace("__", "--", 1) for flag in ours}
     unknown = []
     for words in words_in_code(page):
@@ -188,7 +192,7 @@ def test_commands_that_are_named_exist() -> None:
         for page in PAGES
         for words in words_in_code(page)
         for match in re.findall(
-            r"^(?:\S*/)?elastic-agent (settings|version|run|serve|status|drain|stop)\b", words
+            r"^(?:\S*/)?elastic-agent (settings|version|run|doctor|serve|status|drain|stop)\b", words
         )
     }
     assert named

@@ -17,6 +17,7 @@ from elastic_agent.config.sources.command_line import CommandLine, HelpRequested
 
 if TYPE_CHECKING:
     from elastic_agent.doctor.request import Request
+    from elastic_agent.values import EtcdAccess
 
 DOCTOR_PAGE = """\
 Usage: elastic-agent doctor [OPTIONS OF RUN] [--paths DIR,DIR] [--wait SECONDS] [--alone] [--json] [SCRIPT [ARGUMENTS]]
@@ -150,7 +151,6 @@ def _show(line: str) -> None:
 def _request(
     given: Given, settings: Settings, environ: Mapping[str, str], password: str, script_problem: str
 ) -> Request:
-    from elastic_agent.agent.backend import etcd_access
     from elastic_agent.agent.devices import likely_slots
     from elastic_agent.agent.slurm.nodes import reachable_endpoint
     from elastic_agent.agent.worker_group.command import job_fingerprint
@@ -161,7 +161,7 @@ def _request(
     return Request(
         machine=settings.node_id or os.uname().nodename,
         endpoint=reachable_endpoint(endpoint, environ) if endpoint is not None else None,
-        access=etcd_access(settings, password) if settings.rdzv_backend == ETCD else None,
+        access=_access(settings, password) if settings.rdzv_backend == ETCD else None,
         least=settings.nnodes.least,
         most=settings.nnodes.most,
         slots=likely_slots(settings.nproc_per_node),
@@ -181,6 +181,12 @@ def _request(
         wait_s=given.wait_s,
         alone=given.has(_ALONE),
     )
+
+
+def _access(settings: Settings, password: str) -> EtcdAccess:
+    from elastic_agent.agent.backend import etcd_access  # imports torch
+
+    return etcd_access(settings, password)
 
 
 def _compared(settings: Settings) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from .findings import Finding, error
 from .network import SLOW_LOOKUP_S, slow_reverse_lookup
 from .pairs import Problem
-from .records import Connection, MachineFacts
+from .records import Attendance, Connection
 
 _CAUSES = {
     Problem.REJECTED: "refused, although a program listens there: a firewall rejects it, or another machine has "
@@ -24,7 +24,7 @@ _OPEN_RANGE = "allow the ports of --port-range between all machines of the run"
 
 
 def connection_findings(
-    machines: Mapping[str, MachineFacts], made: Mapping[str, Sequence[Connection]]
+    machines: Mapping[str, Attendance], made: Mapping[str, Sequence[Connection]]
 ) -> Iterator[Finding]:
     """The problems of the test connections; those that share their cause in one.
 
@@ -50,7 +50,7 @@ def connection_findings(
 
 
 def _finding(
-    machines: Mapping[str, MachineFacts],
+    machines: Mapping[str, Attendance],
     to: str,
     problem: Problem,
     detail: str,
@@ -82,7 +82,7 @@ def _finding(
 
 
 def _slow_lookups(
-    machines: Mapping[str, MachineFacts], made: Mapping[str, Sequence[Connection]]
+    machines: Mapping[str, Attendance], made: Mapping[str, Sequence[Connection]]
 ) -> Iterator[Finding]:
     for source, each in made.items():
         slowest = max(each, key=lambda one: one.lookup_s, default=None)

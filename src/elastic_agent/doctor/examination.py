@@ -11,7 +11,13 @@ from msgspec import Struct
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
-from elastic_agent.transport import ExchangeLink, NotAStoreError, TransportError, UnreachableError
+from elastic_agent.transport import (
+    ExchangeLink,
+    NotAStoreError,
+    TransportError,
+    UnreachableError,
+    interface_of,
+)
 from elastic_agent.values import Endpoint, EtcdAccess
 
 from . import network
@@ -20,7 +26,8 @@ from .differences import Column
 from .findings import Finding, error, is_healthy
 from .local import LocalResult, examine_alone, stops_meeting
 from .meeting import EARLY_S, FOLDER, Meeting
-from .records import MachineFacts
+from .pairs import EchoServer
+from .records import Attendance, MachineFacts
 from .request import Request
 from .together import Together
 
@@ -86,20 +93,25 @@ async def _examine_together(
     helper: CollectiveProcess | None,
     show: Callable[[str], None],
 ) -> Report:
-    meeting = Meeting(link, request.machine, request.least, request.most)
-    together = Together(request, local, meeting, link.local_address, helper)
+    echo = EchoServer()
+    await echo.start(request.port_range)
+    meeting = Meeting(link, _attendance(request, link, echo))
+    together = None
     try:
         await meeting.join(request.wait_s, show)
+        together = Together(request, local, meeting, helper)
         findings = await together.run()
     except TransportError as failure:
         lost = error(
             "store-lost",
             f"the connection to the endpoint {request.endpoint} broke during the examination: {failure}",
-            "run the command again on all machines; do not stop the one on the machine of the endpoint first",
+            "see the other findings; else run the command again on all machines, and do not stop it early on the "
+            "machine of the endpoint",
         )
-        return _report_alone(request, (lost, *local.findings), ExitCode.NO_STORE)
+        known = local.findings if together is None else tuple(together.own_findings())
+        return _report_alone(request, (*known, lost), ExitCode.NO_STORE)
     finally:
-        together.close()
+        echo.close()
         meeting.close()
     code = ExitCode.FINISHED if is_healthy(findings) else ExitCode.FAILED
     if len(meeting.members) < max(meeting.expected, request.least):
@@ -112,6 +124,13 @@ async def _examine_together(
         meeting.expected,
         code,
     )
+
+
+def _attendance(request: Request, link: ExchangeLink, echo: EchoServer) -> Attendance:
+    address = request.local_addr or link.local_address
+    found = network.interfaces().get(interface_of(address) or "")
+    mtu = found.mtu if found is not None else 0
+    return Attendance(request.machine, request.least, request.most, address, echo.port, echo.ranged_port, mtu)
 
 
 class _Dialled:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from elastic_agent.rendezvous.asyncio_runner import call
 from elastic_agent.transport import AbandonableThread, ExchangeLink
@@ -39,19 +40,21 @@ SETTLE_SINGLE_S = 3.0
 class Meeting:
     """One machine's place in it. All methods are for the event loop."""
 
-    def __init__(self, link: ExchangeLink, machine: str, least: int, most: int) -> None:
-        """``least``, ``most``: how many nodes this machine expects."""
+    def __init__(self, link: ExchangeLink, attendance: Attendance) -> None:
+        """``attendance``: what the others are to know of this machine from the start."""
         self.id = secrets.token_hex(6)
         self.members: tuple[str, ...] = ()
         """The ids of all machines that take part, in the same order on all of them; set by :meth:`join`."""
-        self.present: tuple[str, ...] = (machine,)
+        self.attendances: dict[str, Attendance] = {}
+        """Of the members, by id, in the same order."""
+        self.present: tuple[str, ...] = (attendance.machine,)
         """The names of those that wait."""
-        self.expected = most
+        self.expected = attendance.most
         """How many machines the settings of those that wait require."""
-        self._least = least
+        self._least = attendance.least
         self._link = link
         self._thread = AbandonableThread("store-doctor")
-        self._attendance = Attendance(machine, least, most, 0)
+        self._attendance = attendance
         self._round = 0
         self._changed_s: dict[str, tuple[int, float]] = {}
 
@@ -85,6 +88,9 @@ class Meeting:
                 show(line)
             await asyncio.sleep(POLL_S)
         self.members = members
+        topic = self._topic("members")
+        found = decode_all(Attendance, await self._call(lambda: self._link.read(topic)))
+        self.attendances = {one: found[one] for one in members if one in found}
 
     async def _decided(self) -> tuple[str, ...]:
         """The members, if this machine is among them; goes to the first round that is not decided yet."""
@@ -98,8 +104,7 @@ class Meeting:
 
     async def _look(self, now_s: float) -> dict[str, Attendance]:
         """Write that this machine waits; those that do, by id."""
-        mine = self._attendance
-        self._attendance = Attendance(mine.machine, mine.least, mine.most, mine.beat + 1)
+        self._attendance = replace(self._attendance, beat=self._attendance.beat + 1)
         data, topic = encode(self._attendance), self._topic("members")
         await self._call(lambda: self._link.write(topic, self.id, data))
         found = decode_all(Attendance, await self._call(lambda: self._link.read(topic)))
@@ -139,17 +144,26 @@ class Meeting:
 
     # -- what they exchange ---------------------------------------------------------------------
 
+    async def write(self, phase: str, record: Struct) -> None:
+        """Give the other members this machine's record. Raises ``StoreLostError``."""
+        topic, data = self._topic(phase), encode(record)
+        await self._call(lambda: self._link.write(topic, self.id, data))
+
     async def exchange(self, phase: str, record: R, timeout_s: float) -> dict[str, R]:
-        """Give the members this machine's record, and wait for theirs; those that came in time, by id.
+        """Give the other members this machine's record, and :meth:`gather` theirs. Raises ``StoreLostError``."""
+        await self.write(phase, record)
+        return await self.gather(phase, type(record), timeout_s)
+
+    async def gather(self, phase: str, kind: type[R], timeout_s: float) -> dict[str, R]:
+        """Wait for the records of all members; those that came in time, by id.
 
         Raises:
             StoreLostError: the store does not answer any more.
         """
-        topic, data = self._topic(phase), encode(record)
-        await self._call(lambda: self._link.write(topic, self.id, data))
+        topic = self._topic(phase)
         until_s = time.monotonic() + timeout_s
         while True:
-            found = decode_all(type(record), await self._call(lambda: self._link.read(topic)))
+            found = decode_all(kind, await self._call(lambda: self._link.read(topic)))
             theirs = {one: found[one] for one in self.members if one in found}
             if len(theirs) == len(self.members) or time.monotonic() > until_s:
                 return theirs

@@ -10,12 +10,12 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic_agent.values import PortRange
 
-from .records import Connection, MachineFacts
+from .records import Attendance, Connection
 
 SIZE = 64 * 1024
 """Bytes of the large message, in both directions: many packets of the largest size."""
@@ -104,7 +104,7 @@ class Target:
     """Each with whether it belongs to ``--port-range``."""
 
 
-def targets(me: str, members: Sequence[str], machines: dict[str, MachineFacts]) -> list[Target]:
+def targets(me: str, members: Sequence[str], machines: Mapping[str, Attendance]) -> list[Target]:
     """The machines that this one connects to: all; of more than 32, its neighbour and eight at random."""
     others = [one for one in members if one != me and one in machines]
     if len(members) > ALL_PAIRS_UP_TO and others:
@@ -115,7 +115,7 @@ def targets(me: str, members: Sequence[str], machines: dict[str, MachineFacts]) 
     return [_target(one, machines[one]) for one in others]
 
 
-def _target(member: str, machine: MachineFacts) -> Target:
+def _target(member: str, machine: Attendance) -> Target:
     ranged = ((machine.ranged_port, True),) if machine.ranged_port is not None else ()
     return Target(member, machine.address, ((machine.port, False), *ranged))
 
@@ -131,7 +131,7 @@ async def _test(target: Target, port: int, is_ranged: bool) -> Connection:
     try:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(target.address, port, limit=2 * SIZE)
-    except (OSError, TimeoutError) as failure:
+    except OSError as failure:
         kind, detail = _connect_problem(failure)
         return Connection(target.id, kind, detail, port, is_ranged, lookup_s=await looked_up)
     try:
@@ -141,8 +141,8 @@ async def _test(target: Target, port: int, is_ranged: bool) -> Connection:
     return Connection(target.id, problem or "", "", port, is_ranged, ahead_s, round_trip_s, await looked_up)
 
 
-def _connect_problem(failure: OSError | TimeoutError) -> tuple[Problem, str]:
-    number = failure.errno if isinstance(failure, OSError) else None
+def _connect_problem(failure: OSError) -> tuple[Problem, str]:
+    number = failure.errno  # None: the time-out ended
     if number == errno.ECONNREFUSED:
         return Problem.REJECTED, "connection refused"
     if number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM, errno.ECONNRESET):

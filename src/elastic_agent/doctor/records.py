@@ -23,13 +23,23 @@ Nodes = Annotated[int, Meta(ge=1, le=MOST_NODES)]
 Moment = Annotated[float, Meta(ge=-1e12, le=1e12)]
 
 
-class Attendance(Struct, frozen=True):
-    """A machine that waits for the others. It is written again and again, with another beat."""
+class Attendance(Struct, frozen=True, array_like=True):
+    """A machine that waits for the others. It is written again and again, with another beat.
+
+    So short that it arrives even where large packets are lost.
+    """
 
     machine: Text
     least: Nodes
     most: Nodes
-    beat: Count
+    address: Host
+    port: Port
+    """Where it answers test connections."""
+    ranged_port: Port | None = None
+    """The same, in ``--port-range``."""
+    mtu: Count = 0
+    """Of the interface with this address; 0: not known."""
+    beat: Count = 0
 
 
 class Shared(Struct, frozen=True):
@@ -49,13 +59,8 @@ class MachineFacts(Struct, frozen=True):
 
     machine: Text
     address: Host
-    port: Port
-    """Where it answers test connections."""
-    ranged_port: Port | None = None
-    """The same, in ``--port-range``."""
     interface: Text = ""
     """The interface of its address; empty: not known."""
-    mtu: Count = 0
     is_endpoint: bool = False
     """The endpoint is an address of this machine."""
     gpus: Count = 0
@@ -66,7 +71,7 @@ class MachineFacts(Struct, frozen=True):
     shared: tuple[Shared, ...] = ()
 
 
-class Connection(Struct, frozen=True):
+class Connection(Struct, frozen=True, array_like=True):
     """A test connection of one machine to another one."""
 
     to: Name
@@ -82,7 +87,7 @@ class Connection(Struct, frozen=True):
     """How long looking up the host name of its address took, seconds."""
 
 
-class Connections(Struct, frozen=True):
+class Connections(Struct, frozen=True, array_like=True):
     """All of one machine."""
 
     made: tuple[Connection, ...]

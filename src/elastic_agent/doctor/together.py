@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.transport import StoreLostError, interface_of, is_local, resolve
@@ -21,13 +22,21 @@ from .environment import compared_variables
 from .findings import Finding, error, warning
 from .local import LocalResult
 from .meeting import Meeting
-from .network import interfaces
-from .pairs import CONNECT_S, LOOKUP_S, EchoServer, connect_to_all, targets
+from .pairs import CONNECT_S, LOOKUP_S, connect_to_all, targets
 from .paths import SharedFolders, path_findings
-from .records import Collectives, Connections, MachineFacts, Reduced, SeenPaths, Shared
+from .records import (
+    Attendance,
+    Collectives,
+    Connection,
+    Connections,
+    MachineFacts,
+    Reduced,
+    SeenPaths,
+    Shared,
+)
 from .request import Request
 
-EXCHANGE_S = 12.0
+EXCHANGE_S = 10.0
 """How long to wait for the records of the others in one phase; machines may be slow to examine themselves."""
 LEAVE_S = 4.0
 STORAGE_S = 8.0
@@ -47,42 +56,48 @@ class Together:
         request: Request,
         local: LocalResult,
         meeting: Meeting,
-        local_address: str,
         helper: CollectiveProcess | None,
     ) -> None:
-        """``local_address``: of this machine, on the way to the endpoint."""
+        """``meeting``: joined; an ``EchoServer`` answers at this machine's address and port in it."""
         self._request = request
         self._local = local
         self._meeting = meeting
-        self._address = request.local_addr or local_address
+        self._address = meeting.attendances[meeting.id].address
         self._helper = helper
-        self._echo = EchoServer()
+        self.attendances = _named(meeting.attendances)
         self._folders = SharedFolders(request.paths, meeting.id)
         self.machines: dict[str, MachineFacts] = {}
         """Those that have told their facts, by id."""
-        self.names: dict[str, str] = {}
-        """Their names in the report; different ones."""
+        self.names = {member: one.machine for member, one in self.attendances.items()}
+        """The names of the members in the report; different ones."""
+        self.own_connections: list[Connection] = []
+        """The test connections of this machine."""
         self.columns: list[Column] = []
         self.tested: list[str] = []
 
     async def run(self) -> list[Finding]:
         """All of it; the findings of all machines. Raises ``StoreLostError``."""
-        await self._echo.start(self._request.port_range)
-        self.machines = await self._meeting.exchange("facts", await self._own_facts(), EXCHANGE_S)
-        self._name_machines()
+        # Everything is written before anything is read: reading fails first where large packets are lost.
+        await self._meeting.write("facts", await self._own_facts())
+        made = await connect_to_all(targets(self._meeting.id, self._meeting.members, self.attendances))
+        self.own_connections = made
+        await self._meeting.write("connections", Connections(tuple(made)))
+        self.machines = await self._meeting.gather("facts", MachineFacts, EXCHANGE_S)
+        self._order_machines()
         findings = [*self._missing(), *self._reported()]
         self.columns = differing([*self.machines.values()])
         findings += difference_findings([*self.machines.values()], self.columns)
         findings += await self._test_paths()
-        found = await self._test_connections()
-        findings += found
+        findings += await self._read_connections()
         findings += await self._test_collectives(is_possible=not self._network_is_broken(findings))
         await self._end()
         return findings
 
-    def close(self) -> None:
-        """Release what is left."""
-        self._echo.close()
+    def own_findings(self) -> list[Finding]:
+        """What this machine found without the records of the others."""
+        me = self._meeting.id
+        named = [replace(one, machine=self.names[me]) for one in self._local.findings]
+        return [*connection_findings(self.attendances, {me: self.own_connections}), *named]
 
     # -- facts ----------------------------------------------------------------------------------
 
@@ -90,27 +105,27 @@ class Together:
         request = self._request
         assert request.endpoint is not None  # the machines met there
         interface = interface_of(self._address) or ""
-        mtu = interfaces()[interface].mtu if interface in interfaces() else 0
         family = f"IPv{ipaddress.ip_address(self._address.partition('%')[0]).version}"
         with contextlib.suppress(StoreLostError):
             shared = await run_abandonable(self._folders.describe, STORAGE_S)
             is_endpoint = any(is_local(resolve(one.host)) for one in request.endpoint.members)
-            return self._facts(interface, mtu, family, is_endpoint, shared)
+            return self._facts(interface, family, is_endpoint, shared)
         lost = "does not answer (a file server that is down?)"
         shared = tuple(Shared(str(one)[:500], lost) for one in request.paths)
-        return self._facts(interface, mtu, family, False, shared)
+        return self._facts(interface, family, False, shared)
 
     def _facts(
-        self, interface: str, mtu: int, family: str, is_endpoint: bool, shared: tuple[Shared, ...]
+        self, interface: str, family: str, is_endpoint: bool, shared: tuple[Shared, ...]
     ) -> MachineFacts:
-        facts = {**self._local.facts, "address family": family, "mtu": str(mtu)}
+        facts = {
+            **self._local.facts,
+            "address family": family,
+            "mtu": str(self.attendances[self._meeting.id].mtu),
+        }
         return MachineFacts(
             self._request.machine,
             self._address,
-            self._echo.port,
-            self._echo.ranged_port,
             interface,
-            mtu,
             is_endpoint,
             len(self._local.gpus.names),
             facts,
@@ -119,15 +134,11 @@ class Together:
             shared,
         )
 
-    def _name_machines(self) -> None:
-        """Several machines may have one name: then the address is added."""
-        given = [one.machine for one in self.machines.values()]
-        for member, facts in self.machines.items():
-            is_unique = given.count(facts.machine) == 1
-            self.names[member] = facts.machine if is_unique else f"{facts.machine} ({facts.address})"
-        self.machines = {
-            member: _renamed(facts, self.names[member]) for member, facts in sorted_by_name(self.machines)
-        }
+    def _order_machines(self) -> None:
+        """The machine of the endpoint first, then by name."""
+        named = {member: replace(one, machine=self.names[member]) for member, one in self.machines.items()}
+        order = sorted(named, key=lambda member: (not named[member].is_endpoint, named[member].machine))
+        self.machines = {member: named[member] for member in order}
 
     def _reported(self) -> Iterable[Finding]:
         """What the machines found by themselves."""
@@ -181,14 +192,10 @@ class Together:
 
     # -- connections ----------------------------------------------------------------------------
 
-    async def _test_connections(self) -> list[Finding]:
-        me = self._meeting.id
-        made = await connect_to_all(targets(me, self._meeting.members, self.machines))
-        found = await self._meeting.exchange(
-            "connections", Connections(tuple(made)), CONNECT_S + LOOKUP_S + 4
-        )
+    async def _read_connections(self) -> list[Finding]:
+        found = await self._meeting.gather("connections", Connections, CONNECT_S + LOOKUP_S + 2)
         each = {member: one.made for member, one in found.items() if member in self.names}
-        findings = list(connection_findings(self.machines, each))
+        findings = list(connection_findings(self.attendances, each))
         ahead: dict[str, list[float]] = {member: [] for member in self.names}
         for one in (one for made in each.values() for one in made if not one.problem and one.to in ahead):
             ahead[one.to].append(one.ahead_s)
@@ -293,14 +300,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
-def sorted_by_name(machines: dict[str, MachineFacts]) -> list[tuple[str, MachineFacts]]:
-    """The machine of the endpoint first, then by name."""
-    return sorted(
-        machines.items(), key=lambda item: (not item[1].is_endpoint, item[1].machine, item[1].address)
-    )
-
-
-def _renamed(facts: MachineFacts, name: str) -> MachineFacts:
-    from msgspec.structs import replace
-
-    return replace(facts, machine=name)
+def _named(attendances: dict[str, Attendance]) -> dict[str, Attendance]:
+    """With different names: where several machines have one, the address is added."""
+    given = [one.machine for one in attendances.values()]
+    return {
+        member: one
+        if given.count(one.machine) == 1
+        else replace(one, machine=f"{one.machine} ({one.address})")
+        for member, one in attendances.items()
+    }
