@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from .findings import Finding, error
 from .network import SLOW_LOOKUP_S, slow_reverse_lookup
 from .pairs import Problem
 from .records import Attendance, Connection
 
+Edge = tuple[str, str]
+"""The ids of two machines: from, to."""
+
 _CAUSES = {
     Problem.REJECTED: "refused, although a program listens there: a firewall rejects it, or another machine has "
     "this address",
     Problem.DROPPED: "not answered: a firewall drops the packets",
-    Problem.UNROUTED: "not possible ({detail})",
+    Problem.UNROUTED: "not possible",
     Problem.NO_ANSWER: "accepted, but nothing arrives: another program or a proxy answers",
 }
 _OPEN = (
@@ -21,6 +24,11 @@ _OPEN = (
     "net.ipv4.ip_local_port_range)"
 )
 _OPEN_RANGE = "allow the ports of --port-range between all machines of the run"
+_SAME_MTU = (
+    "set the same MTU on all interfaces and switches between them (test: ping -M do -s SIZE), or allow ICMP "
+    '"fragmentation needed"'
+)
+_MOST_NAMED = 4
 
 
 def connection_findings(
@@ -32,53 +40,76 @@ def connection_findings(
         machines: by id.
         made: the connections that each machine has tested, by its id.
     """
-    failed = [
-        (source, one) for source, each in made.items() for one in each if one.problem and one.to in machines
-    ]
-    tried: dict[tuple[str, bool], int] = {}
-    for each in made.values():
-        for one in each:
-            tried[one.to, one.is_ranged] = tried.get((one.to, one.is_ranged), 0) + 1
-    groups: dict[tuple[str, str, str, bool], list[str]] = {}
-    for source, one in failed:
-        groups.setdefault((one.to, one.problem, one.detail, one.is_ranged), []).append(source)
-    for (to, problem, detail, is_ranged), sources in groups.items():
-        names = [machines[source].machine for source in sources]
-        is_all = len(sources) == tried[to, is_ranged] and len(sources) > 1
-        yield _finding(machines, to, Problem(problem), detail, is_ranged, names, is_all)
+    tests = [(source, one) for source, each in made.items() for one in each if one.to in machines]
+    for is_ranged in (False, True):
+        some = [(source, one) for source, one in tests if one.is_ranged is is_ranged]
+        yield from _blocked(machines, some, is_ranged)
+    yield from _lost(machines, tests)
     yield from _slow_lookups(machines, made)
 
 
-def _finding(
-    machines: Mapping[str, Attendance],
-    to: str,
-    problem: Problem,
-    detail: str,
-    is_ranged: bool,
-    sources: Sequence[str],
-    is_all: bool,
-) -> Finding:
-    target = machines[to]
-    origin = "any other machine" if is_all else ", ".join(sources[:4]) + (" ..." if len(sources) > 4 else "")
-    if problem in (Problem.LARGE_LOST, Problem.LARGE_LOST_BACK):
-        way = f"from {origin} to {target.machine}" if problem is Problem.LARGE_LOST else f"back to {origin}"
-        mtus = ", ".join(f"{one.machine}: {one.mtu}" for one in list(machines.values())[:4])
-        return error(
-            "large-messages",
-            f"connections from {origin} to {target.machine} ({target.address}): small messages arrive, but 64 kB are "
-            f"lost on the way {way}; large packets are dropped (MTU: {mtus})",
-            "set the same MTU on all interfaces and switches between them (test: ping -M do -s SIZE), or allow "
-            'ICMP "fragmentation needed"',
-            target.machine,
-        )
+def _blocked(
+    machines: Mapping[str, Attendance], tests: Sequence[tuple[str, Connection]], is_ranged: bool
+) -> Iterator[Finding]:
+    """Connections that could not be made."""
+    tested = {(source, one.to) for source, one in tests}
+    failed: dict[tuple[str, str], set[Edge]] = {}
+    for source, one in tests:
+        if one.problem in _CAUSES:
+            failed.setdefault((one.problem, one.detail), set()).add((source, one.to))
     port = "a port of --port-range" if is_ranged else "an ephemeral port"
-    cause = _CAUSES[problem].format(detail=detail)
-    return error(
-        "connection",
-        f"TCP from {origin} to {target.machine} ({target.address}) on {port} is {cause}",
-        _OPEN_RANGE if is_ranged else _OPEN,
-        target.machine if is_all else sources[0],
-    )
+    for (problem, detail), edges in failed.items():
+        reason = f" ({detail})" if problem == Problem.UNROUTED and detail else ""
+        for machine, origin, target in _attributed(machines, edges, tested):
+            yield error(
+                "connection",
+                f"TCP from {origin} to {target} on {port} is {_CAUSES[Problem(problem)]}{reason}",
+                _OPEN_RANGE if is_ranged else _OPEN,
+                machine,
+            )
+
+
+def _lost(machines: Mapping[str, Attendance], tests: Sequence[tuple[str, Connection]]) -> Iterator[Finding]:
+    """Large messages that did not arrive, although small ones did."""
+    lost, tested = set(), set()
+    for source, one in tests:
+        if one.problem == Problem.LARGE_LOST:
+            lost.add((source, one.to))
+        elif one.problem == Problem.LARGE_LOST_BACK:
+            lost.add((one.to, source))
+        if one.problem not in _CAUSES:
+            tested |= {(source, one.to), (one.to, source)}
+    mtus = ", ".join(f"{one.mtu} on {one.machine}" for one in list(machines.values())[:_MOST_NAMED])
+    for machine, origin, target in _attributed(machines, lost, tested):
+        yield error(
+            "large-messages",
+            f"64 kB from {origin} to {target} are lost, although small messages arrive: large packets are dropped "
+            f"on the way (MTU: {mtus})",
+            _SAME_MTU,
+            machine,
+        )
+
+
+def _attributed(
+    machines: Mapping[str, Attendance], edges: Collection[Edge], tested: Collection[Edge]
+) -> Iterator[tuple[str, str, str]]:
+    """Machine, origin and target of each problem, in words: all that goes to or from one machine is one problem."""
+    left = set(edges)
+    for end in (1, 0):
+        for member in machines:
+            every = {edge for edge in tested if edge[end] == member}
+            if len(every) > 1 and every <= set(edges) and every & left:
+                left -= every
+                other, this = "any other machine", _shown(machines[member])
+                yield machines[member].machine, *((other, this) if end == 1 else (this, other))
+    for origin in dict.fromkeys(edge[0] for edge in edges if edge in left):
+        names = [_shown(machines[edge[1]]) for edge in edges if edge in left and edge[0] == origin]
+        shown = ", ".join(sorted(names)[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
+        yield machines[origin].machine, machines[origin].machine, shown
+
+
+def _shown(machine: Attendance) -> str:
+    return f"{machine.machine} ({machine.address})"
 
 
 def _slow_lookups(
