@@ -16,6 +16,8 @@ from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.command_line import CommandLine, HelpRequested, parse_command_line
 
 if TYPE_CHECKING:
+    from elastic_agent.doctor.examination import Report
+    from elastic_agent.doctor.local import LocalResult
     from elastic_agent.doctor.request import Request
     from elastic_agent.values import EtcdAccess
 
@@ -115,9 +117,9 @@ def _resolve(line: CommandLine) -> tuple[Resolved, str]:
 
 def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
-    from elastic_agent.agent.launch import import_torch_quietly
     from elastic_agent.config.etcd_password import take_password
-    from elastic_agent.doctor.examination import examine
+    from elastic_agent.doctor.examination import meets_others, report_alone
+    from elastic_agent.doctor.local import examine_alone
     from elastic_agent.doctor.report import as_json, as_text
     from elastic_agent.logs import configure_logging
     from elastic_agent.transport import shorten_lookups
@@ -126,22 +128,25 @@ def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
     environ = dict(os.environ)
     password = take_password()
     configure_logging(settings.log_format, "warning", sys.stderr)
-    together = settings.rdzv_endpoint is not None and settings.nnodes.most > 1 and not given.has(_ALONE)
-    helper = None
-    if together:
-        import_torch_quietly()
-        from elastic_agent.doctor.collective import CollectiveProcess
-
-        helper = CollectiveProcess()
     shorten_lookups()
     request = _request(given, settings, environ, password(), script_problem)
-    try:
-        report = asyncio.run(examine(request, helper, _show))
-    finally:
-        if helper is not None:
-            helper.close()
+    local = asyncio.run(examine_alone(request))
+    report = _together(request, local) if meets_others(request, local) else report_alone(request, local)
     print(as_json(report) if given.has(_JSON) else as_text(report, request.machine), flush=True)
     return report.exit_code
+
+
+def _together(request: Request, local: LocalResult) -> Report:
+    from elastic_agent.agent.launch import import_torch_quietly
+    from elastic_agent.doctor.collective import CollectiveProcess
+    from elastic_agent.doctor.examination import examine_together
+
+    import_torch_quietly()
+    helper = CollectiveProcess()  # before anything starts threads
+    try:
+        return asyncio.run(examine_together(request, local, helper, _show))
+    finally:
+        helper.close()
 
 
 def _show(line: str) -> None:

@@ -24,7 +24,7 @@ from . import network
 from .collective import CollectiveProcess
 from .differences import Column
 from .findings import Finding, error, is_healthy
-from .local import LocalResult, examine_alone, stops_meeting
+from .local import LocalResult, stops_meeting
 from .meeting import EARLY_S, FOLDER, Meeting
 from .pairs import EchoServer
 from .records import Attendance, MachineFacts
@@ -49,18 +49,28 @@ class Report(Struct, frozen=True):
     exit_code: int = 0
 
 
-async def examine(request: Request, helper: CollectiveProcess | None, show: Callable[[str], None]) -> Report:
-    """Examine this machine and, if the run has several, all of them.
+def meets_others(request: Request, local: LocalResult) -> bool:
+    """Whether there are other machines, and this one can meet them."""
+    has_others = request.is_distributed and request.endpoint is not None and not request.alone
+    return has_others and not stops_meeting(local.findings)
+
+
+def report_alone(request: Request, local: LocalResult) -> Report:
+    """The report on this machine."""
+    return _report_alone(request, local.findings)
+
+
+async def examine_together(
+    request: Request, local: LocalResult, helper: CollectiveProcess | None, show: Callable[[str], None]
+) -> Report:
+    """Examine all machines of the run.
 
     Args:
         request: the run.
+        local: the examination of this machine.
         helper: for the all-reduce; None: there is none.
         show: called with one line when something takes long.
     """
-    local = await examine_alone(request)
-    alone = request.alone or not request.is_distributed or request.endpoint is None
-    if alone or stops_meeting(local.findings):
-        return _report_alone(request, local.findings)
     dialled = _Dialled(request)
     try:
         problem = await dialled.reach(request.wait_s, show)

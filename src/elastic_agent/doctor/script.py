@@ -134,10 +134,12 @@ def top_level_imports(source: bytes) -> list[str]:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError):
         return []
-    names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
-    names += [
-        node.module for node in body if isinstance(node, ast.ImportFrom) and node.module and not node.level
-    ]
+    names: list[str] = []
+    for node in body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module)
     first = dict.fromkeys(name.partition(".")[0] for name in names)
     return [name for name in first if name not in sys.builtin_module_names]
 

@@ -1,0 +1,230 @@
+"""What a machine finds about itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_agent.cli.doctor import doctor
+from elastic_agent.config.errors import UsageError
+from elastic_agent.doctor.environment import (
+    check_interface_variables,
+    check_launcher_variables,
+    check_proxies,
+    compared_variables,
+    nccl_interfaces,
+)
+from elastic_agent.doctor.findings import Finding, error, grouped
+from elastic_agent.doctor.gpus import check_gpus, find_gpus
+from elastic_agent.doctor.interpreter import ask_interpreter
+from elastic_agent.doctor.network import check_endpoint, foreign_port_holder, holder_of
+from elastic_agent.doctor.request import Request
+from elastic_agent.doctor.script import check_source, top_level_imports
+from elastic_agent.doctor.system import check_folders, check_limits
+from elastic_agent.values import Endpoint
+from tests.cli.support import elastic_agent
+
+
+def request(**more: Any) -> Request:
+    values: dict[str, Any] = {
+        "machine": "m",
+        "endpoint": None,
+        "python": sys.executable,
+        "environ": {},
+        "slots": 1,
+    }
+    return Request(**(values | more))
+
+
+def checks(found: Any) -> list[tuple[str, str]]:
+    return [(one.severity.value, one.check) for one in found]
+
+
+# -- script ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import os\nos.environ['MASTER_ADDR'] = '127.0.0.1'\n", [("error", "script-master-address")]),
+        ("import os\nos.environ['MASTER_PORT'] = str(1)\n", [("warning", "script-master-address")]),
+        ("import os\nos.environ.setdefault('MASTER_ADDR', 'localhost')\n", []),
+        (
+            "r = int(os.environ['LOCAL_RANK'])\ninit_process_group('nccl', rank=r)\n",
+            [("error", "script-rank")],
+        ),
+        ("dist.init_process_group(rank=int(os.getenv('LOCAL_RANK')))\n", [("error", "script-rank")]),
+        ("dist.init_process_group(rank=int(os.environ['RANK']))\n", []),
+        ("def f(:\n", [("error", "script")]),
+    ],
+)
+def test_what_a_script_should_leave_to_the_agent(source: str, expected: list[tuple[str, str]]) -> None:
+    assert checks(check_source(source.encode(), "train.py")) == expected
+
+
+def test_only_imports_that_the_script_cannot_do_without_have_to_be_installed(tmp_path: Path) -> None:
+    source = b"""
+import os, torch.nn
+from . import sibling
+from mymodel import net
+import absent
+try:
+    import apex
+except ImportError:
+    apex = None
+"""
+    (tmp_path / "mymodel.py").touch()
+    modules = top_level_imports(source)
+    assert modules == ["os", "torch", "mymodel", "absent"]
+    installed = ask_interpreter(sys.executable, str(tmp_path), modules)
+    assert installed.missing == ("absent",)
+    assert installed.python.startswith("3.")
+    assert "torch" in installed.versions
+
+
+def test_an_interpreter_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
+    assert ask_interpreter(str(tmp_path / "python"), "/", []).problem == "No such file or directory"
+    assert ask_interpreter("/bin/false", "/", []).problem == "exit code 1"
+
+
+# -- environment ----------------------------------------------------------------------------------
+
+
+def test_variables_of_other_launchers_are_reported() -> None:
+    assert checks(check_launcher_variables({"RANK": "0"})) == [("warning", "launcher-variables")]
+    assert checks(check_launcher_variables({"SLURM_NTASKS": "2"})) == [("warning", "slurm-variables")]
+    assert checks(check_launcher_variables({"SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"})) == []
+
+
+def test_proxies_matter_only_where_the_endpoint_is_not_exempt() -> None:
+    proxy = {"https_proxy": "http://proxy:3128"}
+    assert checks(check_proxies(proxy, "host0")) == [("note", "proxy")]
+    assert checks(check_proxies({**proxy, "no_proxy": "localhost,host0"}, "host0")) == []
+
+
+def test_passwords_and_bytes_that_are_no_text_stay_out_of_what_is_compared() -> None:
+    found = compared_variables(
+        {"http_proxy": "http://me:secret@proxy:1", "NCCL_X": "\udcff", "HOME": "/root"}
+    )
+    assert found == {"NCCL_X": "?", "http_proxy": "http://***@proxy:1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"GLOO_SOCKET_IFNAME": "eth0"}, []),
+        ({"GLOO_SOCKET_IFNAME": "eth7"}, [("error", "gloo-interface")]),
+        ({"GLOO_SOCKET_IFNAME": "eth0,eth1"}, [("error", "gloo-interface")]),
+        ({"GLOO_SOCKET_IFNAME": "^lo"}, [("error", "gloo-interface")]),
+        ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, []),
+        ({"NCCL_SOCKET_IFNAME": "eth"}, []),
+        ({"NCCL_SOCKET_IFNAME": "=eth"}, [("warning", "nccl-interface")]),
+    ],
+)
+def test_interface_variables_name_interfaces_of_this_machine(
+    variables: dict[str, str], expected: list[tuple[str, str]]
+) -> None:
+    found = check_interface_variables(variables, ["eth0", "lo"], "eth0", has_gpus=False)
+    assert checks(found) == expected
+
+
+def test_the_interface_that_nccl_chooses() -> None:
+    assert nccl_interfaces(None, ["lo", "docker0", "eth0", "ib0"]) == ["ib0"]
+    assert nccl_interfaces(None, ["lo", "docker0", "veth1", "eth0"]) == ["veth1", "eth0"]
+    assert nccl_interfaces("^veth,lo", ["lo", "veth1", "eth0"]) == ["eth0"]
+
+
+# -- machine --------------------------------------------------------------------------------------
+
+
+def test_a_process_on_the_endpoints_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = int(listening.getsockname()[1])
+        assert holder_of(port).endswith(f"(pid {os.getpid()})")
+        finding = foreign_port_holder(Endpoint("127.0.0.1", port), "not a store")
+    assert f"(pid {os.getpid()}) listens there" in finding.cause
+
+
+def test_an_endpoint_on_loopback_or_without_an_address_is_an_error() -> None:
+    assert checks(check_endpoint(Endpoint("localhost"), is_etcd=False)) == [("error", "loopback-endpoint")]
+    assert checks(check_endpoint(Endpoint("no-such-host.invalid"), is_etcd=False)) == [
+        ("error", "endpoint-name")
+    ]
+
+
+def test_folders_that_cannot_be_written_are_reported(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    folders = {"--state-dir": tmp_path / "new/state", "--log-dir": file / "logs"}
+    (finding,) = (one for one in check_folders(request(folders=folders)) if one.check == "folder")
+    assert "--log-dir" in finding.cause
+
+
+def test_the_number_of_open_files_has_to_suffice_for_all_workers() -> None:
+    assert "open-files" in [one.check for one in check_limits(request(most=65_000, slots=1000))]
+
+
+class Nvml:
+    """A driver with two GPUs, one of which is in use."""
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
+        """Nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        process = type("Process", (), {"pid": os.getpid(), "usedGpuMemory": 2**33})
+        answers = {
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": lambda number: number,
+            "nvmlDeviceGetName": lambda handle: b"NVIDIA H100",
+            "nvmlSystemGetDriverVersion": lambda: "570.1",
+            "nvmlDeviceGetComputeRunningProcesses": lambda handle: [process] if handle == 0 else [],
+        }
+        return answers[name]
+
+
+def test_gpus_in_use_and_workers_without_a_gpu_are_reported(tmp_path: Path) -> None:
+    driver = tmp_path / "nvidiactl"
+    driver.touch()
+    gpus = find_gpus(Nvml(), str(driver))
+    assert (gpus.described, gpus.driver) == ("2 x NVIDIA H100", "570.1")
+    found = list(check_gpus(gpus, request(slots=2, environ={"CUDA_VISIBLE_DEVICES": "1"})))
+    assert checks(found) == [("warning", "gpus-in-use"), ("error", "workers-per-gpu")]
+    assert f"(pid {os.getpid()})" in found[0].cause
+    assert find_gpus(None, str(tmp_path / "none")).described == "none"
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def test_a_healthy_machine_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import json\n")
+    done = elastic_agent("doctor", "--alone", "--node-id", "n1", "--state-dir", str(tmp_path), str(script))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "no problems found on n1 alone\n", "")
+
+
+def test_a_missing_script_and_a_loopback_endpoint_are_found_at_once() -> None:
+    words = ["--rdzv-endpoint", "localhost:29400", "--nnodes", "2", "--node-id", "n1", "missing.py"]
+    done = elastic_agent("doctor", *words)
+    out = done.stdout
+    assert done.returncode == 1
+    assert "error    n1: the endpoint localhost:29400 means a different machine on every machine" in out
+    assert 'error    n1: script "missing.py" does not exist' in out
+    assert out.endswith("2 errors on n1 alone\n")
+
+
+@pytest.mark.parametrize("wait", ["soon", "0", "-1", "1e9"])
+def test_the_time_to_wait_is_a_number_of_seconds(wait: str) -> None:
+    with pytest.raises(UsageError, match="expected a number of seconds"):
+        doctor([f"--wait={wait}"])
+
+
+def test_findings_are_one_line() -> None:
+    found = [error("x", "two\nlines", "remedy", name) for name in ("a", "b")]
+    assert found[0].cause == "two lines"
+    assert grouped(found) == [(Finding(found[0].severity, "x", "two lines", "remedy"), ["a", "b"])]

@@ -1,0 +1,301 @@
+"""Machines that meet: who takes part, and what their test connections and folders mean."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.doctor.connections import connection_findings
+from elastic_agent.doctor.differences import clock_findings, difference_findings, differing
+from elastic_agent.doctor.meeting import FOLDER, Meeting
+from elastic_agent.doctor.pairs import EchoServer, Problem, connect_to_all, targets
+from elastic_agent.doctor.paths import SharedFolders, path_findings
+from elastic_agent.doctor.records import Attendance, Connection, MachineFacts
+from elastic_agent.transport import c10d
+from elastic_agent.values import Endpoint, PortRange
+from tests.ports import free_port
+
+WAIT_S = 60.0
+
+
+def attendance(
+    name: str, *, port: int = 1, least: int = 1, most: int = 2, address: str = "127.0.0.1"
+) -> Attendance:
+    return Attendance(name, least, most, address, port)
+
+
+# -- who takes part -------------------------------------------------------------------------------
+
+
+@dataclass
+class Store:
+    """A c10d store, as a run or another doctor hosts it."""
+
+    host: c10d.C10dHost
+
+    def meeting(self, name: str, *, most: int = 2) -> Meeting:
+        link = c10d.dial_exchange(Endpoint("127.0.0.1", self.host.port), FOLDER, 5.0)
+        return Meeting(link, attendance(name, most=most))
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    host = c10d.find_or_host(Endpoint("127.0.0.1", free_port()), 5.0)
+    assert host is not None
+    yield Store(host)
+    host.close()
+
+
+def silent(line: str) -> None:
+    """For those who wait."""
+
+
+def test_all_machines_know_the_same_members(store: Store) -> None:
+    async def meet() -> None:
+        both = [store.meeting("a"), store.meeting("b")]
+        await asyncio.gather(*(one.join(WAIT_S, silent) for one in both))
+        assert both[0].members == both[1].members
+        names = [one.machine for one in both[0].attendances.values()]
+        assert sorted(names) == ["a", "b"]
+        first, second = both
+        records = await asyncio.gather(
+            first.exchange("x", Connection(first.id), 10.0), second.exchange("x", Connection(second.id), 10.0)
+        )
+        assert records[0] == records[1] == {one: Connection(one) for one in first.members}
+        for one in both:
+            one.close()
+
+    asyncio.run(meet())
+
+
+def test_a_machine_that_forgot_the_number_of_nodes_waits_for_what_the_others_expect(store: Store) -> None:
+    async def meet() -> None:
+        three = [store.meeting("a", most=1), store.meeting("b", most=3), store.meeting("c", most=3)]
+        await asyncio.gather(*(one.join(WAIT_S, silent) for one in three))
+        assert [len(one.members) for one in three] == [3, 3, 3]
+        for one in three:
+            one.close()
+
+    asyncio.run(meet())
+
+
+def test_a_machine_that_comes_too_late_is_examined_in_the_next_round(store: Store) -> None:
+    async def meet() -> None:
+        early = [store.meeting("a"), store.meeting("b")]
+        await asyncio.gather(*(one.join(WAIT_S, silent) for one in early))
+        late = [store.meeting("c"), store.meeting("d")]
+        await asyncio.gather(*(one.join(WAIT_S, silent) for one in late))
+        assert not {*late[0].members} & {*early[0].members}
+        for one in (*early, *late):
+            one.close()
+
+    asyncio.run(meet())
+
+
+def test_it_is_shown_for_how_many_machines_the_others_wait(store: Store) -> None:
+    async def meet() -> str:
+        alone = store.meeting("a", most=3)
+        shown: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        joining = asyncio.ensure_future(alone.join(WAIT_S, shown.set_result))
+        line = await shown
+        joining.cancel()
+        alone.close()
+        return line
+
+    assert asyncio.run(meet()) == ("waiting for 2 of 3 machines; here: a. Run the same command on the others")
+
+
+# -- connections ----------------------------------------------------------------------------------
+
+
+def test_connections_between_machines_work_in_both_directions_and_on_the_port_range() -> None:
+    low = free_port()
+
+    async def connect() -> list[Connection]:
+        server = EchoServer()
+        await server.start(PortRange(low, low))
+        machines = {
+            "me": attendance("a"),
+            "it": Attendance("b", 1, 2, "127.0.0.1", server.port, server.ranged_port),
+        }
+        try:
+            return await connect_to_all(targets("me", ["me", "it"], machines))
+        finally:
+            server.close()
+
+    made = asyncio.run(connect())
+    assert [(one.problem, one.is_ranged) for one in made] == [("", False), ("", True)]
+    assert all(abs(one.ahead_s) < 1.0 for one in made)
+
+
+def test_a_program_that_is_no_doctor_is_recognised() -> None:
+    async def connect() -> tuple[Connection, Connection]:
+        other = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        machines = {"it": attendance("b", port=int(other.sockets[0].getsockname()[1]))}
+        (silent_one,) = await connect_to_all(targets("me", ["me", "it"], machines))
+        other.close()
+        (refused,) = await connect_to_all(targets("me", ["me", "it"], machines))
+        return silent_one, refused
+
+    silent_one, refused = asyncio.run(connect())
+    assert (silent_one.problem, refused.problem) == (Problem.NO_ANSWER, Problem.REJECTED)
+
+
+def test_in_large_runs_every_machine_has_a_few_connections() -> None:
+    members = [f"{number:02}" for number in range(40)]
+    machines = {one: attendance(one) for one in members}
+    found = {one: [target.id for target in targets(one, members, machines)] for one in members}
+    assert all(8 <= len(each) <= 9 for each in found.values())
+    assert all(after in found[before] for before, after in pairwise(members))
+
+
+THREE = {one: attendance(one, address=f"10.0.0.{number}") for number, one in enumerate("abc", 1)}
+
+
+BLOCKED = (
+    "TCP from any other machine to b (10.0.0.2) on an ephemeral port is not answered: a firewall drops the "
+    "packets"
+)
+
+
+def causes(made: dict[str, list[Connection]]) -> list[tuple[str, str]]:
+    return [(one.machine, one.cause) for one in connection_findings(THREE, made)]
+
+
+def test_a_firewall_on_one_machine_is_one_finding() -> None:
+    dropped = {one: [Connection("b", Problem.DROPPED)] for one in "ac"}
+    made = {
+        "a": [*dropped["a"], Connection("c")],
+        "b": [Connection("a"), Connection("c")],
+        "c": [Connection("a"), *dropped["c"]],
+    }
+    assert causes(made) == [
+        (
+            "b",
+            BLOCKED,
+        )
+    ]
+
+
+def test_a_connection_that_fails_between_two_machines_names_both() -> None:
+    made = {
+        "a": [Connection("b"), Connection("c", Problem.REJECTED)],
+        "b": [Connection("a"), Connection("c")],
+        "c": [Connection("a"), Connection("b")],
+    }
+    ((machine, cause),) = causes(made)
+    assert machine == "a"
+    assert cause.startswith("TCP from a to c (10.0.0.3) on an ephemeral port is refused")
+
+
+def test_lost_large_packets_to_one_machine_are_one_finding() -> None:
+    made = {
+        "a": [Connection("b"), Connection("c", Problem.LARGE_LOST)],
+        "b": [Connection("a"), Connection("c", Problem.LARGE_LOST)],
+        "c": [Connection("a", Problem.LARGE_LOST_BACK), Connection("b", Problem.LARGE_LOST_BACK)],
+    }
+    ((machine, cause),) = causes(made)
+    assert machine == "c"
+    assert "64 kB from any other machine to c (10.0.0.3) are lost" in cause
+
+
+def test_slow_lookups_of_host_names_are_reported_for_the_machine_that_waits() -> None:
+    made = {"a": [Connection("b", lookup_s=2.0), Connection("c", lookup_s=2.5)]}
+    ((machine, cause),) = causes(made)
+    assert machine == "a"
+    assert "10.0.0.3 takes 2.5 s" in cause
+
+
+# -- differences ----------------------------------------------------------------------------------
+
+
+def facts(machine: str, environment: dict[str, str] | None = None, **values: str) -> MachineFacts:
+    return MachineFacts(machine, "10.0.0.1", facts=values, environment=environment or {})
+
+
+def test_the_machine_that_differs_is_named_and_marked() -> None:
+    machines = [facts("a", torch="2.13.0"), facts("b", torch="2.14.0"), facts("c", torch="2.13.0")]
+    (column,) = differing(machines)
+    assert [column.is_odd(number) for number in range(3)] == [False, True, False]
+    (finding,) = difference_findings(machines, [column])
+    assert (finding.machine, finding.severity) == ("b", "error")
+    assert "2.14.0 here, 2.13.0 on most machines" in finding.cause
+
+
+def test_of_two_machines_that_differ_none_is_the_odd_one() -> None:
+    machines = [facts("a", {"NCCL_ALGO": "Ring"}), facts("b")]
+    (finding,) = difference_findings(machines, differing(machines))
+    assert finding.machine == ""
+    assert "NCCL_ALGO differs: Ring on a; - on b" in finding.cause
+
+
+def test_differences_that_are_usual_are_only_shown() -> None:
+    machines = [facts("a", {"NCCL_SOCKET_IFNAME": "ib0"}, memory="64 GiB"), facts("b", memory="32 GiB")]
+    columns = differing(machines)
+    assert [one.name for one in columns] == ["memory", "$NCCL_SOCKET_IFNAME"]
+    assert list(difference_findings(machines, columns)) == []
+
+
+def test_a_wrong_clock_is_reported() -> None:
+    ahead = {"a": [-60.0, 0.0, 0.1], "b": [60.0, 60.1, 59.9], "c": [-60.0, 0.1, 0.0]}
+    (finding,) = clock_findings({"a": "a", "b": "b", "c": "c"}, ahead)
+    assert finding.machine == "b"
+    assert "60 s ahead of" in finding.cause
+
+
+# -- shared folders -------------------------------------------------------------------------------
+
+LOCK_SEEN_BY_ANOTHER_PROCESS = """
+import sys
+from pathlib import Path
+from elastic_agent.doctor.paths import SharedFolders
+print(*SharedFolders([Path(sys.argv[1])], "two").look(["one", "two"]).lock_ignored)
+"""
+
+
+async def _lock_ignored_elsewhere(folder: Path) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOCK_SEEN_BY_ANOTHER_PROCESS, str(folder), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    return out.decode().strip()
+
+
+def test_a_shared_folder_has_no_findings_and_nothing_stays_in_it(tmp_path: Path) -> None:
+    one, two = SharedFolders([tmp_path], "one"), SharedFolders([tmp_path], "two")
+    shared = {"one": one.describe(), "two": two.describe()}
+    one.mark()
+    assert asyncio.run(_lock_ignored_elsewhere(tmp_path)) == "False", "the lock of another process holds"
+    two.mark()
+    seen = {"one": one.look(["one", "two"]), "two": two.look(["one", "two"])}
+    assert seen["one"].seen == seen["two"].seen == (("one", "two"),)
+    one.remove_marks()
+    two.remove_marks()
+    assert list(tmp_path.iterdir()) == []
+    found = path_findings({"one": "a", "two": "b"}, shared, seen)
+    assert {finding.check for finding in found} <= {
+        "locks",
+        "disk-space",
+    }  # one process here: its locks are its own
+
+
+def test_a_folder_that_is_missing_or_another_one_is_reported(tmp_path: Path) -> None:
+    folders = [tmp_path / "x", tmp_path / "y", tmp_path / "missing"]
+    for folder in folders[:2]:
+        folder.mkdir()
+    each = {str(number): SharedFolders([folder], str(number)) for number, folder in enumerate(folders)}
+    shared = {one: folder.describe() for one, folder in each.items()}
+    for one in each.values():
+        one.mark()
+    seen = {name: one.look(list(each)) for name, one in each.items()}
+    for one in each.values():
+        one.remove_marks()
+    found = path_findings({"0": "a", "1": "b", "2": "c"}, shared, seen)
+    checks = [(finding.check, finding.machine) for finding in found if finding.severity == "error"]
+    assert checks == [("path", "c"), ("path-not-shared", "b")]
