@@ -33,7 +33,7 @@ class Agents:
         self.script.write_text(SCRIPT)
         self.endpoint = f"127.0.0.1:{free_port()}"
 
-    def start(self, node_id: str, **variables: str) -> subprocess.Popen[str]:
+    def start(self, node_id: str, *more: str, **variables: str) -> subprocess.Popen[str]:
         options = [
             "--rdzv-endpoint",
             self.endpoint,
@@ -48,6 +48,7 @@ class Agents:
             [
                 *COMMAND,
                 *options,
+                *more,
                 "--state-dir",
                 str(self.state_dir),
                 "--log-format",
@@ -132,6 +133,25 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         assert re.search(r"^run shown at \S+: finished .* ago in generation 2", ended), ended
         assert "no agent of the run is running on this machine; this was its status" in ended
         assert "bad sample" in ended
+
+
+def test_every_node_tells_why_the_run_failed_whichever_hosts_the_store(tmp_path: Path) -> None:
+    for failing in (0, 1):
+        folder = tmp_path / f"{failing}"
+        folder.mkdir()
+        with ExitStack() as stack:
+            run = Agents(folder, stack)
+            first = run.start("n1", "--max-restarts", "0")
+            line_with(first, "hosting the store")
+            agents = [first, run.start("n2", "--max-restarts", "0")]
+            for agent in agents:
+                assert worker_is_up(agent)
+            answer(agents[failing], "fail")
+            causes = [line_with(agent, "generation 1: root cause: ") for agent in agents]
+            assert [agent.wait() for agent in agents] == [ExitCode.FAILED] * 2
+        expected = rf"root cause: worker n{failing + 1}/0 \(rank {failing}\) on \S+: ValueError: bad sample"
+        for cause in causes:
+            assert re.search(expected, cause)
 
 
 def test_without_an_agent_and_a_saved_status_there_is_one_clear_line(tmp_path: Path) -> None:

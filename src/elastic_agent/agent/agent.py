@@ -31,7 +31,7 @@ from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.reporting.torch_events import TorchEvents
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
-from elastic_agent.agent.web.server import StatusServer
+from elastic_agent.agent.web.server import open_status_page
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import job_fingerprint
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
@@ -83,6 +83,9 @@ LAST_ANSWERS_S = 2.0
 
 SETTLE_S = 5.0
 """How long the last reports on the run may take at its end."""
+
+READING_S = 0.6
+"""How long a store stays after a failed run, so that the other nodes can read all reports; they do not confirm it."""
 
 SAVE_S = 1.0
 """How long saving the status may take when this node leaves a run that continues, or cannot reach the store."""
@@ -216,6 +219,10 @@ class Agent(ElasticAgent):
             if ending.outcome is Outcome.DRAINED:
                 self._release_node_id()
             await self._host_on()
+            world = self._supervisor.world if self._supervisor is not None else None
+            has_readers = self._backend.is_host and world is not None and len(world.seats) > 1
+            if ending.outcome is Outcome.FAILED and has_readers:
+                await asyncio.sleep(READING_S)
             self._backend.run_ended()
             await self._requeue(ending)
             return ending
@@ -362,7 +369,7 @@ class Agent(ElasticAgent):
             status=observer.status,
         )
         control = await self._listen(commands)
-        page = self._serve_status(observer)
+        page = open_status_page(settings.status_port, observer.status)
         try:
             ending = await supervisor.run()
             concluded = ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED)
@@ -389,21 +396,6 @@ class Agent(ElasticAgent):
                 reason=str(error),
             )
             return None
-
-    def _serve_status(self, observer: RunObserver) -> StatusServer | None:
-        address = self._settings.status_port
-        if address is None:
-            return None
-        try:
-            page = StatusServer(address, observer.status)
-        except OSError as error:
-            self._log.warning(
-                f"no status page: --status-port {address} cannot be used: {error.strerror or error}; the run continues"
-            )
-            return None
-        page.start()
-        self._log.info(f"status page at {page.url}")
-        return page
 
     async def _host_on(self) -> None:
         """A host keeps serving until no run needs its store any more."""

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from elastic_agent.diagnosis.status import RunStatus
+from elastic_agent.logs import get_logger
 from elastic_agent.values import Endpoint
 
 from .metrics import CONTENT_TYPE, MetricsUnavailableError, metrics_text
@@ -93,6 +94,23 @@ class StatusServer:
 
     async def _determine(self) -> RunStatus:
         return await self._get_status()
+
+
+def open_status_page(address: Endpoint | None, get_status: GetStatus) -> StatusServer | None:
+    """Serve the status at this address from now on; None without an address, or if it cannot be used (logged)."""
+    if address is None:
+        return None
+    log = get_logger()
+    try:
+        page = StatusServer(address, get_status)
+    except OSError as error:
+        log.warning(
+            f"no status page: --status-port {address} cannot be used: {error.strerror or error}; the run continues"
+        )
+        return None
+    page.start()
+    log.info(f"status page at {page.url}")
+    return page
 
 
 class _Server(ThreadingHTTPServer):

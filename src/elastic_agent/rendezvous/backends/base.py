@@ -70,6 +70,11 @@ class RendezvousBackend(abc.ABC):
         if self.run_id is not None:
             self.history_store.settle(self.run_id)
 
+    @property
+    def is_host(self) -> bool:
+        """Whether this process hosts the store."""
+        return False
+
     # -- dialling -------------------------------------------------------------------------------
 
     @abc.abstractmethod

@@ -116,6 +116,11 @@ class C10dBackend(RendezvousBackend):
         )
         self._coordinator.start()
 
+    @property
+    def is_host(self) -> bool:
+        """Whether this process hosts the store."""
+        return self._host is not None
+
     # -- the end --------------------------------------------------------------------------------
 
     @property
