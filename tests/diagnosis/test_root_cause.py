@@ -12,6 +12,7 @@ from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerStat
 from elastic_agent.diagnosis.render import MOST_LINES, headline, render
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
+from elastic_agent.workers.failure import describe
 
 from .scenes import End, report, reports, scene, worker
 
@@ -282,3 +283,31 @@ def test_reports_of_another_generation_are_ignored() -> None:
     old = report(0, worker(0, 0, scene("sigkill")[0], 1e9))
     new = NodeReport("n1", "i1", 2, 1e9, workers=(worker(0, 1, scene("exception")[0], 1e9),))
     assert found([old, new]).worker == "n1/0"
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_the_failure_in_the_plan_counts_if_its_node_has_not_reported_it(is_running: bool) -> None:
+    """The report may come too late, or never."""
+    failed = describe(0, 1, "", scene("too_many_files")[0].stderr)
+    failure = Failure(FailureKind.WORKER, failed.summary("n1"), failed.tail, slot=0, returncode=1)
+    late = [report(1, WorkerReport(0, 1, WorkerState.RUNNING))] if is_running else []
+    cause = found([broken(0, "10.0.0.1"), *late, broken(2, "10.0.0.1")], plan(failure.summary, failure, "n1"))
+    assert (cause.worker, cause.rank, cause.host) == ("n1/0", 1, "host1" if is_running else "10.0.0.1")
+    assert cause.what == "OSError: [Errno 24] Too many open files: '/dev/null'"
+    assert "ulimit -n" in cause.remedy
+
+
+@pytest.mark.parametrize(
+    ("summary", "returncode", "what"),
+    [
+        ("worker n1/0 was killed by SIGKILL", -9, "was killed by SIGKILL"),
+        ("worker n1/0 exited with code 3", 3, "exited with code 3"),
+        ("worker n1/0 exited with code 3: no data", 3, "no data"),
+        ("worker n1/0 exited with code 1: OSError: No space left on device (remedy: free it (soon))", 1,
+         "OSError: No space left on device"),
+    ],
+)  # fmt: skip
+def test_how_a_worker_ended_is_read_from_the_plan(summary: str, returncode: int, what: str) -> None:
+    failure = Failure(FailureKind.WORKER, summary, slot=0, returncode=returncode)
+    cause = found([broken(0, "10.0.0.1")], plan(summary, failure, "n1"))
+    assert (cause.worker, cause.what) == ("n1/0", what)

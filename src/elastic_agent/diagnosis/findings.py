@@ -222,3 +222,9 @@ def _links(tail: str) -> list[str]:
         chain.append(next((line for line in lines if line and not line.startswith(" ")), ""))
         is_linked = any(line.startswith(_LINKS) for line in lines)
     return [" ".join(error.split()) for error in chain if error]
+
+
+def last_error(tail: str) -> str:
+    """The exception with which the last traceback in this text ends; empty if there is none."""
+    links = _links(tail)
+    return links[-1] if links else ""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from elastic_agent.protocol import FailureKind, Plan, Seat, World
 
+from .announced import with_announced
 from .cause import CauseKind, RootCause
 from .findings import Finding, Standing, judge
 from .mismatch import different_collective
@@ -46,6 +47,7 @@ def root_cause(
         for report in reports
         if report.generation == generation
     ]
+    reports = with_announced(reports, seats, plan)
     findings = [judge(report, worker) for report in reports for worker in report.workers]
     known = {report.node_id for report in reports}
     missing = [seat for seat in seats if seat.node_id not in known]

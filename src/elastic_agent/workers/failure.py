@@ -104,10 +104,7 @@ def describe(
     message, tail = _from_error_file(error_file) if error_file else ("", "")
     stderr_tail = plain(stderr_tail)
     stderr = _RANK_PREFIX.sub("", stderr_tail)
-    # 1 is the code of an exception that was not caught; with others, those in the output were.
-    trace = last_of_script(stderr) if _may_have_raised(returncode, stderr) else None
-    if trace is not None and returncode == -signal.SIGTERM and not stderr.rstrip().endswith(trace.error):
-        trace = None
+    trace = _final_traceback(returncode, stderr)
     if not message:
         message = _error_in(stderr, returncode, trace)
         tail = trace.text.removesuffix(f"\n{_ABORTED_AFTER_EXCEPTION}") if trace is not None else ""
@@ -120,7 +117,7 @@ def describe(
         message=known,
         tail=_last_bytes(shortened(tail, TAIL_BYTES) if tail else stderr_tail),
         no_room=no_room,
-        signature="" if no_room else signature(1 if trace else returncode, known, tail or stderr),
+        signature="" if no_room else signature(_own_code(returncode, trace), known, tail or stderr),
         symptom=recognised.symptom if recognised is not None else None,
         facts=facts or {},
     )
@@ -131,13 +128,24 @@ def signal_name(returncode: int) -> str:
     return name_of_signal(returncode) if returncode < 0 else ""
 
 
-def _may_have_raised(returncode: int, stderr: str) -> bool:
-    """Whether the last traceback in `stderr` may be that of the exception that ended the worker.
+def _final_traceback(returncode: int, stderr: str) -> Traceback | None:
+    """The traceback of the exception that ended the worker, if one did.
 
-    It may have been stopped, or aborted, while it exited because of an exception.
+    1 is the code of an exception that was not caught; with others, those in the output were. But a worker may be
+    aborted, or stopped by its agent, while it exits because of an exception.
     """
-    aborted = returncode == -signal.SIGABRT and _ABORTED_AFTER_EXCEPTION in stderr
-    return aborted or returncode in (1, -signal.SIGTERM)
+    if returncode == 1 or (returncode == -signal.SIGABRT and _ABORTED_AFTER_EXCEPTION in stderr):
+        return last_of_script(stderr)
+    if returncode != -signal.SIGTERM:
+        return None
+    trace = last_of_script(stderr)
+    end = stderr.rstrip().removesuffix(_ABORTED_AFTER_EXCEPTION).rstrip()
+    return trace if trace is not None and end.endswith(trace.error) else None
+
+
+def _own_code(returncode: int, trace: Traceback | None) -> int:
+    """The code with which the worker would have exited if it had not been aborted."""
+    return 1 if trace is not None and returncode == -signal.SIGABRT else returncode
 
 
 def _message_lines(tail: str) -> list[str]:
