@@ -12,7 +12,7 @@ from elastic_agent.protocol.codec import encode
 from elastic_agent.protocol.records import History, Plan
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
-from elastic_agent.transport.base import UnreachableError
+from elastic_agent.transport.base import ExchangeLink, UnreachableError
 from elastic_agent.transport.etcd import (
     EtcdLink,
     EtcdReportLink,
@@ -21,6 +21,7 @@ from elastic_agent.transport.etcd import (
     RunKeys,
     await_no_leader,
     campaign_for,
+    dial_exchange,
     run_life,
 )
 from elastic_agent.transport.etcd.client import EtcdClient, delete, put
@@ -97,6 +98,11 @@ class EtcdScene(Scene):
         if run_id not in self._terms:
             self._terms[run_id] = self.leadership(run_id)
         return sharing_office(self._terms[run_id], self.client())
+
+    def exchange(self) -> ExchangeLink:
+        link = dial_exchange(endpoint_of(self.cluster), self.access, "tests")
+        self._open.callback(link.close)
+        return link
 
     def reports(self, run_id: str = "run") -> EtcdReportLink:
         return EtcdReportLink(self.client(), self.keys(run_id), self.kept)

@@ -30,7 +30,7 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.transport import c10d
-from elastic_agent.transport.base import CoordinatorLink, NodeLink, ReportLink
+from elastic_agent.transport.base import CoordinatorLink, ExchangeLink, NodeLink, ReportLink
 from elastic_agent.transport.c10d.plans import _pack
 from elastic_agent.transport.c10d.store import StoreClient
 from elastic_agent.values import Endpoint
@@ -113,6 +113,10 @@ class Scene(ABC):
         """A connection for reports."""
 
     @abstractmethod
+    def exchange(self) -> ExchangeLink:
+        """A connection of a program beside the run."""
+
+    @abstractmethod
     def end_run(self) -> None:
         """Have the coordinator remove the run."""
 
@@ -162,6 +166,9 @@ class C10dScene(Scene):
     def coordinator(self, run_id: str = "run") -> c10d.C10dCoordinatorLink:
         client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
         return c10d.C10dCoordinatorLink(client, run_id, self.complaints.append)
+
+    def exchange(self) -> ExchangeLink:
+        return c10d.dial_exchange(self.endpoint, "tests", 20.0)
 
     def reports(self, run_id: str = "run") -> ReportLink:
         return c10d.dial_reports(self.endpoint, run_id, PATIENCE_S)

@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
-from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.command_line import CommandLine, HelpRequested, parse_command_line
 
 if TYPE_CHECKING:
     from elastic_agent.doctor.examination import Report
     from elastic_agent.doctor.local import LocalResult
     from elastic_agent.doctor.request import Request
-    from elastic_agent.values import EtcdAccess
 
 DOCTOR_PAGE = """\
 Usage: elastic-agent doctor [OPTIONS OF RUN] [--paths DIR,DIR] [--wait SECONDS] [--alone] [--json] [SCRIPT [ARGUMENTS]]
@@ -42,25 +40,12 @@ Exit codes
   0      no errors; there may be warnings
   1      errors were found
   2      usage error: nothing was examined
-  3      not all machines came within --wait; those that did were examined
-  4      the endpoint cannot be reached, or what answers there is not a store of elastic-agent
+  3      fewer machines than --nnodes requires came within --wait; those that did were examined
+  4      the endpoint cannot be reached, what answers there is not a store of elastic-agent, or its connection broke
   70     internal error of elastic-agent: please report it"""
 
 DEFAULT_WAIT_S = 60.0
 _JSON, _ALONE, _PATHS, _WAIT = "--json", "--alone", "--paths", "--wait"
-_COMPARED = (
-    "nnodes",
-    "rdzv_backend",
-    "rdzv_id",
-    "lease_ttl",
-    "fence_margin",
-    "max_restarts",
-    "hang_timeout",
-    "node_unit",
-    "port_range",
-    "module",
-)
-"""Settings that are to be the same on all machines."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +102,7 @@ def _resolve(line: CommandLine) -> tuple[Resolved, str]:
 
 def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
+    from elastic_agent.agent.doctor_request import doctor_request
     from elastic_agent.config.etcd_password import take_password
     from elastic_agent.doctor.examination import meets_others, report_alone
     from elastic_agent.doctor.local import examine_alone
@@ -129,7 +115,15 @@ def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
     password = take_password()
     configure_logging(settings.log_format, "warning", sys.stderr)
     shorten_lookups()
-    request = _request(given, settings, environ, password(), script_problem)
+    request = doctor_request(
+        settings,
+        environ,
+        password=password(),
+        script_problem=script_problem,
+        paths=given.paths,
+        wait_s=given.wait_s,
+        alone=given.has(_ALONE),
+    )
     local = asyncio.run(examine_alone(request))
     report = _together(request, local) if meets_others(request, local) else report_alone(request, local)
     print(as_json(report) if given.has(_JSON) else as_text(report, request.machine), flush=True)
@@ -151,52 +145,3 @@ def _together(request: Request, local: LocalResult) -> Report:
 
 def _show(line: str) -> None:
     print(f"elastic-agent doctor: {line}", file=sys.stderr, flush=True)
-
-
-def _request(
-    given: Given, settings: Settings, environ: Mapping[str, str], password: str, script_problem: str
-) -> Request:
-    from elastic_agent.agent.devices import likely_slots
-    from elastic_agent.agent.slurm.nodes import reachable_endpoint
-    from elastic_agent.agent.worker_group.command import job_fingerprint
-    from elastic_agent.config.value_types import ETCD
-    from elastic_agent.doctor.request import Request
-
-    endpoint = settings.rdzv_endpoint
-    return Request(
-        machine=settings.node_id or os.uname().nodename,
-        endpoint=reachable_endpoint(endpoint, environ) if endpoint is not None else None,
-        access=_access(settings, password) if settings.rdzv_backend == ETCD else None,
-        least=settings.nnodes.least,
-        most=settings.nnodes.most,
-        slots=likely_slots(settings.nproc_per_node),
-        script=settings.script,
-        script_args=settings.script_args,
-        script_problem=script_problem,
-        is_module=settings.runs_module,
-        is_program=settings.runs_program,
-        python=settings.python_exec or sys.executable,
-        fingerprint=job_fingerprint(settings) if settings.script else "",
-        environ=environ,
-        folders={"--state-dir": settings.state_dir, "--log-dir": settings.log_dir},
-        paths=given.paths,
-        port_range=settings.port_range,
-        local_addr=settings.local_addr,
-        compared=_compared(settings),
-        wait_s=given.wait_s,
-        alone=given.has(_ALONE),
-    )
-
-
-def _access(settings: Settings, password: str) -> EtcdAccess:
-    from elastic_agent.agent.backend import etcd_access  # imports torch
-
-    return etcd_access(settings, password)
-
-
-def _compared(settings: Settings) -> dict[str, str]:
-    from elastic_agent.config.settings import spec_by_name
-
-    known = spec_by_name()
-    values = {known[name].flag: getattr(settings, name) for name in _COMPARED}
-    return {flag: "not set" if value is None else str(value) for flag, value in values.items()}

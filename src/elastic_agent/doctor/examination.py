@@ -124,7 +124,7 @@ async def _examine_together(
         echo.close()
         meeting.close()
     code = ExitCode.FINISHED if is_healthy(findings) else ExitCode.FAILED
-    if len(meeting.members) < max(meeting.expected, request.least):
+    if len(meeting.members) < meeting.least:
         code = ExitCode.TOO_FEW_NODES
     return Report(
         tuple(together.machines.values()),

@@ -51,7 +51,8 @@ class Meeting:
         """The names of those that wait."""
         self.expected = attendance.most
         """How many machines the settings of those that wait require."""
-        self._least = attendance.least
+        self.least = attendance.least
+        """How many they require at least."""
         self._link = link
         self._thread = AbandonableThread("store-doctor")
         self._attendance = attendance
@@ -78,7 +79,7 @@ class Meeting:
             if names != self.present:
                 self.present, arrived_s = names, now_s
             self.expected = max(one.most for one in alive.values())
-            self._least = max(one.least for one in alive.values())
+            self.least = max(one.least for one in alive.values())
             if self._is_enough(len(alive), now_s - begun_s, now_s - arrived_s, wait_s):
                 await self._propose(sorted(alive))
                 continue
@@ -127,7 +128,7 @@ class Meeting:
             return True
         if self.expected == 1 or count >= self.expected:
             return settled_s >= SETTLE_SINGLE_S if self.expected == 1 else True
-        return count >= self._least and count > 1 and settled_s >= min(SETTLE_S, wait_s)
+        return count >= self.least and count > 1 and settled_s >= min(SETTLE_S, wait_s)
 
     async def _propose(self, members: list[str]) -> None:
         data = " ".join(members).encode()

@@ -19,7 +19,7 @@ from .collective import CollectiveProcess, Task
 from .connections import connection_findings
 from .differences import Column, clock_findings, difference_findings, differing
 from .environment import compared_variables
-from .findings import Finding, error, warning
+from .findings import Finding, error, note, warning
 from .local import LocalResult
 from .meeting import Meeting
 from .pairs import CONNECT_S, LOOKUP_S, connect_to_all, targets
@@ -136,7 +136,11 @@ class Together:
 
     def _order_machines(self) -> None:
         """The machine of the endpoint first, then by name."""
-        named = {member: replace(one, machine=self.names[member]) for member, one in self.machines.items()}
+        named = {
+            member: replace(one, machine=self.names[member])
+            for member, one in self.machines.items()
+            if member in self.names
+        }
         order = sorted(named, key=lambda member: (not named[member].is_endpoint, named[member].machine))
         self.machines = {member: named[member] for member in order}
 
@@ -149,7 +153,8 @@ class Together:
     def _missing(self) -> Iterable[Finding]:
         lacking = self._meeting.expected - len(self._meeting.members)
         if lacking > 0:
-            yield error(
+            make = error if len(self._meeting.members) < self._meeting.least else note
+            yield make(
                 "missing-machines",
                 f"{lacking} of {self._meeting.expected} machines did not come within {self._request.wait_s:g} s; here: "
                 f"{', '.join(self._meeting.present)}",

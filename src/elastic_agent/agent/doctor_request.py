@@ -1,0 +1,93 @@
+"""What ``elastic-agent doctor`` is to examine, from the settings in force."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from elastic_agent.config.settings import Settings, spec_by_name
+from elastic_agent.config.value_types import ETCD
+from elastic_agent.doctor.request import Request
+from elastic_agent.values import EtcdAccess
+
+from .devices import likely_slots
+from .slurm.nodes import reachable_endpoint
+from .worker_group.command import job_fingerprint
+
+_COMPARED = (
+    "nnodes",
+    "rdzv_backend",
+    "rdzv_id",
+    "lease_ttl",
+    "fence_margin",
+    "max_restarts",
+    "hang_timeout",
+    "node_unit",
+    "port_range",
+    "module",
+)
+"""Settings that are to be the same on all machines."""
+
+
+def doctor_request(
+    settings: Settings,
+    environ: Mapping[str, str],
+    *,
+    password: str = "",
+    script_problem: str = "",
+    paths: tuple[Path, ...] = (),
+    wait_s: float = 60.0,
+    alone: bool = False,
+) -> Request:
+    """The request for a run with these settings.
+
+    Args:
+        settings: those of the run; without a script if it cannot be started.
+        environ: the environment that workers would inherit.
+        password: for etcd, from the environment.
+        script_problem: why the script cannot be started.
+        paths: folders that all machines share.
+        wait_s: how long to wait for the other machines, seconds.
+        alone: examine this machine only.
+
+    Raises:
+        UsageError: the password for etcd cannot be read.
+    """
+    endpoint = settings.rdzv_endpoint
+    return Request(
+        machine=settings.node_id or os.uname().nodename,
+        endpoint=reachable_endpoint(endpoint, environ) if endpoint is not None else None,
+        access=_access(settings, password) if settings.rdzv_backend == ETCD else None,
+        least=settings.nnodes.least,
+        most=settings.nnodes.most,
+        slots=likely_slots(settings.nproc_per_node),
+        script=settings.script,
+        script_args=settings.script_args,
+        script_problem=script_problem,
+        is_module=settings.runs_module,
+        is_program=settings.runs_program,
+        python=settings.python_exec or sys.executable,
+        fingerprint=job_fingerprint(settings) if settings.script else "",
+        environ=environ,
+        folders={"--state-dir": settings.state_dir, "--log-dir": settings.log_dir},
+        paths=paths,
+        port_range=settings.port_range,
+        local_addr=settings.local_addr,
+        compared=_compared(settings),
+        wait_s=wait_s,
+        alone=alone,
+    )
+
+
+def _access(settings: Settings, password: str) -> EtcdAccess:
+    from .backend import etcd_access  # imports torch
+
+    return etcd_access(settings, password)
+
+
+def _compared(settings: Settings) -> dict[str, str]:
+    known = spec_by_name()
+    values = {known[name].flag: getattr(settings, name) for name in _COMPARED}
+    return {flag: "not set" if value is None else str(value) for flag, value in values.items()}
