@@ -14,7 +14,6 @@ from torch.distributed.elastic.agent.server.api import (
     ElasticAgent,
     RunResult,
     WorkerGroup,
-    WorkerSpec,
     WorkerState,
 )
 
@@ -23,6 +22,7 @@ from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
 from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.reporting.event_log import EventLog
+from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles, GoodputRecorder
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.run_observer import RunObserver
 from elastic_agent.agent.reporting.start_facts import start_facts
@@ -35,7 +35,7 @@ from elastic_agent.agent.web.server import open_status_page
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import job_fingerprint
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
-from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group
+from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group, worker_spec
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.learning import Learning
@@ -55,7 +55,6 @@ from elastic_agent.protocol import (
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
-from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.sd_notify import SystemdNotifier
@@ -133,6 +132,7 @@ class Agent(ElasticAgent):
         self._publish = events.Publisher(log_event, *(one.on_event for one in reporters))
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
+        self._goodput: GoodputRecorder | None = None
         self._node_id_lock: NodeIdLock | None = None
         self._claim: RunClaim | None = None
         self._job = SlurmJob.from_environment(os.environ)
@@ -174,16 +174,7 @@ class Agent(ElasticAgent):
 
     def get_worker_group(self, role: str = "default") -> WorkerGroup:
         """The workers of this node as torch describes them, in the generation they ran last."""
-        settings = self._settings
-        spec = WorkerSpec(
-            role=settings.role,
-            local_world_size=self._slots,
-            rdzv_handler=AgentRendezvous(self._backend.run_id or "", settings.rdzv_backend),
-            entrypoint=settings.script,
-            args=settings.script_args,
-            max_restarts=settings.max_restarts,
-            event_log_handler=settings.event_log_handler,
-        )
+        spec = worker_spec(self._settings, self._slots, self._backend.run_id or "")
         supervisor = self._supervisor
         if supervisor is None or supervisor.world is None:
             return WorkerGroup(spec)
@@ -343,6 +334,9 @@ class Agent(ElasticAgent):
             collectives=collectives,
         )
         supervisor = self._supervisor = Supervisor(parts)
+        files = GoodputFiles(settings.state_dir, run_id, lock.node_id)
+        goodput = self._goodput = GoodputRecorder(files, lambda: supervisor.progress)
+        self._publish.subscribe(goodput.on_event, first=True)
         observer = RunObserver(
             run_id=run_id,
             node_id=lock.node_id,
@@ -353,6 +347,7 @@ class Agent(ElasticAgent):
             explain=explain,
             facts=start_facts(settings.script_args, os.environ),
             hung=supervisor.hang,
+            goodput=lambda: goodput.goodput,
         )
         self._publish.subscribe(observer.on_event)
         watch = ConnectionWatch(lock.node_id, lambda: supervisor.world, self._publish)
@@ -385,6 +380,8 @@ class Agent(ElasticAgent):
             if control is not None:
                 await control.close(LAST_ANSWERS_S)
         self._publish(events.AgentEnded(ending.outcome, ending.reason))
+        await goodput.saved(SAVE_S)
+        self._publish.unsubscribe(goodput.on_event)
         return ending
 
     async def _listen(self, commands: Commands) -> ControlSocket | None:
@@ -426,7 +423,10 @@ class Agent(ElasticAgent):
             self._log.info(how_to_resume(self._settings, self._backend.run_id or "", self._job))
 
     async def _status(self) -> str:
-        return await self._session.status() if self._session is not None else ""
+        status = await self._session.status() if self._session is not None else ""
+        if self._goodput is not None:
+            self._goodput.status_read(status)
+        return status
 
     def _headline(self) -> str:
         """The agent's status, for systemd."""

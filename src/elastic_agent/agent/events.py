@@ -270,9 +270,12 @@ class Publisher:
         self._subscribers = [*subscribers]
         self._reported: list[Subscriber] = []
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Hand it every event from now on; its first exception is logged, and none affects other subscribers."""
-        self._subscribers.append(subscriber)
+    def subscribe(self, subscriber: Subscriber, *, first: bool = False) -> None:
+        """Hand it every event from now on; its first exception is logged, and none affects other subscribers.
+
+        ``first``: before the others, so that what it logs comes before their lines about the same event.
+        """
+        self._subscribers.insert(0 if first else len(self._subscribers), subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Hand it no more events."""

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from elastic_agent.protocol import Lease, Member, Phase, Plan, Seat, State
 
+from .goodput import Goodput
 from .records import GroupProgress, NodeReport, WorkerReport, WorkerState
 
 
@@ -73,6 +74,8 @@ class RunStatus(Struct, frozen=True, omit_defaults=True):
     max_restarts: int = 0
     nodes: tuple[NodeStatus, ...] = ()
     generations: tuple[GenerationStatus, ...] = ()
+    goodput: Goodput | None = None
+    """Of the node whose agent determined the status."""
     problem: str = ""
     """Why the store could not be read; then this is what the agent last knew."""
 
@@ -89,6 +92,7 @@ def run_status(
     reports: Sequence[NodeReport] = (),
     since_s: float | None = None,
     generations: Sequence[GenerationStatus] = (),
+    goodput: Goodput | None = None,
     problem: str = "",
 ) -> RunStatus:
     """The status of a run.
@@ -104,12 +108,13 @@ def run_status(
         reports: the newest report of each node.
         since_s: when the plan's phase and generation began.
         generations: the history that this agent saw, oldest first.
+        goodput: of this agent's node.
         problem: why the store could not be read.
     """
     nodes = _Nodes(plan, members or {}, leases or {}, {one.node_id: one for one in reports})
     common = {"run_id": run_id, "endpoint": endpoint, "asked_s": asked_s, "nodes": nodes.all()}
     if plan is None:
-        return RunStatus(**common, waiting_for=waiting_for, problem=problem)  # type: ignore[arg-type]
+        return RunStatus(**common, waiting_for=waiting_for, goodput=goodput, problem=problem)  # type: ignore[arg-type]
     running = plan.world if plan.phase is Phase.RUNNING else None
     return RunStatus(
         **common,  # type: ignore[arg-type]
@@ -123,6 +128,7 @@ def run_status(
         restarts=max(0, plan.charged - plan.budget.forgiven),
         max_restarts=plan.policy.max_restarts,
         generations=tuple(generations),
+        goodput=goodput,
         problem=problem,
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from elastic_agent.protocol import count
 
+from .goodput import Activity, Goodput
 from .status import GenerationStatus, NodeStatus, RunStatus
 
 SHOWN_GENERATIONS = 10
@@ -24,6 +25,20 @@ def duration(length_s: float) -> str:
     return " ".join(f"{number} {unit}" for number, unit in units[first : first + 2] if number)
 
 
+def goodput_text(goodput: Goodput) -> str:
+    """One line, such as ``goodput 93 % over 2 h 11 min: training 2 h 2 min, repeated 3 min, starting 6 min``."""
+    spent = [
+        f"{one.value} {duration(round(goodput.spent_s(one), 1))}"
+        for one in Activity
+        if goodput.spent_s(one) >= 0.05
+    ]
+    share = f"{100 * (goodput.share or 0.0):.0f} %"
+    over = f"over {duration(round(goodput.total_s, 1))}: {', '.join(spent)}"
+    if goodput.knows_steps or not goodput.training_s:
+        return f"goodput {share} {over}"
+    return f"goodput at most {share} {over} (repeated steps are not known, as the workers report no steps)"
+
+
 def status_text(status: RunStatus) -> str:
     """Several lines; the first one says how the run is."""
     lines = [_headline(status)]
@@ -37,6 +52,8 @@ def status_text(status: RunStatus) -> str:
         lines.append(f"notice: {status.notice}; workers are saving and exiting")
     if status.phase:
         lines.append(f"restarts: {status.restarts} of {status.max_restarts} used")
+    if status.goodput is not None and status.goodput.share is not None:
+        lines.append(f"this node: {goodput_text(status.goodput)}")
     if status.nodes:
         lines += ["", *_table(_HEADER, [_node_row(one, status.asked_s) for one in status.nodes])]
     if status.generations:

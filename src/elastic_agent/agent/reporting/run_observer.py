@@ -20,6 +20,7 @@ from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.reporting.worker_reports import ended_worker, present_workers
 from elastic_agent.agent.worker_group.runner import Progress
 from elastic_agent.diagnosis.differences import differences
+from elastic_agent.diagnosis.goodput import Goodput
 from elastic_agent.diagnosis.hangs import Hang, find_hang
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport
 from elastic_agent.diagnosis.status import GenerationStatus, RunStatus, run_status
@@ -76,6 +77,7 @@ class RunObserver:
         progress: Callable[[], Progress | None],
         explain: Explain,
         facts: Mapping[str, str],
+        goodput: Callable[[], Goodput],
         hung: Callable[[int, str, int | None, float], None] = lambda *_: None,
     ) -> None:
         """Observe nothing yet.
@@ -90,6 +92,7 @@ class RunObserver:
             explain: explains failures.
             facts: how this node was started (:mod:`elastic_agent.diagnosis.differences`).
             hung: told that the workers of a generation hang: a summary, the slot that is the cause, for how long.
+            goodput: the account of this node so far.
         """
         self._run_id = run_id
         self._node_id = node_id
@@ -102,6 +105,7 @@ class RunObserver:
         self._hung = hung
         self._told_stalls: dict[tuple[object, ...], float] = {}
         """How long a stall was when it was logged, by generation, kind and culprits."""
+        self._goodput = goodput
         self._incarnation = "unknown"
         self._plan: Plan | None = None
         self._since_s: float | None = None
@@ -384,6 +388,7 @@ class RunObserver:
             reports=tuple(newest.values()),
             since_s=self._since_s if is_known else None,
             generations=tuple(self._generations[number] for number in sorted(self._generations)),
+            goodput=self._goodput(),
             problem=problem,
         )
 

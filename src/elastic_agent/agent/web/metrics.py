@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from elastic_agent.diagnosis.goodput import Activity
 from elastic_agent.diagnosis.status import RunStatus
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class _Collector:
         yield _gauge(
             "training_step", "Newest training step that a worker of the node reported.", ("node",), run, steps
         )
+        yield from _goodput(status)
         seen = {(one.node_id,): one.seen_s for one in status.nodes if one.seen_s is not None}
         yield _gauge(
             "node_report_time_seconds",
@@ -80,6 +82,27 @@ class _Collector:
             ("node",),
             run,
             seen,
+        )
+
+
+def _goodput(status: RunStatus) -> Iterator[Metric]:
+    goodput, run = status.goodput, status.run_id
+    if goodput is None:
+        return
+    yield _gauge(
+        "activity_seconds",
+        "Time that this node spent since the run began; training that is repeated moves to repeated.",
+        ("activity",),
+        run,
+        {(one.value,): goodput.spent_s(one) for one in Activity},
+    )
+    if goodput.share is not None:
+        yield _gauge(
+            "goodput_ratio",
+            "Training divided by the whole time of this node; an upper bound if workers report no steps.",
+            (),
+            run,
+            {(): goodput.share},
         )
 
 

@@ -20,6 +20,7 @@ from elastic_agent.config.sources.slurm import is_step
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.config.values import StreamChoice
 from elastic_agent.protocol import Seat, World
+from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.transport import interface_of
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard
@@ -30,6 +31,19 @@ from .environment import RunFacts, role_ranks, worker_environment
 from .heartbeat_files import make_heartbeat_file
 from .runner import STACKS_SIGNAL
 from .warm_start import PATIENCE_SHARE, is_warm
+
+
+def worker_spec(settings: Settings, slots: int, run_id: str) -> WorkerSpec:
+    """torch's description of what this node runs."""
+    return WorkerSpec(
+        role=settings.role,
+        local_world_size=slots,
+        rdzv_handler=AgentRendezvous(run_id, settings.rdzv_backend),
+        entrypoint=settings.script,
+        args=settings.script_args,
+        max_restarts=settings.max_restarts,
+        event_log_handler=settings.event_log_handler,
+    )
 
 
 def worker_group(spec: WorkerSpec, world: World, incarnation: str) -> WorkerGroup:

@@ -1,0 +1,81 @@
+"""The goodput of a real run, over two starts of its agent."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from elastic_agent.agent.reporting.status_files import saved_statuses
+from elastic_agent.diagnosis.goodput import SavedGoodput
+from elastic_agent.diagnosis.status_text import status_text
+from elastic_agent.exit_codes import ExitCode
+from tests.cli.support import COMMAND, clean_environment
+
+SCRIPT = """
+import pathlib, sys, time
+from elastic_agent import client
+
+attempts, folder = pathlib.Path(sys.argv[1]), pathlib.Path(__file__).parent
+attempt = len(attempts.read_text()) if attempts.exists() else 0
+attempts.write_text("x" * (attempt + 1))
+first, last = ((1, 40), (21, 60), (41, 80))[attempt]
+for step in range(first, last + 1):
+    time.sleep(0.05)  # the training
+    client.heartbeat(step)
+if attempt < 2:
+    raise ValueError("bad sample")
+"""
+
+
+def run_once(folder: Path) -> tuple[int, str]:
+    options = ["--rdzv-id", "shown", "--node-id", "n1", "--max-restarts", "1", "--log-format", "console"]
+    options += ["--worker-start", "cold"]
+    done = subprocess.run(
+        [
+            *COMMAND,
+            *options,
+            "--state-dir",
+            str(folder / "state"),
+            str(folder / "train.py"),
+            str(folder / "attempts"),
+        ],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return done.returncode, done.stderr
+
+
+def saved(folder: Path) -> SavedGoodput:
+    path = folder / "state" / "goodput" / "shown" / "n1.json"
+    return msgspec.json.decode(path.read_bytes(), type=SavedGoodput)
+
+
+def test_repeated_steps_are_not_part_of_the_goodput_also_after_a_new_start_of_the_agent(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    code, log = run_once(tmp_path)
+    assert code == ExitCode.FAILED, log
+    first = saved(tmp_path)
+    assert first.outcome == "failed"
+    assert first.goodput.repeated_s > 0
+    assert first.marks[-1][0] == 60
+
+    code, log = run_once(tmp_path)
+    assert code == ExitCode.FINISHED, log
+    second = saved(tmp_path)
+    assert second.outcome == "finished"
+    assert second.goodput.repeated_s > first.goodput.repeated_s
+    assert second.goodput.training_s > first.goodput.training_s - second.goodput.repeated_s
+    assert second.goodput.total_s > first.goodput.total_s
+    assert second.goodput.down_s == 0, "it had ended in order"
+
+    line = r"goodput \d+ % over [^:]+: training [^,]+ s, repeated [^,]+ s, starting "
+    assert re.search(line, log), log
+    (status,) = saved_statuses(tmp_path / "state", "shown")
+    assert re.search(line, status_text(status)), status
