@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from .launchers import BARE, COLD, LAUNCHERS, WARM, Job, Outcome, run_everywhere
+from .launchers import BARE, COLD, LAUNCHERS, WARM, Job, Launcher, Outcome, run_everywhere
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,7 +32,7 @@ print({
 """
 
 
-def run(folder: Path, *, in_another_module: bool) -> dict[str, Outcome]:
+def run(folder: Path, launchers: Sequence[Launcher], *, in_another_module: bool) -> dict[str, Outcome]:
     sets = f"import os\nfor name, value in {VARIABLES!r}.items():\n    os.environ[name] = value\n"
     lines = "".join(f"os.environ[{name!r}] = {value!r}\n" for name, value in VARIABLES.items())
     (folder / "settle.py").write_text(sets)
@@ -41,7 +42,7 @@ def run(folder: Path, *, in_another_module: bool) -> dict[str, Outcome]:
     use_package = "import sys\nsys.path.append('site-packages')\nimport package\n"
     before = "import settle\n" if in_another_module else f"import os\n{lines}"
     (folder / "train.py").write_text(before + (use_package if in_another_module else "") + TELL)
-    return run_everywhere(Job("train.py", cwd=folder), folder)
+    return run_everywhere(Job("train.py", cwd=folder), folder, launchers)
 
 
 def told(outcome: Outcome) -> dict[str, object]:
@@ -52,7 +53,7 @@ def told(outcome: Outcome) -> dict[str, object]:
 
 
 def test_variables_set_by_the_script_take_effect_warm_and_cold(tmp_path: Path) -> None:
-    outcomes = run(tmp_path, in_another_module=False)
+    outcomes = run(tmp_path, [BARE, *LAUNCHERS], in_another_module=False)
     expected = told(outcomes[BARE.name])
     assert (expected["threads"], expected["debug"], expected["precision"]) == (1, "DETAIL", "high")
     for launcher in LAUNCHERS:
@@ -62,7 +63,7 @@ def test_variables_set_by_the_script_take_effect_warm_and_cold(tmp_path: Path) -
 
 
 def test_a_variable_set_too_late_by_another_module_is_reported(tmp_path: Path) -> None:
-    outcomes = run(tmp_path, in_another_module=True)
+    outcomes = run(tmp_path, [BARE, COLD, WARM], in_another_module=True)
     assert told(outcomes[COLD.name]) == told(outcomes[BARE.name])
     late = outcomes[WARM.name].worker(0, 0).stderr.decode().splitlines()
     for name in VARIABLES:

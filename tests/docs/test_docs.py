@@ -19,6 +19,7 @@ from elastic_agent.config.settings import specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.protocol.records import Address, Seat, World
 from elastic_agent.worker_variables import PREFIX, WORKER_VARIABLES
+from tests.simulator.__main__ import argument_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -200,14 +201,7 @@ def test_commands_that_are_named_exist() -> None:
 
 
 def test_options_of_the_simulator_exist() -> None:
-    known = subprocess.run(
-        [sys.executable, "-m", "tests.simulator", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    known = argument_parser().format_help()
     commands = [
         words
         for page in PAGES

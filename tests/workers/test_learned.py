@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,35 @@ from elastic_agent.workers.spawner.generators import Generators
 from elastic_agent.workers.spawner.installed import is_installed
 from tests.cli.support import clean_environment
 
-LEARN = """
+LEARNER = """
 import json, os, sys
-sys.path.insert(1, sys.argv[1])
 import torch
-from elastic_agent.workers.spawner.learned import NotLearnedError, SpoiledError, import_learned
 
-source = json.loads(sys.argv[2])
-told = {"left_out": [], "why": ""}
-try:
-    learned = import_learned(source, sys.argv[3])
-except SpoiledError as spoiled:
-    told["left_out"] = spoiled.left_out
-except NotLearnedError as error:
-    told["why"] = str(error)
-else:
-    told.update(names=learned.names, serial=learned.serial, reads=dict(learned.reads), outdated=learned.outdated())
-told["loaded"] = [name for name in source["watched"] if name in sys.modules]
-print(json.dumps(told))
+def learn(packages, source, folder):
+    sys.path.insert(1, packages)
+    from elastic_agent.workers.spawner.learned import NotLearnedError, SpoiledError, import_learned
+
+    told = {"left_out": [], "why": ""}
+    try:
+        learned = import_learned(source, folder)
+    except SpoiledError as spoiled:
+        told["left_out"] = spoiled.left_out
+    except NotLearnedError as error:
+        told["why"] = str(error)
+    else:
+        told.update(names=learned.names, serial=learned.serial, reads=dict(learned.reads), outdated=learned.outdated())
+    told["loaded"] = [name for name in source["watched"] if name in sys.modules]
+    print(json.dumps(told), flush=True)
+
+for request in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        learn(*json.loads(request))
+        sys.exit(0)
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit("no answer to " + request)
 """
+"""Has a fork of itself, which has imported torch as spawners have, learn what each line of its input says."""
 
 MODULES = {
     "plain": "VALUE = 1",
@@ -58,10 +69,14 @@ MODULES = {
 }
 
 
+Learner = subprocess.Popen[str]
+
+
 class Spawner:
     """Has processes learn, as spawners do, from one pair of files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, learner: Learner) -> None:
+        self.learner = learner
         self.packages = folder / "site-packages"
         self.packages.mkdir()
         self.project = folder / "project"
@@ -87,25 +102,30 @@ class Spawner:
 
     def _run(self, reported: str, watched: tuple[str, ...]) -> dict[str, Any]:
         source = {"verdict": str(self.verdict), "reported": reported, "of_workers": ["LOCAL_RANK"]}
-        done = subprocess.run(
-            [
-                *(sys.executable, "-c", LEARN, str(self.packages)),
-                *(json.dumps({**source, "watched": watched}), str(self.project)),
-            ],
-            env=clean_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stderr
-        told: dict[str, Any] = json.loads(done.stdout)
+        assert self.learner.stdin is not None
+        assert self.learner.stdout is not None
+        request = json.dumps([str(self.packages), {**source, "watched": watched}, str(self.project)])
+        self.learner.stdin.write(request + "\n")
+        self.learner.stdin.flush()
+        told: dict[str, Any] = json.loads(self.learner.stdout.readline())
         return told
 
 
+@pytest.fixture(scope="module")
+def learner() -> Iterator[Learner]:
+    with subprocess.Popen(
+        [sys.executable, "-c", LEARNER],
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+
+
 @pytest.fixture
-def spawner(tmp_path: Path) -> Spawner:
-    return Spawner(tmp_path)
+def spawner(tmp_path: Path, learner: Learner) -> Spawner:
+    return Spawner(tmp_path, learner)
 
 
 def test_what_may_be_preloaded_is_preloaded_and_the_verdict_is_used_again(spawner: Spawner) -> None:
