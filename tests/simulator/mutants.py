@@ -618,6 +618,7 @@ _OF_NOTICES = (
         ((node.Node, "store_replaced", _leaves_the_end_to_the_asker),),
         focus=("stop", "host crash", "store crash"),
         hosting="agent",
+        first=122,
     ),
     Mutant(
         "does-not-wait-for-all",
@@ -645,6 +646,7 @@ _OF_NOTICES = (
         "a request from before the run was stopped and resumed is carried out afterwards",
         ((notices, "_is_of_this_life", _always(True)),),
         focus=("stop", "partition", "agent freeze", "join"),
+        first=89,
     ),
     Mutant(
         "half-the-time",
@@ -758,11 +760,13 @@ _OF_THE_SESSION = (
         "keeps-plan-version",
         "in a new store a node waits for a plan with a higher version than the last store's",
         ((NodeSession, "_connected", _goes_on_counting_versions),),
+        first=58,
     ),
     Mutant(
         "plan-not-redelivered",
         "the plan that the node has read before is not delivered to a new incarnation",
         ((NodeSession, "rejoin", _does_not_retell),),
+        first=77,
     ),
     Mutant(
         "reports-no-history",
@@ -807,6 +811,7 @@ _ALL = (
         "no-margin",
         "the coordinator ignores the fence margin",
         ((leases.LeaseLedger, "fenced_s", _without_margin),),
+        first=56,
     ),
     Mutant(
         "charges-membership",
@@ -876,7 +881,7 @@ _ALL = (
         "the node's deadline counts from the answer to a renewal",
         ((NodeSession, "_hold", _counts_from_the_answer),),
         focus=("late answer",),
-        first=80,
+        first=238,
     ),
     Mutant(
         "deadline-from-last-attempt",
@@ -898,6 +903,7 @@ _ALL = (
         "blind-publish",
         "the coordinator publishes without compare-and-set",
         quirks=("blind publish",),
+        first=99,
     ),
     Mutant(
         "saves-after-publishing",
@@ -978,7 +984,7 @@ _ALL = (
         ((coordinator.Coordinator, "_unknown_worlds", _always(None)),),
         focus=("stranger first",),
         hosting="etcd",
-        first=80,
+        first=185,
     ),
     Mutant(
         "youngest-first",
@@ -992,6 +998,7 @@ _ALL = (
         ((cluster_view, "_precedes", _ignores_seats),),
         focus=("impostor", "agent freeze"),
         hosting="cluster",
+        first=63,
     ),
     Mutant(
         "goes-above-unpublished",
@@ -1007,6 +1014,7 @@ _ALL = (
         ((coordinator.Coordinator, "_higher_history", _always(None)),),
         focus=("stranger first",),
         hosting="etcd",
+        first=57,
     ),
     Mutant(
         "clears-only-what-it-is-told",
@@ -1014,7 +1022,7 @@ _ALL = (
         ((coordinator.Coordinator, "_above", _clears_the_reported_world_alone),),
         focus=("stranger first", "unkillable"),
         hosting="etcd",
-        first=68,
+        first=166,
     ),
     Mutant(
         "charges-beside-the-unknown",
@@ -1040,6 +1048,7 @@ _ALL = (
         "a node whose workers never start is waited for without end",
         ((running, "_is_slow", _always(False)),),
         focus=("start hangs",),
+        first=8,
     ),
     Mutant(
         "leaves-before-the-end",
