@@ -25,6 +25,7 @@ from elastic_agent.agent.reporting.event_log import EventLog
 from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles, GoodputRecorder
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.run_observer import RunObserver
+from elastic_agent.agent.reporting.start_check import StartCheck
 from elastic_agent.agent.reporting.start_facts import start_facts
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.reporting.systemd import SystemdReporter
@@ -188,6 +189,8 @@ class Agent(ElasticAgent):
         console = ConsoleReporter(lambda: self._backend.shown, self._status, self._backend.dial_causes)
         self._console = console
         self._publish.subscribe(console.on_event)
+        start_check = StartCheck(self._settings, os.environ)
+        self._publish.subscribe(start_check.on_event)
         self._systemd.start()
         if self._learning is not None:
             self._learning.open()
@@ -220,6 +223,7 @@ class Agent(ElasticAgent):
         finally:
             if self._learning is not None:
                 self._learning.close()
+            start_check.close()
             console.close()
             self._backend.close()
 

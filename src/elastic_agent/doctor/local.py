@@ -38,11 +38,11 @@ class LocalResult:
 
 
 async def examine_alone(request: Request) -> LocalResult:
-    """Run the checks that need no other machine, all at once."""
+    """Run the checks that need no other machine, all at once. Does not block the event loop."""
     source = await _bounded(lambda: read_source(request), None)
     text = source if isinstance(source, bytes) else b""
     folder = script_folder(request.script, is_module=request.is_module)
-    modules = top_level_imports(text)
+    modules: list[str] = await _bounded(lambda: top_level_imports(text), list[str]())
     gpus, installed, findings = await asyncio.gather(
         _bounded(find_gpus, Gpus(problem=f"no answer within {CHECK_TIMEOUT_S:g} s")),
         _bounded(
@@ -54,10 +54,11 @@ async def examine_alone(request: Request) -> LocalResult:
     if isinstance(source, Finding):
         found.append(source)
     elif source is not None:
-        found += check_source(source, os.path.basename(request.script))
+        name = os.path.basename(request.script)
+        found += await _checked("the script", lambda: check_source(text, name))
     found += check_imports(installed, request)
     found += check_gpus(gpus, request)
-    found += _check_interfaces(request, gpus)
+    found += await _checked("interfaces", lambda: _check_interfaces(request, gpus))
     return LocalResult(tuple(found), _facts(request, installed, gpus), gpus)
 
 
@@ -100,7 +101,11 @@ async def _checked(name: str, check: Callable[[], Iterable[Finding]]) -> list[Fi
         f"the check of {name} did not end within {CHECK_TIMEOUT_S:g} s",
         "look for a file system or a name server that does not answer",
     )
-    return await _bounded(lambda: list(check()), [late])
+    try:
+        return await _bounded(lambda: list(check()), [late])
+    except Exception as failure:  # on a machine unlike those that it was written for; the others say more
+        reason = f"{type(failure).__name__}: {failure}"
+        return [warning("failed-check", f"the check of {name} failed: {reason}", "please report it")]
 
 
 async def _bounded(work: Callable[[], T], otherwise: T) -> T:
