@@ -318,13 +318,13 @@ class Checker:
         return ended or poorer or told.rank < known.rank or told.life != known.life
 
     def _forget(self, plan: Plan) -> None:
-        """Numbers of generations, and what was charged, mean nothing any more, save for a world that goes on."""
+        """What was counted before means nothing any more, save for a world that runs or has ended."""
         self.cluster.story("checker", "the run begins anew for a coordinator that knows less")
         self.forgot = True
         self.final = None
         goes_on = (
             {seat.incarnation for seat in plan.world.seats}
-            if plan.phase is Phase.RUNNING and plan.world
+            if (plan.phase is Phase.RUNNING or plan.is_terminal) and plan.world
             else set()
         )
         generations = self.cluster.job.generations

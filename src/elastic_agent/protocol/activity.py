@@ -55,6 +55,7 @@ TRANSITIONS: dict[tuple[Activity, Event], Activity | None] = {
     (Activity.IDLE, Event.LEASE_LOST): Activity.IDLE,
     (Activity.IDLE, Event.PREPARED): None,
     (Activity.IDLE, Event.PREPARE_FAILED): None,
+    (Activity.IDLE, Event.INTERRUPTED): None,
     (Activity.PREPARING, Event.FORMING): Activity.IDLE,
     (Activity.PREPARING, Event.SEATED): None,
     (Activity.PREPARING, Event.UNSEATED): None,
