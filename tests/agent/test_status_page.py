@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from elastic_agent.agent.web.server import CLIENTS, StatusServer
+from elastic_agent.diagnosis.goodput import Goodput
 from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStatus
 from elastic_agent.values import Endpoint
 
@@ -44,6 +45,7 @@ def running(nodes: int = 2) -> RunStatus:
         max_restarts=3,
         nodes=rows,
         generations=(past, now),
+        goodput=Goodput(training_s=60.0, repeated_s=15.0, starting_s=5.0, knows_steps=True),
     )
 
 
@@ -108,6 +110,8 @@ def test_page_json_metrics_and_probes_of_a_running_run() -> None:
         assert samples["elastic_agent_phase", ("phase", "running"), ("run", "mnist")] == 1
         assert samples["elastic_agent_restarts", ("run", "mnist")] == 1
         assert samples["elastic_agent_training_step", ("node", "n1"), ("run", "mnist")] == 7
+        assert samples["elastic_agent_goodput_ratio", ("run", "mnist")] == 0.75
+        assert samples["elastic_agent_activity_seconds", ("activity", "repeated"), ("run", "mnist")] == 15
         assert get(f"{server.url}nothing")[0] == 404
         assert get(f"{server.url}../../etc/passwd")[0] == 404
 
@@ -168,3 +172,5 @@ def test_a_browser_shows_300_nodes_and_takes_no_markup_from_messages() -> None:
     assert "show all 300" in shown
     assert "&lt;b&gt;boom&lt;/b&gt;" in shown
     assert "1 of 3" in shown
+    assert "75 %</b>goodput of this node<" in shown
+    assert 'title="training 1 min, repeated 15 s, starting 5.0 s"' in shown
