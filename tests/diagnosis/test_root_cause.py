@@ -311,3 +311,18 @@ def test_how_a_worker_ended_is_read_from_the_plan(summary: str, returncode: int,
     failure = Failure(FailureKind.WORKER, summary, slot=0, returncode=returncode)
     cause = found([broken(0, "10.0.0.1")], plan(summary, failure, "n1"))
     assert (cause.worker, cause.what) == ("n1/0", what)
+
+
+def test_a_hang_is_attributed_to_the_worker_that_its_summary_names() -> None:
+    """Every node announces the hang, so the node that was first is not to blame."""
+    summary = "worker n2/0 (rank 2) is one all_reduce behind: 25 MB, sequence number 4711"
+    stopped = [report(node, WorkerReport(0, node, WorkerState.STOPPED, 1, -15, 1e9)) for node in range(3)]
+    cause = found([*stopped, broken(0)], plan(summary, Failure(FailureKind.HANG, summary), "n0"))
+    assert (cause.kind, cause.worker, cause.rank, cause.host) == (CauseKind.HANG, "n2/0", 2, "10.0.0.2")
+    assert headline(cause) == f"root cause: {summary}"
+
+
+def test_a_hang_that_only_a_heartbeat_revealed_is_a_probable_cause() -> None:
+    summary = "worker n1/0 made no progress for 9 s; it may have been waiting for another worker: compare"
+    cause = found([], plan(summary, Failure(FailureKind.HANG, summary, slot=0), "n1"))
+    assert (cause.worker, cause.is_certain) == ("n1/0", False)

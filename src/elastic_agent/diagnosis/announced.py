@@ -17,8 +17,6 @@ _SUMMARY = re.compile(
     r"(?: \(no space for its output: [^)]*\))?(?:: (?P<error>.*?))?(?: \((?P<hint>[^()]|\([^()]*\))*\))?"
 )
 """A failure in one line, as :meth:`elastic_agent.workers.failure.WorkerFailure.summary` writes it."""
-_STATES = {FailureKind.WORKER: WorkerState.FAILED, FailureKind.HANG: WorkerState.HUNG}
-_EXPLAINED = frozenset({WorkerState.FAILED, WorkerState.HUNG})
 
 
 def with_announced(
@@ -27,12 +25,18 @@ def with_announced(
     """The reports, and that of the node that announced the failure, if it has not reported the worker's end."""
     failure = plan.failure if plan is not None else None
     seat = next((one for one in seats if plan is not None and one.node_id == plan.failed_node), None)
-    if plan is None or failure is None or seat is None or failure.slot is None or failure.kind not in _STATES:
+    if (
+        plan is None
+        or failure is None
+        or seat is None
+        or failure.slot is None
+        or failure.kind is not FailureKind.WORKER
+    ):
         return list(reports)
     known = next((one for one in reports if one.node_id == seat.node_id), None)
     if known is None:
         known = NodeReport(seat.node_id, seat.incarnation, 0, 0.0, seat.address)
-    if any(one.state in _EXPLAINED for one in known.workers):
+    if any(one.state is WorkerState.FAILED for one in known.workers):
         return list(reports)
     rest = tuple(one for one in known.workers if one.slot != failure.slot)
     worker = _worker(failure, failure.slot, seat)
@@ -43,10 +47,11 @@ def with_announced(
 
 
 def _worker(failure: Failure, slot: int, seat: Seat) -> WorkerReport:
-    state = _STATES[failure.kind]
-    error = failure.summary if state is WorkerState.HUNG else error_in(failure)
     rank = seat.first_rank + slot
-    return WorkerReport(slot, rank, state, returncode=failure.returncode, error=error, tail=failure.tail)
+    error = error_in(failure)
+    return WorkerReport(
+        slot, rank, WorkerState.FAILED, returncode=failure.returncode, error=error, tail=failure.tail
+    )
 
 
 def error_in(failure: Failure) -> str:

@@ -11,19 +11,19 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from elastic_agent.protocol import FailureKind, Plan, Seat, World
+from elastic_agent.protocol import Plan, Seat, World
 
 from .announced import with_announced
 from .cause import CauseKind, RootCause
 from .findings import Finding, Standing, judge
 from .mismatch import different_collective
 from .others import describe_others, where
+from .planned import is_hang, planned_failure
 from .records import NodeReport
 from .symptoms import Nature
 
 _CONNECTING = frozenset({"connect-refused", "store-timeout"})
 """Errors of connections that could not be made."""
-_START_KINDS = frozenset({FailureKind.START, FailureKind.BOOTSTRAP, FailureKind.TOO_FEW})
 
 
 def root_cause(
@@ -51,7 +51,8 @@ def root_cause(
     findings = [judge(report, worker) for report in reports for worker in report.workers]
     known = {report.node_id for report in reports}
     missing = [seat for seat in seats if seat.node_id not in known]
-    cause = _choose(generation, findings, missing, plan)
+    cause = planned_failure(generation, seats, plan) if is_hang(plan) else None
+    cause = cause or _choose(generation, findings, missing, plan) or planned_failure(generation, seats, plan)
     if cause is None:
         return None
     others = describe_others(cause, findings, missing)
@@ -86,7 +87,7 @@ def _choose(
     if lost is not None:
         return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
     if not consequences:
-        return _planned_failure(generation, plan)
+        return None
     if first is not None and first.standing is Standing.EXITED:
         return _exited_early(generation, first, consequences, findings)
     return _only_consequences(generation, consequences, findings)
@@ -166,31 +167,6 @@ def _node_lost(generation: int, seat: Seat, *, is_certain: bool) -> RootCause:
         "(journalctl -k, uptime)",
         next_step=f"read the log of the agent on {seat.address}",
         is_certain=is_certain,
-    )
-
-
-def _planned_failure(generation: int, plan: Plan | None) -> RootCause | None:
-    """What the coordinator knows of a failure that no worker reported, such as workers that could not start."""
-    failure = plan.failure if plan is not None else None
-    if plan is None or failure is None:
-        return None
-    kind = CauseKind.START if failure.kind in _START_KINDS else CauseKind.UNKNOWN
-    kind = CauseKind.HANG if failure.kind is FailureKind.HANG else kind
-    seat = (
-        next((one for one in plan.world.seats if one.node_id == plan.failed_node), None)
-        if plan.world
-        else None
-    )
-    rank = seat.first_rank + failure.slot if seat is not None and failure.slot is not None else None
-    return RootCause(
-        generation,
-        kind,
-        failure.summary,
-        node_id=plan.failed_node or "",
-        host=seat.address if seat is not None else "",
-        slot=failure.slot if kind is not CauseKind.START else None,
-        rank=rank if kind is not CauseKind.START else None,
-        tail=failure.tail,
     )
 
 

@@ -1,0 +1,53 @@
+"""The cause of a failure as far as the plan tells it: hangs, and workers that could not start. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from elastic_agent.protocol import Failure, FailureKind, Plan, Seat
+
+from .cause import CauseKind, RootCause
+
+_START_KINDS = frozenset({FailureKind.START, FailureKind.BOOTSTRAP, FailureKind.TOO_FEW})
+_WORKER = re.compile(r"\bworker (?P<node>[A-Za-z0-9._:@+-]+)/(?P<slot>\d+)\b")
+_UNSURE = "it may have been waiting for another worker"
+"""In the summary of a hang that only a heartbeat revealed."""
+
+
+def is_hang(plan: Plan | None) -> bool:
+    """Whether the generation was ended because its workers made no progress."""
+    return plan is not None and plan.failure is not None and plan.failure.kind is FailureKind.HANG
+
+
+def planned_failure(generation: int, seats: Sequence[Seat], plan: Plan | None) -> RootCause | None:
+    """The failure that the plan contains; None without one."""
+    failure = plan.failure if plan is not None else None
+    if plan is None or failure is None:
+        return None
+    kind = CauseKind.START if failure.kind in _START_KINDS else CauseKind.UNKNOWN
+    kind = CauseKind.HANG if failure.kind is FailureKind.HANG else kind
+    node_id, slot = _culprit(failure, plan.failed_node or "")
+    seat = next((one for one in seats if one.node_id == node_id), None)
+    slot = slot if kind is not CauseKind.START else None
+    return RootCause(
+        generation,
+        kind,
+        failure.summary,
+        node_id=node_id,
+        host=seat.address if seat is not None else "",
+        slot=slot,
+        rank=seat.first_rank + slot if seat is not None and slot is not None else None,
+        tail=failure.tail,
+        is_certain=_UNSURE not in failure.summary,
+    )
+
+
+def _culprit(failure: Failure, failed_node: str) -> tuple[str, int | None]:
+    """Node and slot. Every node announces a hang, so the one to blame is the one that the summary names."""
+    named = _WORKER.search(failure.summary) if failure.kind is FailureKind.HANG else None
+    if named is not None:
+        return named["node"], int(named["slot"])
+    if failure.kind is FailureKind.HANG and failure.slot is None:
+        return "", None
+    return failed_node, failure.slot
