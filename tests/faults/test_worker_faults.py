@@ -67,9 +67,8 @@ def test_a_hanging_worker_is_detected_and_all_workers_dump_their_stacks(make_clu
     cluster.order("b/0", "hang")
     cluster.wait_training("a", "b", after=first)
 
-    # a/0 waits for b/0 in the collective, so both stand still; which of them is noticed first is chance
     for agent in (a, b):
-        assert agent.lines("made no progress for 3 s (--hang-timeout); its last heartbeat was at step")
+        assert agent.lines("worker b/0 (rank 1) is one all_reduce behind", "it is at train.py:")
     where = {"a": "all_reduce", "b": "obey"}
     for node, function in where.items():
         written = cluster.folder / "logs" / "job" / f"{first:06}" / node / "0" / "stderr.log"

@@ -16,7 +16,8 @@ from typing import Any
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.interruptions import StopSignals
-from elastic_agent.agent.worker_group.runner import Progress, Runner
+from elastic_agent.agent.worker_group.runner import Runner
+from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol import Activity, Cause, Failure, FailureKind, Grace, Notice, Outcome, Plan, World

@@ -18,7 +18,7 @@ import msgspec
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.reporting.worker_reports import ended_worker, present_workers
-from elastic_agent.agent.worker_group.runner import Progress
+from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.differences import differences
 from elastic_agent.diagnosis.goodput import Goodput
 from elastic_agent.diagnosis.hangs import Hang, find_hang

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.collectives import WorkerCollectives
-from elastic_agent.agent.worker_group.runner import Progress
+from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.records import WorkerReport, WorkerState
 from elastic_agent.linux import read_process
 

@@ -28,10 +28,10 @@ from elastic_agent.workers.guard import client as guard_events
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
-from .collectives import Collectives, WorkerCollectives
+from .collectives import Collectives
 from .endings import report_endings
 from .interruptions import SPREAD_S, Interruptions, StopSignals
-from .stalls import StallWatch
+from .stalls import Progress, StallWatch
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
 """A real-time signal that neither glibc, Python, torch nor NCCL uses."""
@@ -78,23 +78,6 @@ class _Running:
     def exited(self) -> Mapping[int, guard_events.Exited]:
         """How workers ended, by slot."""
         return self.context.exits
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What the running workers of this node do."""
-
-    generation: int
-    pids: Mapping[int, int]
-    """By slot; those that have not ended."""
-    steps: Mapping[int, int]
-    """The last step that each reported by a heartbeat; 0: none."""
-    exited: Mapping[int, guard_events.Exited] = field(default_factory=dict)
-    """Those that have ended."""
-    collectives: Mapping[int, WorkerCollectives] = field(default_factory=dict)
-    """How far those are that have made a process group."""
-    stalled_s: float | None = None
-    """For how long none has made progress; None: not long."""
 
 
 class Runner:

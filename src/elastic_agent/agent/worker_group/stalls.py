@@ -7,10 +7,12 @@ cause, only the reports of all nodes show (`diagnosis/hangs.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from elastic_agent.agent import events
 from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.workers.guard.client import Exited
 
 from .collectives import Collectives, WorkerCollectives
 
@@ -37,6 +39,23 @@ STALLED_LOOK_EVERY_S = 1.0
 
 ANSWER_S = 1.0
 """How long workers get to answer in detail where they are."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the running workers of this node do."""
+
+    generation: int
+    pids: Mapping[int, int]
+    """By slot; those that have not ended."""
+    steps: Mapping[int, int]
+    """The last step that each reported by a heartbeat; 0: none."""
+    exited: Mapping[int, Exited] = field(default_factory=dict)
+    """Those that have ended."""
+    collectives: Mapping[int, WorkerCollectives] = field(default_factory=dict)
+    """How far those are that have made a process group."""
+    stalled_s: float | None = None
+    """For how long none has made progress; None: not long."""
 
 
 class StallWatch:

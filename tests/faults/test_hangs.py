@@ -1,0 +1,45 @@
+"""Hangs without heartbeats: the agents name the worker that the others wait for, and restart the workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import MakeCluster, on_c10d
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300), on_c10d]
+
+HANGING = Path(__file__).parent / "hanging.py"
+
+EXPECTED = {
+    "elsewhere": "worker b/1 (rank 3) is one all_reduce behind: 1 MB, sequence number 11, called by ranks 0-2, 4-5 at "
+    "hanging.py:{ALL}; it is at hanging.py:{HERE}",
+    "stopped": "worker b/1 (rank 3) is stopped by a signal",
+    "mismatch": "worker b/1 (rank 3) called reduce of 1 MB",
+    "uneven": "worker b/1 (rank 3) called barrier",
+    "loader": "it waits for its data loader at hanging.py:",
+}
+
+
+def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("3", "--hang-timeout", "3", "--max-restarts", "9", "--restart-backoff", "0")
+    nodes, kinds = ("a", "b", "c"), (*EXPECTED, "none")
+    cluster.start_host("a", 2, script=HANGING, arguments=kinds)
+    for node in nodes[1:]:
+        cluster.start(node, 2, script=HANGING, arguments=kinds)
+    assert cluster.wait_end(*nodes) == dict.fromkeys(nodes, 0)
+
+    lines = {
+        mark: number
+        for number, line in enumerate(HANGING.read_text().splitlines(), 1)
+        for mark in ("HERE", "ALL")
+        if line.endswith(f"# {mark}")
+    }
+    for generation, kind in enumerate(EXPECTED, 1):
+        words = EXPECTED[kind].format(**lines)
+        for node in nodes:
+            told = cluster.agents[node].lines(
+                f"forming generation {generation + 1}", "made no progress for", words
+            )
+            assert told, (kind, node)
