@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from elastic_agent.agent import events
-from elastic_agent.agent.worker_group.runner import Progress
+from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.goodput import Account, Activity, Goodput, SavedGoodput
 from elastic_agent.diagnosis.status_text import goodput_text
 from elastic_agent.files import all_but_newest, write_atomically
