@@ -35,7 +35,6 @@ def planned_failure(generation: int, seats: Sequence[Seat], plan: Plan | None) -
         kind,
         failure.summary,
         node_id=node_id,
-        host=seat.address if seat is not None else "",
         slot=slot,
         rank=seat.first_rank + slot if seat is not None and slot is not None else None,
         tail=failure.tail,

@@ -28,7 +28,8 @@ def headline(cause: RootCause) -> str:
     if what.startswith(who) or (
         cause.node_id and what.startswith((cause.node_id, f"worker {cause.node_id}"))
     ):
-        return f"{verb}: {what}{_folded(cause)}"
+        machine = f" (on {cause.host})" if cause.host and cause.host not in what else ""
+        return f"{verb}: {what}{machine}{_folded(cause)}"
     return f"{verb}: {who}{'' if what.startswith(_VERBS) else ':'} {what}{_folded(cause)}"
 
 

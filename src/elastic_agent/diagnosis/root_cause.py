@@ -57,6 +57,7 @@ def root_cause(
         return None
     others = describe_others(cause, findings, missing)
     host = cause.host or next((_host(one) for one in reports if one.node_id == cause.node_id), "")
+    host = host or addresses.get(cause.node_id, "")
     return replace(cause, others=others, host=host)
 
 
