@@ -36,7 +36,7 @@ def test_a_warm_worker_whose_script_was_removed_reports_what_is_missing(
     assert "workers start cold" not in result.stderr
     missing = "can't open file 'train.py'" if words == ["train.py"] else "No module named train"
     assert f"the run failed: worker {host_name()}/0 exited with code" in result.stderr
-    assert missing in result.stderr.splitlines()[-1]
+    assert missing in result.stderr
 
 
 @pytest.mark.parametrize("how", ["warm", "cold"])
@@ -54,4 +54,4 @@ def test_a_single_node_in_a_crash_loop_needs_only_one_port(tmp_path: Path) -> No
     options += ["--state-dir", str(tmp_path / "state"), "--log-format", "console"]
     result = elastic_agent(*options, "--no-python", "false")
     assert result.returncode == 1
-    assert "exited with code 1; all 3 restarts are used" in result.stderr.splitlines()[-1]
+    assert "exited with code 1; all 3 restarts are used" in result.stderr

@@ -213,6 +213,17 @@ def test_modules_loaded_by_plain_python_are_loaded(reports: Reports, launcher: s
             assert report[item] == expected, key
 
 
+STARTING_A_WARM_WORKER = {
+    "elastic_agent",
+    "elastic_agent.workers",
+    "elastic_agent.worker_variables",
+    "elastic_agent.integrations",
+    "elastic_agent.integrations.collectives",
+    "elastic_agent.integrations.collectives.private_names",
+}
+"""Besides the spawner's: what a worker tells the agent of its collectives."""
+
+
 @each_launcher
 def test_only_the_modules_that_start_workers_are_loaded(reports: Reports, launcher: str) -> None:
     for key, report in reports.of(launcher).items():
@@ -221,7 +232,7 @@ def test_only_the_modules_that_start_workers_are_loaded(reports: Reports, launch
             for one in report["modules of the agent"]
             if not one.startswith("elastic_agent.workers.spawner")
         }
-        allowed = {"elastic_agent", "elastic_agent.workers"} if launcher == WARM.name else set()
+        allowed = STARTING_A_WARM_WORKER if launcher == WARM.name else set()
         assert loaded <= allowed, f"{key}: {report['modules of the agent']}"
 
 

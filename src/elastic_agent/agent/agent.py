@@ -82,13 +82,13 @@ LAST_ANSWERS_S = 2.0
 """How long sending the last answers to ``drain`` and ``stop`` may take."""
 
 SETTLE_S = 5.0
-"""How long the last reports on the run may take at its end."""
+"""How long the last reports may take when the run has failed."""
 
 READING_S = 0.6
 """How long a store stays after a failed run, so that the other nodes can read all reports; they do not confirm it."""
 
 SAVE_S = 1.0
-"""How long saving the status may take when this node leaves a run that continues, or cannot reach the store."""
+"""The same otherwise: there is nothing to explain."""
 
 OUTPUT_PATIENCE_S = 5.0
 """How long writing the last lines of workers' output may take at the end."""
@@ -371,8 +371,7 @@ class Agent(ElasticAgent):
         page = open_status_page(settings.status_port, observer.status)
         try:
             ending = await supervisor.run()
-            concluded = ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED)
-            await observer.settle(SETTLE_S if concluded else SAVE_S)
+            await observer.settle(SETTLE_S if ending.outcome is Outcome.FAILED else SAVE_S)
         finally:
             self._publish.unsubscribe(watch.on_event)
             watch.stop()

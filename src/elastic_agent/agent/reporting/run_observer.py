@@ -336,15 +336,15 @@ class RunObserver:
             get_logger().warning(f"where the workers are:\n{hang.details}")
         elif stall.stalled_s >= 2 * self._told_stalls.get(key, 0.0):
             self._told_stalls[key] = stall.stalled_s
-            get_logger().warning(f"no worker has made progress for {stall.stalled_s:.0f} s: {hang.summary}")
+            get_logger().warning(
+                f"no worker has made progress for {_shown(stall.stalled_s)} s: {hang.summary}"
+            )
 
     def _stalled_words(self, stall: events.Stalled, hang: Hang | None) -> str:
         if hang is not None:
-            return (
-                f"the workers made no progress for {stall.stalled_s:.0f} s (--hang-timeout): {hang.summary}"
-            )
+            return f"the workers made no progress for {_shown(stall.stalled_s)} s (--hang-timeout): {hang.summary}"
         return (
-            f"worker {self._node_id}/{stall.silent_slot} made no progress for {stall.stalled_s:.0f} s "
+            f"worker {self._node_id}/{stall.silent_slot} made no progress for {_shown(stall.stalled_s)} s "
             f"(--hang-timeout); its last heartbeat was at step {stall.step}; it may have been waiting for "
             "another worker: compare the stacks in the logs of all workers"
         )
@@ -431,9 +431,17 @@ class RunObserver:
             get_logger().error("internal error while the run was observed; the run continues", exc_info=error)
 
 
+def _shown(length_s: float) -> str:
+    return f"{round(length_s, 0 if length_s >= 2 else 1):g}"
+
+
 def _needs_explanation(plan: Plan) -> bool:
     """Whether this plan ended a generation because of a failure or the loss of a node."""
-    return plan.failure is not None or plan.phase is Phase.FAILED or (plan.free and plan.notice is None)
+    return (
+        plan.failure is not None
+        or plan.phase is Phase.FAILED
+        or (plan.free and not (plan.notice or plan.leaving))
+    )
 
 
 def _is_news(known: NodeReport, workers: tuple[WorkerReport, ...], progress: Progress) -> bool:

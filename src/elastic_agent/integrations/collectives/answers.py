@@ -10,6 +10,7 @@ import _thread
 import atexit
 import json
 import os
+import signal
 import socket
 import sys
 import sysconfig
@@ -62,7 +63,12 @@ class Answers:
         self._socket.send(json.dumps(self._hello).encode())
         # Python would end a thread that returns from C while the interpreter is finalized, in the middle of torch's.
         atexit.register(self._end)
-        _thread.start_new_thread(self._answer, ())
+        # A signal to the process that the script's own threads block must stay pending for them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            _thread.start_new_thread(self._answer, ())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _end(self) -> None:
         self._ending = True
