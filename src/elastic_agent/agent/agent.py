@@ -22,20 +22,15 @@ from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
 from elastic_agent.agent.reporting.console import ConsoleReporter
 from elastic_agent.agent.reporting.event_log import EventLog
-from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles, GoodputRecorder
+from elastic_agent.agent.reporting.goodput_recorder import GoodputRecorder
 from elastic_agent.agent.reporting.log_lines import log_event
-from elastic_agent.agent.reporting.run_observer import RunObserver
 from elastic_agent.agent.reporting.start_check import StartCheck
-from elastic_agent.agent.reporting.start_facts import start_facts
-from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.reporting.systemd import SystemdReporter
 from elastic_agent.agent.reporting.torch_events import TorchEvents
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
-from elastic_agent.agent.web.server import open_status_page
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import job_fingerprint
-from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group, worker_spec
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.interruptions import StopSignals
@@ -43,7 +38,6 @@ from elastic_agent.agent.worker_group.learning import Learning
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
-from elastic_agent.diagnosis.explain import explain
 from elastic_agent.linux import boot_id, pid_namespace, start_ticks
 from elastic_agent.logs import bind_context, get_logger
 from elastic_agent.protocol import (
@@ -56,7 +50,6 @@ from elastic_agent.protocol import (
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
-from elastic_agent.rendezvous.reports import Reports
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.transport import NotAStoreError, TransportError
@@ -68,6 +61,7 @@ from elastic_agent.workers.output.generation_logs import GenerationLogs
 from .backend import agree_on_run
 from .identity import NodeIdLock, acquire_node_id, prune_node_ids
 from .member import member_record
+from .observation import Observation
 from .run_claim import ClaimedEndpoint, RunClaim, RunElsewhereError
 from .signals import Meanings, SignalDesk
 from .supervisor import Ending, Graces, Parts, Supervisor
@@ -80,15 +74,6 @@ RECORD_TIMEOUT_S = 1.0
 
 LAST_ANSWERS_S = 2.0
 """How long sending the last answers to ``drain`` and ``stop`` may take."""
-
-SETTLE_S = 5.0
-"""How long the last reports may take when the run has failed."""
-
-READING_S = 0.6
-"""How long a store stays after a failed run, so that the other nodes can read all reports; they do not confirm it."""
-
-SAVE_S = 1.0
-"""The same otherwise: there is nothing to explain."""
 
 OUTPUT_PATIENCE_S = 5.0
 """How long writing the last lines of workers' output may take at the end."""
@@ -213,10 +198,6 @@ class Agent(ElasticAgent):
             if ending.outcome is Outcome.DRAINED:
                 self._release_node_id()
             await self._host_on()
-            world = self._supervisor.world if self._supervisor is not None else None
-            has_readers = self._backend.is_host and world is not None and len(world.seats) > 1
-            if ending.outcome is Outcome.FAILED and has_readers:
-                await asyncio.sleep(READING_S)
             self._backend.run_ended()
             await self._requeue(ending)
             return ending
@@ -307,55 +288,14 @@ class Agent(ElasticAgent):
     async def _take_part(self, run_id: str, lock: NodeIdLock) -> Ending:
         settings = self._settings
         incarnation = new_incarnation()
-        session = self._session = Session(
-            self._backend,
-            member_record(settings, self._slots, lock, incarnation),
-            settings.lease_ttl,
-            settings.local_addr,
-        )
+        member = member_record(settings, self._slots, lock, incarnation)
+        session = self._session = Session(self._backend, member, settings.lease_ttl, settings.local_addr)
         session.history = await self._recall(run_id)
         collectives = Collectives()
         collectives.open()
-        parts = Parts(
-            guard=self._guard,
-            session=session,
-            publish=self._publish,
-            graces=Graces(settings.restart_grace, settings.shutdown_timeout, settings.restart_idle),
-            make_workers=WorkerFactory(
-                settings,
-                run_id,
-                self._logs,
-                self._closer,
-                self._learning.address if self._learning is not None else None,
-                collectives.address,
-            ).make,
-            new_guard=self._new_guard,
-            remember=self._backend.remember,
-            write_down=partial(self._write_down, lock),
-            stop_signals=self._stop_signals,
-            join_timeout_s=settings.join_timeout,
-            hang_timeout_s=settings.hang_timeout,
-            collectives=collectives,
-        )
-        supervisor = self._supervisor = Supervisor(parts)
-        files = GoodputFiles(settings.state_dir, run_id, lock.node_id)
-        goodput = self._goodput = GoodputRecorder(files, lambda: supervisor.progress)
-        self._publish.subscribe(goodput.on_event, first=True)
-        observer = RunObserver(
-            run_id=run_id,
-            node_id=lock.node_id,
-            endpoint=lambda: self._backend.shown,
-            reports=Reports(self._backend.connect_reports),
-            files=StatusFiles(settings.state_dir, run_id, lock.node_id),
-            progress=lambda: supervisor.progress,
-            explain=explain,
-            facts=start_facts(settings.script_args, os.environ),
-            hung=supervisor.hang,
-            goodput=lambda: goodput.goodput,
-        )
-        self._publish.subscribe(observer.on_event)
-        watch = ConnectionWatch(lock.node_id, lambda: supervisor.world, self._publish)
-        self._publish.subscribe(watch.on_event)
+        supervisor = self._supervisor = Supervisor(self._parts(run_id, lock, session, collectives))
+        observation = Observation(settings, run_id, lock.node_id, self._backend, supervisor, self._publish)
+        self._goodput = observation.goodput
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots, boot_id(), pid_namespace()))
         self._signals.attend(supervisor, lock.node_id)
         commands = Commands(
@@ -365,27 +305,47 @@ class Agent(ElasticAgent):
             settings.shutdown_timeout,
             settings.notice_time,
             hosts_store=lambda: bool(self._backend.busy_with),
-            status=observer.status,
+            status=observation.status,
         )
         control = await self._listen(commands)
-        page = open_status_page(settings.status_port, observer.status)
+        observation.open_page()
         try:
             ending = await supervisor.run()
-            await observer.settle(SETTLE_S if ending.outcome is Outcome.FAILED else SAVE_S)
+            await observation.settle(ending.outcome, hosts_readers=self._backend.is_host)
         finally:
-            self._publish.unsubscribe(watch.on_event)
-            watch.stop()
-            self._publish.unsubscribe(observer.on_event)
-            observer.close()
+            observation.close()
             collectives.close()
-            if page is not None:
-                page.close()
             if control is not None:
                 await control.close(LAST_ANSWERS_S)
         self._publish(events.AgentEnded(ending.outcome, ending.reason))
-        await goodput.saved(SAVE_S)
-        self._publish.unsubscribe(goodput.on_event)
+        await observation.save_goodput()
         return ending
+
+    def _parts(self, run_id: str, lock: NodeIdLock, session: Session, collectives: Collectives) -> Parts:
+        """The components of this node's supervisor."""
+        settings = self._settings
+        workers = WorkerFactory(
+            settings,
+            run_id,
+            self._logs,
+            self._closer,
+            self._learning.address if self._learning is not None else None,
+            collectives.address,
+        )
+        return Parts(
+            guard=self._guard,
+            session=session,
+            publish=self._publish,
+            graces=Graces(settings.restart_grace, settings.shutdown_timeout, settings.restart_idle),
+            make_workers=workers.make,
+            new_guard=self._new_guard,
+            remember=self._backend.remember,
+            write_down=partial(self._write_down, lock),
+            stop_signals=self._stop_signals,
+            join_timeout_s=settings.join_timeout,
+            hang_timeout_s=settings.hang_timeout,
+            collectives=collectives,
+        )
 
     async def _listen(self, commands: Commands) -> ControlSocket | None:
         try:

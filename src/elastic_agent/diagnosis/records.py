@@ -113,6 +113,8 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     """No worker of this generation runs on the node any more."""
     stalled_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     """For how long no worker of the node has made progress; None: for a short time at most, or that is not known."""
+    has_read: bool = False
+    """The node has read the reports of the others on this generation, which was the last one."""
 
 
 class Bulletin(Struct, frozen=True):

@@ -6,24 +6,18 @@ A worker introduces itself when it makes its first process group (`integrations/
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import secrets
-import socket
-import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from elastic_agent.diagnosis.records import Collective, GroupProgress
-from elastic_agent.logs import get_logger
+
+from .datagrams import WorkerDatagrams
 
 SUMMARY, DETAILS = b"summary", b"details"
-LARGEST_MESSAGE = 256 * 1024
-_CREDENTIALS = struct.Struct("3i")
 _MOST_GROUPS = 64
 
 
@@ -80,40 +74,29 @@ class WorkerCollectives:
         return tuple((one.group, one.enqueued, one.started, one.completed) for one in self.groups)
 
 
-@dataclass
 class Collectives:
     """What the workers of the present generation have answered. To be opened and closed in the agent's loop."""
 
-    answered: Callable[[], None] = lambda: None
-    """Called after an answer with details."""
-    address: str | None = None
-    """Where workers introduce themselves; None while it is closed."""
-    _socket: socket.socket | None = None
-    _generation: int = 0
-    _peers: dict[int, bytes] = field(default_factory=dict)
-    """Where each slot is asked."""
-    _workers: dict[int, WorkerCollectives] = field(default_factory=dict)
+    def __init__(self) -> None:
+        """Listen to nothing yet."""
+        self._datagrams = WorkerDatagrams("progress", self._receive)
+        self._generation = 0
+        self._peers: dict[int, bytes] = {}
+        """Where each slot is asked."""
+        self._workers: dict[int, WorkerCollectives] = {}
+
+    @property
+    def address(self) -> str | None:
+        """Where workers introduce themselves; None while it is closed."""
+        return self._datagrams.address
 
     def open(self) -> None:
         """Listen. Without a socket, nothing is known of the workers' collectives."""
-        address = f"elastic-agent-progress/{os.getuid()}/{os.getpid()}-{secrets.token_hex(8)}"
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            opened.bind("\0" + address)
-        except OSError as error:
-            opened.close()
-            get_logger().debug("cannot ask workers for their progress", reason=str(error))
-            return
-        self._socket, self.address = opened, address
-        asyncio.get_running_loop().add_reader(opened.fileno(), self._readable)
+        self._datagrams.open()
 
     def close(self) -> None:
         """Stop listening."""
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
-            self._socket.close()
-            self._socket = self.address = None
+        self._datagrams.close()
 
     def begin(self, generation: int) -> None:
         """Forget the workers of earlier generations, once; those of this one may have introduced themselves."""
@@ -129,26 +112,13 @@ class Collectives:
 
     def ask(self, *, details: bool) -> None:
         """Ask all workers; what they answer is found in :attr:`workers` soon."""
-        if self._socket is None:
-            return
         for slot, peer in self._peers.items():
-            # One that does not read for long has a full queue.
-            with contextlib.suppress(OSError):
-                self._socket.sendto(DETAILS if details else SUMMARY, peer)
+            self._datagrams.send(DETAILS if details else SUMMARY, peer)
             self._workers[slot] = replace(self._workers[slot], asked=self._workers[slot].asked + 1)
 
-    def _readable(self) -> None:
-        assert self._socket is not None
-        while True:
-            try:
-                data, ancillary, _, peer = self._socket.recvmsg(LARGEST_MESSAGE, socket.CMSG_SPACE(12))
-            except BlockingIOError:
-                return
-            except OSError:
-                continue
-            if _is_own(ancillary) and isinstance(peer, bytes) and peer:
-                with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                    self._take_in(_DECODER.decode(data), peer)
+    def _receive(self, data: bytes, peer: bytes) -> None:
+        if peer:
+            self._take_in(_DECODER.decode(data), peer)
 
     def _take_in(self, answer: _Answer, peer: bytes) -> None:
         if answer.generation < self._generation:
@@ -161,8 +131,6 @@ class Collectives:
             self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s)
         elif known is not None and self._peers[answer.slot] == peer:
             self._workers[answer.slot] = _updated(known, answer, now_s)
-            if answer.details:
-                self.answered()
 
 
 def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerCollectives:
@@ -184,11 +152,3 @@ def _progress(one: _Group, line: str) -> GroupProgress:
     if last is not None and one.enqueued > max(one.completed, 0):
         last = msgspec.structs.replace(last, line=line)
     return GroupProgress(one.group, one.enqueued, one.started, one.completed, last, one.ranks, recent)
-
-
-def _is_own(ancillary: list[tuple[int, int, bytes]]) -> bool:
-    """Whether a process of this user, or of root, has sent it."""
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) >= _CREDENTIALS.size:
-            return _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[1] in (os.geteuid(), 0)
-    return False

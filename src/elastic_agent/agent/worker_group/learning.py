@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
-import secrets
-import socket
-import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +25,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.workers.guard.client import Guard, NotLearned, PreloadOutdated, SpawnerConfig, Warm
 
+from .datagrams import WorkerDatagrams
 from .script_files import ScriptFiles
 
 KEPT_SCRIPTS = 100
@@ -37,7 +34,6 @@ KEPT_SCRIPTS = 100
 _VERSION = 2
 _MOST_NAMES = 20_000
 _MOST_VARIABLES = 1_000
-_LARGEST_MESSAGE = 1 << 18
 _GATHER_S = 1.0
 """How long the reports of the other workers are awaited after the first."""
 _PAUSE_S = (10.0, 640.0)
@@ -103,34 +99,25 @@ class Learning:
         self._known = _Known()
         self._names: set[str] = set()
         self._untried = config.learn is None
-        self._socket: socket.socket | None = None
+        self._datagrams = WorkerDatagrams("imports", self._receive)
         self._disk = DiskThread("preload")
         self._next = _Preparation()
-        self.address: str | None = None
+
+    @property
+    def address(self) -> str | None:
         """Where workers are to report; None while it is closed."""
+        return self._datagrams.address
 
     def open(self) -> None:
         """Listen to reports. Without a socket nothing is learned."""
-        address = f"elastic-agent-imports/{os.getuid()}/{os.getpid()}-{secrets.token_hex(8)}"
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            opened.bind("\0" + address)
-        except OSError as error:
-            opened.close()
-            get_logger().debug("cannot learn what workers import", reason=str(error))
+        if not self._datagrams.open():
             return
         self._known = _read_known(self._files.reported)
         self._names = set(self._known.names)
-        self._socket, self.address = opened, address
-        asyncio.get_running_loop().add_reader(opened.fileno(), self._readable)
 
     def close(self) -> None:
         """Stop listening; what has been written down stays."""
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
-            self._socket.close()
-            self._socket = self.address = None
+        self._datagrams.close()
         if self._next.timer is not None:
             self._next.timer.cancel()
         for task in self._next.tasks:
@@ -158,16 +145,8 @@ class Learning:
 
     # -- reports --------------------------------------------------------------------------------
 
-    def _readable(self) -> None:
-        assert self._socket is not None
-        while True:
-            try:
-                data, ancillary, _, _ = self._socket.recvmsg(_LARGEST_MESSAGE, socket.CMSG_SPACE(12))
-            except BlockingIOError:
-                return
-            if _is_own(ancillary):
-                with contextlib.suppress(msgspec.DecodeError):
-                    self._take_in(msgspec.json.decode(data, type=_Report))
+    def _receive(self, data: bytes, _: bytes) -> None:
+        self._take_in(msgspec.json.decode(data, type=_Report))
 
     def _take_in(self, report: _Report) -> None:
         fresh = [one for one in report.names if one not in self._names and _MODULE.fullmatch(one)]
@@ -238,12 +217,3 @@ class Learning:
         for _, path in all_but_newest(folder.glob("*.json"), 2 * KEPT_SCRIPTS):
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-def _is_own(ancillary: list[tuple[int, int, bytes]]) -> bool:
-    """Whether the message was sent by a process of this user."""
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
-            _, uid, _ = struct.unpack("3i", data[:12])
-            return bool(uid == os.getuid())
-    return False

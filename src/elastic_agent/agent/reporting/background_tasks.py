@@ -1,0 +1,38 @@
+"""Tasks whose failure is logged and disturbs nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from elastic_agent.logs import get_logger
+
+
+class BackgroundTasks:
+    """Tasks of the event loop that observe the run."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until all have ended, also those that they start; not for longer than this."""
+        until_s = asyncio.get_running_loop().time() + timeout_s
+        while self._tasks and (left_s := until_s - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(self._tasks, timeout=left_s)
+
+    def cancel(self) -> None:
+        """Give them up."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            get_logger().error("internal error while the run was observed; the run continues", exc_info=error)

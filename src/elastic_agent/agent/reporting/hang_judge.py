@@ -1,0 +1,91 @@
+"""Decides whether a stall of this node's workers is a hang of the run, and which worker the others wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from elastic_agent.agent import events
+from elastic_agent.diagnosis.hangs import Hang, find_hang
+from elastic_agent.diagnosis.records import NodeReport
+from elastic_agent.diagnosis.run_log import RunLog
+from elastic_agent.logs import get_logger
+
+from .node_reports import NodeReports
+
+STALL_GATHER_S = 6.0
+"""How long the other nodes' reports on a stall are waited for: they notice it some seconds sooner or later."""
+
+OVER_GATHER_S = 2.0
+"""The same when the stall has lasted for the hang time-out."""
+
+CULPRIT_FIRST_S = 1.0
+"""How much later than the node of the worker that is the cause the other nodes report the hang."""
+
+ReportHang = Callable[[int, str, int | None, float], None]
+"""Told that the workers of a generation hang: a summary, the slot that is the cause if it is this node's, how long."""
+
+
+class HangJudge:
+    """Compares where the workers of all nodes are when those of this node make no progress."""
+
+    def __init__(self, node_id: str, log: RunLog, reports: NodeReports, report_hang: ReportHang) -> None:
+        self._node_id = node_id
+        self._log = log
+        self._reports = reports
+        self._report_hang = report_hang
+        self._told: dict[tuple[object, ...], float] = {}
+        """How long a stall was when it was logged, by generation, kind and culprits."""
+
+    async def judge(self, stall: events.Stalled) -> None:
+        """Log which worker the others wait for; after the hang time-out, report the hang."""
+        world = self._log.world(stall.generation)
+        if world is None:
+            return
+        within_s = OVER_GATHER_S if stall.is_over else STALL_GATHER_S
+        gathered = await self._reports.gather(stall.generation, world, _stands_still, within_s)
+        hang = _find(gathered, world.world_size)
+        if hang is not None:
+            self._tell(hang, stall)
+        if not stall.is_over or (hang is None and stall.silent_slot is None):
+            return
+        own = [one.slot for one in hang.culprits if one.node_id == self._node_id] if hang is not None else []
+        if hang is not None and hang.culprits and not own:
+            await asyncio.sleep(CULPRIT_FIRST_S)
+        slot = own[0] if own else stall.silent_slot if hang is None else None
+        self._report_hang(stall.generation, self._summary(stall, hang), slot, stall.stalled_s)
+
+    def _tell(self, hang: Hang, stall: events.Stalled) -> None:
+        """Log it, unless the same has been logged and the stall has not become much longer."""
+        key = (stall.generation, hang.kind, hang.culprits)
+        if stall.is_over:
+            get_logger().warning(f"where the workers are:\n{hang.details}")
+        elif stall.stalled_s >= 2 * self._told.get(key, 0.0):
+            self._told[key] = stall.stalled_s
+            shown = _shown(stall.stalled_s)
+            get_logger().warning(f"no worker has made progress for {shown} s: {hang.summary}")
+
+    def _summary(self, stall: events.Stalled, hang: Hang | None) -> str:
+        shown = _shown(stall.stalled_s)
+        if hang is not None:
+            return f"the workers made no progress for {shown} s (--hang-timeout): {hang.summary}"
+        return (
+            f"worker {self._node_id}/{stall.silent_slot} made no progress for {shown} s "
+            f"(--hang-timeout); its last heartbeat was at step {stall.step}; it may have been waiting for "
+            "another worker: compare the stacks in the logs of all workers"
+        )
+
+
+def _find(gathered: Mapping[str, NodeReport], world_size: int) -> Hang | None:
+    """A hang, unless the workers of a node make progress."""
+    if not all(_stands_still(one) for one in gathered.values()):
+        return None
+    return find_hang(gathered.values(), world_size)
+
+
+def _stands_still(report: NodeReport) -> bool:
+    return report.is_final or report.stalled_s is not None
+
+
+def _shown(length_s: float) -> str:
+    return f"{round(length_s, 0 if length_s >= 2 else 1):g}"

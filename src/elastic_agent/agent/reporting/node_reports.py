@@ -1,0 +1,198 @@
+"""Writes this node's reports for the other nodes of the run, and gathers theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from elastic_agent.agent import events
+from elastic_agent.agent.worker_group.stalls import Progress
+from elastic_agent.diagnosis.records import NodeReport, WorkerReport
+from elastic_agent.protocol import Seat, State, World
+from elastic_agent.rendezvous.reports import Reports, RunReports
+from elastic_agent.transport import Snapshot, TransportError
+
+from .background_tasks import BackgroundTasks
+from .worker_reports import ended_worker, present_workers
+
+REPORT_EVERY_S = 5.0
+"""How often a node reports the progress of its workers, if there was any."""
+
+KEPT_REPORTS = 3
+
+READ_EVERY_S = 0.25
+"""How often the reports of the other nodes are read while some of them are missing."""
+
+LONGEST_HOST = 512
+
+
+class NodeReports:
+    """One node's reports on its workers, and access to those of the others. For the event loop."""
+
+    def __init__(
+        self,
+        node_id: str,
+        reports: Reports,
+        progress: Callable[[], Progress | None],
+        world: Callable[[int], World | None],
+        facts: Mapping[str, str],
+        tasks: BackgroundTasks,
+    ) -> None:
+        """Report nothing yet.
+
+        Args:
+            node_id: this node.
+            reports: access to the reports of all nodes.
+            progress: of the present workers; None without any.
+            world: the world of a generation, if it is known.
+            facts: how this node was started.
+            tasks: runs what waits for the store.
+        """
+        self._node_id = node_id
+        self._reports = reports
+        self._progress = progress
+        self._world = world
+        self._facts = dict(facts)
+        self._tasks = tasks
+        self._own: dict[int, NodeReport] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self.incarnation = "unknown"
+        """Of this node."""
+
+    @property
+    def own(self) -> list[NodeReport]:
+        """This node's on the last generations, the oldest first."""
+        return [self._own[number] for number in sorted(self._own)]
+
+    def on_progress(self) -> None:
+        """Report the present workers, and again after a while if they have made progress."""
+        self._stop_timer()
+        progress = self._progress()
+        world = self._world(progress.generation) if progress is not None else None
+        if progress is None or world is None:
+            return
+        workers = present_workers(progress, self._first_rank(world))
+        known = self._own.get(progress.generation)
+        if known is None or (not known.is_final and _is_news(known, workers, progress)):
+            self._write(progress.generation, workers, stalled_s=progress.stalled_s)
+        self._timer = asyncio.get_running_loop().call_later(REPORT_EVERY_S, self.on_progress)
+
+    def refresh(self) -> None:
+        """Report the present workers now, if they are reported from time to time."""
+        if self._timer is not None:
+            self.on_progress()
+
+    def on_ended(self, event: events.GenerationEnded) -> None:
+        """Report how the workers of a generation ended."""
+        world = self._world(event.generation)
+        if world is not None:
+            workers = tuple(ended_worker(one, self._first_rank(world)) for one in event.workers)
+            self._write(event.generation, workers, is_final=True, found=event.facts)
+
+    def confirm(self, generation: int) -> None:
+        """Tell the other nodes that this one has read their reports on a generation."""
+        known = self._own.get(generation)
+        if known is not None:
+            self._keep(msgspec.structs.replace(known, has_read=True))
+
+    async def read(self) -> RunReports:
+        """All that the store holds.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+        return await self._reports.read()
+
+    async def gather(
+        self, generation: int, world: World, is_enough: Callable[[NodeReport], bool], within_s: float
+    ) -> Mapping[str, NodeReport]:
+        """The reports of the world's nodes on the generation, by node id.
+
+        Args:
+            generation: which one.
+            world: its world.
+            is_enough: whether a report says what is wanted.
+            within_s: how long those of nodes that are alive are waited for.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + within_s
+        found: dict[str, NodeReport] = {}
+        while True:
+            snapshot = Snapshot()
+            with contextlib.suppress(TransportError):
+                known = await self._reports.read()
+                found |= known.of(generation)
+                snapshot = known.view.snapshot
+            if generation in self._own:
+                found[self._node_id] = self._own[generation]
+            awaited = [seat for seat in world.seats if not _is_lost(seat, snapshot)]
+            complete = all(seat.node_id in found and is_enough(found[seat.node_id]) for seat in awaited)
+            if complete or loop.time() > until_s:
+                return found
+            await asyncio.sleep(READ_EVERY_S)
+
+    def stop(self) -> None:
+        """Report no more progress."""
+        self._stop_timer()
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._stop_timer()
+        self._reports.close()
+
+    def _first_rank(self, world: World) -> int:
+        return next((seat.first_rank for seat in world.seats if seat.node_id == self._node_id), 0)
+
+    def _write(
+        self,
+        generation: int,
+        workers: tuple[WorkerReport, ...],
+        *,
+        is_final: bool = False,
+        found: Mapping[str, str] | None = None,
+        stalled_s: float | None = None,
+    ) -> None:
+        report = NodeReport(
+            self._node_id,
+            self.incarnation,
+            generation,
+            time.time(),
+            host=os.uname().nodename[:LONGEST_HOST],
+            workers=workers,
+            facts={**self._facts, **(found or {})},
+            is_final=is_final,
+            stalled_s=stalled_s,
+        )
+        self._keep(report)
+
+    def _keep(self, report: NodeReport) -> None:
+        self._own[report.generation] = report
+        while len(self._own) > KEPT_REPORTS:
+            self._own.pop(min(self._own))
+        self._tasks.start(self._publish())
+
+    async def _publish(self) -> None:
+        with contextlib.suppress(TransportError):  # the next report is written over a new connection
+            await self._reports.write(self._node_id, self.own)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _is_lost(seat: Seat, snapshot: Snapshot) -> bool:
+    """Whether the store knows that this node will not report any more."""
+    lease, member = snapshot.leases.get(seat.incarnation), snapshot.members.get(seat.incarnation)
+    if lease is not None:
+        return lease.revoked
+    return bool(snapshot.members) and (member is None or member.state is not State.LEFT)
+
+
+def _is_news(known: NodeReport, workers: tuple[WorkerReport, ...], progress: Progress) -> bool:
+    return known.workers != workers or (known.stalled_s is None) != (progress.stalled_s is None)

@@ -1,0 +1,94 @@
+"""The history of a run as its plans tell it: which generations there were, when, and why they ended. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from elastic_agent.protocol import Phase, Plan, World
+
+from .status import GenerationStatus
+
+KEPT_GENERATIONS = 1000
+KEPT_WORLDS = 3
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a plan changed."""
+
+    ended: tuple[int, ...] = ()
+    """Generations that it ended."""
+    has_begun: bool = False
+    """Whether its generation is a new one that runs."""
+
+
+class RunLog:
+    """The generations of one run, from the first plan that was seen."""
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+        """The newest."""
+        self.since_s: float | None = None
+        """Since when the run is in the phase and generation of :attr:`plan`; seconds since 1970."""
+        self._worlds: dict[int, World] = {}
+        self._generations: dict[int, GenerationStatus] = {}
+
+    @property
+    def generations(self) -> tuple[GenerationStatus, ...]:
+        """The newest :data:`KEPT_GENERATIONS`, the oldest of them first."""
+        return tuple(self._generations[number] for number in sorted(self._generations))
+
+    def world(self, generation: int) -> World | None:
+        """The world of one of the last :data:`KEPT_WORLDS` generations."""
+        return self._worlds.get(generation)
+
+    def see(self, plan: Plan, now_s: float) -> Change:
+        """Take note of the next plan; ``now_s``: seconds since 1970."""
+        before, self.plan = self.plan, plan
+        if before is None or (before.phase, before.generation) != (plan.phase, plan.generation):
+            self.since_s = now_s
+        ended = self._end(plan, now_s)
+        world = plan.world if plan.phase is Phase.RUNNING else None
+        if world is None or plan.generation in self._generations:
+            return Change(ended)
+        self._worlds[plan.generation] = world
+        nodes = tuple(seat.node_id for seat in world.seats)
+        self._generations[plan.generation] = GenerationStatus(
+            plan.generation, now_s, nodes=nodes, workers=world.world_size
+        )
+        self._forget_old()
+        return Change(ended, has_begun=True)
+
+    def explain(self, generation: int, cause: str) -> None:
+        """Note the report on the root cause of a generation's end."""
+        known = self._generations.get(generation)
+        if known is not None:
+            self._generations[generation] = msgspec.structs.replace(known, cause=cause)
+
+    def _end(self, plan: Plan, now_s: float) -> tuple[int, ...]:
+        ended = tuple(
+            number
+            for number, one in self._generations.items()
+            if one.ended_s is None and (plan.generation > number or plan.phase is not Phase.RUNNING)
+        )
+        for number in ended:
+            self._generations[number] = msgspec.structs.replace(
+                self._generations[number], ended_s=now_s, end=plan.reason
+            )
+        return ended
+
+    def _forget_old(self) -> None:
+        for kept, most in ((self._generations, KEPT_GENERATIONS), (self._worlds, KEPT_WORLDS)):
+            while len(kept) > most:
+                kept.pop(min(kept))
+
+
+def is_failure(plan: Plan) -> bool:
+    """Whether this plan ended a generation because of a failure or the loss of a node."""
+    return (
+        plan.failure is not None
+        or plan.phase is Phase.FAILED
+        or (plan.free and not (plan.notice or plan.leaving))
+    )
