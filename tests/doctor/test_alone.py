@@ -12,11 +12,11 @@ import pytest
 
 from elastic_agent.cli.doctor import doctor
 from elastic_agent.config.errors import UsageError
+from elastic_agent.diagnosis.compared import compared_variables
 from elastic_agent.doctor.environment import (
     check_interface_variables,
     check_launcher_variables,
     check_proxies,
-    compared_variables,
     nccl_interfaces,
 )
 from elastic_agent.doctor.findings import Finding, error, grouped

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from elastic_agent.protocol import Member, Policy, names
 
+from .compared import INSTALL_THE_SAME, USE_THE_SAME_COMMAND, may_differ, usual_value
+
 _SOFTWARE = {
     "script": ("the script", "copy the same version to all machines"),
-    "python": ("Python", "install the same version on all machines"),
-    "torch": ("torch", "install the same version on all machines"),
-    "package": ("elastic-agent", "install the same version on all machines"),
+    "python": ("Python", INSTALL_THE_SAME),
+    "torch": ("torch", INSTALL_THE_SAME),
+    "package": ("elastic-agent", INSTALL_THE_SAME),
 }
 """Fields of the fingerprint: what it is, and what to do if it differs."""
 
@@ -80,7 +81,7 @@ def _of_options(members: Sequence[Member], used: Policy | None) -> list[str]:
         values = {one.node_id: _option(one.policy, option) for one in members}
         if line := _line(option, values):
             uses = f"; the run uses {_option(used, option)}" if used is not None else ""
-            found.append(f"{line}{uses}; start all agents with the same command")
+            found.append(f"{line}{uses}; {USE_THE_SAME_COMMAND}")
     return found
 
 
@@ -102,9 +103,9 @@ def _of_facts(members: Sequence[Member], facts: Mapping[str, Mapping[str, str]])
             values = {node: facts[node].get(key, "") or "none" for node in nodes}
             line, remedy = (
                 _line("the arguments of the script", values),
-                "start all agents with the same command",
+                USE_THE_SAME_COMMAND,
             )
-        elif key.startswith(VARIABLE):
+        elif key.startswith(VARIABLE) and not may_differ(key):
             values = {node: facts[node].get(key, "not set") for node in nodes}
             line, remedy = (
                 _line(key.removeprefix(VARIABLE), values),
@@ -135,5 +136,7 @@ def _odd(values: Mapping[str, str]) -> list[str]:
     """The nodes that have another value than most."""
     if len({*values.values()}) < 2:
         return []
-    usual, _ = Counter(values.values()).most_common(1)[0]  # of equal counts, the first one met
+    usual = usual_value([*values.values()]) or next(
+        iter(values.values())
+    )  # without a majority, the first node's
     return [node for node, value in values.items() if value != usual]

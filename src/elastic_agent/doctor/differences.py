@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from elastic_agent.diagnosis.compared import INSTALL_THE_SAME, USE_THE_SAME_COMMAND, may_differ, usual_value
 
 from .findings import Finding, Severity
 from .records import MachineFacts
@@ -23,20 +24,20 @@ class Rule:
     remedy: str
 
 
-_INSTALL = "install the same version on all machines"
-_COMMAND = "use the same command on all machines"
 _RULES = {
-    "elastic-agent": Rule(Severity.ERROR, "agents of different versions may refuse each other", _INSTALL),
+    "elastic-agent": Rule(
+        Severity.ERROR, "agents of different versions may refuse each other", INSTALL_THE_SAME
+    ),
     "script": Rule(
         Severity.ERROR,
         "without --rdzv-id, different scripts are different runs, which wait for each other for ever",
         "copy the same script to all machines",
     ),
-    "torch": Rule(Severity.ERROR, "workers hang or fail in collectives", _INSTALL),
+    "torch": Rule(Severity.ERROR, "workers hang or fail in collectives", INSTALL_THE_SAME),
     "cuda": Rule(
         Severity.WARNING, "NCCL and kernels may differ", "install the same build of torch on all machines"
     ),
-    "nccl": Rule(Severity.ERROR, "NCCL hangs, or fails with a version mismatch", _INSTALL),
+    "nccl": Rule(Severity.ERROR, "NCCL hangs, or fails with a version mismatch", INSTALL_THE_SAME),
     "nccl library": Rule(
         Severity.WARNING,
         "LD_LIBRARY_PATH selects another NCCL than the one that belongs to torch",
@@ -48,9 +49,11 @@ _RULES = {
     "gpus": Rule(
         Severity.WARNING, "the slowest machine determines the speed", "check nvidia-smi on this machine"
     ),
-    "python": Rule(Severity.WARNING, "objects pickled on one machine may not load on another", _INSTALL),
-    "packages": Rule(Severity.WARNING, "workers may diverge, or fail on one machine only", _INSTALL),
-    "script arguments": Rule(Severity.WARNING, "workers may do different things", _COMMAND),
+    "python": Rule(
+        Severity.WARNING, "objects pickled on one machine may not load on another", INSTALL_THE_SAME
+    ),
+    "packages": Rule(Severity.WARNING, "workers may diverge, or fail on one machine only", INSTALL_THE_SAME),
+    "script arguments": Rule(Severity.WARNING, "workers may do different things", USE_THE_SAME_COMMAND),
     "--nnodes": Rule(
         Severity.ERROR,
         "each agent waits for another number of nodes",
@@ -61,7 +64,7 @@ _RULES = {
         "these are different runs, which do not wait for each other",
         "pass the same --rdzv-id",
     ),
-    "--lease-ttl": Rule(Severity.WARNING, "a longer lease than the run's is refused", _COMMAND),
+    "--lease-ttl": Rule(Severity.WARNING, "a longer lease than the run's is refused", USE_THE_SAME_COMMAND),
     "address family": Rule(
         Severity.ERROR,
         "machines of different address families cannot connect to each other",
@@ -78,8 +81,6 @@ _RULES = {
 _ENVIRONMENT = Rule(
     Severity.WARNING, "libraries of the workers may behave differently", "set it alike on all machines"
 )
-_EXPECTED = ("_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "GLOO_DEVICE", "NCCL_IB_HCA")
-"""Variables (by their end) that rightly differ between machines of different kinds."""
 _SHOWN_ONLY = Rule(Severity.NOTE, "", "")
 
 
@@ -111,14 +112,12 @@ def differing(machines: Sequence[MachineFacts]) -> list[Column]:
 
 
 def _column(name: str, values: Sequence[str]) -> Column:
-    ranked = Counter(values).most_common(2)
-    is_tied = len(ranked) > 1 and ranked[0][1] == ranked[1][1]
-    return Column(name, tuple(values), None if is_tied else ranked[0][0])
+    return Column(name, tuple(values), usual_value(values))
 
 
 def _rule(name: str) -> Rule:
     if name.startswith("$"):
-        return _SHOWN_ONLY if name.endswith(_EXPECTED) else _ENVIRONMENT
+        return _SHOWN_ONLY if may_differ(name) else _ENVIRONMENT
     return _RULES.get(name, _SHOWN_ONLY)
 
 

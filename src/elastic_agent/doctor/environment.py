@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
-
-from elastic_agent.printable import without_surrogates
 
 from .findings import Finding, error, note, warning
 
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
-_COMPARED = re.compile(
-    r"(?:NCCL|GLOO|OMP|MKL|KMP|TORCH|PYTORCH|CUDA|UCX|TP)_|(?i:(?:https?|all|no|grpc)_proxy$)"
-    r"|(?:LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH)$"
-)
-_PASSWORD = re.compile(r"//[^@/\s]*@")
-LONGEST = 200
-
-
-def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are to be the same on all machines; without the passwords of proxies."""
-    return {
-        without_surrogates(name): _PASSWORD.sub("//***@", without_surrogates(value))[:LONGEST]
-        for name, value in sorted(environ.items())
-        if _COMPARED.match(name) and len(name) <= 100
-    }
 
 
 def check_launcher_variables(environ: Mapping[str, str]) -> Iterator[Finding]:

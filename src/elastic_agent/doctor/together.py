@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from elastic_agent.diagnosis.compared import compared_variables
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.transport import StoreLostError, interface_of, is_local, resolve
 
@@ -18,7 +19,6 @@ from . import collective
 from .collective import CollectiveProcess, Task
 from .connections import connection_findings
 from .differences import Column, clock_findings, difference_findings, differing
-from .environment import compared_variables
 from .findings import Finding, error, note, warning
 from .local import LocalResult
 from .meeting import Meeting

@@ -1,0 +1,45 @@
+"""What the nodes of a run are compared by: which environment variables, and which value is the usual one. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from elastic_agent.printable import without_surrogates
+
+LONGEST_VALUE = 200
+"""Characters of a variable that are compared."""
+
+LONGEST_NAME = 100
+
+INSTALL_THE_SAME = "install the same version on all machines"
+USE_THE_SAME_COMMAND = "start all agents with the same command"
+
+_COMPARED = re.compile(
+    r"(?:NCCL|GLOO|OMP|MKL|KMP|TORCH|PYTORCH|CUDA|UCX|TP)_|(?i:(?:https?|all|no|grpc)_proxy$)"
+    r"|(?:LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH)$"
+)
+_PASSWORD = re.compile(r"//[^@/\s]*@")
+_OWN_ON_EACH_MACHINE = ("_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "GLOO_DEVICE", "NCCL_IB_HCA")
+
+
+def compared_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change how workers communicate or compute; without the passwords of proxies."""
+    return {
+        without_surrogates(name): _PASSWORD.sub("//***@", without_surrogates(value))[:LONGEST_VALUE]
+        for name, value in sorted(environ.items())
+        if _COMPARED.match(name) and len(name) <= LONGEST_NAME
+    }
+
+
+def may_differ(variable: str) -> bool:
+    """Whether the variable rightly differs between machines of different kinds."""
+    return variable.endswith(_OWN_ON_EACH_MACHINE)
+
+
+def usual_value(values: Sequence[str]) -> str | None:
+    """The value of most nodes; None: no value is more frequent than all others."""
+    ranked = Counter(values).most_common(2)
+    is_tied = len(ranked) > 1 and ranked[0][1] == ranked[1][1]
+    return ranked[0][0] if ranked and not is_tied else None
