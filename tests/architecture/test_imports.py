@@ -20,7 +20,7 @@ NAME = "elastic_agent"
 FLOORS = [
     {"cli"},
     {"agent", "launcher", "torchrun"},
-    {"doctor"},
+    {"doctor", "web"},
     {"workers", "rendezvous"},
     {"integrations"},
     {"transport", "config", "data", "diagnosis"},

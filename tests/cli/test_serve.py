@@ -9,9 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +122,25 @@ def test_servers_with_one_state_directory_keep_their_runs_separate(tmp_path: Pat
         assert "generation 1 succeeded" in run.stderr, run.stderr
 
 
+def test_a_server_shows_all_its_runs_over_http(tmp_path: Path) -> None:
+    endpoint = f"localhost:{free_port()}"
+    own = ("--state-dir", str(tmp_path / "agent"), "--log-format", "console", "--max-restarts", "0")
+    with serving(tmp_path, "--rdzv-endpoint", endpoint, "--status-port", "0") as server:
+        for run_id, program in (("good", "true"), ("bad", "false")):
+            elastic_agent("--rdzv-endpoint", endpoint, "--rdzv-id", run_id, *own, "--no-python", program)
+        url = next(one.removeprefix("status page at ") for one in server.messages if "status page" in one)
+        runs = {one["run_id"]: one["phase"] for one in ask(f"{url}api/runs")}
+        bad = ask(f"{url}api/status?run=bad")
+    assert runs == {"good": "finished", "bad": "failed"}
+    assert [one["generation"] for one in bad["generations"]] == [1]
+    assert "exited with code 1" in bad["generations"][0]["cause"], bad
+
+
+def ask(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        return json.load(answer)
+
+
 def test_serve_identifies_another_program_at_the_port(tmp_path: Path) -> None:
     program = (
         "import http.server, sys; s = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler);"
@@ -170,7 +191,14 @@ def test_the_help_of_serve_has_only_its_options() -> None:
     done = elastic_agent("serve", "--help")
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: elastic-agent serve")
-    for flag in ("--rdzv-endpoint", "--state-dir", "--log-format", "--log-level", "--config"):
+    for flag in (
+        "--rdzv-endpoint",
+        "--state-dir",
+        "--log-format",
+        "--log-level",
+        "--status-port",
+        "--config",
+    ):
         assert f"  {flag} " in done.stdout
     assert "--nnodes" not in done.stdout
 

@@ -10,7 +10,6 @@ from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles, Goodput
 from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
 from elastic_agent.agent.reporting.start_facts import start_facts
 from elastic_agent.agent.reporting.status_files import StatusFiles
-from elastic_agent.agent.web.server import StatusServer, open_status_page
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.config.settings import Settings
 from elastic_agent.diagnosis.explain import explain
@@ -18,6 +17,8 @@ from elastic_agent.diagnosis.status import RunStatus
 from elastic_agent.protocol import Outcome
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.reports import Reports
+from elastic_agent.web.loop_source import LoopSource
+from elastic_agent.web.server import StatusServer, open_status_page
 
 from .supervisor import Supervisor
 
@@ -44,6 +45,7 @@ class Observation:
         publisher: events.Publisher,
     ) -> None:
         """Observe from now on what ``publisher`` publishes about ``supervisor``."""
+        self._run_id = run_id
         self._publisher = publisher
         self.goodput = GoodputRecorder(
             GoodputFiles(settings.state_dir, run_id, node_id), lambda: supervisor.progress
@@ -75,7 +77,8 @@ class Observation:
 
     def open_page(self) -> None:
         """Serve the status page from now on, if there is to be one."""
-        self._page = open_status_page(self._address, self._observer.status)
+        source = LoopSource(self._run_id, self._observer.status)
+        self._page = open_status_page(self._address, source)
 
     async def status(self) -> RunStatus:
         """The status of the run."""

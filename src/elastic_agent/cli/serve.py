@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from elastic_agent.cli.help import serve_page
 from elastic_agent.config.checks import check_working_directory
@@ -14,8 +17,12 @@ from elastic_agent.config.load import Resolved, resolve
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.command_line import CommandLine, HelpRequested, parse_command_line
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.values import Endpoint
 
-OPTIONS = ("rdzv_endpoint", "state_dir", "log_format", "log_level", "config")
+if TYPE_CHECKING:
+    from elastic_agent.web.server import StatusSource
+
+OPTIONS = ("rdzv_endpoint", "state_dir", "log_format", "log_level", "status_port", "config")
 """The settings that serve has."""
 
 
@@ -74,7 +81,8 @@ def _serve(resolved: Resolved) -> int:
     try:
         import_torch_quietly()
         adopt_library_loggers()
-        as_asked = store_server.serve(settings.rdzv_endpoint, settings.state_dir, stop)
+        show = partial(_page, settings.status_port)
+        as_asked = store_server.serve(settings.rdzv_endpoint, settings.state_dir, stop, show)
     except store_server.CannotServeError as error:
         log.error(str(error))
         return ExitCode.NO_STORE
@@ -82,3 +90,16 @@ def _serve(resolved: Resolved) -> int:
         log.exception("internal error of elastic-agent")
         return ExitCode.INTERNAL
     return ExitCode.FINISHED if as_asked else ExitCode.INTERNAL
+
+
+@contextlib.contextmanager
+def _page(address: Endpoint | None, runs: StatusSource) -> Iterator[None]:
+    """The status page of all runs, if there is to be one."""
+    from elastic_agent.web.server import open_status_page
+
+    page = open_status_page(address, runs)
+    try:
+        yield
+    finally:
+        if page is not None:
+            page.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -33,7 +34,13 @@ class RunLog:
         self.since_s: float | None = None
         """Since when the run is in the phase and generation of :attr:`plan`; seconds since 1970."""
         self._worlds: dict[int, World] = {}
+        self._failures: dict[int, Plan] = {}
         self._generations: dict[int, GenerationStatus] = {}
+
+    @property
+    def failures(self) -> Mapping[int, Plan]:
+        """Of the generations whose worlds are known: those that failed, and the plans that ended them."""
+        return self._failures
 
     @property
     def generations(self) -> tuple[GenerationStatus, ...]:
@@ -77,12 +84,17 @@ class RunLog:
             self._generations[number] = msgspec.structs.replace(
                 self._generations[number], ended_s=now_s, end=plan.reason
             )
+            if is_failure(plan):
+                self._failures[number] = plan
         return ended
 
     def _forget_old(self) -> None:
-        for kept, most in ((self._generations, KEPT_GENERATIONS), (self._worlds, KEPT_WORLDS)):
-            while len(kept) > most:
-                kept.pop(min(kept))
+        while len(self._generations) > KEPT_GENERATIONS:
+            self._generations.pop(min(self._generations))
+        while len(self._worlds) > KEPT_WORLDS:
+            oldest = min(self._worlds)
+            self._worlds.pop(oldest)
+            self._failures.pop(oldest, None)
 
 
 def is_failure(plan: Plan) -> bool:

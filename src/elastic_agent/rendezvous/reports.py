@@ -39,6 +39,12 @@ class RunReports:
         return tuple({one.node_id: one for one in self.reports}.values())
 
 
+def run_reports(view: RunView) -> RunReports:
+    """What was read, with the reports that can be decoded."""
+    each = (decode_bulletin(data) for data in view.reports.values())
+    return RunReports(view, tuple(one for reports in each for one in reports))
+
+
 class Reports:
     """One node's access to the reports of its run. All methods are for the event loop."""
 
@@ -64,9 +70,7 @@ class Reports:
         Raises:
             TransportError: the store does not answer.
         """
-        view = await self._call(lambda link: link.read_run())
-        each = (decode_bulletin(data) for data in view.reports.values())
-        return RunReports(view, tuple(one for reports in each for one in reports))
+        return run_reports(await self._call(lambda link: link.read_run()))
 
     async def _call(self, work: Callable[[ReportLink], T]) -> T:
         async with self._one_at_a_time:

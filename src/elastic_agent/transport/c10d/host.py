@@ -15,6 +15,7 @@ from elastic_agent.values import Endpoint
 from .bootstrap import own_address, serve
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .keys import ROOT
+from .report_link import C10dReportLink
 from .store import CALL_TIMEOUT_S, StoreClient, store_errors
 
 MOST_OPEN_FILES = 65536
@@ -83,6 +84,10 @@ class C10dHost:
             self._shared = self._client()
         return C10dCoordinatorLink(self._shared, run_id)
 
+    def report_link(self, run_id: str) -> C10dReportLink:
+        """A connection to one run's reports, for any thread."""
+        return C10dReportLink(self._client(), run_id)
+
     def _client(self) -> StoreClient:
         return StoreClient(self._address, self.port, CALL_TIMEOUT_S)
 
@@ -92,7 +97,7 @@ class C10dHost:
 
 
 def _allow_many_connections() -> None:
-    """Every node holds two connections to the host; the usual limit of 1024 open files would end at 500 nodes."""
+    """Every node holds three connections to the host; the usual limit of 1024 open files would end at 340 nodes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

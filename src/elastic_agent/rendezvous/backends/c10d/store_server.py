@@ -14,7 +14,7 @@ import queue
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -26,6 +26,8 @@ from elastic_agent.values import DEFAULT_PORT, Endpoint
 
 if TYPE_CHECKING:
     from elastic_agent.transport.c10d import C10dHost
+
+    from .hosted_runs import HostedRuns
 
 DIAL_TIMEOUT_S = 5.0
 JOIN_S = 2.0
@@ -65,13 +67,19 @@ class StopRequests:
         return self._news.get()
 
 
-def serve(endpoint: Endpoint | None, state_dir: Path, stop: StopRequests) -> bool:
+def serve(
+    endpoint: Endpoint | None,
+    state_dir: Path,
+    stop: StopRequests,
+    show: Callable[[HostedRuns], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> bool:
     """Serve until a signal to stop.
 
     Args:
         endpoint: the rendezvous endpoint; None: this machine's name and the default port.
         state_dir: the directory for the run history, read at the next start.
         stop: signals that came since the program began.
+        show: makes the runs known to users until it is exited.
 
     Returns:
         Whether it was stopped by a signal; False if the coordinator failed.
@@ -82,7 +90,8 @@ def serve(endpoint: Endpoint | None, state_dir: Path, stop: StopRequests) -> boo
     shown = endpoint or Endpoint(socket.gethostname(), DEFAULT_PORT)
     with _hosted(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown) as host:
         server = Server(host, shown, state_dir, stop)
-        as_asked = server.run()
+        with show(server.runs):
+            as_asked = server.run()
     server.join()
     return as_asked
 
@@ -95,6 +104,7 @@ class Server:
         from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
 
         from .coordinator_thread import CoordinatorThread
+        from .hosted_runs import HostedRuns
 
         self._endpoint = endpoint
         self._state_dir = state_dir
@@ -109,10 +119,13 @@ class Server:
             host.coordinator_link,
             BoundedRunHistoryStore(RunHistoryStore(state_dir, c10d_store(host.port))),
             stop.report,
-            on_plan=self._log_plan,
+            on_plan=self._on_plan,
             on_turn=self._turned,
             idle_s=min(IDLE_S, self._manager.alive_every_s),
         )
+
+        self.runs = HostedRuns(str(endpoint), host.report_link, lambda: not self._coordinator.failed)
+        """Of this store."""
 
     def run(self) -> bool:
         """Coordinate until a signal to stop; whether that is why it ended."""
@@ -154,8 +167,13 @@ class Server:
             self._alive_due_s = now_s + self._manager.alive_every_s / 2  # the next turn may be that late
             self._manager.notify(ALIVE)
 
+    def _on_plan(self, run_id: str, plan: Plan) -> None:
+        """In the coordinator's thread."""
+        self.runs.on_plan(run_id, plan)
+        self._log_plan(run_id, plan)
+
     def _log_plan(self, run_id: str, plan: Plan) -> None:
-        """In the coordinator's thread: a line when a run begins, or is back, and one when it ends."""
+        """A line when a run begins, or is back, and one when it ends."""
         if plan.is_terminal:
             if run_id in self._open:
                 self._open.discard(run_id)

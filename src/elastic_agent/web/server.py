@@ -1,21 +1,21 @@
-"""Serves the status page over HTTP: the page itself, JSON, metrics and probes. Read-only.
+"""Serves the status of runs over HTTP: a page, JSON, metrics and probes. Read-only.
 
-Requests are answered in threads of their own, and the status is determined in the agent's event loop at most once a
-second, however many clients ask.
+Requests are answered in threads of their own, and the status of a run is determined at most once a second, however
+many clients ask.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib.resources
 import ipaddress
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
@@ -28,84 +28,120 @@ from .metrics import CONTENT_TYPE, MetricsUnavailableError, metrics_text
 FRESH_S = 1.0
 """A status of this age is shown again."""
 
-ANSWER_S = 5.0
-"""How long the event loop may take to determine the status."""
-
 IDLE_S = 10.0
 """How long a client may take to send a request."""
 
 CLIENTS = 32
 """How many are served at the same time; the others are turned away."""
 
-GetStatus = Callable[[], Awaitable[RunStatus]]
+MOST_RUNS = 100
+"""The metrics and the list of runs contain so many runs, the newest."""
+
+
+class StatusSource(Protocol):
+    """Where a status page has its content from. All methods are called by the threads of clients."""
+
+    def run_ids(self) -> Sequence[str]:
+        """The runs that are known, the newest last."""
+
+    def status(self, run_id: str) -> RunStatus:
+        """The status of one of them.
+
+        Raises:
+            TimeoutError: the process that knows it does not answer.
+            LookupError: there is no such run.
+        """
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether the process does its work, and a word on it.
+
+        Raises:
+            TimeoutError: it does not answer.
+        """
 
 
 class StatusServer:
-    """Serves the status of one run until closed."""
+    """Serves the status of runs until closed."""
 
-    def __init__(self, address: Endpoint, get_status: GetStatus) -> None:
+    def __init__(self, address: Endpoint, source: StatusSource) -> None:
         """Listen at ``address`` (port 0: any free one), and serve once :meth:`start` is called.
 
         Raises:
             OSError: the address cannot be used.
         """
-        self._get_status = get_status
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.source = source
         self._lock = threading.Lock()
-        self._known: tuple[float, RunStatus] | None = None
+        self._known: dict[str, tuple[float, RunStatus]] = {}
         self._http = _Server(address, self)
         host = address.host
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._http.server_port}/"
         """Where to reach it."""
 
     def start(self) -> None:
-        """Serve from now on; the status is determined in the running event loop."""
-        self._loop = asyncio.get_running_loop()
+        """Serve from now on, in threads."""
         threading.Thread(target=self._http.serve_forever, name="status-page", daemon=True).start()
 
     def close(self) -> None:
         """Stop serving; does not wait for clients."""
-        if self._loop is not None:
-            self._loop = None
-            threading.Thread(target=self._http.shutdown, name="status-page-end", daemon=True).start()
+        threading.Thread(target=self._http.shutdown, name="status-page-end", daemon=True).start()
         self._http.server_close()
 
-    def status(self) -> RunStatus:
-        """The status of the run, at most :data:`FRESH_S` old; called by the threads of clients.
+    def status(self, run_id: str | None = None) -> RunStatus:
+        """The status of a run, at most :data:`FRESH_S` old; by default of the only one.
 
         Raises:
-            TimeoutError: the event loop does not answer, or has ended.
+            TimeoutError: the process that knows it does not answer.
+            LookupError: there is no such run, or there are several and none was named; the message says so.
         """
+        run_ids = self.run_ids()
+        if run_id is None:
+            if len(run_ids) != 1:
+                raise LookupError(
+                    f"there are {len(run_ids)} runs here; name one: ?run=RUN (/api/runs lists them)"
+                )
+            run_id = run_ids[0]
+        elif run_id not in run_ids:
+            raise LookupError("there is no run of this name here; /api/runs lists those that there are")
         with self._lock:
-            now_s = time.monotonic()
-            if self._known is not None and now_s - self._known[0] < FRESH_S:
-                return self._known[1]
-            loop = self._loop
-            if loop is None or loop.is_closed():
-                raise TimeoutError("the agent has ended")
-            answer = asyncio.run_coroutine_threadsafe(self._determine(), loop)
-            try:
-                status = answer.result(ANSWER_S)
-            except TimeoutError:
-                answer.cancel()
-                raise TimeoutError(f"the agent did not answer within {ANSWER_S:g} s") from None
-            self._known = time.monotonic(), status
+            known = self._known.get(run_id)
+            if known is not None and time.monotonic() - known[0] < FRESH_S:
+                return known[1]
+            status = self.source.status(run_id)
+            self._known[run_id] = time.monotonic(), status
+            for gone in self._known.keys() - set(run_ids):
+                del self._known[gone]
             return status
 
-    async def _determine(self) -> RunStatus:
-        return await self._get_status()
+    def run_ids(self) -> list[str]:
+        """The newest runs, the newest last."""
+        return list(self.source.run_ids())[-MOST_RUNS:]
+
+    def statuses(self) -> list[RunStatus]:
+        """Of the newest runs.
+
+        Raises:
+            TimeoutError: the process that knows them does not answer.
+        """
+        found = []
+        for one in self.run_ids():
+            try:
+                found.append(self.status(one))
+            except LookupError:
+                continue  # removed meanwhile
+        return found
 
 
-def open_status_page(address: Endpoint | None, get_status: GetStatus) -> StatusServer | None:
+def open_status_page(address: Endpoint | None, source: StatusSource) -> StatusServer | None:
     """Serve the status at this address from now on; None without an address, or if it cannot be used (logged)."""
     if address is None:
         return None
     log = get_logger()
     try:
-        page = StatusServer(address, get_status)
+        page = StatusServer(address, source)
     except OSError as error:
         log.warning(
-            f"no status page: --status-port {address} cannot be used: {error.strerror or error}; the run continues"
+            f"no status page: --status-port {address} cannot be used: {error.strerror or error}; everything else "
+            "continues"
         )
         return None
     page.start()
@@ -119,7 +155,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, address: Endpoint, source: StatusServer) -> None:
-        self.source = source
+        self.pages = source
         self.is_local = _is_loopback(address.host)
         self._places = threading.BoundedSemaphore(CLIENTS)
         if ":" in address.host:
@@ -153,22 +189,29 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.is_local and not self._asks_for_this_machine():
             self._text(HTTPStatus.FORBIDDEN, "this page is served to clients on this machine only\n")
             return
-        route = {
-            "/": self._page,
-            "/api/status": self._api,
-            "/metrics": self._metrics,
-            "/healthz": self._health,
-            "/readyz": self._readiness,
-        }.get(self.path.partition("?")[0])
+        route = self._routes().get(self.path.partition("?")[0])
         if route is None:
-            self._text(HTTPStatus.NOT_FOUND, "there is /, /api/status, /metrics, /healthz and /readyz\n")
+            shown = ", ".join(self._routes())
+            self._text(HTTPStatus.NOT_FOUND, f"there is {shown}\n")
             return
         try:
             route()
         except TimeoutError as error:
             self._text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
+        except LookupError as error:
+            self._text(HTTPStatus.NOT_FOUND, f"{error.args[0] if error.args else error}\n")
 
     do_HEAD = do_GET  # noqa: N815 - http.server looks for this name
+
+    def _routes(self) -> dict[str, Callable[[], None]]:
+        return {
+            "/": self._page,
+            "/api/status": self._status,
+            "/api/runs": self._runs,
+            "/metrics": self._metrics,
+            "/healthz": self._health,
+            "/readyz": self._readiness,
+        }
 
     def _asks_for_this_machine(self) -> bool:
         """Whether the name in the request is this machine's: a page of another site cannot read the answer then."""
@@ -180,28 +223,36 @@ class _Handler(BaseHTTPRequestHandler):
         page = importlib.resources.files(__package__).joinpath("page.html").read_bytes()
         self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page)
 
-    def _api(self) -> None:
-        status = self.server.source.status()
+    def _status(self) -> None:
+        try:
+            named = parse_qs(urlsplit(self.path).query).get("run")
+        except ValueError:
+            named = None
+        status = self.server.pages.status(named[0] if named else None)
         self._answer(HTTPStatus.OK, "application/json", msgspec.json.encode(status))
+
+    def _runs(self) -> None:
+        shown = [
+            {"run_id": one.run_id, "phase": one.phase, "generation": one.generation, "since_s": one.since_s}
+            for one in self.server.pages.statuses()
+        ]
+        self._answer(HTTPStatus.OK, "application/json", msgspec.json.encode(shown))
 
     def _metrics(self) -> None:
         try:
-            text = metrics_text(self.server.source.status())
+            text = metrics_text(self.server.pages.statuses())
         except MetricsUnavailableError as error:
             self._text(HTTPStatus.NOT_IMPLEMENTED, f"{error}\n")
             return
         self._answer(HTTPStatus.OK, CONTENT_TYPE, text)
 
     def _health(self) -> None:
-        self.server.source.status()
+        self.server.pages.source.readiness()
         self._text(HTTPStatus.OK, "ok\n")
 
     def _readiness(self) -> None:
-        status = self.server.source.status()
-        if status.phase == "running":
-            self._text(HTTPStatus.OK, "running\n")
-        else:
-            self._text(HTTPStatus.SERVICE_UNAVAILABLE, f"{status.phase or 'not formed yet'}\n")
+        is_ready, word = self.server.pages.source.readiness()
+        self._text(HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, f"{word}\n")
 
     def _text(self, status: HTTPStatus, text: str) -> None:
         self._answer(status, "text/plain; charset=utf-8", text.encode(errors="replace"))

@@ -12,14 +12,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from urllib.parse import quote
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from elastic_agent.agent.web.server import CLIENTS, StatusServer
 from elastic_agent.diagnosis.goodput import Goodput
 from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStatus
 from elastic_agent.values import Endpoint
+from elastic_agent.web.loop_source import LoopSource
+from elastic_agent.web.server import CLIENTS, StatusServer
 
 
 def running(nodes: int = 2) -> RunStatus:
@@ -58,10 +61,11 @@ def served(determine: Callable[[], RunStatus], host: str = "127.0.0.1") -> Itera
     async def status() -> RunStatus:
         return determine()
 
-    server = StatusServer(Endpoint(host, 0), status)
+    servers: list[StatusServer] = []
 
     async def start() -> None:
-        server.start()
+        servers.append(StatusServer(Endpoint(host, 0), LoopSource("mnist", status)))
+        servers[0].start()
         ready.set()
 
     def live() -> None:
@@ -72,9 +76,9 @@ def served(determine: Callable[[], RunStatus], host: str = "127.0.0.1") -> Itera
     thread.start()
     try:
         assert ready.wait(10)
-        yield server
+        yield servers[0]
     finally:
-        loop.call_soon_threadsafe(server.close)
+        loop.call_soon_threadsafe(servers[0].close)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -87,6 +91,12 @@ def get(url: str, **headers: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def dump(url: str) -> str:
+    """The page after its scripts have run, as a browser has it."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
+    return subprocess.run(["chromium", *options, url], capture_output=True, text=True, timeout=120).stdout
 
 
 def test_page_json_metrics_and_probes_of_a_running_run() -> None:
@@ -147,7 +157,7 @@ def test_clients_that_send_nothing_keep_no_others_from_being_served_for_long() -
 
 
 def test_an_agent_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastic_agent.agent.web.server.ANSWER_S", 0.1)
+    monkeypatch.setattr("elastic_agent.web.loop_source.ANSWER_S", 0.1)
     thaw = threading.Event()
 
     def frozen() -> RunStatus:
@@ -162,11 +172,8 @@ def test_an_agent_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_a_browser_shows_300_nodes_and_takes_no_markup_from_messages() -> None:
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
     with served(lambda: running(300)) as server:
-        shown = subprocess.run(
-            ["chromium", *options, server.url], capture_output=True, text=True, timeout=120
-        ).stdout
+        shown = dump(server.url)
     assert "run mnist" in shown
     assert "<td>598–599</td>" not in shown, "all rows only on request"
     assert "show all 300" in shown
@@ -174,3 +181,56 @@ def test_a_browser_shows_300_nodes_and_takes_no_markup_from_messages() -> None:
     assert "1 of 3" in shown
     assert "75 %</b>goodput of this node<" in shown
     assert 'title="training 1 min, repeated 15 s, starting 5.0 s"' in shown
+
+
+class TwoRuns:
+    """As a store that two runs use; a third one has been removed since it was listed."""
+
+    def run_ids(self) -> list[str]:
+        return ["mnist", "gone", "a run/with=odd&chars"]
+
+    def status(self, run_id: str) -> RunStatus:
+        if run_id == "gone":
+            raise LookupError("gone")
+        return replace(running(), run_id=run_id, restarts=2 if "odd" in run_id else 1)
+
+    def readiness(self) -> tuple[bool, str]:
+        return True, "serving"
+
+
+def test_several_runs_are_listed_and_told_apart() -> None:
+    server = StatusServer(Endpoint("127.0.0.1", 0), TwoRuns())
+    server.start()
+    try:
+        runs = json.loads(get(f"{server.url}api/runs")[1])
+        assert [one["run_id"] for one in runs] == ["mnist", "a run/with=odd&chars"]
+        odd = quote("a run/with=odd&chars", safe="")
+        assert json.loads(get(f"{server.url}api/status?run={odd}")[1])["restarts"] == 2
+        code, text = get(f"{server.url}api/status")
+        assert (code, "/api/runs" in text) == (404, True)
+        code, text = get(f"{server.url}api/status?run=other")
+        assert (code, "no run of this name" in text) == (404, True)
+        assert get(f"{server.url}readyz") == (200, "serving\n")
+        families = text_string_to_metric_families(get(f"{server.url}metrics")[1])
+        restarts = {
+            one.labels["run"]: one.value
+            for family in families
+            for one in family.samples
+            if one.name == "elastic_agent_restarts"
+        }
+        assert restarts == {"mnist": 1, "a run/with=odd&chars": 2}
+    finally:
+        server.close()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_lists_several_runs_and_shows_one_of_them() -> None:
+    server = StatusServer(Endpoint("127.0.0.1", 0), TwoRuns())
+    server.start()
+    try:
+        listed, one = dump(server.url), dump(f"{server.url}?run=mnist")
+    finally:
+        server.close()
+    assert '<a href="?run=a%20run%2Fwith%3Dodd%26chars">' in listed
+    assert "run mnist" in one
+    assert "1 of 3" in one

@@ -1,0 +1,99 @@
+"""The runs of a store that this process hosts, for users who ask how they are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from elastic_agent.diagnosis.explain import explain
+from elastic_agent.diagnosis.run_log import RunLog
+from elastic_agent.diagnosis.status import RunStatus, run_status
+from elastic_agent.protocol import Plan
+from elastic_agent.rendezvous.reports import RunReports, run_reports
+from elastic_agent.transport import ReportLink, TransportError
+
+KEPT_RUNS = 200
+"""Of so many runs, the newest, the history is kept; those that are over are forgotten first."""
+
+
+class HostedRuns:
+    """The history of each run, and its status. Used by several threads."""
+
+    def __init__(
+        self, endpoint: str, open_link: Callable[[str], ReportLink], is_coordinating: Callable[[], bool]
+    ) -> None:
+        """Know no run yet.
+
+        Args:
+            endpoint: of the store, as users write it.
+            open_link: opens a connection to a run's reports.
+            is_coordinating: whether the coordinator of the store runs.
+        """
+        self._endpoint = endpoint
+        self._open_link = open_link
+        self._is_coordinating = is_coordinating
+        self._lock = threading.Lock()
+        self._logs: dict[str, RunLog] = {}
+
+    def on_plan(self, run_id: str, plan: Plan) -> None:
+        """Take note of a run's next plan."""
+        with self._lock:
+            log = self._logs.setdefault(run_id, RunLog())
+            log.see(plan, time.time())
+            if len(self._logs) > KEPT_RUNS:
+                over = (
+                    one for one, its in self._logs.items() if its.plan is not None and its.plan.is_terminal
+                )
+                del self._logs[next(over, next(iter(self._logs)))]
+
+    def run_ids(self) -> Sequence[str]:
+        """All runs that are known, in the order in which they began."""
+        with self._lock:
+            return tuple(self._logs)
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether the store has a coordinator."""
+        return (True, "serving") if self._is_coordinating() else (False, "the coordinator has ended")
+
+    def status(self, run_id: str) -> RunStatus:
+        """The status of a run.
+
+        Raises:
+            LookupError: there is no such run.
+        """
+        problem, known = "", RunReports()
+        try:
+            link = self._open_link(run_id)
+            try:
+                known = run_reports(link.read_run())
+            finally:
+                link.close()
+        except TransportError as error:
+            problem = str(error)
+        with self._lock:
+            log = self._logs.get(run_id)
+            if log is None:
+                raise LookupError(f"there is no run {run_id}")
+            _explain(log, known)
+            return run_status(
+                run_id=run_id,
+                endpoint=self._endpoint,
+                asked_s=time.time(),
+                plan=log.plan,
+                waiting_for=known.view.status,
+                members=known.view.snapshot.members,
+                leases=known.view.snapshot.leases,
+                reports=known.newest,
+                since_s=log.since_s,
+                generations=log.generations,
+                problem=problem,
+            )
+
+
+def _explain(log: RunLog, known: RunReports) -> None:
+    """Explain the failures of the last generations by the reports that there are by now."""
+    for generation, plan in log.failures.items():
+        world, reports = log.world(generation), known.of(generation)
+        if world is not None and reports and (cause := explain(world, plan, reports)):
+            log.explain(generation, cause)

@@ -1,0 +1,121 @@
+"""The status of a run as Prometheus metrics, by prometheus_client (the extra ``metrics``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from elastic_agent.diagnosis.goodput import Activity
+from elastic_agent.diagnosis.status import RunStatus
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+PHASES = ("forming", "running", "finished", "failed", "stopped")
+
+
+class MetricsUnavailableError(Exception):
+    """prometheus_client is not installed."""
+
+
+def metrics_text(statuses: Sequence[RunStatus]) -> bytes:
+    """The metrics of these runs in Prometheus's text format.
+
+    Raises:
+        MetricsUnavailableError: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ImportError:
+        raise MetricsUnavailableError(
+            "metrics require prometheus_client; install it with: pip install 'elastic-agent[metrics]'"
+        ) from None
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(statuses))
+    return generate_latest(registry)
+
+
+_Values = dict[tuple[str, ...], float]
+
+
+class _Gauge(NamedTuple):
+    """One metric of one run."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    values: _Values
+    """By the values of the labels."""
+
+
+class _Collector:
+    def __init__(self, statuses: Sequence[RunStatus]) -> None:
+        self._statuses = statuses
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics; every one has the label ``run``."""
+        from prometheus_client.metrics_core import GaugeMetricFamily
+
+        families: dict[str, GaugeMetricFamily] = {}
+        for status in self._statuses:
+            for one in _gauges(status):
+                family = families.get(one.name)
+                if family is None:
+                    labels = ("run", *one.labels)
+                    family = GaugeMetricFamily(f"elastic_agent_{one.name}", one.text, labels=labels)
+                    families[one.name] = family
+                for found, value in one.values.items():
+                    family.add_metric((status.run_id, *found), float(value))
+        yield from families.values()
+
+
+def _gauges(status: RunStatus) -> Iterator[_Gauge]:
+    phases: _Values = {(phase,): float(status.phase == phase) for phase in PHASES}
+    yield _Gauge("phase", "Phase of the run: 1 for the present one, else 0.", ("phase",), phases)
+    yield _single("generation", "Number of the present generation.", status.generation)
+    yield _single("world_size", "Workers of the present generation; 0 while none runs.", status.world_size)
+    yield _Gauge("nodes", "Nodes of the run by their role.", ("role",), _count_roles(status))
+    yield _single("restarts", "Restarts that count against the budget.", status.restarts)
+    yield _single("restarts_limit", "The restart budget.", status.max_restarts)
+    if status.since_s is not None:
+        yield _single("phase_start_time_seconds", "When the present phase began, Unix time.", status.since_s)
+    steps: _Values = {(one.node_id,): float(one.step) for one in status.nodes if one.step is not None}
+    yield _Gauge(
+        "training_step", "Newest training step that a worker of the node reported.", ("node",), steps
+    )
+    yield from _goodput(status)
+    seen: _Values = {(one.node_id,): one.seen_s for one in status.nodes if one.seen_s is not None}
+    yield _Gauge(
+        "node_report_time_seconds", "When the node wrote its newest report, Unix time.", ("node",), seen
+    )
+
+
+def _goodput(status: RunStatus) -> Iterator[_Gauge]:
+    goodput = status.goodput
+    if goodput is None:
+        return
+    yield _Gauge(
+        "activity_seconds",
+        "Time that this node spent since the run began; training that is repeated moves to repeated.",
+        ("activity",),
+        {(one.value,): goodput.spent_s(one) for one in Activity},
+    )
+    if goodput.share is not None:
+        yield _single(
+            "goodput_ratio",
+            "Training divided by the whole time of this node; an upper bound if workers report no steps.",
+            goodput.share,
+        )
+
+
+def _count_roles(status: RunStatus) -> _Values:
+    counts: _Values = {("in the world",): 0.0}
+    for one in status.nodes:
+        counts[one.role,] = counts.get((one.role,), 0.0) + 1
+    return counts
+
+
+def _single(name: str, text: str, value: float) -> _Gauge:
+    return _Gauge(name, text, (), {(): value})
