@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from elastic_agent.diagnosis.goodput import Goodput
+from elastic_agent.diagnosis.goodput import Goodput, RunGoodput
 from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStatus
 from elastic_agent.values import Endpoint
 from elastic_agent.web.loop_source import LoopSource
@@ -28,7 +28,18 @@ from elastic_agent.web.server import CLIENTS, StatusServer
 def running(nodes: int = 2) -> RunStatus:
     rows = tuple(
         NodeStatus(
-            f"n{i}", "in the world", "running", "10.0.0.1", workers=2, first_rank=2 * i, step=7, seen_s=99.0
+            f"n{i}",
+            "in the world",
+            "running",
+            "10.0.0.1",
+            workers=2,
+            first_rank=2 * i,
+            step=7,
+            seen_s=99.0,
+            lease_age_s=1.5,
+            steps_per_s=2.5,
+            waits=(0.1, 0.3),
+            log_dir="/logs/mnist",
         )
         for i in range(nodes)
     )
@@ -49,6 +60,8 @@ def running(nodes: int = 2) -> RunStatus:
         nodes=rows,
         generations=(past, now),
         goodput=Goodput(training_s=60.0, repeated_s=15.0, starting_s=5.0, knows_steps=True),
+        run_goodput=RunGoodput(Goodput(training_s=90.0, waiting_s=10.0, knows_steps=True), nodes),
+        stragglers=("worker n1/1 (rank 3) is slower than the others",),
     )
 
 
@@ -120,6 +133,10 @@ def test_page_json_metrics_and_probes_of_a_running_run() -> None:
         assert samples["elastic_agent_phase", ("phase", "running"), ("run", "mnist")] == 1
         assert samples["elastic_agent_restarts", ("run", "mnist")] == 1
         assert samples["elastic_agent_training_step", ("node", "n1"), ("run", "mnist")] == 7
+        assert samples["elastic_agent_training_steps_per_second", ("node", "n1"), ("run", "mnist")] == 2.5
+        waits = "elastic_agent_collective_wait_ratio", ("node", "n1"), ("run", "mnist"), ("slot", "1")
+        assert samples[waits] == 0.3
+        assert samples["elastic_agent_run_goodput_ratio", ("run", "mnist")] == 0.9
         assert samples["elastic_agent_goodput_ratio", ("run", "mnist")] == 0.75
         assert samples["elastic_agent_activity_seconds", ("activity", "repeated"), ("run", "mnist")] == 15
         assert get(f"{server.url}nothing")[0] == 404
@@ -180,6 +197,12 @@ def test_a_browser_shows_300_nodes_and_takes_no_markup_from_messages() -> None:
     assert "&lt;b&gt;boom&lt;/b&gt;" in shown
     assert "1 of 3" in shown
     assert "75 %</b>goodput of this node<" in shown
+    assert "90 %</b>goodput of all 300 nodes<" in shown
+    assert "2.5</b>steps per second<" in shown
+    assert "<td>10–30 %</td>" in shown
+    assert "<td>1.5 s ago</td>" in shown
+    assert "worker n1/1 (rank 3) is slower than the others" in shown
+    assert "Output of the workers on each node: /logs/mnist" in shown
     assert 'title="training 1 min, repeated 15 s, starting 5.0 s"' in shown
 
 

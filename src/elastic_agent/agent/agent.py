@@ -294,7 +294,9 @@ class Agent(ElasticAgent):
         collectives = Collectives()
         collectives.open()
         supervisor = self._supervisor = Supervisor(self._parts(run_id, lock, session, collectives))
-        observation = Observation(settings, run_id, lock.node_id, self._backend, supervisor, self._publish)
+        observation = Observation(
+            settings, run_id, lock.node_id, self._backend, supervisor, self._publish, self._log_dir(run_id)
+        )
         self._goodput = observation.goodput
         self._publish(events.AgentStarted(incarnation, os.getpid(), self._slots, boot_id(), pid_namespace()))
         self._signals.attend(supervisor, lock.node_id)
@@ -346,6 +348,12 @@ class Agent(ElasticAgent):
             hang_timeout_s=settings.hang_timeout,
             collectives=collectives,
         )
+
+    def _log_dir(self, run_id: str) -> str:
+        """Where the output of the run's workers is; empty: in no file of ours."""
+        if not isinstance(self._logs, GenerationLogs) or self._logs.root_log_dir == os.devnull:
+            return ""
+        return os.path.join(os.path.abspath(self._logs.root_log_dir), run_id)
 
     async def _listen(self, commands: Commands) -> ControlSocket | None:
         try:

@@ -43,8 +43,9 @@ class Observation:
         backend: RendezvousBackend,
         supervisor: Supervisor,
         publisher: events.Publisher,
+        log_dir: str,
     ) -> None:
-        """Observe from now on what ``publisher`` publishes about ``supervisor``."""
+        """Observe from now on what ``publisher`` publishes about ``supervisor``; workers write to ``log_dir``."""
         self._run_id = run_id
         self._publisher = publisher
         self.goodput = GoodputRecorder(
@@ -59,6 +60,7 @@ class Observation:
                 files=StatusFiles(settings.state_dir, run_id, node_id),
                 progress=lambda: supervisor.progress,
                 explain=explain,
+                log_dir=log_dir,
                 facts=start_facts(settings.script_args, os.environ),
                 goodput=lambda: self.goodput.goodput,
                 report_hang=supervisor.hang,
@@ -93,6 +95,8 @@ class Observation:
         """
         has_failed = outcome is Outcome.FAILED
         await self._observer.settle(EXPLAINED_S if has_failed else SAVED_S)
+        if outcome is Outcome.FINISHED or has_failed:
+            await self._observer.log_goodput()
         if has_failed and hosts_readers:
             await self._observer.others_have_read(READ_S)
 

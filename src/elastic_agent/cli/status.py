@@ -100,7 +100,8 @@ def why(argv: Sequence[str]) -> int:
     if not failed:
         print(escaped(f"run {run.run_id}: no generation has failed, as far as is known on this machine"))
     for number, one in enumerate(failed):
-        print(escaped(("\n" if number else "") + one.cause, keep_lines=True), flush=True)
+        stacks = f"\nwhere the workers were:\n{one.stacks}" if one.stacks else ""
+        print(escaped(("\n" if number else "") + one.cause + stacks, keep_lines=True), flush=True)
     return ExitCode.FINISHED
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import enum
 import itertools
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -63,6 +64,21 @@ class Goodput(Struct, frozen=True, omit_defaults=True):
     def share(self) -> float | None:
         """Training divided by the whole time, 0 to 1; an upper bound without steps. None before any time has passed."""
         return self.training_s / self.total_s if self.total_s > 0 else None
+
+
+class RunGoodput(Struct, frozen=True, omit_defaults=True):
+    """The accounts of several nodes of a run, added up."""
+
+    spent: Goodput
+    nodes: int
+
+
+def sum_goodput(each: Sequence[Goodput]) -> RunGoodput | None:
+    """The sum of what nodes reported; None without any."""
+    if not each:
+        return None
+    seconds = {f"{one.value}_s": sum(node.spent_s(one) for node in each) for one in Activity}
+    return RunGoodput(Goodput(**seconds, knows_steps=all(one.knows_steps for one in each)), len(each))
 
 
 class SavedGoodput(Struct, frozen=True, omit_defaults=True):

@@ -15,6 +15,8 @@ from msgspec import Meta, Struct
 
 from elastic_agent.protocol import Count, Generation, Host, LongText, Name, Signature, Text
 
+from .goodput import Goodput
+
 REPORT_VERSION = 1
 
 Moment = Annotated[float, Meta(ge=0, le=1e12)]
@@ -94,6 +96,8 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """The function of ``torch.distributed`` that its main thread is in; empty: none."""
     is_silent: bool = False
     """It was asked for its progress, and did not answer."""
+    waits: Annotated[float, Meta(ge=0, le=1)] | None = None
+    """The part of the last minutes in which it waited in a collective; None: not known yet."""
 
 
 class NodeReport(Struct, frozen=True, omit_defaults=True):
@@ -113,6 +117,12 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     """No worker of this generation runs on the node any more."""
     stalled_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     """For how long no worker of the node has made progress; None: for a short time at most, or that is not known."""
+    steps_per_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
+    """How fast the steps that its workers report increase; None: not known."""
+    goodput: Goodput | None = None
+    """How the node spent its time since the run began."""
+    log_dir: Text = ""
+    """Where the output of the run's workers is on this machine; empty: nowhere."""
     has_read: bool = False
     """The node has read the reports of the others on this generation, which was the last one."""
 

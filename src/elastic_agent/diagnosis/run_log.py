@@ -68,11 +68,11 @@ class RunLog:
         self._forget_old()
         return Change(ended, has_begun=True)
 
-    def explain(self, generation: int, cause: str) -> None:
-        """Note the report on the root cause of a generation's end."""
+    def explain(self, generation: int, cause: str, stacks: str = "") -> None:
+        """Note the report on the root cause of a generation's end, and where its workers were if they hung."""
         known = self._generations.get(generation)
         if known is not None:
-            self._generations[generation] = msgspec.structs.replace(known, cause=cause)
+            self._generations[generation] = msgspec.structs.replace(known, cause=cause, stacks=stacks)
 
     def _end(self, plan: Plan, now_s: float) -> tuple[int, ...]:
         ended = tuple(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from elastic_agent.protocol import Lease, Member, Phase, Plan, Seat, State
 
-from .goodput import Goodput
+from .goodput import Goodput, RunGoodput, sum_goodput
 from .records import GroupProgress, NodeReport, WorkerReport, WorkerState
+from .stragglers import find_stragglers
 
 
 class GenerationStatus(Struct, frozen=True, omit_defaults=True):
@@ -26,6 +28,8 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     """Why it ended, in words."""
     cause: str = ""
     """The report on its root cause, if it failed."""
+    stacks: str = ""
+    """Where its workers were, with their stacks, if they hung."""
 
 
 class NodeStatus(Struct, frozen=True, omit_defaults=True):
@@ -48,6 +52,14 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     """When the node wrote its newest report, by its own clock; seconds since 1970."""
     note: str = ""
     """Why it is refused, or lost its lease."""
+    lease_age_s: float | None = None
+    """At most how long ago it renewed its lease; None: not known."""
+    steps_per_s: float | None = None
+    """How fast its training advances; None: not known."""
+    waits: tuple[float | None, ...] = ()
+    """Of each of its workers, the part of the time in which it waits in collectives; empty: not known."""
+    log_dir: str = ""
+    """Where the output of its workers is on its machine."""
 
 
 class RunStatus(Struct, frozen=True, omit_defaults=True):
@@ -76,6 +88,10 @@ class RunStatus(Struct, frozen=True, omit_defaults=True):
     generations: tuple[GenerationStatus, ...] = ()
     goodput: Goodput | None = None
     """Of the node whose agent determined the status."""
+    run_goodput: RunGoodput | None = None
+    """Of all nodes that have reported theirs."""
+    stragglers: tuple[str, ...] = ()
+    """Workers that are slower than the others, a line for each, the slowest first."""
     problem: str = ""
     """Why the store could not be read; then this is what the agent last knew."""
 
@@ -89,6 +105,7 @@ def run_status(
     waiting_for: str = "",
     members: Mapping[str, Member] | None = None,
     leases: Mapping[str, Lease] | None = None,
+    lease_ages_s: Mapping[str, float] | None = None,
     reports: Sequence[NodeReport] = (),
     since_s: float | None = None,
     generations: Sequence[GenerationStatus] = (),
@@ -105,16 +122,28 @@ def run_status(
         waiting_for: what the coordinator waits for, in words.
         members: member records by incarnation.
         leases: the same of leases.
+        lease_ages_s: by incarnation, how long ago leases were renewed, where that is known.
         reports: the newest report of each node.
         since_s: when the plan's phase and generation began.
         generations: the history that this agent saw, oldest first.
         goodput: of this agent's node.
         problem: why the store could not be read.
     """
-    nodes = _Nodes(plan, members or {}, leases or {}, {one.node_id: one for one in reports})
-    common = {"run_id": run_id, "endpoint": endpoint, "asked_s": asked_s, "nodes": nodes.all()}
+    nodes = _Nodes(
+        plan, members or {}, leases or {}, {one.node_id: one for one in reports}, lease_ages_s or {}
+    )
+    common = {
+        "run_id": run_id,
+        "endpoint": endpoint,
+        "asked_s": asked_s,
+        "nodes": nodes.all(),
+        "goodput": goodput,
+        "run_goodput": sum_goodput([one.goodput for one in reports if one.goodput is not None]),
+        "problem": problem,
+    }
     if plan is None:
-        return RunStatus(**common, waiting_for=waiting_for, goodput=goodput, problem=problem)  # type: ignore[arg-type]
+        return RunStatus(**common, waiting_for=waiting_for)  # type: ignore[arg-type]
+    present = [one for one in reports if one.generation == plan.generation]
     running = plan.world if plan.phase is Phase.RUNNING else None
     return RunStatus(
         **common,  # type: ignore[arg-type]
@@ -128,8 +157,7 @@ def run_status(
         restarts=max(0, plan.charged - plan.budget.forgiven),
         max_restarts=plan.policy.max_restarts,
         generations=tuple(generations),
-        goodput=goodput,
-        problem=problem,
+        stragglers=tuple(one.words for one in find_stragglers(present)) if running is not None else (),
     )
 
 
@@ -142,7 +170,9 @@ class _Nodes:
         members: Mapping[str, Member],
         leases: Mapping[str, Lease],
         reports: Mapping[str, NodeReport],
+        ages_s: Mapping[str, float],
     ) -> None:
+        self._ages_s = ages_s
         self._plan = plan
         self._members = members
         self._leases = leases
@@ -178,9 +208,10 @@ class _Nodes:
         if lease is not None and lease.revoked:
             role, note = "lost", lease.why
         state = member.state.value if member is not None else "not in the store"
-        return self._row(
+        row = self._row(
             seat.node_id, role, state, seat.address, seat.slots, seat.first_rank if runs else None, note
         )
+        return replace(row, lease_age_s=self._ages_s.get(seat.incarnation))
 
     def _unseated(self, member: Member, *, is_twin: bool) -> NodeStatus | None:
         plan, lease = self._plan, self._leases.get(member.incarnation)
@@ -195,9 +226,10 @@ class _Nodes:
             role = "joining"
         if is_twin and refusal is None:
             role = "rejoining"
-        return self._row(
+        row = self._row(
             member.node_id, role, member.state.value, member.address, member.slots, None, refusal or ""
         )
+        return replace(row, lease_age_s=self._ages_s.get(member.incarnation))
 
     def _row(
         self, node_id: str, role: str, state: str, address: str, slots: int, rank: int | None, note: str
@@ -217,6 +249,9 @@ class _Nodes:
             tuple(map(_last_collective, present.workers)) if present is not None else (),
             report.written_s if report is not None else None,
             note,
+            steps_per_s=present.steps_per_s if present is not None else None,
+            waits=tuple(one.waits for one in present.workers) if present is not None else (),
+            log_dir=report.log_dir if report is not None else "",
         )
 
     def _is_present(self, report: NodeReport) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from elastic_agent.protocol import count
 
-from .goodput import Activity, Goodput
+from .goodput import Activity, Goodput, RunGoodput
 from .status import GenerationStatus, NodeStatus, RunStatus
 
 SHOWN_GENERATIONS = 10
@@ -39,6 +39,11 @@ def goodput_text(goodput: Goodput) -> str:
     return f"goodput at most {share} {over} (repeated steps are not known, as the workers report no steps)"
 
 
+def run_goodput_text(goodput: RunGoodput) -> str:
+    """One line about all nodes of a run."""
+    return f"all {goodput.nodes} nodes, times added up: {goodput_text(goodput.spent)}"
+
+
 def status_text(status: RunStatus) -> str:
     """Several lines; the first one says how the run is."""
     lines = [_headline(status)]
@@ -54,8 +59,13 @@ def status_text(status: RunStatus) -> str:
         lines.append(f"restarts: {status.restarts} of {status.max_restarts} used")
     if status.goodput is not None and status.goodput.share is not None:
         lines.append(f"this node: {goodput_text(status.goodput)}")
+    if status.run_goodput is not None and status.run_goodput.nodes > 1:
+        lines.append(run_goodput_text(status.run_goodput))
+    lines += status.stragglers
     if status.nodes:
-        lines += ["", *_table(_HEADER, [_node_row(one, status.asked_s) for one in status.nodes])]
+        lines += ["", *_node_table(status.nodes, status.asked_s)]
+    if log_dirs := _log_dirs(status.nodes):
+        lines += ["", *log_dirs]
     if status.generations:
         lines += ["", *_generations(status.generations)]
     return "\n".join(lines)
@@ -79,7 +89,40 @@ def _headline(status: RunStatus) -> str:
     return f"{head} {verb}{since} in generation {status.generation}: {status.reason}"
 
 
-_HEADER = ("NODE", "ADDRESS", "RANKS", "STATE", "STEP", "LAST COLLECTIVE", "SEEN")
+def _log_dirs(nodes: Sequence[NodeStatus]) -> list[str]:
+    """Where the output of the workers is: one line if it is the same folder everywhere."""
+    folders = {one.node_id: one.log_dir for one in nodes if one.log_dir}
+    if len({*folders.values()}) == 1:
+        return [f"output of the workers on each node: {next(iter(folders.values()))}"]
+    return [f"output of the workers on {node}: {folder}" for node, folder in folders.items()]
+
+
+_HEADER = (
+    "NODE",
+    "ADDRESS",
+    "RANKS",
+    "STATE",
+    "STEP",
+    "STEPS/S",
+    "WAITS",
+    "LAST COLLECTIVE",
+    "LEASE",
+    "SEEN",
+)
+
+
+_SHOWN_IF_KNOWN = frozenset({"STEPS/S", "WAITS", "LEASE"})
+
+
+def _node_table(nodes: Sequence[NodeStatus], now_s: float) -> list[str]:
+    rows = [_node_row(one, now_s) for one in nodes]
+    shown = [
+        column
+        for column, name in enumerate(_HEADER)
+        if name not in _SHOWN_IF_KNOWN or any(row[column] != "-" for row in rows)
+    ]
+    header, *cells = [tuple(row[column] for column in shown) for row in (_HEADER, *rows)]
+    return _table(header, cells)
 
 
 def _node_row(node: NodeStatus, now_s: float) -> tuple[str, ...]:
@@ -93,7 +136,21 @@ def _node_row(node: NodeStatus, now_s: float) -> tuple[str, ...]:
         state = f"{state}: {node.note}"
     seen = f"{duration(now_s - node.seen_s)} ago" if node.seen_s is not None else "-"
     step = "-" if node.step is None else str(node.step)
-    return node.node_id, node.address, ranks, state, step, _collectives(node.collectives), seen
+    speed = "-" if node.steps_per_s is None else f"{node.steps_per_s:.3g}"
+    lease = "-" if node.lease_age_s is None else f"{duration(round(node.lease_age_s, 1))} ago"
+    return (
+        *(node.node_id, node.address, ranks, state, step, speed, _waits(node.waits)),
+        *(_collectives(node.collectives), lease, seen),
+    )
+
+
+def _waits(each: Sequence[float | None]) -> str:
+    """The part of the time in which workers wait in collectives: of the one that waits least, and most."""
+    known = [f"{100 * one:.0f}" for one in each if one is not None]
+    if not known:
+        return "-"
+    least, most = min(known, key=int), max(known, key=int)
+    return f"{least} %" if least == most else f"{least}-{most} %"
 
 
 def _collectives(each: Sequence[str]) -> str:

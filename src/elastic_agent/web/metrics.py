@@ -85,7 +85,24 @@ def _gauges(status: RunStatus) -> Iterator[_Gauge]:
     yield _Gauge(
         "training_step", "Newest training step that a worker of the node reported.", ("node",), steps
     )
+    speeds: _Values = {(one.node_id,): one.steps_per_s for one in status.nodes if one.steps_per_s is not None}
+    yield _Gauge(
+        "training_steps_per_second", "How fast the training of the node advances.", ("node",), speeds
+    )
+    waits: _Values = {
+        (one.node_id, str(slot)): share
+        for one in status.nodes
+        for slot, share in enumerate(one.waits)
+        if share is not None
+    }
+    yield _Gauge(
+        "collective_wait_ratio",
+        "Part of the last minutes in which the worker waited in collectives; stragglers wait least.",
+        ("node", "slot"),
+        waits,
+    )
     yield from _goodput(status)
+    yield from _run_goodput(status)
     seen: _Values = {(one.node_id,): one.seen_s for one in status.nodes if one.seen_s is not None}
     yield _Gauge(
         "node_report_time_seconds", "When the node wrote its newest report, Unix time.", ("node",), seen
@@ -107,6 +124,16 @@ def _goodput(status: RunStatus) -> Iterator[_Gauge]:
             "goodput_ratio",
             "Training divided by the whole time of this node; an upper bound if workers report no steps.",
             goodput.share,
+        )
+
+
+def _run_goodput(status: RunStatus) -> Iterator[_Gauge]:
+    goodput = status.run_goodput
+    if goodput is not None and goodput.spent.share is not None:
+        yield _single(
+            "run_goodput_ratio",
+            "Training divided by the whole time, of all nodes of the run.",
+            goodput.spent.share,
         )
 
 

@@ -34,8 +34,13 @@ class HangJudge:
         self._log = log
         self._reports = reports
         self._report_hang = report_hang
+        self._stacks: dict[int, str] = {}
         self._told: dict[tuple[object, ...], float] = {}
         """How long a stall was when it was logged, by generation, kind and culprits."""
+
+    def stacks(self, generation: int) -> str:
+        """Where the workers of a generation that hung were, with their stacks; empty: it did not hang."""
+        return self._stacks.get(generation, "")
 
     async def judge(self, stall: events.Stalled) -> None:
         """Log which worker the others wait for; after the hang time-out, report the hang."""
@@ -59,6 +64,7 @@ class HangJudge:
         """Log it, unless the same has been logged and the stall has not become much longer."""
         key = (stall.generation, hang.kind, hang.culprits)
         if stall.is_over:
+            self._stacks = {stall.generation: hang.details}
             get_logger().warning(f"where the workers are:\n{hang.details}")
         elif stall.stalled_s >= 2 * self._told.get(key, 0.0):
             self._told[key] = stall.stalled_s

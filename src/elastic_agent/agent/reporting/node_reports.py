@@ -12,7 +12,10 @@ import msgspec
 
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.stalls import Progress
+from elastic_agent.diagnosis.goodput import Goodput
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport
+from elastic_agent.diagnosis.step_rate import StepRate
+from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Seat, State, World
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import Snapshot, TransportError
@@ -28,7 +31,7 @@ KEPT_REPORTS = 3
 READ_EVERY_S = 0.25
 """How often the reports of the other nodes are read while some of them are missing."""
 
-LONGEST_HOST = 512
+LONGEST_TEXT = 512
 
 
 class NodeReports:
@@ -41,6 +44,8 @@ class NodeReports:
         progress: Callable[[], Progress | None],
         world: Callable[[int], World | None],
         facts: Mapping[str, str],
+        log_dir: str,
+        goodput: Callable[[], Goodput],
         tasks: BackgroundTasks,
     ) -> None:
         """Report nothing yet.
@@ -51,6 +56,8 @@ class NodeReports:
             progress: of the present workers; None without any.
             world: the world of a generation, if it is known.
             facts: how this node was started.
+            log_dir: where the output of the run's workers is; empty: nowhere.
+            goodput: the account of this node so far.
             tasks: runs what waits for the store.
         """
         self._node_id = node_id
@@ -58,6 +65,9 @@ class NodeReports:
         self._progress = progress
         self._world = world
         self._facts = dict(facts)
+        self._log_dir = without_surrogates(log_dir)[:LONGEST_TEXT]
+        self._goodput = goodput
+        self._rate = StepRate()
         self._tasks = tasks
         self._own: dict[int, NodeReport] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -77,6 +87,9 @@ class NodeReports:
         if progress is None or world is None:
             return
         workers = present_workers(progress, self._first_rank(world))
+        self._rate.see(
+            progress.generation, max(progress.steps.values(), default=0), asyncio.get_running_loop().time()
+        )
         known = self._own.get(progress.generation)
         if known is None or (not known.is_final and _is_news(known, workers, progress)):
             self._write(progress.generation, workers, stalled_s=progress.stalled_s)
@@ -162,11 +175,14 @@ class NodeReports:
             self.incarnation,
             generation,
             time.time(),
-            host=os.uname().nodename[:LONGEST_HOST],
+            host=os.uname().nodename[:LONGEST_TEXT],
             workers=workers,
             facts={**self._facts, **(found or {})},
             is_final=is_final,
             stalled_s=stalled_s,
+            steps_per_s=self._rate.per_s if not is_final and stalled_s is None else None,
+            goodput=self._goodput(),
+            log_dir=self._log_dir,
         )
         self._keep(report)
 

@@ -15,9 +15,11 @@ from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.goodput import Goodput
+from elastic_agent.diagnosis.lease_ages import LeaseAges
 from elastic_agent.diagnosis.records import NodeReport
 from elastic_agent.diagnosis.run_log import RunLog, is_failure
 from elastic_agent.diagnosis.status import RunStatus, run_status
+from elastic_agent.diagnosis.status_text import run_goodput_text
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Plan, World
 from elastic_agent.rendezvous.events import PlanSeen
@@ -36,6 +38,9 @@ GATHER_S = 10.0
 ANSWER_S = 2.0
 """How long the store may take, when a user asks for the status, until the answer is what was known before."""
 
+LAST_ANSWER_S = 0.5
+"""The same at the end, when the host of the store may have gone."""
+
 Explain = Callable[[World, Plan, Mapping[str, NodeReport]], str]
 """Explains why a generation failed: its world, the plan that ended it, reports by node id; empty: nothing to say."""
 
@@ -53,6 +58,8 @@ class Observed:
     progress: Callable[[], Progress | None]
     """Of the present workers; None without any."""
     explain: Explain
+    log_dir: str
+    """Where the output of the run's workers is on this machine; empty: nowhere."""
     facts: Mapping[str, str]
     """How this node was started (:mod:`elastic_agent.diagnosis.differences`)."""
     goodput: Callable[[], Goodput]
@@ -74,11 +81,14 @@ class RunObserver:
             observed.progress,
             self._log.world,
             observed.facts,
+            observed.log_dir,
+            observed.goodput,
             self._tasks,
         )
         self._comparison = NodeComparison(self._log, self._reports, self._tasks)
         self._judge = HangJudge(observed.node_id, self._log, self._reports, observed.report_hang)
         self._last_view = RunReports()
+        self._ages = LeaseAges()
         self._final: int | None = None
         """The generation that the end of the run ended."""
 
@@ -116,7 +126,7 @@ class RunObserver:
         gathered = await self._reports.gather(generation, world, lambda one: one.is_final, GATHER_S)
         cause = self._observed.explain(world, plan, gathered)
         if cause:
-            self._log.explain(generation, cause)
+            self._log.explain(generation, cause, self._judge.stacks(generation))
             get_logger().info(cause)
         if generation == self._final:
             self._reports.confirm(generation)
@@ -124,14 +134,15 @@ class RunObserver:
 
     # -- the status -----------------------------------------------------------------------------
 
-    async def status(self) -> RunStatus:
-        """The status of the run, from the store if it answers soon."""
+    async def status(self, within_s: float = ANSWER_S) -> RunStatus:
+        """The status of the run, from the store if it answers within this time."""
         problem = ""
         self._reports.refresh()
         try:
-            self._last_view = await asyncio.wait_for(self._reports.read(), ANSWER_S)
+            self._last_view = await asyncio.wait_for(self._reports.read(), within_s)
+            self._ages.see(self._last_view.view.snapshot.leases, time.monotonic())
         except (TransportError, TimeoutError) as error:
-            problem = str(error) or f"no answer within {ANSWER_S:g} s"
+            problem = str(error) or f"no answer within {within_s:g} s"
         return self._status(problem)
 
     def _status(self, problem: str = "") -> RunStatus:
@@ -153,6 +164,7 @@ class RunObserver:
             waiting_for=view.status,
             members=view.snapshot.members,
             leases=view.snapshot.leases,
+            lease_ages_s=self._ages.ages_s(time.monotonic()),
             reports=tuple(newest.values()),
             since_s=self._log.since_s if is_known else None,
             generations=self._log.generations,
@@ -168,6 +180,15 @@ class RunObserver:
         await self._tasks.settle(timeout_s)
         self._save()
         await self._observed.files.written(timeout_s)
+
+    async def log_goodput(self) -> None:
+        """Log the goodput of all nodes, if there are several; on the node of rank 0, which the others follow."""
+        last = self._log.generations[-1:]
+        if not last or last[0].nodes[:1] != (self._observed.node_id,) or len(last[0].nodes) == 1:
+            return
+        goodput = (await self.status(LAST_ANSWER_S)).run_goodput
+        if goodput is not None and goodput.nodes > 1:
+            get_logger().info(run_goodput_text(goodput))
 
     async def others_have_read(self, timeout_s: float) -> None:
         """Wait until all nodes that are not lost have read the reports on the generation that the run failed in."""

@@ -41,6 +41,7 @@ def _running(progress: Progress, slot: int, first_rank: int) -> WorkerReport:
         line=known.line,
         waits_in=known.waits_in,
         is_silent=known.asked > 1,
+        waits=round(known.waits, 2) if known.waits is not None else None,
     )
 
 

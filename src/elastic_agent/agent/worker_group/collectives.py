@@ -20,6 +20,14 @@ from .datagrams import WorkerDatagrams
 SUMMARY, DETAILS = b"summary", b"details"
 _MOST_GROUPS = 64
 
+SAMPLES = 60
+"""How many of the last answers tell for which part of the time a worker waits."""
+
+LEAST_SAMPLES = 12
+
+SAME_PLACE_S = 8.0
+"""After so long at the same place nothing progresses: what a worker does then tells nothing about its speed."""
+
 
 class _Call(msgspec.Struct):
     serial: Annotated[int, Meta(ge=0, le=2**53)]
@@ -67,6 +75,13 @@ class WorkerCollectives:
     """When it was first known to be where it is, by the loop's clock."""
     asked: int = 0
     """How many questions it has been asked since its last answer."""
+    samples: tuple[bool, ...] = ()
+    """Of its last answers while there was progress: whether it waited in a collective."""
+
+    @property
+    def waits(self) -> float | None:
+        """The part of the time in which it waited in a collective; None: not known yet."""
+        return sum(self.samples) / len(self.samples) if len(self.samples) >= LEAST_SAMPLES else None
 
     @property
     def position(self) -> tuple[tuple[str, int, int, int], ...]:
@@ -139,11 +154,18 @@ def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerC
     waits = [one for one in answer.groups or () if one.enqueued > max(one.completed, 0)]
     timeouts = [one.timeout_s for one in waits if one.timeout_s > 0]
     fresh = replace(fresh, timeout_s=min(timeouts, default=0.0), since_s=now_s)
+    fresh = replace(fresh, samples=_sampled(known, bool(waits), answer.details, now_s))
     if fresh.position != known.position:
         return fresh
     if not answer.details:  # what is known in detail holds as long as it stays where it is
-        return replace(known, asked=0)
+        return replace(known, asked=0, samples=fresh.samples)
     return replace(fresh, since_s=known.since_s)
+
+
+def _sampled(known: WorkerCollectives, is_waiting: bool, is_detailed: bool, now_s: float) -> tuple[bool, ...]:
+    if is_detailed or now_s - known.since_s > SAME_PLACE_S:
+        return known.samples
+    return (*known.samples, is_waiting)[-SAMPLES:]
 
 
 def _progress(one: _Group, line: str) -> GroupProgress:

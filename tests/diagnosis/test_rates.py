@@ -1,0 +1,46 @@
+"""What the status tells about speeds and ages."""
+
+from __future__ import annotations
+
+from elastic_agent.diagnosis.goodput import Goodput, sum_goodput
+from elastic_agent.diagnosis.lease_ages import LeaseAges
+from elastic_agent.diagnosis.status_text import run_goodput_text
+from elastic_agent.diagnosis.step_rate import StepRate
+from elastic_agent.protocol import Lease
+
+
+def test_steps_per_second_are_those_of_the_last_seconds() -> None:
+    rate = StepRate()
+    rate.see(1, 0, 0.0)
+    rate.see(1, 100, 10.0)
+    assert rate.per_s is None, "the first step tells nothing about the speed"
+    rate.see(1, 110, 11.0)
+    assert rate.per_s is None, "too early"
+    rate.see(1, 150, 15.0)
+    assert rate.per_s == 10.0
+    rate.see(1, 150, 20.0)
+    assert rate.per_s == 0.0
+    rate.see(2, 140, 21.0)
+    assert rate.per_s is None, "another generation continues at an earlier step"
+
+
+def test_the_age_of_a_lease_is_known_once_it_was_renewed() -> None:
+    ages = LeaseAges()
+    ages.see({"a": Lease("a", 5.0, beat=7), "b": Lease("b", 5.0, beat=3)}, 100.0)
+    assert ages.ages_s(100.0) == {}
+    ages.see({"a": Lease("a", 5.0, beat=8), "b": Lease("b", 5.0, beat=3)}, 102.0)
+    assert ages.ages_s(103.5) == {"a": 1.5}
+    ages.see({"b": Lease("b", 5.0, beat=4)}, 110.0)
+    assert ages.ages_s(110.0) == {"b": 0.0}, "a has gone"
+
+
+def test_the_goodput_of_a_run_is_that_of_all_its_nodes() -> None:
+    whole = sum_goodput(
+        [Goodput(training_s=90.0, waiting_s=10.0, knows_steps=True), Goodput(training_s=60.0)]
+    )
+    assert whole is not None
+    assert not whole.spent.knows_steps, "one node does not know what was repeated"
+    assert run_goodput_text(whole).startswith(
+        "all 2 nodes, times added up: goodput at most 94 % over 2 min 40 s"
+    )
+    assert sum_goodput([]) is None
