@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.support import elastic_agent
+
 from .conftest import MakeCluster, on_c10d
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300), on_c10d]
@@ -43,3 +45,10 @@ def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_clust
                 f"forming generation {generation + 1}", "made no progress for", words
             )
             assert told, (kind, node)
+
+    told = elastic_agent(
+        "why", "job", "--generation", "1", "--state-dir", str(cluster.folder / "state")
+    ).stdout
+    assert EXPECTED["elsewhere"].format(**lines) in told
+    assert "where the workers were:" in told, told
+    assert f"hanging.py:{lines['HERE']} in " in told, "the stack of another node's worker"
