@@ -130,8 +130,11 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
             answer(agent, "go on")
         assert [agent.wait() for agent in (first, second)] == [ExitCode.FINISHED] * 2
         ended = status("--state-dir", str(run.state_dir))
-        assert re.search(r"^run shown at \S+: finished .* ago in generation 2", ended), ended
-        assert "no agent of the run is running on this machine; this was its status" in ended
+        assert re.search(r"^run shown at \S+: finished .* ago: generation 2 succeeded on 2 nodes", ended), (
+            ended
+        )
+        assert re.search(r"^n2 +127.0.0.1 +1 worker +ended ", ended, re.MULTILINE), ended
+        assert "no agent of the run is running on this machine any more" in ended
         assert "bad sample" in ended
 
 

@@ -326,3 +326,16 @@ def test_a_hang_that_only_a_heartbeat_revealed_is_a_probable_cause() -> None:
     summary = "worker n1/0 made no progress for 9 s; it may have been waiting for another worker: compare"
     cause = found([], plan(summary, Failure(FailureKind.HANG, summary, slot=0), "n1"))
     assert (cause.worker, cause.is_certain) == ("n1/0", False)
+
+
+@pytest.mark.parametrize(
+    ("tail", "label"),
+    [
+        ('Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: x', "traceback:"),
+        ("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1:", "traceback:"),
+        ("Epoch 1: 100%\n/pkg/warn.py:1: UserWarning: slow", "last output:"),
+    ],
+)
+def test_only_a_traceback_is_called_one(tail: str, label: str) -> None:
+    killed = WorkerReport(0, 0, WorkerState.FAILED, 1, -9, 1e9, tail=tail)
+    assert f"\n  {label}\n    {tail.splitlines()[0]}" in render(found([report(0, killed)]))

@@ -65,6 +65,8 @@ NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, "
         ("DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.", "store-gone"),
         (f"{NCCL}unhandled system error, NCCL version 2.21", "nccl-system"),
         ("ModuleNotFoundError: No module named 'apex'", "missing-module"),
+        ("train.py: error: unrecognized arguments: --nnodes 2", "misplaced-option"),
+        ("Error: No such option: --max_restarts", "misplaced-option"),
         ("ConnectionResetError: [Errno 104] Connection reset by peer", "connection"),
         ("KeyboardInterrupt", "stopped"),
     ],
@@ -75,7 +77,16 @@ def test_errors_are_recognised(text: str, name: str) -> None:
     assert known.symptom.name == name
 
 
-@pytest.mark.parametrize("text", ["RuntimeError: boom", "ValueError: peer review", "exited", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: boom",
+        "ValueError: peer review",
+        "train.py: error: unrecognized arguments: --epoch 2",
+        "exited",
+        "",
+    ],
+)
 def test_other_errors_are_not(text: str) -> None:
     assert known_error(text) is None
 

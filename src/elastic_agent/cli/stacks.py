@@ -18,8 +18,9 @@ PAGE = """\
 Usage: elastic-agent stacks [RUN] [--user USER]
 
 Makes every worker of this user on this machine, or of one run, write the Python stacks of all its threads to its
-standard error (its log file, if output is redirected). The workers keep running. Warm workers always support this; cold
-workers (--worker-start) do if their script has imported elastic_agent.client. Others are listed and left alone.
+standard error: its log file if output is redirected, otherwise the output of its agent. The workers keep running.
+Warm workers always support this; cold workers (--worker-start) do if their script has imported elastic_agent.client.
+Others are listed and left alone.
 
   --user USER   the workers of this user (for root)"""
 
@@ -49,6 +50,7 @@ def stacks(argv: Sequence[str]) -> int:
 def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
     parser = Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("run", nargs="?")
+    parser.add_argument("--run", dest="named")
     parser.add_argument("--user")
     try:
         found = parser.parse_intermixed_args(argv)
@@ -56,7 +58,7 @@ def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
         raise UsageError(
             f"stacks: got {quoted(' '.join(argv))}; expected a run id, --user USER, or no arguments"
         ) from None
-    return found.run, os.geteuid() if found.user is None else uid_of("stacks", found.user)
+    return found.run or found.named, os.geteuid() if found.user is None else uid_of("stacks", found.user)
 
 
 def _ask(worker: RunningWorker) -> str:

@@ -70,7 +70,7 @@ def status(argv: Sequence[str]) -> int:
             print("\x1b[H\x1b[2J", end="")
         for number, one in enumerate(found):
             _show_status(one, wanted, is_first=number == 0)
-        is_over = all(one.is_saved or one.status.phase in ("finished", "failed", "stopped") for one in found)
+        is_over = all(one.is_saved or one.status.is_over for one in found)
         if not wanted.watch or is_over:
             return ExitCode.FINISHED
         time.sleep(WATCH_EVERY_S)
@@ -201,8 +201,11 @@ def _show_status(found: Found, wanted: Request, *, is_first: bool) -> None:
 
     if not is_first:
         print()
-    text = status_text(found.status)
-    if found.is_saved:
-        age = duration(time.time() - found.status.asked_s)
+    now_s = time.time()
+    text = status_text(found.status, now_s)
+    if found.is_saved and found.status.is_over:
+        text = f"{text}\nno agent of the run is running on this machine any more"
+    elif found.is_saved:
+        age = duration(now_s - found.status.asked_s)
         text = f"{text}\nno agent of the run is running on this machine; this was its status {age} ago"
     print(escaped(text, keep_lines=True), flush=True)

@@ -7,11 +7,19 @@ from collections.abc import Sequence
 
 from elastic_agent import __version__
 from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.sources.command_line import HelpRequested
 from elastic_agent.exit_codes import ExitCode
+
+PAGE = """\
+Usage: elastic-agent version
+
+Prints the versions of elastic-agent, Python and torch. Include them in bug reports."""
 
 
 def version(argv: Sequence[str]) -> int:
     """Print the versions of this package, Python and torch. Takes no words."""
+    if any(word in ("-h", "--help") for word in argv):
+        raise HelpRequested(PAGE)
     if argv:
         raise UsageError(f"version: got {quoted(argv[0])}; expected no arguments")
     print(

@@ -242,6 +242,14 @@ _SCRIPT = (
         "use the start method spawn for the DataLoader, or move CUDA calls behind the fork",
     ),
     _symptom(
+        "misplaced-option",
+        _OWN,
+        r"(?:unrecognized arguments|[Nn]o such option)[^\n]*?--(?:nnodes|nproc[-_]per[-_]node|node[-_]id|rdzv[-_]\w+"
+        r"|standalone|max[-_]restarts|lease[-_]ttl|hang[-_]timeout|status[-_]port|redirects|tee|log[-_]dir|preload)\b",
+        "the script received an option of elastic-agent",
+        "put the options of elastic-agent before the script: elastic-agent OPTIONS SCRIPT ARGUMENTS",
+    ),
+    _symptom(
         "missing-module",
         _OWN,
         r"(?:ModuleNotFoundError|ImportError): ",

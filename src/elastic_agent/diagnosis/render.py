@@ -11,6 +11,12 @@ _TAIL_LINES = 8
 _WIDTH = 110
 _FRAME = '  File "'
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+_TRACEBACKS = (
+    "Traceback (most recent call last)",
+    "Fatal Python error",
+    "SyntaxError: ",
+    "IndentationError: ",
+)
 _MESSAGE_CHARACTERS = 300
 _VERBS = ("was ", "exited ", "ended", "did ", "called ", "made ")
 
@@ -45,7 +51,8 @@ def render(cause: RootCause) -> str:
     tail = own_frames(cause.tail, room)
     if tail and room > 1:
         of = f" of worker {cause.tail_of}" if cause.tail_of else ""
-        lines += [f"  traceback{of}:", *(f"    {line}"[:_WIDTH] for line in tail)]
+        what = "traceback" if any(mark in cause.tail for mark in _TRACEBACKS) else "last output"
+        lines += [f"  {what}{of}:", *(f"    {line}"[:_WIDTH] for line in tail)]
     return "\n".join(lines[:MOST_LINES])
 
 

@@ -37,9 +37,10 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
 
     node_id: str
     role: str
-    """``in the world``, ``standing by``, ``joining``, ``lost``, ``refused`` or ``leaving``."""
+    """``in the world``, ``standing by``, ``joining``, ``rejoining``, ``leaving``, ``left``, ``lost``, ``refused`` or,
+    after the run, ``ended``; ``in the last world`` while its workers of that world are being stopped."""
     state: str = ""
-    """Of its workers, as the node announced it last."""
+    """Of its workers, as the node announced it last; empty where the role says it all."""
     address: str = ""
     host: str = ""
     workers: int = 0
@@ -94,6 +95,11 @@ class RunStatus(Struct, frozen=True, omit_defaults=True):
     """Workers that are slower than the others, a line for each, the slowest first."""
     problem: str = ""
     """Why the store could not be read; then this is what the agent last knew."""
+
+    @property
+    def is_over(self) -> bool:
+        """The run has ended."""
+        return self.phase in ("finished", "failed", "stopped")
 
 
 def run_status(
@@ -152,7 +158,7 @@ def run_status(
         since_s=since_s,
         reason=plan.reason,
         waiting_for=waiting_for if plan.phase is Phase.FORMING else "",
-        notice=plan.notice.words if plan.notice is not None else "",
+        notice=plan.notice.words if plan.notice is not None and not plan.is_terminal else "",
         world_size=running.world_size if running is not None else 0,
         restarts=max(0, plan.charged - plan.budget.forgiven),
         max_restarts=plan.policy.max_restarts,
@@ -201,17 +207,27 @@ class _Nodes:
         assert plan is not None  # it has the seat
         member, lease = self._members.get(seat.incarnation), self._leases.get(seat.incarnation)
         runs = plan.phase is Phase.RUNNING
-        role = (
-            "in the world" if runs else "leaving" if seat.incarnation in plan.leaving else "in the last world"
-        )
+        role = self._seated_role(plan, seat, member)
         note = ""
         if lease is not None and lease.revoked:
             role, note = "lost", lease.why
-        state = member.state.value if member is not None else "not in the store"
+        state = member.state.value if member is not None and role not in ("left", "ended") else ""
         row = self._row(
             seat.node_id, role, state, seat.address, seat.slots, seat.first_rank if runs else None, note
         )
         return replace(row, lease_age_s=self._ages_s.get(seat.incarnation))
+
+    @staticmethod
+    def _seated_role(plan: Plan, seat: Seat, member: Member | None) -> str:
+        if plan.is_terminal:
+            return "ended"
+        if plan.phase is Phase.RUNNING:
+            return "in the world"
+        if member is None or member.state is State.LEFT:
+            return "left"
+        if seat.incarnation in plan.leaving:
+            return "leaving"
+        return "joining" if member.state is State.READY else "in the last world"
 
     def _unseated(self, member: Member, *, is_twin: bool) -> NodeStatus | None:
         plan, lease = self._plan, self._leases.get(member.incarnation)

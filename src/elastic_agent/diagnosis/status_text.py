@@ -16,7 +16,7 @@ SHOWN_GENERATIONS = 10
 def duration(length_s: float) -> str:
     """A length of time in its two largest units, such as ``2 h 5 min`` or ``12.3 s``."""
     if length_s < 60:
-        return f"{max(0.0, length_s):.3g} s"
+        return f"{max(0.0, round(length_s, 2)):.3g} s"
     minutes, seconds = divmod(round(length_s), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -44,9 +44,16 @@ def run_goodput_text(goodput: RunGoodput) -> str:
     return f"all {goodput.nodes} nodes, times added up: {goodput_text(goodput.spent)}"
 
 
-def status_text(status: RunStatus) -> str:
-    """Several lines; the first one says how the run is."""
-    lines = [_headline(status)]
+def status_text(status: RunStatus, now_s: float | None = None) -> str:
+    """Several lines; the first one says how the run is.
+
+    Args:
+        status: of one run.
+        now_s: the present time, by default that of the status. If a status was saved when its run ended, ages are
+            given as of now; otherwise as of the status, because it is not known what has happened since.
+    """
+    now_s = now_s if now_s is not None and status.is_over else status.asked_s
+    lines = [_headline(status, now_s)]
     if status.problem:
         lines.append(
             f"the store at {status.endpoint} cannot be read ({status.problem}); this is what was known before"
@@ -62,8 +69,12 @@ def status_text(status: RunStatus) -> str:
     if status.run_goodput is not None and status.run_goodput.nodes > 1:
         lines.append(run_goodput_text(status.run_goodput))
     lines += status.stragglers
+    if status.phase == "stopped":
+        lines.append(
+            f"to resume the run, start it again with the same command and --rdzv-id {status.run_id}, on every node"
+        )
     if status.nodes:
-        lines += ["", *_node_table(status.nodes, status.asked_s)]
+        lines += ["", *_node_table(status.nodes, now_s)]
     if log_dirs := _log_dirs(status.nodes):
         lines += ["", *log_dirs]
     if status.generations:
@@ -71,11 +82,11 @@ def status_text(status: RunStatus) -> str:
     return "\n".join(lines)
 
 
-def _headline(status: RunStatus) -> str:
+def _headline(status: RunStatus, now_s: float) -> str:
     head = f"run {status.run_id} at {status.endpoint}:"
     if not status.phase:
         return f"{head} not formed yet"
-    since = f" for {duration(status.asked_s - status.since_s)}" if status.since_s is not None else ""
+    since = f" for {duration(now_s - status.since_s)}" if status.since_s is not None else ""
     if status.phase == "running":
         nodes = sum(1 for one in status.nodes if one.first_rank is not None)
         return (
@@ -84,9 +95,9 @@ def _headline(status: RunStatus) -> str:
         )
     if status.phase == "forming":
         return f"{head} forming generation {status.generation}{since}: {status.reason}"
-    since = f" {duration(status.asked_s - status.since_s)} ago" if status.since_s is not None else ""
+    since = f" {duration(now_s - status.since_s)} ago" if status.since_s is not None else ""
     verb = "was stopped" if status.phase == "stopped" else status.phase
-    return f"{head} {verb}{since} in generation {status.generation}: {status.reason}"
+    return f"{head} {verb}{since}: {status.reason}"
 
 
 def _log_dirs(nodes: Sequence[NodeStatus]) -> list[str]:
@@ -131,7 +142,9 @@ def _node_row(node: NodeStatus, now_s: float) -> tuple[str, ...]:
     else:
         last = node.first_rank + node.workers - 1
         ranks = f"{node.first_rank}-{last}" if last > node.first_rank else f"{last}"
-    state = node.state if node.role == "in the world" else f"{node.role} ({node.state})"
+    state = node.state if node.role == "in the world" else node.role
+    if node.state and state != node.state:
+        state = f"{state} ({node.state})"
     if node.note:
         state = f"{state}: {node.note}"
     seen = f"{duration(now_s - node.seen_s)} ago" if node.seen_s is not None else "-"

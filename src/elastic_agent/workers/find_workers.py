@@ -23,8 +23,9 @@ class RunningWorker:
 
     @property
     def output(self) -> str:
-        """Where its standard error goes, if that can be opened."""
-        return open_file(self.pid, 2)
+        """Where its standard error goes, in words: a path, or the agent's own output; empty if that is not known."""
+        path = open_file(self.pid, 2)
+        return "the output of its agent" if path.startswith(("pipe:", "socket:")) else path
 
 
 def find_workers(uid: int, run_id: str | None = None) -> list[RunningWorker]:

@@ -70,6 +70,16 @@ class Commands:
         plan = self._supervisor.node.plan
         return tuple(seat.node_id for seat in plan.world.seats) if plan is not None and plan.world else ()
 
+    def _what_remains(self, node: str) -> str:
+        """What the run does without this node."""
+        others = {*self._nodes()} - {node}
+        plan = self._supervisor.node.plan
+        if not others:
+            return "no other node is training"
+        if plan is not None and len(others) < plan.policy.min_nodes:
+            return f"the run continues when it has {plan.policy.min_nodes} nodes again (--nnodes)"
+        return "the other nodes continue"
+
     async def _drain(self, command: Command) -> AsyncIterator[Answer]:
         node = command.node or self._node_id
         known = {*self._nodes(), self._node_id}
@@ -85,8 +95,7 @@ class Commands:
             self._supervisor.drain(command.words, left_s)
         else:
             self._supervisor.drain_other(node, left_s, f"{node} is leaving ({command.words})")
-        rest = "no other node is training" if known == {node} else "the other nodes continue"
-        has_left = f"run {self._run_id}: {node} has left; {rest}"
+        has_left = f"run {self._run_id}: {node} has left; {self._what_remains(node)}"
         ending = await self._supervisor.node_left(node)
         if ending is None or (node == self._node_id and ending.outcome is Outcome.DRAINED):
             if node == self._node_id and self._hosts_store():

@@ -1,0 +1,86 @@
+"""What the status of a run says of its nodes, its notice and its age."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStatus, run_status
+from elastic_agent.diagnosis.status_text import duration, status_text
+from elastic_agent.protocol import (
+    RECORD_VERSION,
+    Address,
+    Cause,
+    Member,
+    Notice,
+    Phase,
+    Plan,
+    Policy,
+    Seat,
+    State,
+    World,
+)
+
+WORLD = World(
+    3, (Seat("a", "ia", "10.0.0.1", 1, 0), Seat("b", "ib", "10.0.0.2", 1, 1)), Address("10.0.0.1", 4711), "a"
+)
+PLAN = Plan(RECORD_VERSION, 7, Phase.RUNNING, 3, "2 nodes, 2 workers", Policy(), world=WORLD)
+
+
+def member(name: str, state: State) -> Member:
+    return Member(RECORD_VERSION, name, f"i{name}", "10.0.0.9", 1, state, 3, Policy())
+
+
+def shown(plan: Plan, *members: Member) -> RunStatus:
+    known = {one.incarnation: one for one in members}
+    return run_status(
+        run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, members=known, since_s=990.0
+    )
+
+
+def rows(status: RunStatus) -> dict[str, str]:
+    """The state of each node, as the table shows it."""
+    lines = status_text(status).split("\n\n")[1].splitlines()
+    column = lines[0].index("STATE"), lines[0].index("STEP")
+    return {line.split()[0]: line[slice(*column)].strip() for line in lines[1:]}
+
+
+def test_while_the_next_world_forms_the_table_tells_who_has_left_and_who_takes_part() -> None:
+    forming = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b is leaving", leaving=("ib",))
+    assert rows(shown(forming, member("a", State.RUNNING), member("b", State.LEAVING))) == {
+        "a": "in the last world (running)",
+        "b": "leaving",
+    }
+    left = {"a": "joining (ready)", "b": "left"}
+    assert rows(shown(forming, member("a", State.READY), member("b", State.LEFT))) == left
+    assert rows(shown(forming, member("a", State.READY))) == left
+
+
+@pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.FAILED, Phase.STOPPED])
+def test_a_run_that_has_ended_has_no_notice_and_its_nodes_have_ended(phase: Phase) -> None:
+    notice = Notice(1, Cause.OPERATOR, 60.0, "elastic-agent stop by root")
+    assert shown(replace(PLAN, notice=notice), member("a", State.RUNNING)).notice
+    status = shown(replace(PLAN, phase=phase, notice=notice), member("a", State.READY))
+    assert status.notice == ""
+    assert rows(status) == {"a": "ended", "b": "ended"}
+    resumes = "to resume the run, start it again with the same command and --rdzv-id r, on every node"
+    assert (resumes in status_text(status)) == (phase is Phase.STOPPED)
+
+
+def test_the_age_of_a_saved_status_is_that_of_now_only_if_the_run_had_ended() -> None:
+    node = NodeStatus("a", "ended", seen_s=1050.0)
+    past = GenerationStatus(1, 900.0, 990.0, ("a",), 1, "done")
+    ended = RunStatus(
+        "r", "host0:29400", 1000.0, "finished", 1, 990.0, "done", nodes=(node,), generations=(past,)
+    )
+    text = status_text(ended, 4650.0)
+    assert text.startswith("run r at host0:29400: finished 1 h 1 min ago: done\n")
+    assert "1 h ago" in text
+    running = replace(ended, phase="running")
+    assert "generation 1 running for 10 s," in status_text(running, 4650.0)
+
+
+def test_durations_have_no_more_digits_than_they_are_worth() -> None:
+    assert [duration(one) for one in (0.0013, 0.0123, 0.5, 2.864, 12.34, 59.9, 3661.0)] == [
+        "0 s", "0.01 s", "0.5 s", "2.86 s", "12.3 s", "59.9 s", "1 h 1 min"
+    ]  # fmt: skip
