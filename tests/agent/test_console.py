@@ -130,6 +130,10 @@ async def main(scene):
     elif scene == "others left":
         tell(PlanSeen(replace(after, reason="n2 is leaving", failure=None)))
         await asked.wait()
+    elif scene == "is left out":
+        tell(AgentStarted("other", 1, 2, "boot", "pid:[1]"))
+        tell(PlanSeen(plan))
+        await asyncio.sleep(0.1)
     elif scene == "joins":
         tell(PlanSeen(replace(after, generation=1, reason="the run starts", failure=None, world=None)))
         await asked.wait()
@@ -177,5 +181,12 @@ def test_the_same_output_of_failed_workers_is_shown_once() -> None:
 
 
 def test_causes_of_missing_nodes_are_logged_only_before_the_first_generation() -> None:
-    assert "common causes: an agent that has not started yet" in scene("joins")
+    assert "common causes: an agent that has not started yet or ended with an error" in scene("joins")
     assert "common causes" not in scene("others left")
+
+
+def test_a_standby_node_says_which_nodes_hold_the_places_and_what_can_be_done() -> None:
+    log = scene("is left out")
+    assert "on standby: generation 3 runs with 1 node (maximum 1)" in log
+    assert "the run has all its nodes: n1 (10.0.0.1); this node replaces one that fails" in log
+    assert "remove it with elastic-agent drain NODE" in log

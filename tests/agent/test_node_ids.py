@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,15 @@ def test_agents_get_distinct_ids_and_the_same_ones_after_all_were_killed(tmp_pat
         )
     with holders(tmp_path, 1) as said:
         assert said == [f"{base} life"], "the first free one"
+
+
+def test_the_other_agent_of_a_machine_is_named_with_its_process(tmp_path: Path) -> None:
+    base = host_name()
+    with holders(tmp_path, 1):
+        lock = acquire_node_id(tmp_path, None)
+        assert lock.node_id == f"{base}-2"
+        assert re.fullmatch(rf"{base} \(process \d+, started \w+ \d+, [\d:]+\)", lock.beside)
+        lock.release()
 
 
 def test_one_of_two_agents_with_the_same_explicit_id_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+MISSES_MODULE = "import module_that_is_not_installed\n"
 PROGRAM = """
 import asyncio, sys
 from elastic_agent.agent.reporting.start_check import StartCheck
@@ -15,21 +16,23 @@ from elastic_agent.config.load import load_settings
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol import Phase, Plan, Policy
 from elastic_agent.protocol.records import RECORD_VERSION
-from elastic_agent.rendezvous.events import PlanSeen
+from elastic_agent.rendezvous.events import Disconnected, PlanSeen
 
-async def main(words, starts):
+async def main(words, what):
     configure_logging("console", "info", sys.stderr)
     check = StartCheck(load_settings(words, {"HOME": "/root"}).settings, {}, patience_s=0.0)
-    check.on_event(PlanSeen(Plan(RECORD_VERSION, 1, Phase.RUNNING if starts else Phase.FORMING, 1, "", Policy())))
-    await asyncio.wait([check.task])
+    phase = Phase.RUNNING if what == "starts" else Phase.FORMING
+    plan = Plan(RECORD_VERSION, 1, phase, 1, "", Policy())
+    check.on_event(Disconnected("no answer") if what == "unreachable" else PlanSeen(plan))
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
 
-asyncio.run(main(sys.argv[2:], sys.argv[1] == "starts"))
+asyncio.run(main(sys.argv[2:], sys.argv[1]))
 """
 
 
-def logged(what: str, tmp_path: Path, *options: str) -> str:
+def logged(what: str, tmp_path: Path, *options: str, source: str = MISSES_MODULE) -> str:
     script = tmp_path / "train.py"
-    script.write_text("import module_that_is_not_installed\n")
+    script.write_text(source)
     command = [sys.executable, "-c", PROGRAM, what, "--state-dir", str(tmp_path), *options, str(script)]
     return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True, timeout=100).stderr
 
@@ -45,3 +48,22 @@ def test_what_keeps_a_run_from_starting_is_logged_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--rdzv-endpoint", "localhost:29400", "--nnodes", "2"]])
 def test_a_run_that_starts_is_not_examined(tmp_path: Path, options: list[str]) -> None:
     assert logged("starts", tmp_path, *options) == ""
+
+
+def test_a_script_that_sets_address_or_rank_is_reported_at_every_start(tmp_path: Path) -> None:
+    script = (
+        "import os\nos.environ['MASTER_ADDR'] = 'localhost'\n"
+        "init_process_group(rank=int(os.environ['LOCAL_RANK']))\n"
+    )
+    lines = logged("starts", tmp_path, "--rdzv-endpoint", "127.0.0.1:29400", "--nnodes", "2", source=script)
+    assert "train.py:2 sets MASTER_ADDR=localhost, so every machine waits for itself. Remedy: remove" in lines
+    assert "train.py:3 passes LOCAL_RANK as rank" in lines
+    assert logged("starts", tmp_path, "--nnodes", "1", source=script) == ""
+
+
+def test_a_store_that_does_not_answer_is_explained(tmp_path: Path) -> None:
+    lines = logged("unreachable", tmp_path, "--rdzv-endpoint", "192.0.2.1:29400", "--nnodes", "2", source="")
+    assert (
+        "cannot reach the endpoint 192.0.2.1:29400: no answer. Remedy: check that the endpoint is an address of"
+        in lines
+    )

@@ -66,6 +66,18 @@ def test_a_failure_of_rank_0_is_found_and_explained(
     assert remedy in cause.remedy
 
 
+@pytest.mark.parametrize(
+    ("returncode", "what", "remedy"), [(3, "exited with code 3", ""), (-9, "was killed by SIGKILL", "dmesg")]
+)
+def test_a_warning_that_torch_logs_in_every_run_is_no_cause(returncode: int, what: str, remedy: str) -> None:
+    name = "[W1123 06:22:33.86 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+    lookup = "[W1123 06:22:33.87 socket.cpp:767] [c10d] The IPv6 network addresses of (n1, 29500) cannot be retrieved"
+    cause = found([report(0, worker(0, 0, End(returncode, 0.0, f"{lookup} (gai error: -2)\n{name}\n"), 1e9))])
+    assert cause.what == what
+    assert remedy in cause.remedy
+    assert "DNS" not in cause.remedy
+
+
 def test_a_rank_that_waits_for_something_else_is_named() -> None:
     cause = found(reports("waits_in_store"))
     assert (cause.kind, cause.rank, cause.is_certain) == (CauseKind.HANG, 1, False)

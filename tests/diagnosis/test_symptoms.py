@@ -10,6 +10,9 @@ from elastic_agent.diagnosis.catalogue import CATALOGUE, known_error
 from elastic_agent.diagnosis.symptoms import CAUSES, Nature
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+WARNING = (
+    "[W1123 06:22:33.86 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+)
 NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, "
 
 
@@ -19,7 +22,6 @@ NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:317, "
         ("The client socket has timed out after 60s while trying to connect to (10.0.0.1, 29500)", "store-timeout"),
         ("The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).", "port-in-use"),
         ("The IPv6 network addresses of (host, 1) cannot be retrieved (gai error: -2)", "name-unknown"),
-        ("The hostname of the client socket cannot be retrieved. err=-3", "name-unknown"),
         (
             "Gloo connectFullMesh failed with [/gloo/pair.cc:144] no error, remote=[127.0.1.1]:1234",
             "loopback-address",
@@ -85,6 +87,7 @@ def test_errors_are_recognised(text: str, name: str) -> None:
         "train.py: error: unrecognized arguments: --epoch 2",
         "exited",
         "",
+        WARNING,
     ],
 )
 def test_other_errors_are_not(text: str) -> None:

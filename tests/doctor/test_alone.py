@@ -52,6 +52,7 @@ def checks(found: Any) -> list[tuple[str, str]]:
     ("source", "expected"),
     [
         ("import os\nos.environ['MASTER_ADDR'] = '127.0.0.1'\n", [("error", "script-master-address")]),
+        ("import os\nif 'MASTER_ADDR' not in os.environ:\n    os.environ['MASTER_ADDR'] = 'localhost'\n", []),
         ("import os\nos.environ['MASTER_PORT'] = str(1)\n", [("warning", "script-master-address")]),
         ("import os\nos.environ.setdefault('MASTER_ADDR', 'localhost')\n", []),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ class Machines:
 
     def __init__(self, nodes: tuple[str, ...]) -> None:
         self.names = nodes
-        self._tag = f"ea{os.getpid()}"
+        self._tag = f"ea{secrets.token_hex(3)}"
 
     def build(self) -> None:
         ip(f"netns add {self._tag}-net")

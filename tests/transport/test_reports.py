@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from elastic_agent.protocol import Phase
 from elastic_agent.transport import c10d
 from elastic_agent.transport.c10d.reports import KEPT_RUNS
 
@@ -34,6 +37,17 @@ def test_reports_can_be_read_when_the_run_was_removed(scene: Scene) -> None:
     view = scene.reports().read_run()
     assert view.snapshot.members == {}
     assert view.reports == {"node-a": b"the last words"}
+
+
+def test_other_runs_that_wait_for_their_first_nodes_are_known_to_each_other(c10d_scene: C10dScene) -> None:
+    client, _, _ = c10d.open_store(c10d_scene.endpoint, 20.0)
+    for run_id, phase in (("job", Phase.FORMING), ("job-2", Phase.FORMING), ("old", Phase.FINISHED)):
+        link = c10d.dial(c10d_scene.endpoint, run_id, 20.0)
+        link.register(member(f"{run_id}-node"), lease(f"{run_id}-node"))
+        c10d.C10dCoordinatorLink(client, run_id).publish(replace(plan(1), phase=phase, world=None))
+        link.close()
+    waiting = c10d_scene.reports("job").read_waiting_runs()
+    assert {run_id: [*snapshot.members] for run_id, snapshot in waiting.items()} == {"job-2": ["job-2-node"]}
 
 
 def test_a_store_keeps_the_reports_of_a_few_ended_runs(c10d_scene: C10dScene) -> None:

@@ -247,6 +247,11 @@ class Agent(ElasticAgent):
                 lock = self._node_id_lock = acquire_node_id(folder, self._settings.node_id, refused)
             bind_context(node=lock.node_id)
             self._event_log.bind(node=lock.node_id)
+            if lock.beside and not refused:
+                self._log.info(
+                    f"another agent on this machine takes part in this run as node {lock.beside}; this one is node "
+                    f"{lock.node_id}. If the other one is left from an earlier start, stop it"
+                )
             ending = await self._take_part(run_id, lock)
             taken = ending.outcome is Outcome.REFUSED and NODE_ID_HELD in ending.reason
             if lock.explicit or not taken:

@@ -18,11 +18,12 @@ import re
 import select
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic_agent.files import all_but_newest, is_at, locked, modified_s
-from elastic_agent.linux import boot_id, pid_namespace, start_ticks
+from elastic_agent.linux import boot_id, boottime_s, pid_namespace, start_ticks
 
 MAX_AGENTS_PER_MACHINE = 256
 
@@ -55,6 +56,8 @@ class NodeIdLock:
     predecessor: str | None
     """The previous incarnation under this id whose workers are proven gone, if there was one."""
     _handle: int
+    beside: str = ""
+    """The node id of another agent of this machine in the same run, with its process; empty: there is none."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Or a record that is late might be written into another file that has got the number of ours."""
     _released: bool = False
@@ -110,25 +113,32 @@ def acquire_node_id(
                 "wait until it has exited, choose another --node-id, or omit it to get a free one"
             )
         return NodeIdLock(wanted, True, _proven_gone(handle, wait_s), handle)
-    base = host_name()
+    base, held = host_name(), ""
     for number in range(1, MAX_AGENTS_PER_MACHINE + 1):
         node_id = base if number == 1 else f"{base}-{number}"
         if node_id in skip:
             continue
         handle = _lock(folder / f"{node_id}.lock")
         if handle is not None:
-            return NodeIdLock(node_id, False, _proven_gone(handle, wait_s), handle)
+            return NodeIdLock(node_id, False, _proven_gone(handle, wait_s), handle, beside=held)
+        held = held or f"{node_id}{_holder(folder, node_id)}"
     raise IdentityError(f"all {MAX_AGENTS_PER_MACHINE} node ids of this machine are in use in {folder}")
 
 
 def _holder(folder: Path, node_id: str) -> str:
-    """The process id of the agent that holds a lock, in words; empty if it has recorded none in this pid namespace."""
+    """The process that holds a lock, and since when, in words; empty if none is recorded in this pid namespace."""
     try:
         body = json.loads((folder / f"{node_id}.lock").read_bytes())
         agent, namespace = body["agent"], body["namespace"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    return f" (process {agent})" if isinstance(agent, int) and namespace == pid_namespace() else ""
+    if not isinstance(agent, int) or namespace != pid_namespace():
+        return ""
+    ticks = start_ticks(agent)
+    if ticks is None:
+        return f" (process {agent})"
+    started_s = time.time() - boottime_s() + ticks / os.sysconf("SC_CLK_TCK")
+    return f" (process {agent}, started {time.strftime('%b %d, %H:%M:%S', time.localtime(started_s))})"
 
 
 def _lock(path: Path) -> int | None:

@@ -16,7 +16,7 @@ from elastic_agent.config.load import Resolved
 from elastic_agent.config.settings import Settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
-from elastic_agent.protocol import FailureKind, Outcome
+from elastic_agent.protocol import NODE_ID_HELD, FailureKind, Outcome
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.workers.guard.client import Guard
 
@@ -127,7 +127,8 @@ def _exit_code(ending: Ending) -> int:
         case Outcome.STOPPED:
             return ExitCode.STOPPED
         case Outcome.REFUSED:
-            log.error(f"the run refused this node: {ending.reason}")
+            hint = "; give each agent another --node-id, or none" if NODE_ID_HELD in ending.reason else ""
+            log.error(f"the run refused this node: {ending.reason}{hint}")
             return ExitCode.REFUSED
         case Outcome.UNREACHABLE:
             log.error(ending.reason)

@@ -341,7 +341,7 @@ _SETUP = (
         "name-unknown",
         _ENV,
         r"gai error|Name or service not known|Temporary failure in name resolution|getaddrinfo"
-        r"|hostname of the client socket cannot be retrieved|nodename nor servname",
+        r"|nodename nor servname",
         "a host name cannot be resolved on this machine",
         "add the name to DNS or /etc/hosts (also the machine's own name), or use an IP address",
     ),

@@ -15,7 +15,7 @@ from .catalogue import BY_NAME, known_error
 from .cause import CauseKind
 from .records import NodeReport, WorkerReport, WorkerState
 from .signals import MEANINGS, REMEDIES, ending, signal_name
-from .symptoms import CAUSES, Nature, Recognised
+from .symptoms import CAUSES, Nature, Recognised, is_warning
 
 _TRACEBACK = "Traceback (most recent call last):"
 _LINKS = ("During handling of the above ", "The above exception was the direct cause ")
@@ -186,8 +186,8 @@ def _recognise(worker: WorkerReport, error: str) -> Recognised | None:
 
 
 def _message_lines(tail: str) -> str:
-    """Without frames of tracebacks, whose source lines may name any error."""
-    return "\n".join(line for line in tail.splitlines() if not line.startswith("  "))
+    """Without frames of tracebacks, whose source lines may name any error, and without warnings of torch."""
+    return "\n".join(line for line in tail.splitlines() if not line.startswith("  ") and not is_warning(line))
 
 
 def first_error(worker: WorkerReport) -> str:

@@ -69,6 +69,14 @@ _RANKS = (
 )
 
 
+_WARNING = re.compile(r"\[[IW]\d{4} \d\d:\d\d:\d\d\.\d+")
+
+
+def is_warning(line: str) -> bool:
+    """Whether torch logged it as information or a warning, as it does in runs that succeed."""
+    return _WARNING.match(line) is not None
+
+
 def recognise(text: str, symptoms: tuple[Symptom, ...]) -> Recognised | None:
     """The first of the symptoms that occurs in the text, with the other worker that it names."""
     for symptom in symptoms:

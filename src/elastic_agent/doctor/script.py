@@ -92,8 +92,8 @@ def check_source(source: bytes, name: str) -> Iterator[Finding]:
 
 
 def _assigned_variables(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
-    """Environment variables that the source assigns: name, line, value if it is a constant."""
-    for node in ast.walk(tree):
+    """Environment variables that the source assigns, unless they are set: name, line, value if it is a constant."""
+    for node in _unconditional(tree):
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
@@ -101,6 +101,14 @@ def _assigned_variables(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
                 name, value = _constant(target.slice), _constant(node.value)
                 if name:
                     yield name, node.lineno, value
+
+
+def _unconditional(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those that an ``if`` guards by what is in the environment."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and "environ" in ast.unparse(child.test)):
+            yield from _unconditional(child)
 
 
 def _constant(node: ast.AST) -> str:

@@ -6,12 +6,12 @@ Reports explain; they decide nothing. A store that does not answer delays only w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from elastic_agent.diagnosis.records import NodeReport, decode_bulletin, encode_bulletin
-from elastic_agent.transport import AbandonableThread, ReportLink, RunView, TransportError
+from elastic_agent.transport import AbandonableThread, ReportLink, RunView, Snapshot, TransportError
 
 from .asyncio_runner import call
 
@@ -71,6 +71,14 @@ class Reports:
             TransportError: the store does not answer.
         """
         return run_reports(await self._call(lambda link: link.read_run()))
+
+    async def read_waiting_runs(self) -> Mapping[str, Snapshot]:
+        """Other runs that wait at this endpoint; see :class:`ReportLink`.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+        return await self._call(lambda link: link.read_waiting_runs())
 
     async def _call(self, work: Callable[[ReportLink], T]) -> T:
         async with self._one_at_a_time:

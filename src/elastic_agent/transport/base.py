@@ -137,6 +137,12 @@ class ReportLink(Protocol):
     def read_run(self) -> RunView:
         """All that the store holds about the run."""
 
+    def read_waiting_runs(self) -> Mapping[str, Snapshot]:
+        """Other runs that wait at this endpoint for nodes and have never had enough, by id; a few at most.
+
+        Empty where many runs that have nothing to do with each other share a store by design.
+        """
+
     def close(self) -> None:
         """Close the connection; never blocks."""
 

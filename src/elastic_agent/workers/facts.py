@@ -30,6 +30,8 @@ _MOST_RECORDS = 20_000
 _LOG_SLACK_S = 1.0
 """The kernel's log counts time a little differently from CLOCK_MONOTONIC."""
 _KILL = re.compile(r"[Oo]ut of memory|Killed process|segfault|general protection|traps?:|NVRM: Xid")
+_OF_THE_MACHINE = re.compile(r"[Oo]ut of memory|Killed process|NVRM: Xid")
+"""These may concern any process; a crash concerns the one that it names."""
 _LONGEST = 400
 _FOLDERS_S = 1.0
 """How long looking at folders may take."""
@@ -173,7 +175,7 @@ def _last_kernel_message(since_s: float, pids: Collection[int]) -> str:
             continue
         if any(re.search(rf"\b{pid}\b", message) for pid in pids):
             own = message
-        else:
+        elif _OF_THE_MACHINE.search(message):
             other = message
     return own or other
 

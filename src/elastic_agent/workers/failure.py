@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from elastic_agent.diagnosis.catalogue import known_error
 from elastic_agent.diagnosis.signals import MEANINGS, ending
 from elastic_agent.diagnosis.signals import signal_name as name_of_signal
-from elastic_agent.diagnosis.symptoms import CAUSES, Symptom
+from elastic_agent.diagnosis.symptoms import CAUSES, Symptom, is_warning
 from elastic_agent.printable import plain
 from elastic_agent.workers.signature import signature
 from elastic_agent.workers.tracebacks import Traceback, last_of_script, shortened
@@ -172,13 +172,16 @@ def _from_error_file(content: str) -> tuple[str, str]:
 
 
 def _error_in(stderr: str, returncode: int, trace: Traceback | None) -> str:
-    """The most informative line of `stderr`: the script's last exception, a native error, the last line."""
+    """The most informative line of `stderr`: the script's last exception, a native error, the last line.
+
+    Not a warning of torch, which has no part in the end: it warns about names at almost every connection.
+    """
     if trace is not None:
         return trace.error
     if returncode < 0:
         native = _NATIVE.findall(stderr)
         return native[-1] if native else ""
-    lines = [line for line in stderr.splitlines() if any(map(str.isalnum, line))]
+    lines = [line for line in stderr.splitlines() if any(map(str.isalnum, line)) and not is_warning(line)]
     return lines[-1] if lines else ""
 
 

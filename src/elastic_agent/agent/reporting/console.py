@@ -11,9 +11,10 @@ from elastic_agent.protocol import Depart, Failure, Phase, Plan, World, count
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 
 JOIN_CAUSES = (
-    "common causes: an agent that has not started yet, a different --rdzv-endpoint or --rdzv-id on some "
-    "machine, or a firewall between the machines"
+    "common causes: an agent that has not started yet or ended with an error, a different --rdzv-endpoint or "
+    "--rdzv-id on some machine, or a firewall between the machines"
 )
+SHOWN_HOLDERS = 8
 PATIENCE_S = 2.0
 """Shorter waits are not reported."""
 
@@ -188,6 +189,7 @@ class ConsoleReporter:
                 f"(maximum {plan.policy.max_nodes})"
             )
             self._facts = {"nodes": len(world.seats)}
+            self._causes = _standby_causes(world)
             self._await_soon(False)
             return
         self._world = (
@@ -267,3 +269,14 @@ class ConsoleReporter:
         self._drop_held()
         if self._asking is not None:
             self._asking.cancel()
+
+
+def _standby_causes(world: World) -> str:
+    holders = [f"{seat.node_id} ({seat.address})" for seat in world.seats]
+    if len(holders) > SHOWN_HOLDERS:
+        holders[SHOWN_HOLDERS:] = [f"{len(holders) - SHOWN_HOLDERS} more"]
+    return (
+        f"the run has all its nodes: {', '.join(holders)}; this node replaces one that fails or leaves. If the agent "
+        "of one of them is left from an earlier start, remove it with elastic-agent drain NODE; to run on more nodes, "
+        "start all agents with a larger --nnodes"
+    )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from elastic_agent.diagnosis.differences import differences
 from elastic_agent.diagnosis.run_log import RunLog
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Phase, World
+from elastic_agent.protocol import Member, Phase, World, names
 from elastic_agent.rendezvous.reports import RunReports
-from elastic_agent.transport import TransportError
+from elastic_agent.transport import Snapshot, TransportError
 
 from .background_tasks import BackgroundTasks
 from .node_reports import NodeReports
 
 COMPARE_AFTER_S = 3.0
-"""After this time of waiting for other nodes, those that wait are compared."""
+"""After this time of waiting for other nodes, those that wait are compared; then after twice as long, and so on."""
 
 FACTS_S = 10.0
 """How long the facts of the other nodes of the first world are waited for."""
@@ -35,6 +35,8 @@ class NodeComparison:
         self._tasks = tasks
         self._told: set[str] = set()
         self._is_done = False
+        self._has_seen_world = False
+        self._wait_s = COMPARE_AFTER_S
         self._timer: asyncio.TimerHandle | None = None
 
     def on_plan(self) -> None:
@@ -43,12 +45,21 @@ class NodeComparison:
         if plan is None or self._is_done:
             return
         if plan.phase is Phase.FORMING and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(COMPARE_AFTER_S, lambda: self._tasks.start(self._compare_waiting()))
+            self._compare_later()
         world = plan.world if plan.phase is Phase.RUNNING else None
-        if world is not None and world.seat_of(self._reports.incarnation) is not None:
-            self._is_done = True
+        if world is None:
+            return
+        self._is_done = world.seat_of(self._reports.incarnation) is not None
+        if (
+            self._is_done or not self._has_seen_world
+        ):  # a difference may be why there is no place for this node
+            self._has_seen_world = True
             self._tasks.start(self._compare_world(plan.generation, world))
+
+    def _compare_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._wait_s, lambda: self._tasks.start(self._compare_waiting()))
+        self._wait_s *= 2
 
     def close(self) -> None:
         """Compare nothing more."""
@@ -59,9 +70,16 @@ class NodeComparison:
         """A difference may be why no world is formed."""
         self._timer = None
         plan = self._log.plan
-        if plan is not None and plan.phase is Phase.FORMING:
-            with contextlib.suppress(TransportError):
-                self._tell(await self._reports.read(), {})
+        if plan is None or plan.phase is not Phase.FORMING:
+            return
+        with contextlib.suppress(TransportError):
+            known = await self._reports.read()
+            self._tell(known, {})
+            if plan.world is None:
+                own = known.view.snapshot.members.get(self._reports.incarnation)
+                others = await self._reports.read_waiting_runs()
+                self._log_lines([] if own is None else _waiting(own, others))
+        self._compare_later()
 
     async def _compare_world(self, generation: int, world: World) -> None:
         gathered = await self._reports.gather(generation, world, lambda _: True, FACTS_S)
@@ -70,11 +88,11 @@ class NodeComparison:
             self._tell(known, {node: one.facts for node, one in gathered.items()})
 
     def _tell(self, known: RunReports, facts: Mapping[str, Mapping[str, str]]) -> None:
-        leases, plan = known.view.snapshot.leases, known.view.plan
-        members = known.view.snapshot.members.items()
-        alive = [one for name, one in members if name in leases and not leases[name].revoked]
-        alive.sort(key=lambda one: (one.preferred_rank or 0, one.node_id))
-        found = differences(alive, facts, plan.policy if plan is not None else None)
+        plan = known.view.plan
+        alive = _alive(known.view.snapshot)
+        self._log_lines(differences(alive, facts, plan.policy if plan is not None else None))
+
+    def _log_lines(self, found: Sequence[str]) -> None:
         fresh = [line for line in found if line not in self._told]
         self._told.update(fresh)
         for line in fresh[:SHOWN_DIFFERENCES]:
@@ -82,3 +100,33 @@ class NodeComparison:
         if len(fresh) > SHOWN_DIFFERENCES:
             hidden = len(fresh) - SHOWN_DIFFERENCES
             get_logger().warning(f"{hidden} more differences between nodes are not shown")
+
+
+def _alive(snapshot: Snapshot) -> list[Member]:
+    leases = snapshot.leases
+    alive = [one for name, one in snapshot.members.items() if name in leases and not leases[name].revoked]
+    return sorted(alive, key=lambda one: (one.preferred_rank or 0, one.node_id))
+
+
+def _waiting(own: Member, runs: Mapping[str, Snapshot]) -> list[str]:
+    """A line for each of the runs that may have been meant to be this one."""
+    lines: list[str] = []
+    for run_id, snapshot in runs.items():
+        nodes = _alive(snapshot)
+        if not nodes:
+            continue
+        is_same = any(one.fingerprint.script == own.fingerprint.script for one in nodes)
+        what, remedy = (
+            ("with the same script", "pass the same --rdzv-id on all machines")
+            if is_same
+            else (
+                "with another script, or another version of it",
+                "copy the same version of the script to all machines, or pass the same --rdzv-id",
+            )
+        )
+        shown = names(f"{one.node_id} ({one.address})" for one in nodes)
+        lines.append(
+            f"run {run_id} of {shown} waits for nodes at the same endpoint, {what}; if it is to be the same run, "
+            f"{remedy}"
+        )
+    return lines

@@ -121,6 +121,14 @@ class NodeReports:
         """
         return await self._reports.read()
 
+    async def read_waiting_runs(self) -> Mapping[str, Snapshot]:
+        """Other runs that wait at this endpoint.
+
+        Raises:
+            TransportError: the store does not answer.
+        """
+        return await self._reports.read_waiting_runs()
+
     async def gather(
         self, generation: int, world: World, is_enough: Callable[[NodeReport], bool], within_s: float
     ) -> Mapping[str, NodeReport]:

@@ -1,20 +1,29 @@
-"""Examines this machine when a run does not start, and logs what may keep it from starting."""
+"""Examines this machine at the start of a run, and logs what may keep the run from starting.
+
+What takes milliseconds is looked at in every start: the script's source, and how long look-ups of names take. The rest
+of what ``elastic-agent doctor --alone`` examines follows if no generation has started after some seconds.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from elastic_agent.agent.events import Event
 from elastic_agent.config.settings import Settings
+from elastic_agent.config.value_types import ETCD
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
-from elastic_agent.rendezvous.events import PlanSeen
-from elastic_agent.transport import StoreLostError
+from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
+from elastic_agent.transport import StoreLostError, UnreachableError, is_loopback_name, resolve
 
 if TYPE_CHECKING:
+    from elastic_agent.doctor.findings import Finding
     from elastic_agent.doctor.local import LocalResult
     from elastic_agent.doctor.request import Request
 
@@ -23,14 +32,22 @@ PATIENCE_S = 10.0
 
 PREPARATION_S = 10.0
 
+LOOKUP_S = 3.0
+"""Looking up a name that takes longer is reported."""
+
+_HINTS = (b"MASTER_ADDR", b"MASTER_PORT", b"LOCAL_RANK")
+"""A script without any of these is not parsed."""
+
+LONGEST_SCRIPT = 2**20
+
 
 class StartCheck:
-    """One examination of this machine, as ``elastic-agent doctor --alone``, if no generation has started in time."""
+    """Examines this machine once."""
 
     def __init__(
         self, settings: Settings, environ: Mapping[str, str], patience_s: float = PATIENCE_S
     ) -> None:
-        """Begin to wait; in the event loop.
+        """Begin; in the event loop.
 
         Args:
             settings: those of the run.
@@ -41,32 +58,75 @@ class StartCheck:
         self._environ = dict(environ)
         self._patience_s = patience_s
         self._log = get_logger()
+        self._problem = ""
+        """Why the store does not answer."""
         self.task = asyncio.create_task(self._examine())
-        """Ends with the examination, or is cancelled."""
+        """The examination of a run that does not start; ends with it, or is cancelled."""
+        self._others = [asyncio.create_task(one) for one in self._quick_checks()]
 
     def on_event(self, event: Event) -> None:
         """A generation that has started needs no examination."""
         match event:
             case PlanSeen(plan=plan) if plan.phase is Phase.RUNNING or plan.world is not None:
-                self.close()
+                self.task.cancel()
+            case Connected():
+                self._problem = ""
+            case Disconnected(reason=reason) | Unusable(reason=reason):
+                self._problem = reason
 
     def close(self) -> None:
-        """Wait no longer."""
-        self.task.cancel()
+        """Examine no more."""
+        for task in (self.task, *self._others):
+            task.cancel()
+
+    # -- at every start -------------------------------------------------------------------------
+
+    def _quick_checks(self) -> Iterable[Coroutine[Any, Any, None]]:
+        settings = self._settings
+        endpoint = settings.rdzv_endpoint
+        if settings.nnodes.most < 2:
+            return
+        if not (settings.runs_program or settings.runs_module):
+            yield self._check_script(settings.script)
+        if endpoint is not None and settings.rdzv_backend != ETCD and not is_loopback_name(endpoint.host):
+            yield self._check_lookups(endpoint.host)
+
+    async def _check_script(self, script: str) -> None:
+        """Whether it leaves the address and the ranks of the process group to the agent."""
+        with contextlib.suppress(StoreLostError, OSError):  # the workers report what is wrong with the file
+            self._tell(await run_abandonable(lambda: _script_findings(script), PREPARATION_S))
+
+    async def _check_lookups(self, host: str) -> None:
+        """Whether names are looked up quickly: workers do so for each connection that they make."""
+        looked_up = host
+        try:
+            addresses = await run_abandonable(lambda: _resolved(host), LOOKUP_S)
+            looked_up = next(iter(addresses), "")
+            if looked_up:
+                await run_abandonable(lambda: _look_up_name(looked_up), LOOKUP_S)
+        except StoreLostError:
+            self._log.warning(
+                f"looking up {looked_up} takes more than {LOOKUP_S:g} s on this machine; the workers wait for it at "
+                "each connection that they make. Remedy: add the machines to /etc/hosts, or repair the name servers "
+                "in /etc/resolv.conf",
+                check="slow-lookup",
+            )
+
+    # -- if the run does not start --------------------------------------------------------------
 
     async def _examine(self) -> None:
         await asyncio.sleep(self._patience_s)
         try:
             examine_alone, request = await run_abandonable(self._prepared, PREPARATION_S)
+            unreachable = await run_abandonable(self._unreachable, PREPARATION_S)
         except StoreLostError:
-            return  # the name lookups of the endpoint do not end: the waiting line tells
+            return  # the name lookups of the endpoint do not end: that was reported
         except Exception as error:
             self._log.debug("this machine is not examined", reason=str(error))
             return
         local = await examine_alone(request)
-        for one in local.findings:
-            if one.severity.value == "error":
-                self._log.warning(f"{one.cause}. Remedy: {one.remedy}", check=one.check)
+        errors = [one for one in local.findings if one.severity.value == "error"]
+        self._tell(errors or unreachable)
         self._log.info(
             "to examine all machines of the run, run elastic-agent doctor with the same options on each of them"
         )
@@ -77,3 +137,39 @@ class StartCheck:
         from elastic_agent.doctor.local import examine_alone
 
         return examine_alone, doctor_request(self._settings, self._environ)
+
+    def _unreachable(self) -> list[Finding]:
+        """What to do about a store that does not answer; in a thread: the endpoint's name is looked up."""
+        from elastic_agent.doctor.network import explain_unreachable
+
+        endpoint = self._settings.rdzv_endpoint
+        if endpoint is None or not self._problem or self._settings.rdzv_backend == ETCD:
+            return []
+        return [explain_unreachable(endpoint, self._problem.partition(";")[0])]
+
+    def _tell(self, found: Iterable[Finding]) -> None:
+        for one in found:
+            self._log.warning(f"{one.cause}. Remedy: {one.remedy}", check=one.check)
+
+
+def _script_findings(script: str) -> list[Finding]:
+    with open(script, "rb") as file:
+        source = file.read(LONGEST_SCRIPT)
+    if not any(hint in source for hint in _HINTS):
+        return []
+    from elastic_agent.doctor.script import check_source
+
+    found = check_source(source, os.path.basename(script))
+    return [one for one in found if one.check in ("script-master-address", "script-rank")]
+
+
+def _resolved(host: str) -> list[str]:
+    try:
+        return [address for _, address in resolve(host)]
+    except UnreachableError:
+        return []  # the waiting line tells
+
+
+def _look_up_name(address: str) -> None:
+    with contextlib.suppress(OSError):
+        socket.getnameinfo((address, 0), 0)

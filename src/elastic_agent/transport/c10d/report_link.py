@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from elastic_agent.transport.base import RunView
+from elastic_agent.protocol import Phase
+from elastic_agent.transport.base import RunView, Snapshot
 from elastic_agent.values import Endpoint
 
 from .connection import open_store
-from .coordinator_link import C10dCoordinatorLink
-from .keys import MAX_STATUS_CHARS, run_prefix
+from .coordinator_link import MAX_RUNS_BYTES, C10dCoordinatorLink
+from .keys import MAX_STATUS_CHARS, ROOT, names_in, run_prefix
 from .reports import read_reports, write_report
 from .store import StoreClient
+
+MOST_WAITING_RUNS = 10
+"""So many other runs are looked at."""
 
 
 def dial_reports(endpoint: Endpoint, run_id: str, timeout_s: float) -> C10dReportLink:
@@ -39,6 +43,17 @@ class C10dReportLink:
             self._records.read(None),
             read_reports(self._client, self._run_id),
         )
+
+    def read_waiting_runs(self) -> dict[str, Snapshot]:
+        """The newest other runs that wait for their first world."""
+        runs = names_in((self._client.peek(f"{ROOT}/runs") or b"")[-MAX_RUNS_BYTES:])
+        found: dict[str, Snapshot] = {}
+        for run_id in [one for one in runs if one != self._run_id][-MOST_WAITING_RUNS:]:
+            records = C10dCoordinatorLink(self._client, run_id, lambda problem: None)
+            plan = records.read_plan()
+            if plan is not None and plan.phase is Phase.FORMING and plan.world is None:
+                found[run_id] = records.read(None)
+        return found
 
     def close(self) -> None:
         """Release the connection; it closes when no call is in progress any more."""

@@ -35,7 +35,8 @@ def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: b
             raise _not_a_store(shown, spoken) from None
         raise UnreachableError(
             f"{shown} accepts connections but did not answer within {timeout_s:g} s (the agent that "
-            "hosts the store is frozen or overloaded, or another program listens there)"
+            "hosts the store is frozen or overloaded, or another program listens there: `ss -ltnp` on that machine "
+            "shows which; stop it, or use another port)"
         ) from None
     except OSError:
         answer = b""

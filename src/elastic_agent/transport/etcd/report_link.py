@@ -43,6 +43,10 @@ class EtcdReportLink:
         reports = {name: one.value for name, one in self._range(self._keys.reports).items()}
         return RunView(self._plans.read(), text[:MAX_STATUS_CHARS], self._snapshot(), reports)
 
+    def read_waiting_runs(self) -> dict[str, Snapshot]:
+        """None: an etcd serves many runs."""
+        return {}
+
     def _snapshot(self) -> Snapshot:
         members: dict[str, Member] = {}
         rejected: list[str] = []
