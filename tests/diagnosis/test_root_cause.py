@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from elastic_agent.diagnosis.cause import CauseKind, RootCause
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
@@ -249,6 +250,14 @@ def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
 def test_a_node_without_a_report_is_the_probable_cause_of_broken_connections() -> None:
     cause = found([broken(0), broken(1)], plan("worker n0/0 exited with code 1: RuntimeError"))
     assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", False)
+
+
+def test_a_node_that_was_lost_while_it_trained_is_the_probable_cause_too() -> None:
+    """Its last report says that its workers run."""
+    trained = replace(report(2, WorkerReport(0, 2, WorkerState.RUNNING, 1)), is_final=False)
+    cause = found([broken(0), broken(1), trained], plan("worker n0/0 exited with code 1: RuntimeError"))
+    assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", False)
+    assert headline(cause) == "probable root cause: node n2 stopped reporting on 10.0.0.2"
 
 
 def test_an_own_failure_is_the_cause_although_another_node_sent_no_report() -> None:

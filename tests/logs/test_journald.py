@@ -35,15 +35,17 @@ def fields_of(datagram: bytes) -> dict[str, str]:
     return found
 
 
-def test_an_events_values_are_fields_and_in_the_message() -> None:
-    event = {**BASICS, "run": "digits", "node": "n1", "generation": 3, "world_size": 13, "failed": None}
+def test_an_events_values_are_fields_and_in_the_message_unless_it_says_them_in_words() -> None:
+    facts = {"waited_s": 2.5, "world_size": 13, "failed": None}
+    event = {**BASICS, "run": "digits", "node": "n1", "generation": 3, **facts}
     assert fields_of(entry(event)) == {
-        "MESSAGE": "it is late world_size=13 failed=None",
+        "MESSAGE": "it is late waited_s=2.5 failed=None",
         "PRIORITY": "4",
         "SYSLOG_IDENTIFIER": "elastic-agent",
         "ELASTIC_RUN": "digits",
         "ELASTIC_NODE": "n1",
         "ELASTIC_GENERATION": "3",
+        "ELASTIC_WAITED_S": "2.5",
         "ELASTIC_WORLD_SIZE": "13",
     }
 

@@ -289,10 +289,15 @@ def test_the_summary_names_the_remedy_of_a_known_error() -> None:
 
 def test_the_summary_says_that_an_error_is_a_consequence() -> None:
     stderr = TRACEBACK.replace(
-        "boom", "[gloo/transport/tcp/pair.cc:5] Connection closed by peer [10.0.0.2]:4711"
+        "boom",
+        "[/pytorch/gloo/transport/tcp/pair.cc:5] Connection closed by peer [10.0.0.2]:4711. This is typically caused "
+        "by a remote worker crashing. Check the logs of the remote worker before reporting an error. GLHF! 🏖️",
     )
     summary = describe(0, 1, "", stderr).summary("n2")
-    assert summary.endswith("(another worker closed its connection: it ended before)")
+    assert summary == (
+        "worker n2/0 exited with code 1: RuntimeError: Connection closed by peer [10.0.0.2]:4711 (another worker "
+        "closed its connection: it ended before)"
+    )
 
 
 def test_a_long_error_is_shortened_so_that_the_remedy_fits() -> None:

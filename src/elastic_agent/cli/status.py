@@ -179,16 +179,18 @@ async def _ask(wanted: Request) -> list[RunStatus]:
     from elastic_agent.agent.control.socket import Command, agents_here, command, describe_all
 
     found = await describe_all([one for one in agents_here() if wanted.uid in (None, one.uid)])
-    agents = {one.run_id: address for address, one in found.items() if wanted.run_id in (None, one.run_id)}
-    statuses: list[RunStatus] = []
-    for _, address in sorted(agents.items()):
+    statuses: dict[str, RunStatus] = {}
+    # In the order of the nodes, so that several agents of a run do not take turns with --watch.
+    for address, one in sorted(found.items(), key=lambda item: (item[1].run_id, item[1].node, item[0].pid)):
+        if wanted.run_id not in (None, one.run_id) or one.run_id in statuses:
+            continue
         try:
             async for answer in command(address, Command("status")):
                 if answer.status is not None:
-                    statuses.append(answer.status)
+                    statuses[one.run_id] = answer.status
         except (OSError, ValueError):
-            continue  # it has exited, or is not an agent
-    return statuses
+            continue  # it has exited, or is not an agent; another one of the run may answer
+    return list(statuses.values())
 
 
 def _show_status(found: Found, wanted: Request, *, is_first: bool) -> None:

@@ -418,7 +418,7 @@ _PEERS = (
         "gloo-peer",
         _PEER,
         r"(?:gloo|pair\.cc)[^\n]*(?:Connection (?:closed|reset) by peer|Broken pipe)|Connection closed by peer \["
-        r"|caused by a remote worker (?:crashing|hanging)",
+        r"|(?:Read|Write) error \[[^\n]*(?:reset by peer|Broken pipe)|caused by a remote worker (?:crashing|hanging)",
         "another worker closed its connection: it ended before",
     ),
     _symptom(

@@ -15,7 +15,7 @@ from .catalogue import BY_NAME, known_error
 from .cause import CauseKind
 from .records import NodeReport, WorkerReport, WorkerState
 from .signals import MEANINGS, REMEDIES, ending, signal_name
-from .symptoms import CAUSES, Nature, Recognised, is_warning
+from .symptoms import CAUSES, Nature, Recognised, is_warning, readable
 
 _TRACEBACK = "Traceback (most recent call last):"
 _LINKS = ("During handling of the above ", "The above exception was the direct cause ")
@@ -25,8 +25,6 @@ _HANDLED = re.compile(r"^(?:_?queue\.Empty|Empty|StopIteration|KeyError|Attribut
 _FORWARDED = re.compile(r"Caught \w+ in (?:DataLoader worker process|replica|pin memory thread)")
 """PyTorch's message for an exception of another process or thread, whose traceback follows."""
 _NEVER_THE_SAME = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[\w./-]+\.(?:cc|cpp|h|hpp):\d+\](?: \.)? ?")
-_ADVICE = re.compile(r"(?<=\.) This is typically caused by a remote worker .*|\.?Collectives differ in .*$")
 _KILLED_BY_STOP = frozenset({"SIGTERM", "SIGKILL", "SIGABRT", "SIGINT"})
 """Signals that end a worker which its agent stops; its libraries may abort while they are torn down."""
 
@@ -199,11 +197,6 @@ def first_error(worker: WorkerReport) -> str:
     if not links or not worker.error:
         return worker.error
     return links[0] if _is_consequence(links[0]) or _is_consequence(worker.error) else worker.error
-
-
-def readable(error: str) -> str:
-    """Without places in C++ sources, and without what is the same in all errors of gloo."""
-    return _ADVICE.sub("", _CPP_PLACE.sub("", error)).strip()
 
 
 def _is_consequence(error: str) -> bool:

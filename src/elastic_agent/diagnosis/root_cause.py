@@ -19,7 +19,7 @@ from .findings import Finding, Standing, judge
 from .mismatch import different_collective
 from .others import describe_others, where
 from .planned import is_hang, planned_failure
-from .records import NodeReport
+from .records import NodeReport, WorkerState
 from .symptoms import Nature
 
 _CONNECTING = frozenset({"connect-refused", "store-timeout"})
@@ -49,7 +49,7 @@ def root_cause(
     ]
     reports = with_announced(reports, seats, plan)
     findings = [judge(report, worker) for report in reports for worker in report.workers]
-    known = {report.node_id for report in reports}
+    known = {report.node_id for report in reports if _tells_the_end(report)}
     missing = [seat for seat in seats if seat.node_id not in known]
     cause = planned_failure(generation, seats, plan) if is_hang(plan) else None
     cause = cause or _choose(generation, findings, missing, plan) or planned_failure(generation, seats, plan)
@@ -65,6 +65,11 @@ def _generation(reports: Sequence[NodeReport], world: World | None) -> int:
     if world is not None:
         return world.generation
     return max((report.generation for report in reports), default=0)
+
+
+def _tells_the_end(report: NodeReport) -> bool:
+    """Whether it says how the workers ended. A node that was lost while it trained has left one that does not."""
+    return report.is_final or any(one.state is not WorkerState.RUNNING for one in report.workers)
 
 
 def _host(report: NodeReport) -> str:
@@ -160,10 +165,11 @@ def _node_lost(generation: int, seat: Seat, *, is_certain: bool) -> RootCause:
     return RootCause(
         generation,
         CauseKind.NODE_LOST,
-        f"node {seat.node_id} was lost" if is_certain else f"node {seat.node_id} sent no report",
+        f"node {seat.node_id} was lost" if is_certain else f"node {seat.node_id} stopped reporting",
         node_id=seat.node_id,
         host=seat.address,
-        meaning="its machine, its agent or its network failed: it did not renew its lease",
+        meaning="its machine, its agent or its network failed"
+        + (": it did not renew its lease" if is_certain else ", or it could not stop its workers in time"),
         remedy="see on that machine whether it was rebooted, ran out of memory or lost its network "
         "(journalctl -k, uptime)",
         next_step=f"read the log of the agent on {seat.address}",

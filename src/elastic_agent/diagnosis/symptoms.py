@@ -63,6 +63,8 @@ _PEERS = (
     re.compile(r"(?:peer|from|to) (?P<host>[\w.:%-]+)<\d+>"),
 )
 """How gloo ("[10.0.0.2]:4711") and NCCL ("10.0.0.2<4711>") write addresses."""
+_CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[\w./-]+\.(?:cc|cpp|h|hpp):\d+\](?: \.)? ?")
+_ADVICE = re.compile(r"\. This is typically caused by a remote worker .*|\.?Collectives differ in .*$")
 _RANKS = (
     re.compile(r"Ranks? (?P<rank>\d+)[\d, ]* failed to pass monitoredBarrier"),
     re.compile(r"received errors while waiting for send/recv from rank (?P<rank>\d+)"),
@@ -85,6 +87,11 @@ def recognise(text: str, symptoms: tuple[Symptom, ...]) -> Recognised | None:
             rest = text[found.start() :]
             return Recognised(symptom, _peer_in(rest), _rank_in(text))
     return None
+
+
+def readable(error: str) -> str:
+    """Without places in C++ sources, and without what is the same in all errors of gloo."""
+    return _ADVICE.sub("", _CPP_PLACE.sub("", error)).strip()
 
 
 def _peer_in(text: str) -> str:

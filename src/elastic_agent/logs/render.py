@@ -11,6 +11,11 @@ from elastic_agent.printable import escaped, json_text
 
 CONTEXT_FIELDS = ("run", "node", "generation")
 
+_ONLY_FOR_PROGRAMS = frozenset(
+    {"kind", "cause", "check", "endpoint", "nodes", "world_size", "node_rank", "restarts", "runs"}
+)
+"""Values that programs filter by; for people, the message says the same in words."""
+
 _LEVEL_COLOURS = {"debug": "2", "info": "32", "warning": "33", "error": "31", "critical": "31;1"}
 _LEVEL_WIDTH = 7
 _BLOCK_INDENT = "    "
@@ -50,8 +55,8 @@ def console_line(fields: Mapping[str, Any], *, colours: bool) -> str:
 
 
 def message_with_facts(fields: Mapping[str, Any], *, colours: bool = False) -> str:
-    """``message  key=value``; values of several lines follow as blocks."""
-    rest = dict(fields)
+    """``message  key=value``; values of several lines follow as blocks, and those only for programs are left out."""
+    rest = {key: value for key, value in fields.items() if key not in _ONLY_FOR_PROGRAMS}
     message = escaped(str(rest.pop("event")), keep_lines=True)
     blocks = {key: rest.pop(key) for key in list(rest) if "\n" in str(rest[key])}
     parts = [message.rstrip("\n").replace("\n", "\n" + _BLOCK_INDENT)]

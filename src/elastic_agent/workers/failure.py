@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from elastic_agent.diagnosis.catalogue import known_error
 from elastic_agent.diagnosis.signals import MEANINGS, ending
 from elastic_agent.diagnosis.signals import signal_name as name_of_signal
-from elastic_agent.diagnosis.symptoms import CAUSES, Symptom, is_warning
+from elastic_agent.diagnosis.symptoms import CAUSES, Symptom, is_warning, readable
 from elastic_agent.printable import plain
 from elastic_agent.workers.signature import signature
 from elastic_agent.workers.tracebacks import Traceback, last_of_script, shortened
@@ -68,9 +68,10 @@ class WorkerFailure:
         if self.no_room:
             head = f"{head} (no space for its output: {self.no_room})"
         hint = "" if self.no_room else self._hint()
-        if not self.message:
+        message = readable(self.message)
+        if not message:
             return f"{head} ({hint})" if hint else head
-        known = f"{head}: {self.message}"
+        known = f"{head}: {message}"
         if not hint:
             return known
         room = _LONGEST_SUMMARY - len(hint) - len("… ()")
