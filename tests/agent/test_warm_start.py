@@ -127,6 +127,13 @@ def test_a_failing_preload_is_reported_with_its_traceback(tmp_path: Path) -> Non
     assert "workers start cold" in seen["said"]
 
 
+def test_a_preload_that_does_not_exist_is_named_in_one_line(tmp_path: Path) -> None:
+    seen = run(tmp_path, *AGENT, "--preload", "torch.nowhere")
+    assert not seen["warm"]
+    assert "--preload torch.nowhere: there is no module torch.nowhere, neither in " in seen["said"]
+    assert "Traceback" not in seen["said"]
+
+
 def test_preloaded_modules_are_available_at_once(tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text("import os\nprint('loaded by', os.getpid(), flush=True)")
     script = tmp_path / "train.py"

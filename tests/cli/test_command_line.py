@@ -98,6 +98,15 @@ def test_the_version_is_printed() -> None:
         assert done.stdout.startswith(f"elastic-agent {__version__} (Python 3.")
         assert "torch 2." in done.stdout
     assert elastic_agent("version", "please").returncode == 2
+    assert elastic_agent("version", "--help").stdout.startswith("Usage: elastic-agent version")
+
+
+def test_a_mistyped_command_is_recognised(tmp_path: Path) -> None:
+    done = elastic_agent("statsu")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert 'script "statsu" does not exist' in done.stderr
+    assert done.stderr.endswith("; or did you mean the command elastic-agent status?\n")
+    assert "did you mean" not in elastic_agent("statsu.py").stderr
 
 
 def test_settings_prints_the_effective_settings_with_their_sources(tmp_path: Path) -> None:

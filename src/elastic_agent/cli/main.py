@@ -14,7 +14,7 @@ from typing import TextIO
 
 from elastic_agent.cli import control, doctor, run, serve, settings, stacks, status, version
 from elastic_agent.cli.help import help_page
-from elastic_agent.config.errors import UsageError
+from elastic_agent.config.errors import UsageError, nearest
 from elastic_agent.config.sources.command_line import HelpRequested, VersionRequested
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.linux import open_missing_standard_streams
@@ -99,19 +99,28 @@ def _give_up(stream: TextIO) -> None:
 
 def _answer(words: list[str], owns_process: bool) -> int:
     command: Command = partial(run.run, owns_process=owns_process)
+    meant = _mistyped_command(words)
     if words and words[0] in COMMANDS:
         name = words.pop(0)
         command = COMMANDS[name] if name != "run" else command
     try:
         return command(words)
     except UsageError as error:
-        _print_error(str(error))
+        _print_error(f"{error}{meant}")
         return ExitCode.USAGE
     except HelpRequested as requested:
         print(*requested.args or (help_page(),), flush=True)
         return ExitCode.FINISHED
     except VersionRequested:
         return version.version(())
+
+
+def _mistyped_command(words: list[str]) -> str:
+    """A hint, if the first word is no script, but nearly the name of a command."""
+    if not words or words[0] in COMMANDS or not words[0].isalpha() or os.path.exists(words[0]):
+        return ""
+    found = nearest(words[0], COMMANDS, likeness=0.7)
+    return f"; or did you mean the command elastic-agent {found}?" if found else ""
 
 
 def console_main() -> None:

@@ -215,7 +215,7 @@ class _Nodes:
         row = self._row(
             seat.node_id, role, state, seat.address, seat.slots, seat.first_rank if runs else None, note
         )
-        return replace(row, lease_age_s=self._ages_s.get(seat.incarnation))
+        return row if plan.is_terminal else replace(row, lease_age_s=self._ages_s.get(seat.incarnation))
 
     @staticmethod
     def _seated_role(plan: Plan, seat: Seat, member: Member | None) -> str:

@@ -134,10 +134,22 @@ def _import_all(names: list[str], folder: str) -> None:
         sys.path.insert(0, folder)  # the user's own modules lie beside the script
         try:
             for name in names:
-                importlib.import_module(name)
+                _import_named(name, folder)
         finally:
             sys.path.remove(folder)
     _flush()
+
+
+def _import_named(name: str, folder: str) -> None:
+    """Import a module of ``--preload``; raises UnsafeError if there is none of this name."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that it imports is missing
+        raise UnsafeError(
+            f"--preload {name}: there is no module {error.name}, neither in {folder} nor among the installed packages"
+        ) from None
 
 
 def _flush() -> None:
