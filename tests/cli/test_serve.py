@@ -99,7 +99,7 @@ def test_serve_is_reachable_under_the_name_it_was_given(tmp_path: Path) -> None:
     with serving(tmp_path, "--rdzv-endpoint", f"{socket.gethostname()}:{port}"):
         socket.create_connection((socket.gethostname(), port), PATIENCE_S).close()
     named = elastic_agent("serve", "--help").stdout
-    assert "this machine's host name" in named
+    assert "all addresses of this machine" in named
 
 
 def test_a_second_server_names_the_program_at_the_port(tmp_path: Path) -> None:

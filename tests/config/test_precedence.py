@@ -226,3 +226,17 @@ def test_the_error_names_the_layer_with_the_highest_precedence(shell: Shell) -> 
     with pytest.raises(UsageError, match=r"^PET_MAX_RESTARTS: "):
         shell.load([], {"PET_MAX_RESTARTS": "many"})
     shell.load(["--max-restarts", "1"], {"PET_MAX_RESTARTS": "many"})
+
+
+def test_options_of_elastic_agent_behind_the_script_cause_a_warning(shell: Shell) -> None:
+    def warnings(*words: str) -> list[str]:
+        resolved = load_settings([shell.script, *words], shell.environ)
+        return [note.text for note in resolved.notes if note.level == "warning"]
+
+    assert warnings("--nnodes", "2", "--rdzv_id=x", "--epochs", "3") == [
+        (
+            "--nnodes, --rdzv-id after the script are options of the script, not of elastic-agent; put options of "
+            "elastic-agent before the script"
+        )
+    ]
+    assert warnings("--role", "x", "nnodes") == []

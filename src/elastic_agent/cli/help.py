@@ -46,7 +46,7 @@ or SIGINT.
 
 _SERVE_ENDPOINT = (
     "The address to serve at: a name or address of this machine, and a port (default 29400). "
-    "[default: this machine's host name]"
+    "[default: all addresses of this machine, port 29400]"
 )
 
 _TAIL = """\

@@ -103,6 +103,7 @@ def resolve(
     check_node_counts(builder)
     check_requeue(builder)
     script, script_args = _script(builder, line, file)
+    _warn_of_misplaced_options(builder, script_args)
     if script:
         check_script(builder, script, environ)
     elif script_needed:
@@ -155,6 +156,22 @@ def _note_options_without_effect(builder: SettingsBuilder) -> None:
     for spec in specs():
         if spec.no_effect and builder.is_given(spec.name):
             builder.note(f"{builder.sources[spec.name]} has no effect: {spec.no_effect}")
+
+
+_HARDLY_OF_A_SCRIPT = ("nnodes", "nproc_per_node", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "max_restarts")
+"""Settings that every user of a launcher knows, under names that scripts seldom use."""
+
+
+def _warn_of_misplaced_options(builder: SettingsBuilder, script_args: Sequence[str]) -> None:
+    """A script that ignores unknown arguments would run with defaults, and nothing would be said about it."""
+    words = {word.partition("=")[0].replace("_", "-") for word in script_args if word.startswith("--")}
+    flags = [spec.flag for spec in specs() if spec.name in _HARDLY_OF_A_SCRIPT and spec.flag in words]
+    if flags:
+        are = "is an option" if len(flags) == 1 else "are options"
+        builder.warn(
+            f"{', '.join(flags)} after the script {are} of the script, not of elastic-agent; put options of "
+            "elastic-agent before the script"
+        )
 
 
 def _script(builder: SettingsBuilder, line: CommandLine, file: SettingsFile) -> tuple[str, tuple[str, ...]]:
