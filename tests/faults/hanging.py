@@ -32,6 +32,8 @@ def misbehave(kind: str, numbers: torch.Tensor) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif kind == "mismatch":
         dist.reduce(numbers, 0)
+    elif kind == "exits":
+        os._exit(0)
     elif kind == "loader":
         next(iter(DataLoader(Deadlocked(), num_workers=1)))
 
