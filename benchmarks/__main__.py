@@ -31,6 +31,7 @@ BENCHMARKS = {
     "coordinator": "a node lost on etcd: the coordinator's, and another one",
     "rest": "what an agent costs while training runs, beside torchrun's",
     "client": "what the client module costs a training script",
+    "status": "what a user waits for elastic-agent status in a run of 64 nodes",
     "hangs": "what the detection of hangs costs a training step",
     "stopping": "stopping workers before a restart, by what they do at SIGTERM",
     "notices": "a signal to one agent until all workers are told, have left, and what follows",

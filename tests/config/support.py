@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from elastic_agent.config import Resolved, load_settings
+from elastic_agent.config.load import Resolved, load_settings
 
 
 class Shell:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.config import UsageError, load_settings
-from elastic_agent.config.errors import quoted
+from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.load import load_settings
 from tests.config.support import Shell
 
 # Options in one string, then what the line must contain besides the option and the value in quotes.

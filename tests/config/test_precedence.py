@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from elastic_agent.config import Layer, UsageError, load_settings
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.load import load_settings
 from elastic_agent.config.settings import specs
-from elastic_agent.config.sources.base import Given, Source
+from elastic_agent.config.sources.base import Given, Layer, Source
 from tests.config.support import Shell
 
 

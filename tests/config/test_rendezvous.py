@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.config import Endpoint, Layer, NodeRange, UsageError
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.sources.base import Layer
+from elastic_agent.config.values import NodeRange
+from elastic_agent.values import Endpoint
 from tests.config.support import Shell
 
 

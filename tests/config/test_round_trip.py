@@ -10,17 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_agent.cli.settings import as_toml
-from elastic_agent.config import (
-    Endpoint,
-    NodeRange,
-    PortRange,
-    Settings,
-    StreamChoice,
-    load_settings,
-    value_types,
-)
-from elastic_agent.config.settings import specs
+from elastic_agent.config import value_types
+from elastic_agent.config.load import load_settings
+from elastic_agent.config.settings import Settings, specs
 from elastic_agent.config.value_types import Kind
+from elastic_agent.config.values import NodeRange, StreamChoice
+from elastic_agent.values import Endpoint, PortRange
 from tests.config.support import Shell
 
 ports = st.integers(1, 65535)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_agent.config import Endpoint, Layer, NodeRange, UsageError
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.sources.base import Layer
 from elastic_agent.config.sources.slurm import expand_hosts
+from elastic_agent.config.values import NodeRange
+from elastic_agent.values import Endpoint
 from tests.config.support import Shell
 
 STEP = {

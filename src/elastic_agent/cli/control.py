@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.cli.users import name_of, uid_of
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.sources.command_line import HelpRequested, Parser
+from elastic_agent.config.parser import HelpRequested, Parser
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 from elastic_agent.values import LONGEST_TIME_S

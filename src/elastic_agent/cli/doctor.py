@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
-from elastic_agent.config.sources.command_line import CommandLine, HelpRequested, parse_command_line
+from elastic_agent.config.parser import HelpRequested
+from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
 
 if TYPE_CHECKING:
     from elastic_agent.doctor.examination import Report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import io
 import os
 import sys
@@ -12,10 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TextIO
 
-from elastic_agent.cli import control, doctor, run, serve, settings, stacks, status, version
-from elastic_agent.cli.help import help_page
 from elastic_agent.config.errors import UsageError, nearest
-from elastic_agent.config.sources.command_line import HelpRequested, VersionRequested
+from elastic_agent.config.parser import HelpRequested, VersionRequested
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.linux import open_missing_standard_streams
 
@@ -25,20 +24,23 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 LAST_LINES_S = 2.0
 """How long closing the log handlers may take at the end."""
 
-Command = Callable[[Sequence[str]], int]
+Command = Callable[..., int]
+"""Called with the words after its name."""
 
-COMMANDS: dict[str, Command] = {
-    "doctor": doctor.doctor,
-    "drain": control.drain,
-    "run": run.run,
-    "serve": serve.serve,
-    "settings": settings.settings,
-    "stacks": stacks.stacks,
-    "status": status.status,
-    "stop": control.stop,
-    "version": version.version,
-    "why": status.why,
+COMMANDS = {
+    "doctor": "doctor",
+    "drain": "control",
+    "run": "run",
+    "serve": "serve",
+    "settings": "settings",
+    "stacks": "stacks",
+    "status": "status",
+    "stop": "control",
+    "version": "version",
+    "why": "status",
 }
+"""By command, the module beside this one that has a function of the command's name. Only the one that is needed is
+imported: users wait for it."""
 
 
 def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> int:
@@ -98,21 +100,33 @@ def _give_up(stream: TextIO) -> None:
 
 
 def _answer(words: list[str], owns_process: bool) -> int:
-    command: Command = partial(run.run, owns_process=owns_process)
     meant = _mistyped_command(words)
-    if words and words[0] in COMMANDS:
-        name = words.pop(0)
-        command = COMMANDS[name] if name != "run" else command
+    name = words.pop(0) if words and words[0] in COMMANDS else "run"
+    command = _command(name)
+    if name == "run":
+        command = partial(command, owns_process=owns_process)
     try:
         return command(words)
     except UsageError as error:
         _print_error(f"{error}{meant}")
         return ExitCode.USAGE
     except HelpRequested as requested:
-        print(*requested.args or (help_page(),), flush=True)
+        print(*requested.args or (_general_help(),), flush=True)
         return ExitCode.FINISHED
     except VersionRequested:
-        return version.version(())
+        return _command("version")(())
+
+
+def _command(name: str) -> Command:
+    module = importlib.import_module(f"elastic_agent.cli.{COMMANDS[name]}")
+    command: Command = getattr(module, name)
+    return command
+
+
+def _general_help() -> str:
+    from elastic_agent.cli.help import help_page
+
+    return help_page()
 
 
 def _mistyped_command(words: list[str]) -> str:

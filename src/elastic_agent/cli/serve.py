@@ -14,8 +14,9 @@ from elastic_agent.config.checks import check_working_directory
 from elastic_agent.config.directories import make_state_dir
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.load import Resolved, resolve
+from elastic_agent.config.parser import HelpRequested
 from elastic_agent.config.settings import spec_by_name
-from elastic_agent.config.sources.command_line import CommandLine, HelpRequested, parse_command_line
+from elastic_agent.config.sources.command_line import CommandLine, parse_command_line
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.values import Endpoint
 

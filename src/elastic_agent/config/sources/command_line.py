@@ -11,22 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 from elastic_agent.config.errors import UsageError, did_you_mean, quoted
+from elastic_agent.config.parser import HelpRequested, Parser, VersionRequested
 from elastic_agent.config.settings import Spec, spec_by_name, specs
 from elastic_agent.config.sources.base import Given, Layer, Source
 
 HELP = "--help"
 VERSION = "--version"
-
-
-class HelpRequested(Exception):  # noqa: N818 - not an error
-    """The command line has ``--help`` or ``-h``; the argument is the command's page, if it has its own."""
-
-
-class VersionRequested(Exception):  # noqa: N818 - not an error
-    """The command line has ``--version``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +80,6 @@ def parse_command_line(
         {switch for switch in switches if texts[switch]},
         {option: texts[option] for option in values if texts[option] is not None},
     )
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that raises instead of leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 class _Raise(argparse.Action):
