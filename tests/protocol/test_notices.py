@@ -41,7 +41,7 @@ from tests.protocol.support import (
     running,
     world,
 )
-from tests.protocol.test_node import forming, sealed
+from tests.protocol.test_node import ended, forming, sealed
 from tests.protocol.test_node import running as running_node
 from tests.protocol.test_node import starting as starting_node
 
@@ -768,6 +768,20 @@ def test_a_stop_request_is_repeated_even_if_the_lease_was_lost_with_the_store() 
     node.rejoined("a-2")
     assert node.store_replaced()[-1] == RequestStop(
         StopRequest(1, Cause.WALLTIME, TIME_S, "SIGUSR1 at b", life=1)
+    )
+
+
+def test_a_stop_that_was_read_while_the_lease_was_lost_is_repeated_in_a_new_store() -> None:
+    """Its workers may need long to stop, and the store be lost meanwhile, with the history of the run."""
+    node = running_node()
+    node.failed(1, CRASH)
+    node.lease_lost("the store is gone")
+    told = Notice(3, Cause.OPERATOR, TIME_S, "operator at b", ends=True)
+    node.plan_changed(msgspec.structs.replace(ended(STOPPED, 1, 9), notice=told))
+    node.stopped()
+    node.rejoined("a-2")
+    assert node.store_replaced()[-1] == RequestStop(
+        StopRequest(1, Cause.OPERATOR, TIME_S, "operator at b", life=1)
     )
 
 

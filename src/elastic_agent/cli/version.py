@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from elastic_agent import __version__
 from elastic_agent.config.errors import UsageError, quoted
-from elastic_agent.config.sources.command_line import HelpRequested
+from elastic_agent.config.parser import HelpRequested
 from elastic_agent.exit_codes import ExitCode
 
 PAGE = """\

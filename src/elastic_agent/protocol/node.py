@@ -217,7 +217,8 @@ class Node:
             self._newest_sealed = max(self._newest_sealed, plan.world.generation)
         self.plan = plan
         self._life = plan.life
-        if not plan.is_terminal:  # a stopped run that was resumed has no end any more
+        if not plan.is_terminal or (plan.phase is Phase.STOPPED and self.has_participated):
+            # A stopped run that was resumed has no end any more.
             self._end_known = plan.notice if plan.notice is not None and plan.notice.ends else None
         if self._lease_lost is not None:
             return []  # it concerns an incarnation that is over; only the stop counts now
