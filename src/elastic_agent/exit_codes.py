@@ -35,7 +35,7 @@ MEANINGS: dict[ExitCode, str] = {
         "permissions or limits do not suffice; nothing was started"
     ),
     ExitCode.TOO_FEW_NODES: (
-        "not enough nodes joined within --join-timeout; from doctor, too few machines came within --wait"
+        "not enough nodes joined within --join-timeout; from doctor, too few machines joined within --wait"
     ),
     ExitCode.NO_STORE: (
         "the rendezvous endpoint cannot be reached, or what answers there is not a store; from serve: "

@@ -41,7 +41,7 @@ Exit codes
   0      no errors; there may be warnings
   1      errors were found
   2      usage error: nothing was examined
-  3      fewer machines than --nnodes requires came within --wait; those that did were examined
+  3      fewer machines than --nnodes requires joined within --wait; those that did were examined
   4      the endpoint cannot be reached, what answers there is not a store of elastic-agent, or its connection broke
   70     internal error of elastic-agent: please report it"""
 

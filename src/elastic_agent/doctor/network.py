@@ -74,7 +74,8 @@ def check_endpoint(endpoint: Endpoint, *, is_etcd: bool) -> Iterator[Finding]:
             yield error(
                 "loopback-endpoint",
                 f"the endpoint {member} means a different machine on every machine",
-                f"pass an address of one of the machines that the others can reach{hint}",
+                f"pass an address of one of the machines that the others can reach{hint}; ignore this if all agents "
+                "run on this machine",
             )
             continue
         yield from _check_resolution(member.host, is_etcd=is_etcd)
