@@ -34,9 +34,10 @@ BENCHMARKS = {
     "status": "what a user waits for elastic-agent status in a run of 64 nodes",
     "hangs": "what the detection of hangs costs a training step",
     "stopping": "stopping workers before a restart, by what they do at SIGTERM",
+    "first_screen": "failures that people meet, and what the terminals say about each of them",
     "notices": "a signal to one agent until all workers are told, have left, and what follows",
 }
-LONG = ("etcd", "coordinator")
+LONG = ("etcd", "coordinator", "first_screen")
 """Not part of a quick run unless named."""
 STAGE_TABLES = {"start_stages": START_STAGES, "recovery_stages": RECOVERY_STAGES}
 ISOLATED = "BENCH_ISOLATED"

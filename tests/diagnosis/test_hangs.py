@@ -225,3 +225,24 @@ def test_the_details_show_every_rank_once_and_equal_stacks_together() -> None:
 def test_a_summary_is_never_longer_than_a_failure_may_be() -> None:
     late = [worker(rank, group(4710, 4710), line="x" * 500) for rank in range(1, 40)]
     assert len(hang_of([waits(0), *late]).summary) <= 512
+
+
+def test_ranks_that_do_not_get_connected_are_no_matter_of_the_order_of_collectives() -> None:
+    def connecting(*ranks: int) -> list[WorkerReport]:
+        return [worker(rank, line="train.py:9", waits_in="init_process_group") for rank in ranks]
+
+    for workers, names in (
+        (connecting(0, 1), "n1/0 (rank 0), n1/1 (rank 1)"),
+        ([*others(2, 3, ranks=4), *connecting(2, 3)], "n2/0 (rank 2), n2/1 (rank 3)"),
+    ):
+        found = hang_of(workers)
+        assert found.kind is HangKind.TRANSPORT
+        assert found.summary.startswith(
+            f"workers {names} are still in init_process_group at train.py:9: the workers do not reach each other"
+        )
+
+
+def test_a_rank_whose_last_collective_is_not_yet_noted_as_complete_does_not_wait_for_itself() -> None:
+    late = worker(3, group(4710, 4709, reduces(4710)), line="train.py:40", stack=LOADER_STACK)
+    found = hang_of([*others(3), late])
+    assert (found.kind, [one.rank for one in found.culprits]) == (HangKind.DATA_LOADER, [3])

@@ -120,6 +120,7 @@ def test_passwords_and_bytes_that_are_no_text_stay_out_of_what_is_compared() -> 
     [
         ({"GLOO_SOCKET_IFNAME": "eth0"}, []),
         ({"GLOO_SOCKET_IFNAME": "eth7"}, [("error", "gloo-interface")]),
+        ({"GLOO_SOCKET_IFNAME": "docker0"}, [("error", "gloo-interface")]),
         ({"GLOO_SOCKET_IFNAME": "eth0,eth1"}, [("error", "gloo-interface")]),
         ({"GLOO_SOCKET_IFNAME": "^lo"}, [("error", "gloo-interface")]),
         ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, []),

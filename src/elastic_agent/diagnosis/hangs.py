@@ -19,6 +19,9 @@ DATA_LOADER = "torch/utils/data/"
 SAME_SIZE_EVERYWHERE = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
 """Collectives whose tensors have the same size on all ranks; of others they may differ."""
 
+MAKE_GROUPS = frozenset({"init_process_group", "new_group"})
+"""Functions that end when the ranks of a new group are connected."""
+
 LONGEST_SUMMARY = 512
 
 SHOWN_FRAMES = 12
@@ -147,13 +150,23 @@ class _Comparison:
             late = [rank for rank, one in group.items() if one.enqueued < front]
             if late:
                 depends[name] = late
-        roots = {name: [rank for rank in late if rank not in self.waiting] for name, late in depends.items()}
+        blocked = self._blocked()
+        roots = {name: [rank for rank in late if rank not in blocked] for name, late in depends.items()}
         for name, ranks in roots.items():
             if ranks:
                 return self._late(name, ranks)
         if not depends:
             return None
-        return self._crossed(depends)
+        return self._connecting() or self._crossed(depends)
+
+    def _blocked(self) -> set[int]:
+        """Ranks in a collective that another rank has not called. Of one that all have called, the recorder may be late
+        to note that it is complete."""
+        inside = {rank for rank, one in self.workers.items() if one.waits_in}
+        for group in self.groups.values():
+            least = min(one.enqueued for one in group.values())
+            inside |= {rank for rank, one in group.items() if _is_waiting(one) and one.enqueued > least}
+        return inside
 
     def _late(self, name: str, ranks: list[int]) -> Hang:
         group = self.groups[name]
@@ -204,7 +217,23 @@ class _Comparison:
         state = self._what_it_does(ranks)
         return self._hang(self._kind_of(ranks), ranks, f"{words}{'; ' if state else ''}{state}")
 
+    def _connecting(self) -> Hang | None:
+        """Ranks that have not finished making a process group, where every rank waits for others."""
+        ranks = [rank for rank, one in self.workers.items() if one.waits_in in MAKE_GROUPS]
+        if not ranks:
+            return None
+        line, function = self._common_line(ranks), self.workers[ranks[0]].waits_in
+        words = (
+            f"{self._named(ranks)} {_are(ranks)} still in {function}{f' at {line}' if line else ''}: "
+            "the workers do not reach each other; let the machines connect to each other on all ports (firewall), and "
+            "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface of that network, or unset them"
+        )
+        return self._hang(HangKind.TRANSPORT, [], words)
+
     def _transport(self) -> Hang:
+        connecting = self._connecting()
+        if connecting is not None:
+            return connecting
         name, group = next(iter(self.groups.items()), ("", {}))
         sample = next((one.last for one in group.values() if one.last is not None), None)
         what = (

@@ -115,6 +115,8 @@ class NodeReport(Struct, frozen=True, omit_defaults=True):
     """Observations of the machine by name, taken when a worker failed, such as ``oom_kills`` or ``disk_full``."""
     is_final: bool = False
     """No worker of this generation runs on the node any more."""
+    blocked: tuple[Text, ...] = ()
+    """Connections of its workers that the network blocks, each in a line."""
     stalled_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
     """For how long no worker of the node has made progress; None: for a short time at most, or that is not known."""
     steps_per_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None

@@ -8,6 +8,8 @@ from .findings import Finding, error, note, warning
 
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 _SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_LOCAL_BRIDGES = ("docker", "virbr", "br-", "veth", "cni", "lo")
+"""Beginnings of names of interfaces that no other machine reaches."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
@@ -71,6 +73,13 @@ def check_interface_variables(
             "gloo-interface",
             cause,
             f"set GLOO_SOCKET_IFNAME{set_it}, or unset it: elastic-agent then sets the right one",
+        )
+    elif gloo is not None and suggested not in (None, gloo) and gloo.startswith(_LOCAL_BRIDGES):
+        yield error(
+            "gloo-interface",
+            f"GLOO_SOCKET_IFNAME={gloo} is an interface for containers or virtual machines of this machine; the route "
+            f"to the other machines is over {suggested}",
+            f"set GLOO_SOCKET_IFNAME={suggested}, or unset it: elastic-agent then sets the right one",
         )
     nccl = environ.get("NCCL_SOCKET_IFNAME")
     if nccl and nccl_interfaces(nccl, list(interfaces)) == []:

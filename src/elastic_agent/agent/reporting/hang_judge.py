@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from elastic_agent.agent import events
 from elastic_agent.diagnosis.hangs import Hang, find_hang
-from elastic_agent.diagnosis.records import NodeReport
+from elastic_agent.diagnosis.records import NodeReport, WorkerState
 from elastic_agent.diagnosis.run_log import RunLog
 from elastic_agent.logs import get_logger
 
@@ -48,7 +48,7 @@ class HangJudge:
         if world is None:
             return
         within_s = OVER_GATHER_S if stall.is_over else STALL_GATHER_S
-        gathered = await self._reports.gather(stall.generation, world, _stands_still, within_s)
+        gathered = await self._reports.gather(stall.generation, world, _tells_where, within_s)
         hang = _find(gathered, world.world_size)
         if hang is not None:
             self._tell(hang, stall)
@@ -91,6 +91,15 @@ def _find(gathered: Mapping[str, NodeReport], world_size: int) -> Hang | None:
 
 def _stands_still(report: NodeReport) -> bool:
     return report.is_final or report.stalled_s is not None
+
+
+def _tells_where(report: NodeReport) -> bool:
+    """Whether it stands still, and its workers have answered where they are: their node asks a moment later."""
+    return _stands_still(report) and all(
+        one.stack or one.line or one.is_silent or not one.progress or one.process_state[:1] in ("T", "t")
+        for one in report.workers
+        if one.state is WorkerState.RUNNING
+    )
 
 
 def _shown(length_s: float) -> str:

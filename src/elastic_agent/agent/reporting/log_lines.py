@@ -60,8 +60,6 @@ def _log_workers(event: events.Event) -> None:
             )
         case events.WorkersInterrupted(failure=failure):
             log.info(failure.summary)
-        case events.ConnectionBlocked():
-            log.warning(_blocked_words(event))
         case events.StacksRequested(slots=slots):
             log.warning("workers are writing their stacks to stderr", slots=[*slots])
         case events.GuardFrozen():
@@ -78,21 +76,6 @@ def _log_workers(event: events.Event) -> None:
                 )
             if isinstance(event, events.WorkersSucceeded):
                 log.info(f"all workers of this node succeeded in generation {event.generation}")
-
-
-def _blocked_words(blocked: events.ConnectionBlocked) -> str:
-    peer = f"{blocked.node} ({blocked.host})" if blocked.node else blocked.host
-    if blocked.is_connected:
-        return (
-            f"worker {blocked.worker_id} is connected to {peer}, port {blocked.port}, but data that it sends do not "
-            "arrive: that machine or the network is down, or large packets are lost; compare the MTU of the "
-            "interfaces on both machines (ip link)"
-        )
-    return (
-        f"worker {blocked.worker_id} has tried for {blocked.for_s:.0f} s to connect to {peer}, port {blocked.port}, "
-        "and nothing answers: probably a firewall drops the packets; allow TCP connections between the nodes on all "
-        "ports from 1024 (workers listen on ports that the system chooses)"
-    )
 
 
 def _log_cleanup(cleared: Cleared) -> None:

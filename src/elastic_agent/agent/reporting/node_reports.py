@@ -28,6 +28,9 @@ REPORT_EVERY_S = 5.0
 
 KEPT_REPORTS = 3
 
+KEPT_BLOCKED = 8
+"""So many blocked connections of a node are reported."""
+
 READ_EVERY_S = 0.25
 """How often the reports of the other nodes are read while some of them are missing."""
 
@@ -106,6 +109,12 @@ class NodeReports:
         if world is not None:
             workers = tuple(ended_worker(one, self._first_rank(world)) for one in event.workers)
             self._write(event.generation, workers, is_final=True, found=event.facts)
+
+    def on_blocked(self, generation: int, line: str) -> None:
+        """Report a connection of a worker that the network blocks, in words."""
+        known = self._own.get(generation)
+        if known is not None:
+            self._keep(msgspec.structs.replace(known, blocked=(*known.blocked, line)[:KEPT_BLOCKED]))
 
     def confirm(self, generation: int) -> None:
         """Tell the other nodes that this one has read their reports on a generation."""
@@ -187,6 +196,7 @@ class NodeReports:
             workers=workers,
             facts={**self._facts, **(found or {})},
             is_final=is_final,
+            blocked=known.blocked if (known := self._own.get(generation)) is not None else (),
             stalled_s=stalled_s,
             steps_per_s=self._rate.per_s if not is_final and stalled_s is None else None,
             goodput=self._goodput(),

@@ -28,6 +28,7 @@ from elastic_agent.transport import TransportError
 from elastic_agent.workers.guard.client import Spawned
 
 from .background_tasks import BackgroundTasks
+from .blocked_connections import BlockedConnections
 from .hang_judge import HangJudge, ReportHang
 from .node_comparison import NodeComparison
 from .node_reports import NodeReports
@@ -87,6 +88,7 @@ class RunObserver:
         )
         self._comparison = NodeComparison(self._log, self._reports, self._tasks)
         self._judge = HangJudge(observed.node_id, self._log, self._reports, observed.report_hang)
+        self._blocked = BlockedConnections(observed.node_id, self._reports, self._tasks)
         self._last_view = RunReports()
         self._ages = LeaseAges()
         self._final: int | None = None
@@ -104,6 +106,9 @@ class RunObserver:
             case events.Stalled():
                 self._reports.on_progress()
                 self._tasks.start(self._judge.judge(event))
+                self._blocked.on_stall(event)
+            case events.ConnectionBlocked():
+                self._blocked.on_blocked(event)
             case events.GenerationEnded():
                 self._reports.on_ended(event)
 

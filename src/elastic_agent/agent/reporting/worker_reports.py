@@ -7,6 +7,7 @@ from elastic_agent.agent.worker_group.collectives import WorkerCollectives
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.records import WorkerReport, WorkerState
 from elastic_agent.linux import read_process
+from elastic_agent.workers.failure import WorkerFailure
 
 
 def present_workers(progress: Progress, first_rank: int) -> tuple[WorkerReport, ...]:
@@ -59,9 +60,16 @@ def ended_worker(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
         end.pid,
         end.returncode,
         end.ended_s,
-        failure.message[:512] if failure is not None else "",
+        _error(failure)[:512] if failure is not None else "",
         failure.tail[-4096:] if failure is not None else "",
         failure.signature if failure is not None else "",
         end.step or None,
         symptom=failure.symptom.name if failure is not None and failure.symptom is not None else "",
     )
+
+
+def _error(failure: WorkerFailure) -> str:
+    """Its error may be missing because the disk of its output is full: then that is what has to be known first."""
+    if failure.message or not failure.no_room:
+        return failure.message
+    return f"no space for its output: {failure.no_room}"

@@ -21,7 +21,7 @@ from elastic_agent.workers.guard.client import GuardLost, Spawned, Stopped
 from elastic_agent.workers.tcp_sockets import ESTABLISHED, SYN_SENT, TcpSocket, sockets_of
 
 LOOK_EVERY_S = 3.0
-BLOCKED_S = 8.0
+BLOCKED_S = 7.0
 """A connection that is not answered for so long is reported. The kernel has sent four packets by then."""
 
 WATCH_S = 180.0

@@ -1,0 +1,77 @@
+"""Logs connections of workers that the network blocks, on every node.
+
+Only the node of the worker that connects can see it. It reports it, and the other nodes, whose workers wait as well,
+look for such reports for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from elastic_agent.agent import events
+from elastic_agent.logs import get_logger
+from elastic_agent.transport import TransportError
+
+from .background_tasks import BackgroundTasks
+from .node_reports import NodeReports
+
+LOOK_EVERY_S = 2.0
+LOOK_FOR_S = 20.0
+"""From the first stall of a generation on: the other nodes notice what is blocked some seconds sooner or later."""
+
+
+class BlockedConnections:
+    """Logs and reports those of this node's workers, and logs those that other nodes report."""
+
+    def __init__(self, node_id: str, reports: NodeReports, tasks: BackgroundTasks) -> None:
+        """``node_id``: this node; ``tasks``: runs what waits for the store."""
+        self._node_id = node_id
+        self._reports = reports
+        self._tasks = tasks
+        self._told: set[str] = set()
+        self._looked_at = 0
+        """The newest generation in which other nodes' reports were looked at."""
+
+    def on_blocked(self, blocked: events.ConnectionBlocked) -> None:
+        """Log and report it."""
+        line = blocked_words(blocked)
+        get_logger().warning(line)
+        self._reports.on_blocked(blocked.generation, line)
+
+    def on_stall(self, stall: events.Stalled) -> None:
+        """Look for what other nodes report, in the first stall of a generation."""
+        if stall.generation > self._looked_at:
+            self._looked_at = stall.generation
+            self._tasks.start(self._look(stall.generation))
+
+    async def _look(self, generation: int) -> None:
+        until_s = asyncio.get_running_loop().time() + LOOK_FOR_S
+        while self._looked_at == generation and asyncio.get_running_loop().time() < until_s:
+            with contextlib.suppress(TransportError):
+                for one in (await self._reports.read()).of(generation).values():
+                    if one.node_id != self._node_id:
+                        self._tell(one.blocked)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _tell(self, lines: tuple[str, ...]) -> None:
+        for line in lines:
+            if line not in self._told:
+                self._told.add(line)
+                get_logger().warning(line)
+
+
+def blocked_words(blocked: events.ConnectionBlocked) -> str:
+    """What is blocked and what to do, in a line."""
+    peer = f"{blocked.node} ({blocked.host})" if blocked.node else blocked.host
+    if blocked.is_connected:
+        return (
+            f"worker {blocked.worker_id} is connected to {peer}, port {blocked.port}, but data that it sends do not "
+            "arrive: that machine or the network is down, or large packets are lost; compare the MTU of the "
+            "interfaces on both machines (ip link)"
+        )
+    return (
+        f"worker {blocked.worker_id} has tried for {blocked.for_s:.0f} s to connect to {peer}, port {blocked.port}, "
+        "and nothing answers: probably a firewall drops the packets; allow TCP connections between the nodes on all "
+        "ports from 1024 (workers listen on ports that the system chooses)"
+    )
