@@ -246,3 +246,12 @@ def test_a_rank_whose_last_collective_is_not_yet_noted_as_complete_does_not_wait
     late = worker(3, group(4710, 4709, reduces(4710)), line="train.py:40", stack=LOADER_STACK)
     found = hang_of([*others(3), late])
     assert (found.kind, [one.rank for one in found.culprits]) == (HangKind.DATA_LOADER, [3])
+
+
+def test_workers_that_have_ceased_to_answer_are_not_taken_for_waiting() -> None:
+    """As when all of them are exiting on a busy machine: what is known of each is of another time."""
+    known = [(19, 18), (19, 18), (16, 15), (16, 15), (21, 21), (21, 21)]
+    silent = [worker(rank, group(*one), is_silent=True) for rank, one in enumerate(known)]
+    assert find(silent) is None
+    answering = [waits(0, 22), *silent[1:]]
+    assert hang_of(answering).kind is HangKind.BEHIND, "one of them waits, and says so"

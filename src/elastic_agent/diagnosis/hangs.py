@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
 
 DATA_LOADER = "torch/utils/data/"
@@ -92,11 +94,14 @@ class _Comparison:
         """Groups in which a rank waits: the progress of each rank in it."""
         self.waiting = {
             rank for group in self.groups.values() for rank, one in group.items() if _is_waiting(one)
-        } | {rank for rank, one in self.workers.items() if one.waits_in}
+        } | {rank for rank, one in self.workers.items() if one.waits_in and not one.is_silent}
 
     def _members(self, name: str) -> dict[int, GroupProgress]:
         known = {
-            rank: one for rank, worker in self.workers.items() for one in worker.progress if one.group == name
+            rank: _as_known(one, worker)
+            for rank, worker in self.workers.items()
+            for one in worker.progress
+            if one.group == name
         }
         ranks = next((one.ranks for one in known.values() if one.ranks), tuple(self.ranks))
         return {rank: known.get(rank, GroupProgress(name)) for rank in ranks}
@@ -306,6 +311,11 @@ class _Comparison:
             lines.append(f"{_ranks(ranks)}: {where}")
             lines.extend(f"    {line}" for line in stack.splitlines()[-SHOWN_FRAMES:])
         return "\n".join(lines)
+
+
+def _as_known(one: GroupProgress, worker: WorkerReport) -> GroupProgress:
+    """A worker that does not answer has called its last known collective, but may wait in it no longer."""
+    return msgspec.structs.replace(one, completed=one.enqueued) if worker.is_silent else one
 
 
 def _is_waiting(one: GroupProgress) -> bool:
