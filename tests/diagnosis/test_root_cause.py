@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from elastic_agent.diagnosis.cause import CauseKind, RootCause
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
-from elastic_agent.diagnosis.render import MOST_LINES, headline, render
+from elastic_agent.diagnosis.render import MOST_LINES, folded, headline, render
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 from elastic_agent.workers.failure import describe
@@ -273,6 +274,9 @@ def test_a_broken_connection_between_workers_that_ran_on_is_a_network_failure() 
     cause = found([broken(0), other, running], plan())
     assert (cause.kind, cause.is_certain) == (CauseKind.NETWORK, False)
     assert cause.what == "n0/0 lost its connection to 10.0.0.2"
+    assert re.search(r"^    RuntimeError: \w+.* \[10\.0\.0\.2\]:\d+", render(cause), re.MULTILINE), render(
+        cause
+    )
 
 
 def test_workers_that_could_not_start_are_explained_by_the_plan() -> None:
@@ -360,3 +364,20 @@ def test_a_hang_that_only_a_heartbeat_revealed_is_a_probable_cause() -> None:
 def test_only_a_traceback_is_called_one(tail: str, label: str) -> None:
     killed = WorkerReport(0, 0, WorkerState.FAILED, 1, -9, 1e9, tail=tail)
     assert f"\n  {label}\n    {tail.splitlines()[0]}" in render(found([report(0, killed)]))
+
+
+def test_generations_that_failed_in_the_same_way_are_explained_once() -> None:
+    def text(generation: int, what: str) -> tuple[int, str]:
+        return (
+            generation,
+            f"generation {generation}: root cause: worker a/0 (rank 0): {what}\n  others: b/0 {what}",
+        )
+
+    same = [text(number, f"lost 10.0.0.1:{4000 + number}") for number in (1, 2, 3)]
+    known = [*same, text(4, "KeyError: 'bird'"), text(6, "KeyError: 'bird'")]
+    assert folded(known) == [
+        "generations 1 to 3: root cause: worker a/0 (rank 0): lost 10.0.0.1:4003\n  others: b/0 lost 10.0.0.1:4003",
+        known[3][1],
+        known[4][1],
+    ]
+    assert folded([]) == []

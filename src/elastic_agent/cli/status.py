@@ -20,7 +20,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 
 if TYPE_CHECKING:
-    from elastic_agent.diagnosis.status import RunStatus
+    from elastic_agent.diagnosis.status import GenerationStatus, RunStatus
 
 WATCH_EVERY_S = 2.0
 
@@ -99,10 +99,16 @@ def why(argv: Sequence[str]) -> int:
     failed = [one for one in chosen if one.cause]
     if not failed:
         print(escaped(f"run {run.run_id}: no generation has failed, as far as is known on this machine"))
-    for number, one in enumerate(failed):
-        stacks = f"\nwhere the workers were:\n{one.stacks}" if one.stacks else ""
-        print(escaped(("\n" if number else "") + one.cause + stacks, keep_lines=True), flush=True)
+        return ExitCode.FINISHED
+    from elastic_agent.diagnosis.render import folded
+
+    texts = folded((one.generation, one.cause + _where_they_were(one)) for one in failed)
+    print(escaped("\n\n".join(texts), keep_lines=True), flush=True)
     return ExitCode.FINISHED
+
+
+def _where_they_were(one: GenerationStatus) -> str:
+    return f"\nwhere the workers were:\n{one.stacks}" if one.stacks else ""
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections.abc import Iterable
 
 from .cause import CauseKind, RootCause
+from .symptoms import readable
 
 MOST_LINES = 20
 _TAIL_LINES = 8
@@ -18,6 +21,7 @@ _TRACEBACKS = (
     "IndentationError: ",
 )
 _MESSAGE_CHARACTERS = 300
+_NEVER_THE_SAME = re.compile(r"0x[0-9a-fA-F]+|\d{4,}")
 _VERBS = ("was ", "exited ", "ended", "did ", "called ", "made ")
 
 
@@ -52,8 +56,32 @@ def render(cause: RootCause) -> str:
     if tail and room > 1:
         of = f" of worker {cause.tail_of}" if cause.tail_of else ""
         what = "traceback" if any(mark in cause.tail for mark in _TRACEBACKS) else "last output"
-        lines += [f"  {what}{of}:", *(f"    {line}"[:_WIDTH] for line in tail)]
+        lines += [f"  {what}{of}:", *(f"    {_short(line)}"[:_WIDTH] for line in tail)]
     return "\n".join(lines[:MOST_LINES])
+
+
+def folded(causes: Iterable[tuple[int, str]]) -> list[str]:
+    """Reports, oldest first, with those of consecutive generations that failed in the same way as one.
+
+    Args:
+        causes: the number of each generation that failed, and its report as :func:`render` makes it.
+    """
+    groups: list[tuple[int, int, str]] = []
+    for number, text in causes:
+        first, last, before = groups[-1] if groups else (0, 0, "")
+        if groups and last == number - 1 and _key(before) == _key(text):
+            groups[-1] = (first, number, text)
+        else:
+            groups.append((number, number, text))
+    return [
+        text if first == last else f"generations {first} to {last}: {text.partition(': ')[2]}"
+        for first, last, text in groups
+    ]
+
+
+def _key(text: str) -> str:
+    """The same for the same failure: its first line, without ports and addresses."""
+    return _NEVER_THE_SAME.sub("#", text.partition("\n")[0].partition(": ")[2])
 
 
 def own_frames(tail: str, most_lines: int) -> list[str]:
@@ -77,6 +105,11 @@ def _who(cause: RootCause) -> str:
     rank = f" (rank {cause.rank})" if cause.rank is not None else ""
     who = f"worker {cause.worker}{rank}" if cause.slot is not None else f"node {cause.node_id}"
     return f"{who} on {cause.host}" if cause.host and cause.host != cause.node_id else who
+
+
+def _short(line: str) -> str:
+    """A line of a tail; an error without what would leave no room for its message."""
+    return line if line.startswith(" ") else readable(line)
 
 
 def _folded(cause: RootCause) -> str:
