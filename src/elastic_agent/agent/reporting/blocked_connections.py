@@ -17,6 +17,8 @@ from .background_tasks import BackgroundTasks
 from .node_reports import NodeReports
 
 LOOK_EVERY_S = 2.0
+SHOWN = 4
+"""So many blocked connections of other nodes are logged."""
 LOOK_FOR_S = 20.0
 """From the first stall of a generation on: the other nodes notice what is blocked some seconds sooner or later."""
 
@@ -32,6 +34,7 @@ class BlockedConnections:
         self._told: set[str] = set()
         self._looked_at = 0
         """The newest generation in which other nodes' reports were looked at."""
+        self._is_over = asyncio.Event()
 
     def on_blocked(self, blocked: events.ConnectionBlocked) -> None:
         """Log and report it."""
@@ -45,20 +48,34 @@ class BlockedConnections:
             self._looked_at = stall.generation
             self._tasks.start(self._look(stall.generation))
 
+    def stop(self) -> None:
+        """Look no more: the node's part in the run is over."""
+        self._is_over.set()
+
     async def _look(self, generation: int) -> None:
         until_s = asyncio.get_running_loop().time() + LOOK_FOR_S
-        while self._looked_at == generation and asyncio.get_running_loop().time() < until_s:
+        while (
+            self._looked_at == generation
+            and not self._is_over.is_set()
+            and asyncio.get_running_loop().time() < until_s
+        ):
             with contextlib.suppress(TransportError):
                 for one in (await self._reports.read()).of(generation).values():
                     if one.node_id != self._node_id:
                         self._tell(one.blocked)
-            await asyncio.sleep(LOOK_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_over.wait(), LOOK_EVERY_S)
 
     def _tell(self, lines: tuple[str, ...]) -> None:
-        for line in lines:
-            if line not in self._told:
-                self._told.add(line)
-                get_logger().warning(line)
+        fresh = [line for line in lines if line not in self._told]
+        for line in fresh[: max(0, SHOWN - len(self._told))]:
+            get_logger().warning(line)
+        if len(self._told) <= SHOWN < len(self._told) + len(fresh):
+            get_logger().warning(
+                "more connections of workers on other nodes are blocked; elastic-agent doctor, with the same options "
+                "on each machine, tests all of them"
+            )
+        self._told.update(fresh)
 
 
 def blocked_words(blocked: events.ConnectionBlocked) -> str:

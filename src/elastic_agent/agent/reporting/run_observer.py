@@ -182,6 +182,7 @@ class RunObserver:
     async def settle(self, timeout_s: float) -> None:
         """Wait until the last reports are written and the last failure is explained; not for longer than this."""
         self._reports.stop()
+        self._blocked.stop()
         await self._tasks.settle(timeout_s)
         self._save()
         await self._observed.files.written(timeout_s)
