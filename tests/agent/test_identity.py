@@ -82,6 +82,8 @@ def test_a_node_id_in_use_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="node id n1 is in use by another agent on this machine;"):
         acquire_node_id(tmp_path, "n1")
     held.record("life", [])
-    with pytest.raises(IdentityError, match=rf"agent on this machine \(process {os.getpid()}\); wait until"):
+    with pytest.raises(
+        IdentityError, match=rf"agent on this machine \(process {os.getpid()}, started .*\); wait until"
+    ):
         acquire_node_id(tmp_path, "n1")
     held.release()

@@ -14,6 +14,9 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300), on_c10d]
 
 HANGING = Path(__file__).parent / "hanging.py"
 
+RUN_ID = "hangs-of-six-workers"
+"""elastic-agent why asks all agents of the machine, also those of tests that run at the same time."""
+
 EXPECTED = {
     "elsewhere": "worker b/1 (rank 3) is one all_reduce behind: 1 MB, sequence number 11, called by ranks 0-2, 4-5 at "
     "hanging.py:{ALL}; it is at hanging.py:{HERE}",
@@ -26,6 +29,7 @@ EXPECTED = {
 
 def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_cluster: MakeCluster) -> None:
     cluster = make_cluster("3", "--hang-timeout", "3", "--max-restarts", "9", "--restart-backoff", "0")
+    cluster.run_id = RUN_ID
     nodes, kinds = ("a", "b", "c"), (*EXPECTED, "exits", "none")
     cluster.start_host("a", 2, script=HANGING, arguments=kinds)
     for node in nodes[1:]:
@@ -47,7 +51,7 @@ def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_clust
             assert told, (kind, node)
 
     told = elastic_agent(
-        "why", "job", "--generation", "1", "--state-dir", str(cluster.folder / "state")
+        "why", RUN_ID, "--generation", "1", "--state-dir", str(cluster.folder / "state")
     ).stdout
     assert EXPECTED["elsewhere"].format(**lines) in told
     assert "where the workers were:" in told, told

@@ -356,7 +356,13 @@ class Agent(ElasticAgent):
 
     def _log_dir(self, run_id: str) -> str:
         """Where the output of the run's workers is; empty: in no file of ours."""
-        if not isinstance(self._logs, GenerationLogs) or self._logs.root_log_dir == os.devnull:
+        choices = self._settings.redirects, self._settings.tee
+        has_files = any(choice.of(slot) for choice in choices for slot in range(self._slots))
+        if (
+            not has_files
+            or not isinstance(self._logs, GenerationLogs)
+            or self._logs.root_log_dir == os.devnull
+        ):
             return ""
         return os.path.join(os.path.abspath(self._logs.root_log_dir), run_id)
 
@@ -365,7 +371,7 @@ class Agent(ElasticAgent):
             return await ControlSocket.open(commands.act)
         except OSError as error:
             self._log.warning(
-                "control socket unavailable: elastic-agent drain and stop will not work for this agent",
+                "control socket unavailable: elastic-agent status, why, drain and stop will not work for this agent",
                 reason=str(error),
             )
             return None

@@ -63,8 +63,8 @@ class HangJudge:
     def _tell(self, hang: Hang, stall: events.Stalled) -> None:
         """Log it, unless the same has been logged and the stall has not become much longer."""
         key = (stall.generation, hang.kind, hang.culprits)
+        self._stacks = {stall.generation: hang.details}
         if stall.is_over:
-            self._stacks = {stall.generation: hang.details}
             get_logger().warning(f"where the workers are:\n{hang.details}")
         elif stall.stalled_s >= 2 * self._told.get(key, 0.0):
             self._told[key] = stall.stalled_s
