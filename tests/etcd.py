@@ -188,6 +188,7 @@ class EtcdCluster:
             env={"PATH": os.environ["PATH"], "ETCDCTL_API": "3"},
             capture_output=True,
             text=True,
+            errors="replace",  # values need not be text
             timeout=timeout_s,
             check=True,
         )

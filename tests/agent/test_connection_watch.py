@@ -13,9 +13,11 @@ import pytest
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group import connection_watch
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
+from elastic_agent.linux import tcp_tables
 from elastic_agent.protocol.records import Address, Seat, World
+from elastic_agent.workers import tcp_sockets
 from elastic_agent.workers.guard.client import Spawned, Stopped
-from elastic_agent.workers.tcp_sockets import SYN_SENT, TcpSocket, parse, sockets_of
+from elastic_agent.workers.tcp_sockets import SYN_SENT, SocketReader, TcpSocket, parse
 
 PEER = "127.0.0.2"
 
@@ -69,7 +71,7 @@ def test_a_connection_that_is_not_answered_is_reported_once_with_its_node(
         with socket.socket() as worker:
             worker.setblocking(False)
             worker.connect_ex((PEER, silent_port))
-            assert any(one.state == SYN_SENT for one in sockets_of(os.getpid()))
+            assert any(one.state == SYN_SENT for _, one in SocketReader({0: os.getpid()}).read())
             watch.on_event(Spawned(1, {0: os.getpid()}))
             await asyncio.wait_for(reported.wait(), 20)
             looked_again = asyncio.get_running_loop().create_future()
@@ -84,4 +86,37 @@ def test_a_connection_that_is_not_answered_is_reported_once_with_its_node(
 
 
 def test_a_process_that_has_ended_has_no_sockets() -> None:
-    assert sockets_of(2**22 + 1) == []
+    assert SocketReader({0: 2**22 + 1}).read() == []
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each reading of the kernel's tables."""
+    found: list[int] = []
+
+    def tables(pid: int) -> list[bytes]:
+        found.append(pid)
+        return tcp_tables(pid)
+
+    monkeypatch.setattr(tcp_sockets, "tcp_tables", tables)
+    return found
+
+
+def test_the_kernels_tables_are_read_only_while_sockets_are_new(reads: list[int]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reader = SocketReader({0: os.getpid()})
+        for _ in range(5):
+            reader.read()
+        assert len(reads) == tcp_sockets.SETTLED_AFTER
+        with socket.create_connection(server.getsockname()):
+            assert server.getsockname()[1] in [one.remote_port for _, one in reader.read()]
+
+
+def test_the_kernels_tables_are_read_while_a_socket_waits(silent_port: int, reads: list[int]) -> None:
+    with socket.socket() as waiting:
+        waiting.setblocking(False)
+        waiting.connect_ex((PEER, silent_port))
+        reader = SocketReader({0: os.getpid()})
+        for _ in range(5):
+            assert any(one.remote_port == silent_port for _, one in reader.read())
+    assert len(reads) == 5

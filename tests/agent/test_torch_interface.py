@@ -84,13 +84,14 @@ import json, os, sys
 from torch.distributed.elastic.agent.server.api import ElasticAgent
 from elastic_agent.agent.agent import Agent
 from elastic_agent.agent.backend import configured_backend
+from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.config.load import load_settings
 from elastic_agent.sd_notify import SystemdNotifier
 from elastic_agent.workers.guard.client import Guard
 
 settings = load_settings(sys.argv[1:], os.environ).settings
-backend = configured_backend(settings, "")
+backend = configured_backend(settings, SecretVariables())
 notifier = SystemdNotifier.taken_from(os.environ)
 agent: ElasticAgent = Agent(settings, 2, Guard.start(), backend, notifier, StopSignals())
 before = agent.get_worker_group()

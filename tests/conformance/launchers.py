@@ -1,4 +1,4 @@
-"""The ways to start a worker that are compared: bare Python, torchrun, and the agent's own ways.
+"""The ways to start a worker that are compared: bare Python, the agent's own ways and, if asked for, torchrun.
 
 Each runs the same job and tells, for every worker of every attempt, how it ended and what it wrote.
 """
@@ -20,9 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cli.support import COMMAND, clean_environment
-
-WORKER_START_IS_THERE = True
-"""Whether the agent knows ``--worker-start``. Until then, its workers are started cold and warm is left out."""
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PATIENCE_S = 100.0
@@ -160,9 +157,8 @@ class Agent:
             *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
             *("--rdzv-id", "conformance", "--node-id", "here", "--shutdown-timeout", "5"),
             *("--restart-backoff", "0"),  # as with torchrun, attempts follow each other at once
+            *("--worker-start", self.start),
         ]
-        if WORKER_START_IS_THERE:
-            own += ["--worker-start", self.start]
         said = _run_and_read([*COMMAND, *own, *job.command], job, folder)
         events = [json.loads(line) for line in (folder / "journal").read_text().splitlines()]
         codes = {
@@ -181,8 +177,8 @@ Launcher = BarePython | Torchrun | Agent
 
 BARE = BarePython()
 COLD, WARM = Agent("cold"), Agent("warm")
-LAUNCHERS: list[Launcher] = [Torchrun(), COLD, *([WARM] if WORKER_START_IS_THERE else [])]
-"""Those that are held against bare Python."""
+LAUNCHERS: list[Launcher] = [COLD, WARM, *([Torchrun()] if "CONFORMANCE_TORCHRUN" in os.environ else [])]
+"""Those compared with bare Python: the agent's own, and torchrun, for orientation, if CONFORMANCE_TORCHRUN is set."""
 
 
 def run_everywhere(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .launchers import BARE, COLD, LAUNCHERS, WARM, Job, Launcher, Outcome, run_everywhere
+from .launchers import BARE, LAUNCHERS, WARM, Job, Launcher, Outcome, run_everywhere
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -123,7 +123,7 @@ ALSO_COLD = ("a script", "a folder with __main__.py", "a module", "a script with
 
 
 def ways(kind: str) -> list[Launcher]:
-    return LAUNCHERS if kind in ALSO_COLD else [one for one in LAUNCHERS if one == WARM] or [COLD]
+    return LAUNCHERS if kind in ALSO_COLD else [WARM]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -147,6 +147,7 @@ def test_a_worker_and_another_node_lost_at_once_cost_no_restart(make_cluster: Ma
     cluster.start("b")
     c = cluster.start("c")
     first = cluster.wait_training("a", "b", "c")
+    c.freeze_agent()  # it does not clear itself after the worker's end, however long the next line takes
     os.kill(cluster.pid_of("a/0"), signal.SIGKILL)
     c.kill_node()
     second = cluster.wait_training("a", "b", after=first)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -33,10 +35,13 @@ def test_the_values_are_those_of_the_last_attempt(settings: dict[str, Any]) -> N
     assert elastic_agent.launch(rank_and_restarts, **settings) == {0: (0, 1), 1: (1, 1)}
 
 
-def test_torchs_config_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_config_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path / "state"))
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", run_id="job")
     assert elastic_launch(config, sum_of_ranks)(1.0) == {0: 1.0, 1: 1.0}
+    assert "has no effect" not in capfd.readouterr().err, "the program has set no such field"
 
 
 def test_zero_in_torchs_config_is_a_value() -> None:
@@ -117,6 +122,30 @@ def test_a_program_may_launch_a_function_of_its_own(tmp_path: Path, cloudpickle:
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("{0: 10, 1: 15}\n"), done.stderr
+
+
+def test_an_endpoint_that_is_no_store_is_named_in_the_error(settings: dict[str, Any]) -> None:
+    with socketserver.TCPServer(("localhost", 0), _SaysHello) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(
+                LaunchError, match=r"code 4: .*used by another program, which is not a store"
+            ) as raised:
+                elastic_agent.launch(
+                    sum_of_ranks,
+                    1.0,
+                    nnodes=2,
+                    rdzv_endpoint=f"localhost:{server.server_address[1]}",
+                    **settings,
+                )
+            assert raised.value.exit_code == 4
+        finally:
+            server.shutdown()
+
+
+class _SaysHello(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 def test_mistakes_are_errors(settings: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:

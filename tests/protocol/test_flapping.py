@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_agent.protocol.records import Lease, Phase, State
-from tests.protocol.support import CRASH, MARGIN_S, SETTLE_S, TTL_S, Table, member, policy, running
+from tests.protocol.support import CRASH, MARGIN_S, NO_START, SETTLE_S, TTL_S, Table, member, policy, running
 
 ALONE = ("a", "b")
 
@@ -59,6 +59,27 @@ def test_a_node_without_room_in_the_world_does_not_count_as_lost() -> None:
     table.all_say(State.READY, *ALONE, "c", "d")
     assert table.world == ["a", "b", "c"]
     assert table.plan.losses == {}
+
+
+def test_a_node_that_is_lost_again_and_again_makes_room_for_one_that_could_not_start() -> None:
+    """Otherwise the run would depend on it for ever, although the other one may start by now."""
+    table = running("a", "b", rules=policy(min_nodes=1, max_nodes=2))
+    for _ in range(2):
+        table.says("b", State.FAILED, failure=NO_START)
+        table.all_say(State.READY, "a", "b")
+    assert table.world == ["a"]
+    for life in range(2, 5):
+        assert table.world == ["a"]
+        table.all_say(State.RUNNING, "a")
+        table.falls_silent("a")
+        while table.plan.phase is Phase.RUNNING:
+            table.wait(0.5)
+        table.comes("a", life)
+        table.says("b", State.READY)
+        table.wait(TTL_S + MARGIN_S)
+        assert table.plan.phase is Phase.RUNNING
+    assert table.plan.losses == {"a": 3}
+    assert table.world == ["b"]
 
 
 def test_records_of_many_dead_agents_are_removed_a_few_at_a_time() -> None:

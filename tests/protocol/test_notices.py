@@ -256,6 +256,18 @@ def test_a_node_that_is_drained_while_it_has_no_lease_leaves_when_it_registers_a
     assert table.world == ["a", "b"]
 
 
+def test_a_restarted_node_is_drained_also_while_its_predecessor_counts_as_alive() -> None:
+    table = handling_notices("a", "b", "c")
+    table.falls_silent("c")
+    table.comes("c", life=2)
+    asks(table, "a", leave("c"))
+    assert table.plan.leaving == ("c-1", "c-2")
+    while "c-1" in table.plan.leaving:
+        table.wait(STEP_S)
+    table.all_say(State.READY, "a", "b", "c")
+    assert (table.stand, table.world, table.plan.leaving) == ((RUNNING, 2), ["a", "b"], ("c-2",))
+
+
 def test_a_request_to_drain_a_node_whose_workers_are_certainly_gone_is_acknowledged() -> None:
     table = requests_to_drain_a_node_without_a_lease()
     table.wait(TTL_S + MARGIN_S)

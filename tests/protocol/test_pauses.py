@@ -52,6 +52,12 @@ def test_revoked_leases_get_no_pause_compensation() -> None:
     assert ledger.sightings["a"] == before
 
 
+def test_a_lease_that_another_client_removed_may_have_been_renewed_just_before() -> None:
+    ledger = ledger_with("a", 10.0)
+    ledger.revoked("a", gone_s=14.0)
+    assert ledger.fenced_s("a", POLICY) == pytest.approx(14.0 + TTL_S + POLICY.fence_margin_s)
+
+
 def test_a_coordinator_that_is_always_late_still_revokes_dead_nodes() -> None:
     ledger = ledger_with("dead", 0.0)
     now_s = 0.0

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_agent.transport import Secret
 from tests.etcd import EtcdCluster
 
-from .support import C10dScene, Scene
+from .support import C10dScene, Scene, SealedC10dScene
 
 if TYPE_CHECKING:
     from .etcd_scene import EtcdScene
@@ -38,10 +39,25 @@ def c10d_scene() -> Iterator[C10dScene]:
 
 
 @pytest.fixture
+def sealed_scene() -> Iterator[SealedC10dScene]:
+    scene = SealedC10dScene()
+    yield scene
+    scene.host.close()
+
+
+@pytest.fixture
 def etcd_scene(shared_etcd: EtcdCluster) -> Iterator[EtcdScene]:
     from . import etcd_scene as etcd
 
     with etcd.etcd_scene(shared_etcd) as scene:
+        yield scene
+
+
+@pytest.fixture
+def sealed_etcd_scene(shared_etcd: EtcdCluster) -> Iterator[EtcdScene]:
+    from . import etcd_scene as etcd
+
+    with etcd.etcd_scene(shared_etcd, secret=Secret.random()) as scene:
         yield scene
 
 
@@ -59,7 +75,11 @@ def _scene(request: pytest.FixtureRequest) -> Scene:
     return scene
 
 
-scene = pytest.fixture(params=["c10d_scene", "etcd_scene"], ids=["c10d", "etcd"], name="scene")(_scene)
+scene = pytest.fixture(
+    params=["c10d_scene", "sealed_scene", "etcd_scene", "sealed_etcd_scene"],
+    ids=["c10d", "c10d-with-secret", "etcd", "etcd-with-secret"],
+    name="scene",
+)(_scene)
 """Each kind of store: what holds for one holds for the other."""
 
 scene_to_lose = pytest.fixture(

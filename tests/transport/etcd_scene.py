@@ -12,6 +12,7 @@ from elastic_agent.protocol.codec import encode
 from elastic_agent.protocol.records import History, Plan
 from elastic_agent.rendezvous.backends.etcd.backend import Members
 from elastic_agent.rendezvous.backends.etcd.election_thread import LeaderKeyThread
+from elastic_agent.transport import Secret
 from elastic_agent.transport.base import ExchangeLink, UnreachableError
 from elastic_agent.transport.etcd import (
     EtcdLink,
@@ -25,6 +26,7 @@ from elastic_agent.transport.etcd import (
     run_life,
 )
 from elastic_agent.transport.etcd.client import EtcdClient, delete, put
+from elastic_agent.transport.etcd.keys import known_life
 from elastic_agent.values import Endpoint, EtcdAccess
 from tests.etcd import EtcdCluster
 
@@ -48,8 +50,13 @@ def campaign(
 class EtcdScene(Scene):
     """One etcd, with a prefix of its own."""
 
-    def __init__(self, cluster: EtcdCluster, access: EtcdAccess | None = None) -> None:
+    def __init__(
+        self, cluster: EtcdCluster, access: EtcdAccess | None = None, secret: Secret | None = None
+    ) -> None:
+        """``secret``: of all clients but strangers."""
         self.cluster = cluster
+        self.secret = secret
+        self._keys: dict[str, RunKeys] = {}
         self.access = access or EtcdAccess(f"/tests/{secrets.token_hex(4)}")
         self.complaints: list[str] = []
         self.kept = KeptLeases(LEASE_TTL_S)
@@ -60,7 +67,8 @@ class EtcdScene(Scene):
         self._open.close()
 
     def keys(self, run_id: str = "run") -> RunKeys:
-        return RunKeys(self.access.prefix, run_id)
+        """Those of one process."""
+        return self._keys.setdefault(run_id, RunKeys(self.access.prefix, run_id, self.secret))
 
     def client(self) -> EtcdClient:
         return self.dial()[0]
@@ -97,7 +105,9 @@ class EtcdScene(Scene):
         """The first one's office, over another connection each time."""
         if run_id not in self._terms:
             self._terms[run_id] = self.leadership(run_id)
-        return sharing_office(self._terms[run_id], self.client())
+        client = self.client()
+        known_life(client, self.keys(run_id))
+        return sharing_office(self._terms[run_id], client)
 
     def exchange(self) -> ExchangeLink:
         link = dial_exchange(endpoint_of(self.cluster), self.access, "tests")
@@ -114,6 +124,14 @@ class EtcdScene(Scene):
         return self.coordinator(run_id).wait
 
     def stranger(self) -> EtcdStranger:
+        """One that has the secret, if there is one."""
+        client = self.client()
+        if self.secret is not None:
+            run_life(client, self.keys())
+        return EtcdStranger(client)
+
+    def outsider(self) -> EtcdStranger:
+        """One that does not."""
         return EtcdStranger(self.client())
 
     def root(self, run_id: str = "run") -> str:
@@ -139,6 +157,11 @@ class EtcdStranger:
     def delete_key(self, key: str) -> None:
         self._client.transact([], [delete(key.encode())])
 
+    def get(self, key: str) -> bytes:
+        found = self._client.get(key.encode())
+        assert found is not None, key
+        return bytes(found.value)
+
 
 def sharing_office(leadership: Leadership, client: EtcdClient) -> Leadership:
     """The same office over another connection."""
@@ -153,9 +176,11 @@ def endpoint_of(cluster: EtcdCluster) -> Endpoint:
 
 
 @contextmanager
-def etcd_scene(cluster: EtcdCluster, access: EtcdAccess | None = None) -> Iterator[EtcdScene]:
+def etcd_scene(
+    cluster: EtcdCluster, access: EtcdAccess | None = None, secret: Secret | None = None
+) -> Iterator[EtcdScene]:
     """A scene, closed in the end."""
-    scene = EtcdScene(cluster, access)
+    scene = EtcdScene(cluster, access, secret)
     try:
         yield scene
     finally:

@@ -29,10 +29,12 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
-from elastic_agent.transport import c10d
+from elastic_agent.transport import Secret, c10d
 from elastic_agent.transport.base import CoordinatorLink, ExchangeLink, NodeLink, ReportLink
 from elastic_agent.transport.c10d.plans import _pack
+from elastic_agent.transport.c10d.sealed import sealed
 from elastic_agent.transport.c10d.store import StoreClient
+from elastic_agent.transport.sealed_records import RunSeal
 from elastic_agent.values import Endpoint
 from tests.processes import freeze, thaw
 
@@ -151,8 +153,8 @@ class Scene(ABC):
 class C10dScene(Scene):
     """A store in this process."""
 
-    def __init__(self, address: str = "127.0.0.1") -> None:
-        host = c10d.find_or_host(Endpoint(address, 0), PATIENCE_S)
+    def __init__(self, address: str = "127.0.0.1", secret: Secret | None = None) -> None:
+        host = c10d.find_or_host(Endpoint(address, 0), PATIENCE_S, secret)
         assert host is not None
         self.host = host
         self.endpoint = Endpoint(address, host.port)
@@ -161,17 +163,24 @@ class C10dScene(Scene):
 
     def node(self, run_id: str = "run") -> c10d.C10dLink:
         client, store_id, local_address = c10d.open_store(self.endpoint, PATIENCE_S)
-        return c10d.C10dLink(client, store_id, local_address, run_id, self.complaints.append)
+        return c10d.C10dLink(
+            self.welcomed(client, run_id), store_id, local_address, run_id, self.complaints.append
+        )
+
+    def welcomed(self, client: StoreClient, run_id: str) -> StoreClient:
+        """The connection as a greeting makes it."""
+        return client
 
     def coordinator(self, run_id: str = "run") -> c10d.C10dCoordinatorLink:
         client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
-        return c10d.C10dCoordinatorLink(client, run_id, self.complaints.append)
+        return c10d.C10dCoordinatorLink(self.welcomed(client, run_id), run_id, self.complaints.append)
 
     def exchange(self) -> ExchangeLink:
         return c10d.dial_exchange(self.endpoint, "tests", 20.0)
 
     def reports(self, run_id: str = "run") -> ReportLink:
-        return c10d.dial_reports(self.endpoint, run_id, PATIENCE_S)
+        client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
+        return c10d.C10dReportLink(self.welcomed(client, run_id), run_id)
 
     def end_run(self) -> None:
         coordinator = self.coordinator()
@@ -197,16 +206,63 @@ class C10dScene(Scene):
 
     def forge(self, *plans: Plan) -> None:
         client, _, _ = c10d.open_store(self.endpoint, PATIENCE_S)
-        forge(client, self.root(), *plans)
+        forge(self.welcomed(client, "run"), self.root(), *plans)
 
     def lose_store(self) -> None:
         self.host.close()
 
 
+class SealedC10dScene(C10dScene):
+    """The same, with a secret that all clients but strangers have."""
+
+    def __init__(self) -> None:
+        self.secret = Secret.random()
+        super().__init__(secret=self.secret)
+        self._epochs: dict[str, bytes] = {}
+
+    def welcomed(self, client: StoreClient, run_id: str) -> StoreClient:
+        epoch = self._epochs.setdefault(run_id, run_id.encode())
+        return sealed(client, RunSeal(self.secret.seal(), self.secret.seal(epoch)))
+
+    def stranger(self) -> Stranger:
+        """One that has the secret."""
+        return _Insider(self)
+
+
+class _Insider:
+    def __init__(self, scene: SealedC10dScene) -> None:
+        self._scene = scene
+        self._client, _, _ = c10d.open_store(scene.endpoint, PATIENCE_S)
+
+    def set(self, key: str, value: bytes) -> None:
+        run_id = key.removeprefix("elastic-agent/1/r/").split("/")[0]
+        client = self._scene.welcomed(self._client, run_id)
+        client.peek_awaited(key)
+        client.put(key, value)
+        client.confirm()
+
+    def delete_key(self, key: str) -> None:
+        self._client.delete([key])
+
+
+class RawClient(TCPStore):
+    """A client that writes past every check. What it has written is there for the clients of other connections."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        patience = timedelta(seconds=PATIENCE_S)
+        super().__init__(endpoint.host, endpoint.port, None, False, patience, wait_for_workers=False)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        super().set(key, value)  # type: ignore[arg-type]  # the stubs know only text
+        self.check([key])  # a set is not answered; this call is, after it
+
+    def append(self, key: str, value: bytes | str) -> None:
+        super().append(key, value)  # type: ignore[arg-type]
+        self.check([key])
+
+
 def raw_client(endpoint: Endpoint) -> Any:
-    return TCPStore(
-        endpoint.host, endpoint.port, None, False, timedelta(seconds=PATIENCE_S), wait_for_workers=False
-    )
+    return RawClient(endpoint)
 
 
 # -- other processes -----------------------------------------------------------------------------

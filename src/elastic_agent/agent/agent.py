@@ -59,7 +59,7 @@ from elastic_agent.workers.guard.client import Guard, kill_orphans
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 from .backend import agree_on_run
-from .identity import NodeIdLock, acquire_node_id, prune_node_ids
+from .identity import IdentityError, NodeIdLock, acquire_node_id, prune_node_ids
 from .member import member_record
 from .observation import Observation
 from .run_claim import ClaimedEndpoint, RunClaim, RunElsewhereError
@@ -150,6 +150,9 @@ class Agent(ElasticAgent):
                 f"{self.ending.outcome.value}: {self.ending.reason}",
                 in_order=self.ending.outcome in (Outcome.FINISHED, Outcome.DRAINED, Outcome.STOPPED),
             )
+        except IdentityError as error:
+            self._not_started(str(error))
+            raise
         except asyncio.CancelledError:
             self._torch_events.ended(None, "terminated by a second signal")
             raise EndedAtOnceError(self._signals.leave_signals[-1]) from None
@@ -184,6 +187,7 @@ class Agent(ElasticAgent):
             agreed = await self._agree_on_run(console)
             if isinstance(agreed, Ending):
                 self._torch_events.ended(agreed.outcome, agreed.reason)
+                self._not_started(agreed.reason)
                 return agreed
             bind_context(run=agreed)
             self._event_log.bind(run=agreed)
@@ -207,6 +211,9 @@ class Agent(ElasticAgent):
             start_check.close()
             console.close()
             self._backend.close()
+
+    def _not_started(self, reason: str) -> None:
+        self._publish(events.NotStarted(os.getpid(), boot_id(), pid_namespace(), reason))
 
     async def _agree_on_run(self, console: ConsoleReporter) -> str | Ending:
         """The run's id: given, or agreed with the other agents at the endpoint."""

@@ -10,6 +10,8 @@ from elastic_agent.agent.events import Event, RunAgreed
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.etcd_password import read_password_file
+from elastic_agent.config.run_secret import run_secret
+from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.environment import ETCD_PASSWORD
 from elastic_agent.config.value_types import ETCD
@@ -18,24 +20,27 @@ from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.rendezvous.events import Disconnected
-from elastic_agent.transport import StoreLostError, UnreachableError
+from elastic_agent.transport import Secret, StoreLostError, UnreachableError
 from elastic_agent.values import Endpoint, EtcdAccess
 
 
-def configured_backend(settings: Settings, password: str) -> RendezvousBackend:
-    """The rendezvous backend that the settings name; ``password``: for etcd, from the environment.
+def configured_backend(settings: Settings, variables: SecretVariables) -> RendezvousBackend:
+    """The rendezvous backend that the settings name; ``variables``: taken out of the environment.
 
     Raises:
-        UsageError: the password cannot be read.
+        UsageError: the password for etcd or the run's secret cannot be read.
     """
+    secret = run_secret(settings.secret_file, os.environ, variables.secret())
+    is_etcd = settings.rdzv_backend == ETCD
     endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
     return open_backend(
         reachable_endpoint(endpoint, os.environ),
-        etcd_access(settings, password) if settings.rdzv_backend == ETCD else None,
+        etcd_access(settings, variables.etcd_password()) if is_etcd else None,
         settings.state_dir,
         lease_ttl_s=settings.lease_ttl,
         fence_margin_s=settings.fence_margin,
         port_range=settings.port_range,
+        secret=Secret(secret) if secret else None,
     )
 
 

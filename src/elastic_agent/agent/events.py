@@ -68,6 +68,16 @@ class AgentEnded(AgentEvent):
 
 
 @dataclass(frozen=True)
+class NotStarted(AgentEvent):
+    """The node takes no part in a run: the store did not answer, or the node id is in use."""
+
+    pid: int
+    boot: str
+    pid_namespace: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Hosting(AgentEvent):
     """The node's part is over, but these runs still need the store that it hosts; none: it is free to exit."""
 

@@ -130,7 +130,7 @@ def _holder(folder: Path, node_id: str) -> str:
     try:
         body = json.loads((folder / f"{node_id}.lock").read_bytes())
         agent, namespace = body["agent"], body["namespace"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     if not isinstance(agent, int) or namespace != pid_namespace():
         return ""
@@ -198,7 +198,7 @@ def _proven_gone(handle: int, wait_s: float) -> str | None:
         body = json.loads(os.pread(handle, 4096, 0) or b"{}")
         incarnation, boot, namespace = (str(body[key]) for key in ("incarnation", "boot", "namespace"))
         processes = [(int(pid), int(ticks)) for pid, ticks in body["processes"]]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     if not (boot and namespace) or (boot, namespace) != (boot_id(), pid_namespace()):
         return None
@@ -209,7 +209,7 @@ def _await_end(process: Process, wait_s: float) -> bool:
     pid, ticks = process
     try:
         handle = os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):  # there is no such process, and for a huge number there never was
         return True
     try:
         if start_ticks(pid) != ticks:

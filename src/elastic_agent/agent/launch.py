@@ -13,6 +13,7 @@ from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config, why_cold
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.load import Resolved
+from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.logs import adopt_library_loggers, get_logger
@@ -27,18 +28,22 @@ if TYPE_CHECKING:  # torch is imported quietly, and late
 
 
 def launch(
-    resolved: Resolved, guard: Guard, manager: SystemdNotifier, stop_signals: StopSignals, password: str
+    resolved: Resolved,
+    guard: Guard,
+    manager: SystemdNotifier,
+    stop_signals: StopSignals,
+    variables: SecretVariables,
 ) -> int:
     """Run this node's agent, with the guard that was started for it, until its part is over. Returns the exit code.
 
-    ``password``: for etcd, taken out of the environment before the guard was started.
+    ``variables``: taken out of the environment before the guard was started.
 
     Raises:
         UsageError: the settings are wrong for this machine.
     """
     settings = resolved.settings
     try:
-        return _run(settings, guard, manager, stop_signals, password)
+        return _run(settings, guard, manager, stop_signals, variables)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no reader, or is closed
@@ -79,7 +84,11 @@ def _without_collections() -> Iterator[None]:
 
 
 def _run(
-    settings: Settings, guard: Guard, manager: SystemdNotifier, stop_signals: StopSignals, password: str
+    settings: Settings,
+    guard: Guard,
+    manager: SystemdNotifier,
+    stop_signals: StopSignals,
+    variables: SecretVariables,
 ) -> int:
     with _without_collections():
         import_torch_quietly()
@@ -99,7 +108,8 @@ def _run(
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:
         log.info(f"workers start cold: {reason}")
     try:
-        agent = Agent(settings, slots, guard, configured_backend(settings, password), manager, stop_signals)
+        backend = configured_backend(settings, variables)
+        agent = Agent(settings, slots, guard, backend, manager, stop_signals)
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
         raise UsageError(str(error)) from None
     try:

@@ -12,7 +12,6 @@ from elastic_agent.agent.reporting.start_facts import start_facts
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.config.settings import Settings
-from elastic_agent.diagnosis.explain import explain
 from elastic_agent.diagnosis.status import RunStatus
 from elastic_agent.protocol import Outcome
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
@@ -59,7 +58,6 @@ class Observation:
                 reports=Reports(backend.connect_reports),
                 files=StatusFiles(settings.state_dir, run_id, node_id),
                 progress=lambda: supervisor.progress,
-                explain=explain,
                 log_dir=log_dir,
                 facts=start_facts(settings.script_args, os.environ),
                 goodput=lambda: self.goodput.goodput,

@@ -147,5 +147,5 @@ def _locked(handle: int, how: int) -> bool:
 def _read(handle: int) -> ClaimedEndpoint | None:
     try:
         return ClaimedEndpoint(**json.loads(os.pread(handle, 65536, 0)))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None

@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterable
 
 _SHOWN_CHARACTERS = 80
-_SECRETS = re.compile(r"((?:^|//)[^/:@\s]*:(?!//)).+(?=@)|(password\s*=\s*)[^,]+", re.IGNORECASE)
+_LONGEST_WORD = 100
+_IN_URL = re.compile(r"(?:^|//)[^/:@\s]*:(?!//)")
+_IN_LATER_URL = re.compile(r"//[^/:@\s]*:(?!//)")
+_PASSWORD = re.compile(r"(password\s*=\s*)[^,]+", re.IGNORECASE)
 
 
 class UsageError(Exception):
@@ -36,7 +39,20 @@ def masked(text: str) -> str:
     >>> masked("http://trainer:hunter2@etcd1:2379"), masked("user=trainer,password=hunter2,timeout=5")
     ('http://trainer:***@etcd1:2379', 'user=trainer,password=***,timeout=5')
     """
-    return _SECRETS.sub(lambda found: f"{found[1] or found[2]}***", text)
+    # Not one expression for URLs: trying every start with every end takes minutes for some long texts.
+    first, *rest = text.split("\n")
+    lines = (
+        _without_url_password(first, _IN_URL),
+        *(_without_url_password(line, _IN_LATER_URL) for line in rest),
+    )
+    return _PASSWORD.sub(lambda found: f"{found[1]}***", "\n".join(lines))
+
+
+def _without_url_password(line: str, begins: re.Pattern[str]) -> str:
+    """A password ends at the last ``@`` of the line."""
+    end = line.rfind("@")
+    found = begins.search(line, 0, max(0, end))
+    return f"{line[: found.end()]}***{line[end:]}" if found is not None and found.end() < end else line
 
 
 def quoted(value: object) -> str:
@@ -56,6 +72,8 @@ def nearest(word: str, known: Iterable[str], *, likeness: float = 0.6) -> str | 
     """The known word most like ``word``, or None when none is alike. ``likeness`` runs from 0 to 1."""
     import difflib  # only needed once something is wrong
 
+    if len(word) > _LONGEST_WORD:  # nothing known is like it, and comparing takes long
+        return None
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return found[0] if found else None
 

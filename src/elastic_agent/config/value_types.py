@@ -16,7 +16,7 @@ from elastic_agent.values import DEFAULT_PORT, LONGEST_TIME_S, MOST_NODES, MOST_
 
 _MOST = 2**31 - 1
 _WHOLE = re.compile(r"[+-]?[0-9]{1,15}")
-_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*)(\.[A-Za-z0-9_-]+)*\.?")
 _NAME_CHARACTERS = re.compile(r"[A-Za-z0-9._:@+-]")
 _LONGEST_NAME = 128
@@ -49,7 +49,7 @@ class Kind:
 def _read_whole(text: str) -> int:
     if not _WHOLE.fullmatch(text.strip()):
         raise BadValueError("which is not a whole number")
-    return int(text)
+    return int(text.strip())  # int() alone strips fewer characters
 
 
 def whole_number(least: int) -> Kind:
@@ -82,7 +82,7 @@ def seconds(least: float, *, above: bool = False, most: float = LONGEST_TIME_S) 
     def parse(text: str) -> float:
         if not _DECIMAL.fullmatch(text.strip()):
             raise BadValueError("which is not a number of seconds")
-        value = float(text)
+        value = float(text.strip())
         if value > most:
             raise BadValueError(f"which is more than {most:g}")
         if value < least or (above and value <= least):

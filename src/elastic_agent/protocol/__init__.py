@@ -8,6 +8,7 @@ from __future__ import annotations
 from .activity import TRANSITIONS, Activity, Event
 from .cluster_view import Decision, count, names
 from .codec import (
+    MAX_AHEAD,
     MAX_PLAN_BYTES,
     MAX_REPORTED_GENERATION,
     ForeignVersionError,
@@ -68,6 +69,7 @@ from .revisions import RevisionTimes
 __all__ = [
     "ANSWERS_PER_LEASE",
     "FINISHED_BEFORE",
+    "MAX_AHEAD",
     "MAX_PLAN_BYTES",
     "MAX_REPORTED_GENERATION",
     "NODE_ID_HELD",

@@ -133,6 +133,11 @@ class ClusterView:
             return 0.0
         return sighting.first_seen_s + min(2.0 ** min(times, 30) * self.policy.settle_s, 300.0)
 
+    def strikes(self, sighting: Sighting) -> int:
+        """How often in a row this node was lost without progress, or failed before user code ran."""
+        node_id = sighting.member.node_id
+        return max(self.losses.get(node_id, 0), self.plan.start_failures.get(node_id, 0))
+
     def held_back(self, sighting: Sighting) -> bool:
         """Whether this node should be left out as long as enough others remain."""
         failed_starts = self.plan.start_failures.get(sighting.member.node_id, 0)

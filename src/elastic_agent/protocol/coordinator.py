@@ -83,9 +83,9 @@ class Coordinator:
         if member.incarnation == lease.incarnation:
             self.ledger.observe(member, lease, now_s, written_s)
 
-    def revoked(self, incarnation: str) -> None:
-        """The revocation won; the lease can never be renewed again."""
-        self.ledger.revoked(incarnation)
+    def revoked(self, incarnation: str, gone_s: float | None = None) -> None:
+        """The revocation won; the lease can never be renewed again. ``gone_s``: see :class:`LeaseLedger`."""
+        self.ledger.revoked(incarnation, gone_s)
 
     def forgotten(self, incarnation: str) -> None:
         """The incarnation's records were removed."""

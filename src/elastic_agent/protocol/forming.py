@@ -156,13 +156,14 @@ def _fail(now: ClusterView, reason: str, failure: Failure | None) -> Decision:
 def _choose(now: ClusterView, ready: list[Sighting]) -> list[Sighting]:
     """The participants, at most max nodes: those of the previous world first, then by seating order.
 
-    Nodes that keep getting lost or cannot start are left out while enough others remain.
+    Nodes that keep getting lost or cannot start are left out while enough others remain; then those come first that
+    did so least often, so that none of them is preferred for ever.
     """
     seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
     by_id = {one.member.node_id: one for one in ready}
     ordered = [by_id[m.node_id] for m in seating_order((one.member for one in ready), now.plan.order)]
     good = [one for one in ordered if not now.held_back(one)]
-    spare = [one for one in ordered if now.held_back(one)]
+    spare = sorted((one for one in ordered if now.held_back(one)), key=now.strikes)
     staying = [one for one in good if one.member.node_id in seated]
     others = [one for one in good if one.member.node_id not in seated]
     chosen = (staying + others)[: now.policy.max_nodes]

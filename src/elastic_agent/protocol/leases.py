@@ -133,11 +133,16 @@ class LeaseLedger:
         lease = lease if lease.revoked == revoked else lease.revoke()
         self.sightings[member.incarnation] = replace(known, member=member, lease=lease)
 
-    def revoked(self, incarnation: str) -> None:
-        """Take in that this lease was revoked in the store."""
+    def revoked(self, incarnation: str, gone_s: float | None = None) -> None:
+        """Take in that this lease was revoked in the store.
+
+        ``gone_s``: it was not there to be revoked at this time. Another client has removed or changed it, perhaps after
+        a renewal that was not seen here; it was not renewed any more since.
+        """
         known = self.sightings.get(incarnation)
         if known is not None and known.alive:
-            self.sightings[incarnation] = replace(known, lease=known.lease.revoke())
+            renewed_s = known.renewed_s if gone_s is None else max(known.renewed_s, gone_s)
+            self.sightings[incarnation] = replace(known, lease=known.lease.revoke(), renewed_s=renewed_s)
 
     def compensate_pause(self, now_s: float) -> None:
         """Postpone the end of every live lease: the coordinator itself was paused until now.

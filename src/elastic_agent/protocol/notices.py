@@ -41,8 +41,8 @@ def acknowledge(now: ClusterView) -> Decision | None:
     plan = msgspec.structs.replace(
         now.plan, acknowledged={**acknowledged, **{key: stop_request.serial for key, stop_request in new}}
     )
-    for _, stop_request in new:
-        plan = _follow(now, plan, stop_request)
+    for key, stop_request in new:
+        plan = _follow(now, plan, key, stop_request)
     reason = "; ".join(dict.fromkeys(stop_request.words for _, stop_request in new))
     reason = plan.reason if plan.is_terminal else reason
     return Decision(reason, msgspec.structs.replace(plan, version=now.plan.version + 1, reason=reason[:512]))
@@ -73,7 +73,7 @@ def _may_return(now: ClusterView, node_id: str | None) -> bool:
     )
 
 
-def _follow(now: ClusterView, plan: Plan, stop_request: StopRequest) -> Plan:
+def _follow(now: ClusterView, plan: Plan, requester: str, stop_request: StopRequest) -> Plan:
     if plan.is_terminal:
         return plan
     if stop_request.leaver is None:
@@ -86,9 +86,28 @@ def _follow(now: ClusterView, plan: Plan, stop_request: StopRequest) -> Plan:
         return plan
     if _leaves_none(now, plan, leaver):
         words = f"{stop_request.words}; no other node can continue the run"[:512]
-        return _follow(now, plan, msgspec.structs.replace(stop_request, leaver=None, words=words))
-    plan = msgspec.structs.replace(plan, leaving=(*plan.leaving, leaver.member.incarnation))
+        return _follow(now, plan, requester, msgspec.structs.replace(stop_request, leaver=None, words=words))
+    leavers = [leaver.member.incarnation]
+    if requester != leaver.member.incarnation:  # who asks for itself knows which one it is
+        leavers += _others_alive(now, plan, leaver)
+    plan = msgspec.structs.replace(plan, leaving=(*plan.leaving, *leavers))
     return _give(now, plan, stop_request) if _runs(now, leaver) else plan
+
+
+def _others_alive(now: ClusterView, plan: Plan, leaver: Sighting) -> list[str]:
+    """Other incarnations of the node that count as alive.
+
+    A new coordinator may take the predecessor of a node that was restarted for its current incarnation.
+    """
+    return [
+        one.member.incarnation
+        for one in now.ledger.sightings.values()
+        if one is not leaver
+        and one.member.node_id == leaver.member.node_id
+        and one.alive
+        and one.member.state is not State.LEFT
+        and one.member.incarnation not in (*plan.refused, *plan.leaving)
+    ]
 
 
 def _leaves_none(now: ClusterView, plan: Plan, leaver: Sighting) -> bool:

@@ -301,11 +301,11 @@ class RunDriver:
         progress = False
         for incarnation, reason in incarnations.items():
             lease = self._coordinator.ledger.sightings[incarnation].lease
-            revoked = yield from Revoke(lease, reason)
-            if not revoked:
-                revoked = incarnation not in (yield from self._read([incarnation])).leases
-            if revoked:
+            if (yield from Revoke(lease, reason)):
                 self._coordinator.revoked(incarnation)
+                progress = True
+            elif incarnation not in (yield from self._read([incarnation])).leases:
+                self._coordinator.revoked(incarnation, self._clock())
                 progress = True
         return progress
 

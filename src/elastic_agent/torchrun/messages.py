@@ -26,6 +26,8 @@ class Begin(Struct, frozen=True, tag=True):
     state_dir: Path
     local_addr: Host | None
     log_level: str
+    secret: tuple[bytes, ...] = ()
+    """What all agents of the run share; empty: there is none."""
 
 
 class NextWorld(Struct, frozen=True, tag=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -18,7 +19,9 @@ from torch.distributed.elastic.rendezvous.api import (
 from elastic_agent import __version__
 from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.errors import BadValueError, UsageError, masked, quoted
-from elastic_agent.config.etcd_password import exposures, read_password_file, take_password
+from elastic_agent.config.etcd_password import exposures, read_password_file
+from elastic_agent.config.run_secret import run_secret
+from elastic_agent.config.secret_variables import take_secret_variables
 from elastic_agent.config.settings import Settings, spec_by_name
 from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
 from elastic_agent.config.values import NodeRange
@@ -58,7 +61,8 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """A handler for torchrun's options.
 
     ``--rdzv-conf`` may set, in seconds: ``join_timeout`` (or torch's ``timeout``), ``settle`` (or torch's
-    ``last_call_timeout``), ``lease_ttl``, ``fence_margin``.
+    ``last_call_timeout``), ``lease_ttl``, ``fence_margin``; and ``secret_file`` (or the secret is in the variable
+    ELASTIC_AGENT_SECRET).
 
     Raises:
         ValueError: the endpoint or one of these is malformed.
@@ -93,8 +97,24 @@ def _create(params: RendezvousParameters, access: EtcdAccess | None) -> Rendezvo
         _state_dir(),
         params.local_addr,
         _log_level(os.environ.get("LOGLEVEL", "")),
+        _secret(params),
     )
     return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
+
+
+def _secret(params: RendezvousParameters) -> tuple[bytes, ...]:
+    """The run's secret; its variable is removed from the environment, so that no worker inherits it."""
+    file = params.get("secret_file")
+    try:
+        return run_secret(Path(file) if file else None, os.environ, _secret_variable())
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+
+
+@functools.cache
+def _secret_variable() -> str | None:
+    """Taken out of the environment once; a second handler in this process needs it, too."""
+    return take_secret_variables().secret()
 
 
 def _state_dir() -> Path:
@@ -131,7 +151,7 @@ def _endpoint(params: RendezvousParameters, default_port: int) -> Endpoint:
 
 def _access(params: RendezvousParameters) -> EtcdAccess:
     """The access to etcd; the password is removed from the environment, so that no worker inherits it."""
-    password = take_password()()
+    password = take_secret_variables().etcd_password()
     file = params.get("etcd_password_file")
     if file:
         try:

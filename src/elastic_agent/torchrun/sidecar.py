@@ -33,7 +33,7 @@ from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.transport import AbandonableThread, StoreLostError, TransportError, shorten_lookups
+from elastic_agent.transport import AbandonableThread, Secret, StoreLostError, TransportError, shorten_lookups
 from elastic_agent.values import new_incarnation
 
 from .barrier import Gathering
@@ -76,6 +76,7 @@ class Sidecar:
             begin.state_dir,
             lease_ttl_s=policy.lease_ttl_s,
             fence_margin_s=policy.fence_margin_s,
+            secret=Secret(begin.secret) if begin.secret else None,
         )
         self._backend.history_store = BoundedRunHistoryStore(RunHistoryStore(begin.state_dir, _store(begin)))
         self._backend.run_id = begin.run_id

@@ -20,8 +20,10 @@ from .base import (
     StoreLostError,
     TransportError,
     UnreachableError,
+    WrongKeyError,
 )
 from .name_lookups import shorten_lookups
+from .sealing import Seal, Secret, Unverified
 
 __all__ = [
     "AbandonableThread",
@@ -32,10 +34,14 @@ __all__ = [
     "OtherVersionError",
     "ReportLink",
     "RunView",
+    "Seal",
+    "Secret",
     "Snapshot",
     "StoreLostError",
     "TransportError",
     "UnreachableError",
+    "Unverified",
+    "WrongKeyError",
     "connect",
     "interface_of",
     "is_local",

@@ -30,6 +30,10 @@ class NotAStoreError(TransportError):
     """The endpoint answers, but is not a store of elastic-agent; dialling again will not help."""
 
 
+class WrongKeyError(NotAStoreError):
+    """The store's coordinator has another secret, or only one side has one; dialling again will not help."""
+
+
 class OtherVersionError(TransportError):
     """Another version of elastic-agent coordinates the run; trying again will not help."""
 

@@ -120,7 +120,7 @@ class ControlSocket:
         line = await reader.readuntil(b"\n")
         try:
             command = msgspec.json.decode(line, type=Command)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, RecursionError) as error:
             writer.write(msgspec.json.encode(Answer(f"invalid command: {error}", failed=True)) + b"\n")
             return
         async for answer in self._act(command):
@@ -198,7 +198,10 @@ async def command(address: AgentAddress, wanted: Command) -> AsyncGenerator[Answ
         writer.write(msgspec.json.encode(wanted) + b"\n")
         await writer.drain()
         async for line in reader:
-            answer = msgspec.json.decode(line, type=Answer)
+            try:
+                answer = msgspec.json.decode(line, type=Answer)
+            except RecursionError as error:
+                raise ValueError(str(error)) from None
             yield answer
             if answer.done:
                 return

@@ -148,11 +148,10 @@ class ConsoleReporter:
             self._rest()
             self._drop_held()
             log = self._log.error if plan.phase is Phase.FAILED else self._log.info
-            tail = self._new_tail(plan.failure) if plan.failure is not None else {}
             verb = "was stopped" if plan.phase is Phase.STOPPED else plan.phase.value
             self._world = f"the run {verb}: {plan.reason}"
             if is_changed:
-                log(self._world, **tail)
+                log(self._world)  # the report on the root cause shows the end of the output
 
     def _forming(self, plan: Plan) -> None:
         """Log it now, or after a failure when it is likely that the run continues."""

@@ -17,7 +17,7 @@ from elastic_agent.diagnosis.goodput import Account, Activity, Goodput, SavedGoo
 from elastic_agent.diagnosis.status_text import goodput_text
 from elastic_agent.files import all_but_newest, write_atomically
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Outcome, Phase, Plan
+from elastic_agent.protocol import FailureKind, Outcome, Phase, Plan
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import PlanSeen, Registered
 from elastic_agent.workers.guard.client import Fenced, GuardLost, Spawned
@@ -49,7 +49,7 @@ class GoodputFiles:
 
     def load(self) -> SavedGoodput | None:
         """What was saved last; None if there is nothing, or nothing readable."""
-        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
             return msgspec.json.decode(self._path.read_bytes(), type=SavedGoodput)
         return None
 
@@ -83,6 +83,9 @@ class GoodputRecorder:
         self._timer: asyncio.TimerHandle | None = None
         self._started_s = self._saved_s = time.monotonic()
         """When the newest workers were started, and when the account was saved last."""
+        self._stalled_since_s: float | None = None
+        """Since when they made no progress when they last made none for a while."""
+        self._hang_reported = False
 
     @property
     def goodput(self) -> Goodput:
@@ -105,6 +108,7 @@ class GoodputRecorder:
                 self._plan_seen(plan)
             case Spawned():
                 self._has_run = True
+                self._stalled_since_s, self._hang_reported = None, False
                 self._started_s = time.monotonic()
                 self._account.workers_started(self._started_s)
                 self._look()
@@ -117,6 +121,10 @@ class GoodputRecorder:
 
     def _workers_event(self, event: events.Event) -> None:
         match event:
+            case events.Stalled(stalled_s=stalled_s):
+                self._stalled_since_s = time.monotonic() - stalled_s
+            case events.WorkersFailed(failure=failure):
+                self._hang_reported = failure.kind is FailureKind.HANG
             case events.WorkersStopping() | Fenced():
                 self._workers_ended(Activity.STOPPING, saved=False)
             case GuardLost():
@@ -175,8 +183,15 @@ class GoodputRecorder:
             self._read_step(now_s)
         if activity is Activity.FORMING and self._plan is not None and self._plan.is_terminal:
             activity = Activity.WAITING
-        self._account.workers_ended(activity, now_s, saved=saved)
+        hung_since_s = self._stalled_since_s if self._hung else None
+        self._account.workers_ended(activity, now_s, saved=saved, stalled_since_s=hung_since_s)
         self._save()
+
+    @property
+    def _hung(self) -> bool:
+        """This node or another one has reported that the workers hang."""
+        failure = self._plan.failure if self._plan is not None else None
+        return self._hang_reported or (failure is not None and failure.kind is FailureKind.HANG)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from elastic_agent.agent import events
-from elastic_agent.diagnosis.hangs import Hang, find_hang
+from elastic_agent.diagnosis.hangs import Hang, find_standstill, stands_still
 from elastic_agent.diagnosis.records import NodeReport, WorkerState
 from elastic_agent.diagnosis.run_log import RunLog
 from elastic_agent.logs import get_logger
@@ -49,7 +49,7 @@ class HangJudge:
             return
         within_s = OVER_GATHER_S if stall.is_over else STALL_GATHER_S
         gathered = await self._reports.gather(stall.generation, world, _tells_where, within_s)
-        hang = _find(gathered, world.world_size)
+        hang = find_standstill(gathered.values(), world.world_size)
         if hang is not None:
             self._tell(hang, stall)
         if not stall.is_over or (hang is None and stall.silent_slot is None):
@@ -82,20 +82,9 @@ class HangJudge:
         )
 
 
-def _find(gathered: Mapping[str, NodeReport], world_size: int) -> Hang | None:
-    """A hang, unless the workers of a node make progress."""
-    if not all(_stands_still(one) for one in gathered.values()):
-        return None
-    return find_hang(gathered.values(), world_size)
-
-
-def _stands_still(report: NodeReport) -> bool:
-    return report.is_final or report.stalled_s is not None
-
-
 def _tells_where(report: NodeReport) -> bool:
     """Whether it stands still, and its workers have answered where they are: their node asks a moment later."""
-    return _stands_still(report) and all(
+    return stands_still(report) and all(
         one.stack or one.line or one.is_silent or not one.progress or one.process_state[:1] in ("T", "t")
         for one in report.workers
         if one.state is WorkerState.RUNNING

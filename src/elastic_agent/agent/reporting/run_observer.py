@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.worker_group.stalls import Progress
+from elastic_agent.diagnosis.explain import explain
 from elastic_agent.diagnosis.goodput import Goodput
 from elastic_agent.diagnosis.lease_ages import LeaseAges
-from elastic_agent.diagnosis.records import NodeReport
 from elastic_agent.diagnosis.run_log import RunLog, is_failure
 from elastic_agent.diagnosis.status import RunStatus, run_status
 from elastic_agent.diagnosis.status_text import run_goodput_text
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Plan, World
+from elastic_agent.protocol import Plan
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import TransportError
@@ -42,9 +42,6 @@ ANSWER_S = 2.0
 LAST_ANSWER_S = 0.5
 """The same at the end, when the host of the store may have gone."""
 
-Explain = Callable[[World, Plan, Mapping[str, NodeReport]], str]
-"""Explains why a generation failed: its world, the plan that ended it, reports by node id; empty: nothing to say."""
-
 
 @dataclass(frozen=True)
 class Observed:
@@ -58,7 +55,6 @@ class Observed:
     files: StatusFiles
     progress: Callable[[], Progress | None]
     """Of the present workers; None without any."""
-    explain: Explain
     log_dir: str
     """Where the output of the run's workers is on this machine; empty: nowhere."""
     facts: Mapping[str, str]
@@ -93,6 +89,8 @@ class RunObserver:
         self._ages = LeaseAges()
         self._final: int | None = None
         """The generation that the end of the run ended."""
+        self._shown_tail = ""
+        """The end of the output of this node's failed worker, which was logged when it failed."""
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""
@@ -109,6 +107,8 @@ class RunObserver:
                 self._blocked.on_stall(event)
             case events.ConnectionBlocked():
                 self._blocked.on_blocked(event)
+            case events.WorkersFailed(failure=failure):
+                self._shown_tail = failure.tail
             case events.GenerationEnded():
                 self._reports.on_ended(event)
 
@@ -129,10 +129,10 @@ class RunObserver:
         if world is None:
             return
         gathered = await self._reports.gather(generation, world, lambda one: one.is_final, GATHER_S)
-        cause = self._observed.explain(world, plan, gathered)
+        cause = explain(world, plan, gathered)
         if cause:
             self._log.explain(generation, cause, self._judge.stacks(generation))
-            get_logger().info(cause)
+            get_logger().info(explain(world, plan, gathered, self._shown_tail))
         if generation == self._final:
             self._reports.confirm(generation)
         self._save()

@@ -52,7 +52,7 @@ def saved_statuses(state_dir: Path, run_id: str | None = None) -> list[RunStatus
     folders = [state_dir / "status" / run_id] if run_id is not None else _children(state_dir / "status")
     for folder in folders:
         for path in _children(folder):
-            with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
                 if path.suffix == ".json" and path.stat().st_size <= LONGEST_FILE:
                     found.append(msgspec.json.decode(path.read_bytes(), type=RunStatus))
     return sorted(found, key=lambda one: one.asked_s, reverse=True)

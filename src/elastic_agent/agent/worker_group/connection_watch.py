@@ -12,17 +12,21 @@ import contextlib
 import ipaddress
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_agent.agent import events
 from elastic_agent.protocol import World
 from elastic_agent.workers.guard.client import GuardLost, Spawned, Stopped
-from elastic_agent.workers.tcp_sockets import ESTABLISHED, SYN_SENT, TcpSocket, sockets_of
+from elastic_agent.workers.tcp_sockets import ESTABLISHED, SYN_SENT, SocketReader, TcpSocket
 
-LOOK_EVERY_S = 3.0
-BLOCKED_S = 7.0
-"""A connection that is not answered for so long is reported. The kernel has sent four packets by then."""
+LOOK_EVERY_S = 2.0
+LATER_EVERY_S = 5.0
+"""After ``EARLY_S``."""
+EARLY_S = 30.0
+BLOCKED_S = 4.0
+"""A connection that is not answered for so long is reported. The kernel has sent at least three packets by then, and
+the kernel of a machine that is only busy answers."""
 
 WATCH_S = 180.0
 """How long into a generation connections are watched."""
@@ -62,7 +66,7 @@ class ConnectionWatch:
                 self.stop()
                 self._generation, self._until_s = generation, time.monotonic() + WATCH_S
                 self._since_s = {}
-                self._wait(pids)
+                self._wait(SocketReader(pids))
             case Stopped() | GuardLost() | events.WorkersStopping():
                 self.stop()
 
@@ -73,22 +77,25 @@ class ConnectionWatch:
             self._timer.cancel()
             self._timer = None
 
-    def _wait(self, pids: Mapping[int, int]) -> None:
-        if self._generation and time.monotonic() < self._until_s:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look, pids)
+    def _wait(self, reader: SocketReader) -> None:
+        left_s = self._until_s - time.monotonic()
+        if self._generation and left_s > 0:
+            is_early = left_s > WATCH_S - EARLY_S or bool(self._since_s)
+            every_s = LOOK_EVERY_S if is_early else LATER_EVERY_S
+            self._timer = asyncio.get_running_loop().call_later(every_s, self._look, reader)
 
-    def _look(self, pids: Mapping[int, int]) -> None:
+    def _look(self, reader: SocketReader) -> None:
         loop, generation = asyncio.get_running_loop(), self._generation
 
         def look() -> None:
-            found = [_blocked(slot, one) for slot, pid in pids.items() for one in sockets_of(pid)]
+            found = [_blocked(slot, one) for slot, one in reader.read()]
             blocked = {one for one in found if one is not None}
             with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-                loop.call_soon_threadsafe(self._seen, generation, blocked, pids)
+                loop.call_soon_threadsafe(self._seen, generation, blocked, reader)
 
         threading.Thread(target=look, name="connections", daemon=True).start()
 
-    def _seen(self, generation: int, blocked: set[_Blocked], pids: Mapping[int, int]) -> None:
+    def _seen(self, generation: int, blocked: set[_Blocked], reader: SocketReader) -> None:
         if generation != self._generation:
             return
         now_s = time.monotonic()
@@ -96,7 +103,7 @@ class ConnectionWatch:
         for one, since_s in self._since_s.items():
             if one.is_connected or now_s - since_s >= BLOCKED_S:
                 self._report(one, now_s - since_s)
-        self._wait(pids)
+        self._wait(reader)
 
     def _report(self, one: _Blocked, for_s: float) -> None:
         node = self._node_at(one.host)

@@ -29,7 +29,8 @@ class WorkerDatagrams:
         Args:
             purpose: part of the socket's name, which ``ss -x`` shows.
             receive: takes a message and its sender's address, which is empty if it has none; raises
-                :class:`msgspec.MsgspecError` or :class:`UnicodeDecodeError` for a message that it does not understand.
+                :class:`msgspec.MsgspecError`, :class:`UnicodeDecodeError` or :class:`RecursionError` for a message that
+                it does not understand.
         """
         self._purpose = purpose
         self._receive = receive
@@ -74,7 +75,7 @@ class WorkerDatagrams:
             except OSError:
                 continue
             if _is_own(ancillary):
-                with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     self._receive(data, peer if isinstance(peer, bytes) else b"")
 
 

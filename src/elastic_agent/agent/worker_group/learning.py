@@ -69,7 +69,7 @@ class _Known(Struct):
 def _read_known(path: Path) -> _Known:
     try:
         known = msgspec.json.decode(path.read_bytes(), type=_Known)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return _Known()
     return known if known.version == _VERSION else _Known()
 

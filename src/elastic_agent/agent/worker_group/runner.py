@@ -36,7 +36,7 @@ from .stalls import Progress, StallWatch
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
 """A real-time signal that neither glibc, Python, torch nor NCCL uses."""
 
-NOTICE_POLL_EVERY_S = (0.05, 1.0)
+NOTICE_POLL_EVERY_S = (0.05, 3.0)
 """The shortest and longest pause between checks whether workers handle notices; it grows."""
 
 FINAL_OUTPUT_S = 2.0

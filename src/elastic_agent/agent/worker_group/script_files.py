@@ -73,5 +73,5 @@ def _names_in(path: Path, key: str) -> set[str] | None:
     """The names in one object of a file; None: there is no such file, or it is damaged."""
     try:
         return set(json.loads(path.read_bytes())[key])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -56,7 +56,7 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
             with open(file, "rb") as opened:
                 source = opened.read()
             tree = ast.parse(source) if any(hint in source for hint in _HINTS) else ast.Module([], [])
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
             continue  # the worker reports the error
         name = os.path.basename(file)
         change = next((one for one in _changes_before_torch(tree) if one.has_effect(environ)), None)
@@ -76,7 +76,7 @@ def variables_set(script: str, *, is_module: bool, folder: str) -> set[str]:
                 source = opened.read()
             if any(hint in source for hint in _HINTS):
                 found.update(change.name for node in ast.walk(ast.parse(source)) for change in _changes(node))
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
             continue  # the worker reports the error
     return found
 

@@ -90,6 +90,10 @@ class StallWatch:
         """Of each slot with heartbeats: how many, and since when there are so many."""
         self._position: object = None
         self._since_s = 0.0
+        self._quiet_since_s = 0.0
+        """Since when there was no progress, first signs of life of the workers not counted: until they have met, they
+        may wait for each other."""
+        self._has_progressed = False
         self._tell_after_s = self._tells_first_s
         self._over_again_s = 0.0
         """A stall that was told to be over and is no hang is told again after it has lasted for so long."""
@@ -107,7 +111,7 @@ class StallWatch:
 
     def start(self) -> None:
         """Watch from now on."""
-        self._since_s = asyncio.get_running_loop().time()
+        self._since_s = self._quiet_since_s = asyncio.get_running_loop().time()
         self._look()
 
     def stop(self) -> None:
@@ -127,18 +131,21 @@ class StallWatch:
         position = [(slot, workers[slot].position) for slot in sorted(workers)], dict(self._beats), len(alive)
         if position != self._position:
             self._position, self._since_s = position, now_s
-            self._tell_after_s, self._over_again_s = self._tells_first_s, 0.0
-        stalled_s = now_s - self._since_s
+            self._over_again_s = 0.0
+            self._has_progressed |= bool(self._beats) or any(map(_has_begun, workers.values()))
+            if self._has_progressed:
+                self._quiet_since_s, self._tell_after_s = now_s, self._tells_first_s
+        stalled_s, quiet_s = now_s - self._since_s, now_s - self._quiet_since_s
         over = stalled_s >= self._over_again_s and (silent is not None or self._is_over(stalled_s))
-        if over or stalled_s >= self._tell_after_s:
+        if over or quiet_s >= self._tell_after_s:
             if over:
                 self._over_again_s = stalled_s + OVER_AGAIN_S
-            self._tell_after_s = max(self._tell_after_s, 2 * stalled_s)
+            self._tell_after_s = max(self._tell_after_s, 2 * quiet_s)
             self._collectives.ask(details=True)
             self._timer = loop.call_later(self._answer_s, self._tell, over, silent)
         else:
             self._collectives.ask(details=False)
-            pause_s = self._pause_s if stalled_s == 0 else min(self._pause_s, STALLED_LOOK_EVERY_S)
+            pause_s = self._pause_s if quiet_s == 0 else min(self._pause_s, STALLED_LOOK_EVERY_S)
             self._timer = loop.call_later(pause_s, self._look)
 
     def _look_at_heartbeats(self, alive: Collection[int], now_s: float) -> int | None:
@@ -176,8 +183,13 @@ class StallWatch:
             return
         now_s = asyncio.get_running_loop().time()
         step = self._heartbeats.read(silent)[1] if silent is not None else 0
-        self._report(events.Stalled(self._generation, now_s - self._since_s, over, silent, step))
+        self._report(events.Stalled(self._generation, now_s - self._quiet_since_s, over, silent, step))
         self._look()
+
+
+def _has_begun(one: WorkerCollectives) -> bool:
+    """Whether it has called a collective, so that its process group is there."""
+    return any(group.enqueued > 0 or group.started > 0 or group.completed > 0 for group in one.groups)
 
 
 def is_waiting(one: WorkerCollectives) -> bool:

@@ -93,6 +93,14 @@ class RendezvousSettings:
         "File that contains only the password of --etcd-user.",
         abbreviated=False,  # --etcd-password SECRET is a mistake, not a file's name
     )
+    secret_file: Path | None = setting(
+        value_types.PATH,
+        None,
+        "File with the secret that the agents of the run share (elastic-agent secret creates one): they accept only "
+        "each other's records. Also read from systemd's credential elastic-agent-secret or from the variable "
+        "ELASTIC_AGENT_SECRET, which workers do not inherit.",
+        shown_default="none; an agent without an endpoint makes one for itself",
+    )
     port_range: PortRange | None = setting(
         value_types.PORT_RANGE,
         None,

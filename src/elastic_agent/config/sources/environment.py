@@ -19,6 +19,9 @@ from elastic_agent.worker_variables import (
 ETCD_PASSWORD = PREFIX + "ETCD_PASSWORD"
 """Read by the agent, which takes it out of the environment; no setting, for settings are printed."""
 
+SECRET = PREFIX + "SECRET"
+"""The same, for the secret that the agents of a run share."""
+
 _INSTEAD = {NODE_ID: "node_id", RUN_ID: "rdzv_id"}
 """Worker variables that look like these settings."""
 
@@ -41,7 +44,7 @@ def doubtful_variables(environ: Mapping[str, str]) -> list[str]:
     in_worker = INCARNATION in environ
     warnings = []
     for variable in sorted(environ):
-        if variable in known or variable == ETCD_PASSWORD or variable in READ_BY_WORKERS:
+        if variable in known or variable in (ETCD_PASSWORD, SECRET) or variable in READ_BY_WORKERS:
             continue
         if variable in WORKER_VARIABLES:
             if variable in _INSTEAD and not in_worker:

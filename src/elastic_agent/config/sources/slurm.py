@@ -54,12 +54,12 @@ def slurm(environ: Mapping[str, str]) -> dict[str, Given]:
 
 def is_step(environ: Mapping[str, str]) -> bool:
     """Whether this process is a task of a job step."""
-    return environ.get("SLURM_JOB_ID", "").isdecimal() and "SLURM_STEP_ID" in environ
+    return _NUMBER.fullmatch(environ.get("SLURM_JOB_ID", "")) is not None and "SLURM_STEP_ID" in environ
 
 
 def _one_agent_per_node(environ: Mapping[str, str]) -> None:
     local = environ.get("SLURM_LOCALID", "0")
-    if local.isdecimal() and int(local) > 0:
+    if _NUMBER.fullmatch(local) and int(local) > 0:
         raise UsageError(
             f"srun started at least {int(local) + 1} agents on this node; expected one per node, which starts the "
             "workers: srun --ntasks-per-node=1 elastic-agent ..."
@@ -94,6 +94,8 @@ def step_hosts(environ: Mapping[str, str]) -> list[str]:
 
 
 _PART = re.compile(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_MOST_RANGES = 16
 _RANGES = re.compile(r"\[([^\]]*)\]")
 
 
@@ -104,9 +106,11 @@ def expand_hosts(text: str) -> list[str]:
     ['n08', 'n09', 'n10', 'gpu1']
 
     Raises:
-        ValueError: it names more hosts than a job can have.
+        ValueError: it names more hosts than a job can have, or a name has too many ranges.
     """
     parts = [match.group() for match in _PART.finditer(text)]
+    if any(part.count("[") > _MOST_RANGES for part in parts):
+        raise ValueError(f"has more than {_MOST_RANGES} ranges in a name")
     every = (host for part in parts if part for host in _expand_part(part))
     hosts = list(islice(every, MOST_NODES + 1))
     if len(hosts) > MOST_NODES:
@@ -127,7 +131,7 @@ def _expand_part(part: str) -> Iterator[str]:
 def _expand_ranges(text: str) -> Iterator[str]:
     for item in text.split(","):
         first, dash, last = item.strip().partition("-")
-        if dash and first.isdecimal() and last.isdecimal():
+        if dash and _NUMBER.fullmatch(first) and _NUMBER.fullmatch(last):
             for number in range(int(first), int(last) + 1):
                 yield str(number).zfill(len(first))
         else:

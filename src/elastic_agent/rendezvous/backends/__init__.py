@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastic_agent.transport import Secret
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 if TYPE_CHECKING:
@@ -19,15 +20,25 @@ def open_backend(
     lease_ttl_s: float,
     fence_margin_s: float,
     port_range: PortRange | None = None,
+    secret: Secret | None = None,
 ) -> RendezvousBackend:
-    """The rendezvous backend for the endpoint: etcd if ``access`` is given, else c10d. Does not connect yet."""
+    """The rendezvous backend for the endpoint: etcd if ``access`` is given, else c10d. Does not connect yet.
+
+    ``secret``: what the agents of the run share.
+    """
     port_rest_s = 2 * (lease_ttl_s + fence_margin_s)
     if access is None:
         from .c10d.backend import C10dBackend  # torch takes seconds, and a server handles signals before
 
-        return C10dBackend(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
+        return C10dBackend(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s, secret=secret)
     from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second
 
     return EtcdBackend(
-        endpoint, access, state_dir, lease_ttl_s=lease_ttl_s, port_range=port_range, port_rest_s=port_rest_s
+        endpoint,
+        access,
+        state_dir,
+        lease_ttl_s=lease_ttl_s,
+        port_range=port_range,
+        port_rest_s=port_rest_s,
+        secret=secret,
     )

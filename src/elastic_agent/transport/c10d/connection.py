@@ -5,8 +5,10 @@ from __future__ import annotations
 from elastic_agent.transport.addresses import connect, local_address_towards
 from elastic_agent.transport.base import NotAStoreError
 from elastic_agent.transport.record_reader import log_invalid
+from elastic_agent.transport.sealing import Secret
 from elastic_agent.values import Endpoint
 
+from .greeting import agreed, check_no_secret_needed, released
 from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
 from .store import StoreClient
 from .wire import probe_store
@@ -49,17 +51,22 @@ def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
     return name
 
 
-def agree_run_id(endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float) -> str:
+def agree_run_id(
+    endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float, secret: Secret | None = None
+) -> str:
     """The run id of this job at the endpoint: the one agreed before, else ``proposal``."""
     client, _, _ = open_store(endpoint, timeout_s)
+    if secret is not None:
+        return agreed(client, endpoint, fingerprint, proposal, secret)
+    check_no_secret_needed(client, endpoint)
     key = f"{ROOT}/default/{fingerprint}"
-    agreed = client.exchange(key, b"", proposal.encode())
-    while (name := name_in(agreed)) is None:
+    stored = client.exchange(key, b"", proposal.encode())
+    while (name := name_in(stored)) is None:
         expected = b""
-        if agreed != CLEARING:  # not written by elastic-agent
-            log_invalid(f"{key}: {agreed[:64]!r} is not a run id")
-            expected = agreed
-        agreed = client.exchange(key, expected, proposal.encode())
+        if stored != CLEARING:  # not written by elastic-agent
+            log_invalid(f"{key}: {stored[:64]!r} is not a run id")
+            expected = stored
+        stored = client.exchange(key, expected, proposal.encode())
     jobs = f"{run_prefix(name)}/jobs"
     if fingerprint not in names_in(client.peek(jobs) or b""):
         enlist(client, jobs, fingerprint)
@@ -67,7 +74,12 @@ def agree_run_id(endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s:
     return name
 
 
-def release_run_id(endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float) -> None:
+def release_run_id(
+    endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float, secret: Secret | None = None
+) -> None:
     """That run is over: the next job with this fingerprint is another run."""
     client, _, _ = open_store(endpoint, timeout_s)
-    client.exchange(f"{ROOT}/default/{fingerprint}", run_id.encode(), b"")
+    if secret is not None:
+        released(client, endpoint, fingerprint, run_id, secret)
+    else:
+        client.exchange(f"{ROOT}/default/{fingerprint}", run_id.encode(), b"")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
 from collections.abc import Collection, Mapping
 
 from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import Snapshot
 from elastic_agent.transport.record_reader import GONE, RecordReader, ReportInvalid, lease_in, log_invalid
 
+from .greeting import HELLO, Doorkeeper
 from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefix
 from .plans import PlanReader, PlanWriter
 from .reports import remove_old_reports
@@ -15,26 +19,83 @@ from .store import StoreClient
 
 MAX_HINTS = 4096
 """So many hints are taken at once; the rest is taken the next time."""
+RECEIVE_S = 300.0
+"""How long one wait for hints takes at most."""
 MAX_RUNS_BYTES = 1024 * 1024
 """So much of the list of runs is read; runs beyond it make themselves known by hints."""
+
+_INBOX = f"{ROOT}/inbox"
+
+
+class _Receiver(threading.Thread):
+    """Takes hints from the store as they come. Greetings are answered here: they wait for no run and no disk.
+
+    Not by the coordinator itself, which turns at certain times: each time-out of a wait for the store costs 0.3 ms.
+    """
+
+    def __init__(self, client: StoreClient, doorkeeper: Doorkeeper | None) -> None:
+        super().__init__(name="elastic-inbox", daemon=True)
+        self._client = client
+        self._doorkeeper = doorkeeper
+        self.batches: queue.SimpleQueue[list[bytes] | Exception] = queue.SimpleQueue()
+        """What came; at the end, why no more will come."""
+
+    def run(self) -> None:
+        """Until the store is gone."""
+        try:
+            while True:
+                items = self._client.pop(_INBOX, RECEIVE_S, MAX_HINTS)
+                hints = [item for item in dict.fromkeys(items) if not self._is_answered(item)]
+                if hints:
+                    self.batches.put(hints)
+        except Exception as error:
+            self.batches.put(error)
+
+    def _is_answered(self, item: bytes) -> bool:
+        if self._doorkeeper is None or not item.startswith(HELLO):
+            return False
+        self._doorkeeper.answer(self._client, item)
+        return True
 
 
 class C10dInbox:
     """Hints for the coordinator, over all runs of the store."""
 
     def __init__(
-        self, waiting: StoreClient, requests: StoreClient, report_invalid: ReportInvalid = log_invalid
+        self,
+        waiting: StoreClient,
+        requests: StoreClient,
+        report_invalid: ReportInvalid = log_invalid,
+        *,
+        doorkeeper: Doorkeeper | None = None,
     ) -> None:
-        self._waiting = waiting
+        """``doorkeeper``: answers greetings; None: every client is let in."""
+        self._receiver = _Receiver(waiting, doorkeeper)
         self._requests = requests
         self._report_invalid = report_invalid
         self._reported = False
-        self._key = f"{ROOT}/inbox"
+        self._lost: Exception | None = None
 
     def wait(self, timeout_s: float) -> list[tuple[str, str]]:
         """Block until a hint comes; all that are there. Empty at the time-out, or when woken."""
-        items = self._waiting.pop(self._key, timeout_s, MAX_HINTS)
-        return [hint for item in dict.fromkeys(items) if (hint := self._hint(item)) is not None]
+        if self._receiver.ident is None:
+            self._receiver.start()
+        items: dict[bytes, None] = {}
+        with contextlib.suppress(queue.Empty):
+            self._take(items, timeout_s)
+            while len(items) < MAX_HINTS:
+                self._take(items, 0)
+        return [hint for item in items if (hint := self._hint(item)) is not None]
+
+    def _take(self, items: dict[bytes, None], timeout_s: float) -> None:
+        """One batch; raises ``queue.Empty`` at the time-out."""
+        if self._lost is not None:
+            raise self._lost
+        batch = self._receiver.batches.get(block=timeout_s > 0, timeout=timeout_s)
+        if isinstance(batch, Exception):
+            self._lost = batch
+            raise batch
+        items.update(dict.fromkeys(batch))
 
     def _hint(self, item: bytes) -> tuple[str, str] | None:
         if not item:
@@ -45,7 +106,7 @@ class C10dInbox:
             return names[0], names[1]
         if not self._reported:  # once is enough: such a writer may write a lot
             self._reported = True
-            self._report_invalid(f"{self._key}: {item[:64]!r} is not a hint")
+            self._report_invalid(f"{_INBOX}: {item[:64]!r} is not a hint")
         return None
 
     def runs(self) -> tuple[str, ...]:
@@ -61,14 +122,23 @@ class C10dInbox:
 
     def wake(self) -> None:
         """Wake the waiting thread (from another one)."""
-        self._requests.push(self._key, "")
+        self._receiver.batches.put([])
 
 
 class C10dCoordinatorLink:
     """The coordinator's connection to one run (see ``CoordinatorLink``)."""
 
-    def __init__(self, client: StoreClient, run_id: str, report_invalid: ReportInvalid = log_invalid) -> None:
+    def __init__(
+        self,
+        client: StoreClient,
+        run_id: str,
+        report_invalid: ReportInvalid = log_invalid,
+        *,
+        doorkeeper: Doorkeeper | None = None,
+    ) -> None:
+        """``doorkeeper``: knows the epoch of the run, if its records are sealed."""
         self._client = client
+        self._doorkeeper = doorkeeper
         self._prefix = run_prefix(run_id)
         self._plans = PlanReader(client, self._prefix, report_invalid)
         self._writer = PlanWriter(client, self._prefix, self._plans)
@@ -80,7 +150,13 @@ class C10dCoordinatorLink:
 
     def read(self, incarnations: Collection[str] | None) -> Snapshot:
         """Records of these incarnations, or of all. A bad one is described once for each content."""
-        names = self._registered() if incarnations is None else list(incarnations)
+        if incarnations is None:
+            self._writer.keep()
+        names = (
+            self._registered()
+            if incarnations is None
+            else [one for one in incarnations if one not in self._forgotten]
+        )
         keys = [f"{self._prefix}/{kind}/{name}" for name in names for kind in "ml"]
         found = self._client.peek_many(keys)
         rejected: list[str] = []
@@ -151,17 +227,26 @@ class C10dCoordinatorLink:
         """Remove all records of a run that is not needed any more; False if a new node has registered.
 
         The run's life ends first: a node that registers meanwhile detects that at the end, and registers again; one
-        that had registered before is on the roster.
+        that had registered before is on the roster. Its next life is another epoch.
         """
+        with self._doorkeeper.ending() if self._doorkeeper is not None else contextlib.nullcontext():
+            return self._removed()
+
+    def _removed(self) -> bool:
         self._client.delete([f"{self._prefix}/life"])
         roster = names_in(self._client.peek(f"{self._prefix}/roster") or b"")
-        if not {*roster} <= self._known.keys() | self._forgotten:
+        unknown = {*roster} - self._known.keys() - self._forgotten
+        if unknown and self.read(unknown).members:  # else other clients wrote these names
             return False
         self._writer.remove_all()
         self._release_jobs()
-        records = [f"{self._prefix}/{kind}/{name}" for name in {*roster, *self._known} for kind in "ml"]
+        names = {*roster, *self._known, *self._forgotten}
+        records = [f"{self._prefix}/{kind}/{name}" for name in names for kind in "ml"]
         self._client.delete([*records, *(f"{self._prefix}/{name}" for name in ("status", "jobs", "roster"))])
-        remove_old_reports(self._client, self._prefix.rpartition("/")[2])
+        run_id = self._prefix.rpartition("/")[2]
+        remove_old_reports(self._client, run_id)
+        if self._doorkeeper is not None:
+            self._doorkeeper.forget(run_id)
         return True
 
     def _release_jobs(self) -> None:

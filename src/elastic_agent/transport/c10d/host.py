@@ -10,19 +10,24 @@ from torch._C._distributed_c10d import TCPStore
 
 from elastic_agent.transport.addresses import connect, is_local, listen, resolve
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
+from elastic_agent.transport.sealing import Secret
 from elastic_agent.values import Endpoint
 
 from .bootstrap import own_address, serve
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
+from .greeting import Doorkeeper, announce
 from .keys import ROOT
 from .report_link import C10dReportLink
+from .sealed import sealed
 from .store import CALL_TIMEOUT_S, StoreClient, store_errors
 
 MOST_OPEN_FILES = 65536
 
 
-def find_or_host(endpoint: Endpoint, timeout_s: float) -> C10dHost | None:
+def find_or_host(endpoint: Endpoint, timeout_s: float, secret: Secret | None = None) -> C10dHost | None:
     """Host the store if there is none and the endpoint is this machine; None if there is one.
+
+    ``secret``: what clients need; None: every client is let in.
 
     Raises:
         UnreachableError: nothing answers, and the endpoint is another machine.
@@ -47,14 +52,14 @@ def find_or_host(endpoint: Endpoint, timeout_s: float) -> C10dHost | None:
                 "answers there; use another port"
             ) from None
         return None
-    return C10dHost(sock)
+    return C10dHost(sock, secret)
 
 
 class C10dHost:
     """The store's server in this process."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        """Serve on a listening socket, which becomes the store's.
+    def __init__(self, sock: socket.socket, secret: Secret | None = None) -> None:
+        """Serve on a listening socket, which becomes the store's; ``secret``: what clients need.
 
         Raises:
             StoreLostError: the server could not be made.
@@ -65,13 +70,16 @@ class C10dHost:
         self._address = own_address(sock)
         self._shared: StoreClient | None = None
         """The connection of all coordinator's links: a run that is only a name must cost nothing."""
+        self._doorkeeper = Doorkeeper(secret) if secret is not None else None
         with store_errors():
             self._store: TCPStore | None = serve(sock)
+        announce(self._client(), secret)  # before the id: clients wait for that
+        with store_errors():
             self._store.set(f"{ROOT}/id", self.store_id)
 
     def inbox(self) -> C10dInbox:
         """The coordinator's inbox, on connections of its own."""
-        return C10dInbox(self._client(), self._client())
+        return C10dInbox(self._client(), self._client(), doorkeeper=self._doorkeeper)
 
     def coordinator_link(self, run_id: str) -> C10dCoordinatorLink:
         """The coordinator's link to one run. All of them share a connection, and are used by one thread at a time."""
@@ -82,11 +90,14 @@ class C10dHost:
                 self._shared = None
         if self._shared is None:
             self._shared = self._client()
-        return C10dCoordinatorLink(self._shared, run_id)
+        return C10dCoordinatorLink(self._sealed(self._shared, run_id), run_id, doorkeeper=self._doorkeeper)
 
     def report_link(self, run_id: str) -> C10dReportLink:
         """A connection to one run's reports, for any thread."""
-        return C10dReportLink(self._client(), run_id)
+        return C10dReportLink(self._sealed(self._client(), run_id), run_id)
+
+    def _sealed(self, client: StoreClient, run_id: str) -> StoreClient:
+        return sealed(client, self._doorkeeper.seals(run_id)) if self._doorkeeper is not None else client
 
     def _client(self) -> StoreClient:
         return StoreClient(self._address, self.port, CALL_TIMEOUT_S)

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 
-from elastic_agent.protocol import Lease, Member, Plan, encode
+from elastic_agent.protocol import RENEWALS_PER_LEASE, Lease, Member, Plan, encode
 from elastic_agent.transport.base import OtherVersionError, StoreLostError
 from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, lease_over, log_invalid
+from elastic_agent.transport.sealed_records import REVOKED
+from elastic_agent.transport.sealing import Secret, verified
 from elastic_agent.values import Endpoint
 
 from .connection import open_store
+from .greeting import Numbers, greeted
 from .keys import MAX_STATUS_CHARS, ROOT, enlist, names_in, run_prefix
 from .plans import PlanReader
 from .store import StoreClient
 
 
-def dial(endpoint: Endpoint, run_id: str, timeout_s: float) -> C10dLink:
-    """A node's link to a run at the endpoint; errors as for :func:`open_store`."""
-    return C10dLink(*open_store(endpoint, timeout_s), run_id)
+def dial(
+    endpoint: Endpoint,
+    run_id: str,
+    timeout_s: float,
+    secret: Secret | None = None,
+    numbers: Numbers | None = None,
+) -> C10dLink:
+    """A node's link to a run at the endpoint; arguments and errors as for :func:`open_store` and :func:`greeted`."""
+
+    def greet(client: StoreClient) -> StoreClient:
+        return greeted(client, endpoint, run_id, secret, numbers)
+
+    return C10dLink(*open_store(endpoint, timeout_s), run_id, greet=greet)
 
 
 class C10dLink:
@@ -31,17 +45,30 @@ class C10dLink:
         local_address: str,
         run_id: str,
         report_invalid: ReportInvalid = log_invalid,
+        *,
+        greet: Callable[[StoreClient], StoreClient] = lambda client: client,
     ) -> None:
-        """``report_invalid`` is called with each invalid record in the store."""
-        self._client = client
+        """Begin.
+
+        Args:
+            client: the connection.
+            store_id: of the store.
+            local_address: this machine's on the way to the store.
+            run_id: the run.
+            report_invalid: called with each invalid record in the store.
+            greet: gets the connection ready for the records of the run.
+        """
         self.local_address = local_address
         """This machine's address on the way to the store."""
         self._run_id = run_id
         self._prefix = run_prefix(run_id)
-        self._plans = PlanReader(client, self._prefix, report_invalid)
+        # First: should the run be removed meanwhile, :meth:`register` finds another life.
         self._life = client.exchange(f"{self._prefix}/life", b"", secrets.token_hex(4).encode())
         self.store_id = f"{store_id}.{self._life.decode('ascii', 'replace')}"
         """Random name of this life of the store, and of the run in it."""
+        self._client = greet(client)
+        self._report_invalid = report_invalid
+        self._plans = PlanReader(self._client, self._prefix, report_invalid)
         self._written: dict[str, bytes] = {}
         """Each incarnation's member record as this connection knows it."""
 
@@ -72,7 +99,8 @@ class C10dLink:
         key = f"{self._prefix}/l/{lease.incarnation}"
         while True:
             stored = self._client.peek(key)
-            following = lease_over(stored, lease)
+            newest = self._client.newest_number(key)
+            following = lease_over(stored, lease, newest) if newest < REVOKED else None
             if following is None:
                 return None
             wanted = encode(lease := following)
@@ -84,8 +112,8 @@ class C10dLink:
         name = member.incarnation
         known = self._written.get(name)
         if known is None:  # an earlier connection registered it
-            known = self._client.peek(f"{self._prefix}/m/{name}")
-        if known is not None and known != GONE and self._replace(member, known):
+            known = self._client.peek(f"{self._prefix}/m/{name}") or b""
+        if known != GONE and self._replace(member, known):
             self._hint(name)
 
     def _replace(self, member: Member, known: bytes) -> bool:
@@ -96,21 +124,42 @@ class C10dLink:
         name, data = member.incarnation, encode(member)
         key = f"{self._prefix}/m/{name}"
         while (stored := self._client.exchange(key, known, data)) != data:
-            if stored in (known, GONE):  # the first is what a missing key answers
+            if stored == GONE or (stored == known and not self._counts(name)):
                 return False
-            known = stored
+            known = (
+                stored if stored != known else b""
+            )  # what a missing key answers: another client removed it
         self._written[name] = data
         return True
+
+    def _counts(self, incarnation: str) -> bool:
+        """Whether its lease is in the store: it is not forgotten, and the run was not removed."""
+        lease = self.read_lease(incarnation)
+        return lease is not None and not lease.revoked
 
     def _hint(self, incarnation: str) -> None:
         """Not confirmed: it is lost only with the connection, and over the next one the record is written again."""
         self._client.push(f"{ROOT}/inbox", f"{self._run_id} {incarnation}")
 
     def renew(self, expected: Lease, renewed: Lease) -> bool:
-        """Compare-and-set the lease."""
+        """Compare-and-set the lease. Once a lease, the member record is checked as well."""
         wanted = encode(renewed)
         key = f"{self._prefix}/l/{expected.incarnation}"
-        return self._client.exchange(key, encode(expected), wanted) == wanted
+        if self._client.exchange(key, encode(expected), wanted) != wanted:
+            return False
+        if renewed.beat % RENEWALS_PER_LEASE == 0:
+            self._keep(expected.incarnation)
+        return True
+
+    def _keep(self, incarnation: str) -> None:
+        """Write the member record again if another client has removed or changed it."""
+        known = self._written.get(incarnation)
+        key = f"{self._prefix}/m/{incarnation}"
+        if known is None or (stored := self._client.peek(key)) in (known, GONE):
+            return
+        self._report_invalid(f"{key}: another program removed or changed it; it is written again")
+        if self._client.exchange(key, stored or b"", known) == known:
+            self._hint(incarnation)
 
     def read_lease(self, incarnation: str) -> Lease | None:
         """The lease as it stands, or None; also where something else was written over it."""
@@ -122,7 +171,7 @@ class C10dLink:
 
     def read_status(self) -> str:
         """What the coordinator waits for, in words."""
-        text = (self._client.peek(f"{self._prefix}/status") or b"").decode("utf-8", "replace")
+        text = verified(self._client.peek(f"{self._prefix}/status")).decode("utf-8", "replace")
         return "".join(char if char.isprintable() else " " for char in text[:MAX_STATUS_CHARS])
 
     def next_plan(self, after_version: int, timeout_s: float) -> Plan | None:

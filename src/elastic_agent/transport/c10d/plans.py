@@ -32,6 +32,7 @@ from elastic_agent.protocol import (
     decode,
     encode,
 )
+from elastic_agent.transport.sealing import Unverified
 
 from .store import StoreClient
 
@@ -170,6 +171,8 @@ class PlanReader:
         Raises:
             ForeignVersionError: another version of elastic-agent wrote it.
         """
+        if isinstance(data, Unverified):
+            raise _DamagedError(data.why)
         if len(data) > MAX_PLAN_BYTES:
             raise _DamagedError(f"{len(data)} bytes; at most {MAX_PLAN_BYTES} are accepted")
         try:
@@ -237,6 +240,8 @@ class PlanWriter:
         """The last version written."""
         self._skipped: str | None = None
         """The key of the mark below versions that were skipped."""
+        self._newest: dict[str, bytes] = {}
+        """What nodes read of the newest plan, by key."""
 
     def publish(self, plan: Plan) -> bool:
         """Write the version if it follows the newest and no other client has written it."""
@@ -253,13 +258,38 @@ class PlanWriter:
             if self._reader.is_plan(stored, plan.version):
                 return False
             stored = self._client.exchange(key, stored, data)  # no coordinator wrote that
-        self._client.put(f"{self._prefix}/latest", str(plan.version).encode())
+        latest = f"{self._prefix}/latest"
+        self._newest = {f"{self._prefix}/part/{digest}": body for digest, body in parts.items()}
+        self._newest |= {key: data, latest: str(plan.version).encode()}
+        self._client.put(latest, self._newest[latest])
         self._reader.published(plan)
         if self._last is not None and plan.version > self._last + 1:
             self._skip_versions(self._last, plan.version)
         self._last = plan.version
         self._clear_away(plan.version, frozenset(parts))
         return True
+
+    def keep(self) -> None:
+        """Write again what another client has removed or changed of the newest plan, and remove plans of its own."""
+        if self._last is None:
+            return
+        before, after = self._reader.key(self._last - 1), self._reader.key(self._last + 1)
+        found = self._client.peek_many([*self._newest, after, *([before] if self._last > 1 else ())])
+        damaged = [key for key, data in self._newest.items() if found.get(key) != data]
+        if damaged and self._is_behind():
+            return
+        for key in damaged:
+            self._reader.report(f"{key}: another program removed or changed it; it is written again")
+            self._client.put(key, self._newest[key])
+        if self._last > 1 and before not in found:
+            self._client.put(before, _CLEARED)  # nodes look for it, too
+        if after in found and not self._reader.is_plan(found[after], self._last + 1):
+            self._client.delete([after])  # or nodes wait for the version after it
+
+    def _is_behind(self) -> bool:
+        """Whether there is a whole plan above the last one of this coordinator, which then goes on above that."""
+        newest = self._reader.newest()
+        return newest is not None and self._last is not None and newest.version > self._last
 
     def _skip_versions(self, last: int, version: int) -> None:
         """Go on above versions that another client wrote: wake the nodes that wait for the one after the last.

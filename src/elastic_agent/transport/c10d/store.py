@@ -16,10 +16,11 @@ Observations with torch 2.13 that this module is based on:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistStoreError
@@ -50,14 +51,57 @@ def one_line(error: BaseException) -> str:
     return str(error).strip().split("\n", 1)[0][:300]
 
 
+class RecordFormat(Protocol):
+    """How a connection stores records."""
+
+    def closed(self, key: str, record: bytes) -> bytes:
+        """The bytes to store under this key."""
+
+    def expected(self, key: str, record: bytes) -> bytes:
+        """The bytes that are stored if this record, which was read or written before, is still there."""
+
+    def opened(self, key: str, data: bytes) -> bytes:
+        """The record in stored bytes."""
+
+    def newest(self, key: str) -> int:
+        """The highest number of a record seen under this key; 0: none, or they have none."""
+
+
+class PlainRecords:
+    """Records as they are."""
+
+    def closed(self, key: str, record: bytes) -> bytes:
+        """The same."""
+        return record
+
+    def expected(self, key: str, record: bytes) -> bytes:
+        """The same."""
+        return record
+
+    def opened(self, key: str, data: bytes) -> bytes:
+        """The same."""
+        return data
+
+    def newest(self, key: str) -> int:
+        """They have no numbers."""
+        return 0
+
+
 class StoreClient:
     """One connection. Its calls wait for each other; each raises :class:`StoreLostError` when the store is gone."""
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         """Connect; ``timeout_s`` bounds it only while the other side behaves."""
+        self._records: RecordFormat = PlainRecords()
         with store_errors(), no_dns_queries():
             self._open: Any = TCPStore(host, port, None, False, _span(timeout_s), wait_for_workers=False)
             self._open.set_timeout(_span(CALL_TIMEOUT_S))
+
+    def storing(self, records: RecordFormat) -> StoreClient:
+        """The same connection, with another format of its records."""
+        other = copy.copy(self)
+        other._records = records
+        return other
 
     @property
     def _store(self) -> Any:  # torch's stubs lack half of the methods, and bytes as values
@@ -65,13 +109,17 @@ class StoreClient:
             raise StoreLostError("the connection was closed")
         return self._open
 
+    def newest_number(self, key: str) -> int:
+        """See ``RecordFormat.newest``."""
+        return self._records.newest(key)
+
     # -- reading, never blocking on what is not there -------------------------------------------
 
     def peek(self, key: str) -> bytes | None:
         """The value, or None. Not for keys that a client may be waiting for: see :meth:`peek_awaited`."""
         with store_errors():
             value: bytes = self._store.compare_set(key, _NOTHING, _NOTHING)
-        return None if value == _NOTHING else value
+        return None if value == _NOTHING else self._records.opened(key, value)
 
     def peek_awaited(self, key: str) -> bytes | None:
         """The value, or None, without waking clients that wait for the key while it is missing."""
@@ -96,11 +144,12 @@ class StoreClient:
             return {}
         try:
             with store_errors():
-                return dict(zip(present, self._store.multi_get(present), strict=True))
+                values = self._store.multi_get(present)
+            return {key: self._records.opened(key, data) for key, data in zip(present, values, strict=True)}
         except StoreLostError:
             # One of them was deleted after the check, or the connection is gone: then this raises too.
-            values = {key: self.peek(key) for key in present}
-            return {key: value for key, value in values.items() if value is not None}
+            found = {key: self.peek(key) for key in present}
+            return {key: value for key, value in found.items() if value is not None}
 
     def _present(self, keys: Sequence[str]) -> list[str]:
         """Those that exist. One request checks all; only if some are missing, each half is checked."""
@@ -117,8 +166,10 @@ class StoreClient:
 
     def put(self, key: str, value: bytes) -> None:
         """Write without waiting for an answer; :meth:`confirm` waits for all that was sent."""
+        data = self._records.closed(key, value)
         with store_errors():
-            self._store.set(key, value)
+            self._store.set(key, data)
+        self._records.opened(key, data)  # what was there before does not count any more
 
     def append(self, key: str, line: str) -> None:
         """Add a line to the value in one step on the server, without waiting for an answer."""
@@ -140,9 +191,12 @@ class StoreClient:
             if self.peek(key) == expected:
                 self.delete([key])
             expected = b""
+        before, after = self._records.expected(key, expected), self._records.closed(key, desired)
         with store_errors():
-            value: bytes = self._store.compare_set(key, expected, desired)
-        return value
+            value: bytes = self._store.compare_set(key, before, after)
+            if value not in (before, after) and value and self._records.opened(key, value) == expected:
+                value = self._store.compare_set(key, value, after)  # the same record in other bytes
+        return self._records.opened(key, value)
 
     def delete(self, keys: Collection[str]) -> None:
         """Remove the keys that exist."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from elastic_agent.protocol import RevisionTimes
 from elastic_agent.transport.addresses import connect, local_address_towards
@@ -81,6 +81,57 @@ class Revisions:
         return self.times.written_by(self.store, revision)
 
 
+class RecordFormat(Protocol):
+    """How records are stored (see :mod:`elastic_agent.transport.sealed_records`)."""
+
+    def closed(self, key: str, record: bytes) -> bytes:
+        """The bytes to store under this key."""
+
+    def expected(self, key: str, record: bytes) -> bytes:
+        """The bytes that are stored if this record, which was read or written before, is still there."""
+
+    def opened(self, key: str, data: bytes) -> bytes:
+        """The record in stored bytes."""
+
+    def newest(self, key: str) -> int:
+        """The highest sequence number seen under this key, 0 if none was."""
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """etcd's KeyValue, with the record that the stored bytes hold."""
+
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    lease: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """etcd's RangeResponse, opened."""
+
+    header: Any
+    kvs: list[KeyValue]
+
+
+@dataclass(frozen=True)
+class Response:
+    """etcd's ResponseOp, opened."""
+
+    response_range: Found
+
+
+@dataclass(frozen=True)
+class Done:
+    """etcd's TxnResponse, opened."""
+
+    succeeded: bool
+    header: Any
+    responses: list[Response]
+
+
 class _Line:
     """A connection and the login that goes with it, shared by the clients that use it."""
 
@@ -122,6 +173,8 @@ class EtcdClient:
         self.local_address = local_address
         self.revisions = Revisions()
         """The revisions seen over this connection; replaced when the etcd at its other end is known."""
+        self.records: RecordFormat | None = None
+        """How records are stored; None: as they are. A sibling has its own."""
         self._line = line
         self._access = access
         self._timeout_s = timeout_s
@@ -194,7 +247,8 @@ class EtcdClient:
             CompactedError: that revision was compacted (0: the newest, which never is).
         """
         request = rpc.RangeRequest(key=key, range_end=end or b"", revision=revision)
-        return self._ask(self._line.kv.Range, request)
+        found = self._ask(self._line.kv.Range, request)
+        return found if self.records is None else Found(found.header, self._opened_values(found.kvs))
 
     def transact(self, compare: Sequence[Any], then: Sequence[Any], otherwise: Sequence[Any] = ()) -> Any:
         """The TxnResponse: ``then`` was done if all of ``compare`` held, else ``otherwise``.
@@ -202,7 +256,48 @@ class EtcdClient:
         Raises:
             LeaseGoneError: a key was to hang on a lease that is gone; nothing was written.
         """
-        return self._ask(self._line.kv.Txn, rpc.TxnRequest(compare=compare, success=then, failure=otherwise))
+        request = rpc.TxnRequest(compare=compare, success=then, failure=otherwise)
+        if self.records is None:
+            return self._ask(self._line.kv.Txn, request)
+        self._close_values(request)
+        done = self._ask(self._line.kv.Txn, request)
+        if done.succeeded:
+            for one in request.success:  # what was there before does not count any more
+                self.opened(one.request_put.key, one.request_put.value)
+        return Done(
+            done.succeeded,
+            done.header,
+            [
+                Response(Found(done.header, self._opened_values(one.response_range.kvs)))
+                for one in done.responses
+            ],
+        )
+
+    def _close_values(self, request: Any) -> None:
+        """Seal the values that a transaction writes, and those that it compares."""
+        assert self.records is not None
+        for compare in request.compare:
+            if compare.target == rpc.Compare.VALUE:
+                compare.value = self.records.expected(_path(compare.key), compare.value)
+        for one in (*request.success, *request.failure):
+            if one.HasField("request_put"):
+                one.request_put.value = self.records.closed(_path(one.request_put.key), one.request_put.value)
+
+    def _opened_values(self, kvs: Any) -> list[KeyValue]:
+        return [
+            KeyValue(
+                one.key, self.opened(one.key, one.value), one.create_revision, one.mod_revision, one.lease
+            )
+            for one in kvs
+        ]
+
+    def newest_number(self, key: bytes) -> int:
+        """The highest sequence number seen under this key, 0 if none was or records have none."""
+        return self.records.newest(_path(key)) if self.records is not None else 0
+
+    def opened(self, key: bytes, data: bytes) -> bytes:
+        """The record in bytes that a watch has shown. Not before records that were read earlier."""
+        return self.records.opened(_path(key), data) if self.records is not None else data
 
     def _ask(self, method: Callable[..., Any], request: Any) -> Any:
         answer = self._call(method, request)
@@ -415,6 +510,10 @@ def was_written_at(key: bytes, revision: int) -> Any:
 def was_created_at(key: bytes, revision: int) -> Any:
     """A condition: the key has existed since this revision."""
     return rpc.Compare(key=key, target=rpc.Compare.CREATE, result=rpc.Compare.EQUAL, create_revision=revision)
+
+
+def _path(key: bytes) -> str:
+    return key.decode("utf-8", "replace")
 
 
 # -- the channel and its errors ------------------------------------------------------------------

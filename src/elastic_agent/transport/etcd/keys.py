@@ -4,7 +4,8 @@ Keys, all under ``<prefix>/1/``:
 
     id                       random name of this etcd's life (another one means that its data were lost), and
                              the etcd lease whose remaining time shows its age
-    r/<run>/life             random name of this life of the run's records, which ends when they are removed
+    r/<run>/life             random name of this life of the run's records, which ends when they are removed; sealed
+                             if the run has a secret (see :mod:`.sealed`)
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
     r/<run>/plan             the newest plan (see :mod:`.plans`)
     r/<run>/status           what the coordinator waits for, in words
@@ -19,9 +20,11 @@ import re
 import secrets
 from typing import Any
 
-from elastic_agent.transport.base import NotAStoreError
+from elastic_agent.transport.base import NotAStoreError, StoreLostError
+from elastic_agent.transport.sealing import Secret
 
-from .client import EtcdClient, get, is_missing, put
+from .client import EtcdClient, is_missing, put
+from .sealed import RunLife, RunSecret, check_needs_no_secret
 
 AGE_KNOWN_S = 2 * 3600
 """How long the age of an etcd's life is known: for the longest lease, and as much margin."""
@@ -30,12 +33,14 @@ NAME_WITH_AGE = re.compile(r"[0-9a-f]{16}L([0-9a-f]{1,16})")
 
 MAX_STATUS_CHARS = 2048
 
+_LIVES = 5
+
 
 class RunKeys:
     """Where the records of one run lie."""
 
-    def __init__(self, prefix: str, run_id: str) -> None:
-        """``prefix``: of everything of ours in this etcd."""
+    def __init__(self, prefix: str, run_id: str, secret: Secret | None = None) -> None:
+        """``prefix``: of everything of ours in this etcd; ``secret``: authenticates the run's records."""
         self.shown = f"{prefix.rstrip('/')}/1/r/{run_id}"
         self.root = f"{self.shown}/".encode()
         self.members, self.leases = self.root + b"m/", self.root + b"l/"
@@ -43,6 +48,8 @@ class RunKeys:
         self.plan, self.status, self.leader = (self.root + name for name in (b"plan", b"status", b"leader"))
         self.life, self.ended = self.root + b"life", self.root + b"ended"
         self.id = id_key(prefix)
+        self.run_id = run_id
+        self.secret = RunSecret(secret, f"{self.shown}/") if secret is not None else None
 
     def member(self, incarnation: str) -> bytes:
         """The key of its member record."""
@@ -85,14 +92,38 @@ def _begin_life(client: EtcdClient, key: bytes) -> None:
         client.revoke(age)
 
 
-def run_life(client: EtcdClient, keys: RunKeys) -> bytes:
-    """The random name of this life of the run's records; written by the first node that registers."""
+def run_life(client: EtcdClient, keys: RunKeys) -> RunLife:
+    """This life of the run's records, which the first node begins; from now on, the client seals records for it.
+
+    Raises:
+        WrongKeyError: it was begun by an agent with another secret, or only one of the two has one.
+    """
+    for _ in range(_LIVES):
+        life = known_life(client, keys)
+        if life is not None:
+            return life
+        name = secrets.token_hex(4).encode()
+        made = keys.secret.sealed_life(name) if keys.secret is not None else name
+        client.transact([is_missing(keys.life)], [put(keys.life, made)])
+    raise StoreLostError(f"{keys.life.decode()} in etcd is removed again and again by another program")
+
+
+def known_life(client: EtcdClient, keys: RunKeys) -> RunLife | None:
+    """As :func:`run_life`, but None if the run has no records."""
     found = client.get(keys.life)
-    if found is None:
-        made = secrets.token_hex(4).encode()
-        done = client.transact([is_missing(keys.life)], [put(keys.life, made)], [get(keys.life)])
-        return made if done.succeeded else value_in(done.responses[0]) or made
-    return bytes(found.value)
+    life = _life_in(keys, found.value, found.mod_revision) if found is not None else None
+    if keys.secret is not None:
+        client.records = keys.secret.records(life)
+    return life
+
+
+def _life_in(keys: RunKeys, stored: bytes, revision: int) -> RunLife:
+    if keys.secret is None:
+        check_needs_no_secret(stored, keys.run_id)
+        name = stored
+    else:
+        name = keys.secret.name_of_life(stored)
+    return RunLife(bytes(stored), name.decode("ascii", "replace"), revision)
 
 
 def found_in(response: Any) -> Any | None:

@@ -33,7 +33,7 @@ from .client import (
     was_created_at,
     was_written_at,
 )
-from .keys import AGE_KNOWN_S, MAX_STATUS_CHARS, NAME_WITH_AGE, RunKeys, found_in
+from .keys import AGE_KNOWN_S, MAX_STATUS_CHARS, NAME_WITH_AGE, RunKeys, found_in, known_life
 from .plans import PlanReader, UnknownPlanError
 from .watch import Watch
 
@@ -321,7 +321,11 @@ def campaign_for(
         who: a name for logs.
         lease_ttl_s: of the run's nodes, seconds; the leader key outlives its holder by less than that.
         life: of the run's records.
+
+    Raises:
+        WrongKeyError: that life was not begun by an agent with the secret.
     """
+    known_life(client, keys)
     ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
     lease_id = client.grant(ttl_s)
     free = [has_value(keys.life, life), is_missing(keys.leader)]

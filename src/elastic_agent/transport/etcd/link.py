@@ -10,6 +10,7 @@ from typing import Any
 from elastic_agent.protocol import Lease, Member, Plan, encode
 from elastic_agent.transport.base import OtherVersionError, StoreLostError
 from elastic_agent.transport.record_reader import GONE, ReportInvalid, lease_in, lease_over, log_invalid
+from elastic_agent.transport.sealed_records import REVOKED
 
 from .client import CompactedError, EtcdClient, LeaseGoneError, exists, get, has_value, put, was_written_at
 from .keys import MAX_STATUS_CHARS, RunKeys, run_life, value_in
@@ -83,8 +84,9 @@ class EtcdLink:
         self._watch: Watch | None = None
         self._written: dict[str, int] = {}
         """In which revision this incarnation's member record was written, as far as known."""
-        self._life = run_life(client, keys)
-        self.store_id = f"{store}.{self._life.decode('ascii', 'replace')}"
+        life = run_life(client, keys)
+        self._life = life.stored
+        self.store_id = f"{store}.{life.name}"
         """Random name of this etcd's life, and of the run's in it."""
         self.local_address = client.local_address
         """This machine's address on the way to etcd."""
@@ -100,7 +102,9 @@ class EtcdLink:
         lease_key, member_key = self._keys.lease(name), self._keys.member(name)
         while True:
             stored = self._client.get(lease_key)
-            following = lease_over(stored.value if stored is not None else None, lease)
+            newest = self._client.newest_number(lease_key)
+            before = stored.value if stored is not None else None
+            following = lease_over(before, lease, newest) if newest < REVOKED else None
             if following is None:
                 return None
             lease = following

@@ -8,6 +8,7 @@ from typing import Any
 
 from elastic_agent.protocol import ForeignVersionError, Plan, RecordError, check_follows, check_whole, decode
 from elastic_agent.transport.base import StoreLostError
+from elastic_agent.transport.sealing import Unverified
 
 from .client import CompactedError, EtcdClient, News
 
@@ -74,13 +75,15 @@ class PlanReader:
         for one in news:
             if one.next_revision > self.next_revision:
                 self.next_revision = one.next_revision
-                for data in one.written.values():
-                    self._take(data)
+                for key, data in one.written.items():
+                    self._take(self._client.opened(key, data))
         return self.best
 
     def _take(self, data: bytes) -> bool:
         """This is what the key holds now, or held; whether it is a plan."""
         try:
+            if isinstance(data, Unverified):
+                raise RecordError(data.why)
             plan = _decode_plan(data)
             check_follows(plan, self.best)
         except RecordError as error:

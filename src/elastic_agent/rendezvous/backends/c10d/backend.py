@@ -11,7 +11,7 @@ from pathlib import Path
 
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, VolatileRunHistoryStore, new_run_id
-from elastic_agent.transport import NodeLink, ReportLink, UnreachableError, c10d
+from elastic_agent.transport import NodeLink, ReportLink, Secret, UnreachableError, c10d, is_loopback_name
 from elastic_agent.values import Endpoint, PortRange
 
 from .coordinator_thread import CoordinatorThread
@@ -29,13 +29,30 @@ class C10dBackend(RendezvousBackend):
     )
 
     def __init__(
-        self, endpoint: Endpoint, state_dir: Path, *, port_range: PortRange | None, port_rest_s: float
+        self,
+        endpoint: Endpoint,
+        state_dir: Path,
+        *,
+        port_range: PortRange | None,
+        port_rest_s: float,
+        secret: Secret | None = None,
     ) -> None:
-        """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
+        """Prepare; connects to nothing yet.
+
+        Args:
+            endpoint: of the store; with port 0, it is on any free port, and known to this agent alone.
+            state_dir: this agent's.
+            port_range: the ports for bootstrap stores; None: any.
+            port_rest_s: for how long no bootstrap store's port is used again, seconds.
+            secret: what all agents of the run share; None: records are not authenticated, unless no other agent is to
+                use the store.
+        """
         super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
         self._jobs = JobFiles(state_dir)
         self._alone = endpoint.port == 0
         """Any port will do: no other agent can know it, nor can a restart of this one."""
+        self._secret = secret or (Secret.random() if self._alone else None)
+        self._numbers = c10d.Numbers()
         self._forgets = False
         """What is remembered ends with this process."""
         self._lock = threading.Lock()
@@ -52,7 +69,7 @@ class C10dBackend(RendezvousBackend):
         self._ensure_host()
         job = f"{self._endpoint} {fingerprint}"
         proposal = self._jobs.run_of(job) or new_run_id()
-        run_id = c10d.agree_run_id(self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S)
+        run_id = c10d.agree_run_id(self._endpoint, fingerprint, proposal, DIAL_TIMEOUT_S, self._secret)
         self.run_id, self._fingerprint = run_id, fingerprint
         if not self._alone:
             self._jobs.write(job, run_id)
@@ -61,7 +78,7 @@ class C10dBackend(RendezvousBackend):
     def release(self) -> None:
         """Remove the agreed name from the store; see :class:`RendezvousBackend`."""
         if self._fingerprint is not None and self.run_id is not None:
-            c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S)
+            c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S, self._secret)
 
     def run_ended(self) -> None:
         """The next start of the same job is a new run; see :class:`RendezvousBackend`."""
@@ -76,18 +93,21 @@ class C10dBackend(RendezvousBackend):
         assert self.run_id is not None  # agreed before
         if self._endpoint.port != 0 and not self._coordinator_failed:
             try:
-                return c10d.dial(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
+                return self._dial(self.run_id)
             except UnreachableError:
                 self._ensure_host()
                 if self._host is None:
                     raise
         self._ensure_host()
-        return c10d.dial(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
+        return self._dial(self.run_id)
+
+    def _dial(self, run_id: str) -> NodeLink:
+        return c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._secret, self._numbers)
 
     def connect_reports(self) -> ReportLink:
         """A new connection to the store."""
         assert self.run_id is not None  # agreed before
-        return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S)
+        return c10d.dial_reports(self._endpoint, self.run_id, DIAL_TIMEOUT_S, self._secret)
 
     @property
     def _coordinator_failed(self) -> bool:
@@ -99,7 +119,7 @@ class C10dBackend(RendezvousBackend):
             if self._coordinator_failed:
                 self._close_host()
             if self._host is None:
-                self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S)
+                self._host = c10d.find_or_host(self._endpoint, DIAL_TIMEOUT_S, self._secret)
                 if self._host is not None:
                     # With --standalone, port 0 was asked for.
                     self._endpoint = Endpoint(self._endpoint.host, self._host.port)
@@ -107,6 +127,11 @@ class C10dBackend(RendezvousBackend):
 
     def _start_coordinator(self, host: c10d.C10dHost) -> None:
         self._log.info(f"hosting the store at {self._endpoint}")
+        if self._secret is None and not is_loopback_name(self._endpoint.host):
+            self._log.info(
+                f"every program that can connect to port {host.port} of this machine can join or end the run; to let "
+                "in only agents with a secret, see --secret-file"
+            )
         self._coordinator = CoordinatorThread(
             host.inbox(),
             host.coordinator_link,

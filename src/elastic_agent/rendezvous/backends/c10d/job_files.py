@@ -56,5 +56,5 @@ class JobFiles:
 def _run_in(file: Path) -> str | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=_JobFile).run_id
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import queue
 import signal
 import socket
 import time
@@ -25,6 +24,7 @@ from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, sta
 from elastic_agent.values import DEFAULT_PORT, Endpoint
 
 if TYPE_CHECKING:
+    from elastic_agent.transport import Secret
     from elastic_agent.transport.c10d import C10dHost
 
     from .hosted_runs import HostedRuns
@@ -38,33 +38,44 @@ MOST_NAMED = 8
 
 EVERYWHERE = "0.0.0.0"
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 class CannotServeError(Exception):
     """The endpoint is not this machine's, or another program listens there; the message is one line."""
 
 
 class StopRequests:
-    """Receives SIGTERM and SIGINT from now on; a wait for them can also be woken for other reasons."""
+    """Receives SIGTERM and SIGINT from now on; a wait for them can also be woken for other reasons.
+
+    The signals come through a pipe, which the C handler writes to: a signal that comes just before the wait begins
+    runs no Python handler until the wait ends, and would not end a wait for a queue.
+    """
 
     def __init__(self) -> None:
         """Take the signals over, until the process ends; one that is ignored (``serve &`` in a script) stays so."""
-        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        self._news, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        for signum in _STOP_SIGNALS:
             if signal.getsignal(signum) == signal.SIG_IGN:
                 get_logger().info(f"ignoring {signum.name}, which was ignored when this program was started")
             else:
-                signal.signal(signum, self._signalled)
-
-    def _signalled(self, signum: int, frame: FrameType | None) -> None:
-        self._news.put(signal.Signals(signum).name)
+                signal.signal(signum, _keep_running)
 
     def report(self) -> None:
         """Wake the waiting thread (from any thread)."""
-        self._news.put("")
+        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
+            os.write(self._writing, b"\0")
 
     def wait(self) -> str:
         """The name of the next signal; empty if something else is to be looked at."""
-        return self._news.get()
+        number = os.read(self._news, 1)[0]
+        return signal.Signals(number).name if number in _STOP_SIGNALS else ""
+
+
+def _keep_running(signum: int, frame: FrameType | None) -> None:
+    """The signal's number is in the pipe."""
 
 
 def serve(
@@ -72,6 +83,7 @@ def serve(
     state_dir: Path,
     stop: StopRequests,
     show: Callable[[HostedRuns], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    secret: Secret | None = None,
 ) -> bool:
     """Serve until a signal to stop.
 
@@ -80,6 +92,7 @@ def serve(
         state_dir: the directory for the run history, read at the next start.
         stop: signals that came since the program began.
         show: makes the runs known to users until it is exited.
+        secret: what the agents of all its runs share; None: every agent is let in.
 
     Returns:
         Whether it was stopped by a signal; False if the coordinator failed.
@@ -88,7 +101,7 @@ def serve(
         CannotServeError: the endpoint is not this machine's, or is taken.
     """
     shown = endpoint or Endpoint(socket.gethostname(), DEFAULT_PORT)
-    with _hosted(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown) as host:
+    with _hosted(endpoint or Endpoint(EVERYWHERE, DEFAULT_PORT), shown, secret) as host:
         server = Server(host, shown, state_dir, stop)
         with show(server.runs):
             as_asked = server.run()
@@ -186,7 +199,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def _hosted(endpoint: Endpoint, shown: Endpoint) -> Iterator[C10dHost]:
+def _hosted(endpoint: Endpoint, shown: Endpoint, secret: Secret | None) -> Iterator[C10dHost]:
     """The store, in this process alone."""
     from elastic_agent.transport import TransportError, c10d, is_local, resolve, shorten_lookups
 
@@ -199,7 +212,7 @@ def _hosted(endpoint: Endpoint, shown: Endpoint) -> Iterator[C10dHost]:
                 f"{shown.host} ({where}) is not this machine; run elastic-agent serve on the machine of "
                 "the endpoint, or pass an endpoint of this machine"
             )
-        host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S)
+        host = c10d.find_or_host(endpoint, DIAL_TIMEOUT_S, secret)
     except TransportError as error:
         problem = str(error).replace(str(endpoint), str(shown))
         raise CannotServeError(f"cannot serve at {shown}: {problem}") from None

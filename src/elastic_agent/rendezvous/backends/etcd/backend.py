@@ -9,7 +9,14 @@ from pathlib import Path
 
 from elastic_agent.protocol import RevisionTimes
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
-from elastic_agent.transport import NodeLink, NotAStoreError, ReportLink, TransportError, UnreachableError
+from elastic_agent.transport import (
+    NodeLink,
+    NotAStoreError,
+    ReportLink,
+    Secret,
+    TransportError,
+    UnreachableError,
+)
 from elastic_agent.transport.etcd import (
     CALL_TIMEOUT_S,
     EtcdClient,
@@ -150,10 +157,13 @@ class EtcdBackend(RendezvousBackend):
         lease_ttl_s: float,
         port_range: PortRange | None,
         port_rest_s: float,
+        secret: Secret | None = None,
     ) -> None:
-        """``lease_ttl_s``: of the run's nodes, seconds; ``port_rest_s`` as for every backend."""
+        """``lease_ttl_s``: of the run's nodes, seconds; ``secret``: of the run; the rest as for every backend."""
         super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
         self._access = access
+        self._secret = secret
+        self._keys: RunKeys | None = None
         self._members = Members(endpoint, access, min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES))
         self._lease_ttl_s = lease_ttl_s
         self._kept = KeptLeases(lease_ttl_s)
@@ -173,7 +183,7 @@ class EtcdBackend(RendezvousBackend):
         """A connection to one member; this agent takes part in the election from the first one on."""
         assert self.run_id is not None  # set before
         client, store = self._members.dial()
-        keys = RunKeys(self._access.prefix, self.run_id)
+        keys = self._keys_of(self.run_id)
         try:
             link = EtcdLink(
                 client,
@@ -204,8 +214,18 @@ class EtcdBackend(RendezvousBackend):
         """A connection to one member."""
         assert self.run_id is not None  # set before
         client, _ = self._members.dial()
-        keys = RunKeys(self._access.prefix, self.run_id)
-        return EtcdReportLink(client, keys, self._report_leases)
+        try:
+            return EtcdReportLink(client, self._keys_of(self.run_id), self._report_leases)
+        except BaseException:
+            client.close()
+            raise
+
+    def _keys_of(self, run_id: str) -> RunKeys:
+        """The same for all connections: they know what each other has seen."""
+        with self._lock:
+            if self._keys is None or self._keys.run_id != run_id:
+                self._keys = RunKeys(self._access.prefix, run_id, self._secret)
+            return self._keys
 
     def _mark(self) -> None:
         """Our lease was renewed: if this agent coordinates, write a mark, by which others can date it."""

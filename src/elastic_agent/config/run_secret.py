@@ -1,0 +1,82 @@
+"""Where the secret of a run comes from: a file, a credential of systemd, or a variable."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.sources.environment import SECRET
+
+CREDENTIAL = "elastic-agent-secret"
+"""The name of the credential: ``LoadCredential=elastic-agent-secret:FILE`` in a unit of systemd."""
+
+LEAST_CHARS, MOST_LINES, MOST_BYTES = 16, 2, 4096
+REMEDY = "create one with elastic-agent secret FILE, and copy it to all machines"
+
+
+def new_secret() -> str:
+    """A secret as :func:`run_secret` reads it."""
+    return secrets.token_hex(32)
+
+
+def run_secret(file: Path | None, environ: Mapping[str, str], variable: str | None) -> tuple[bytes, ...]:
+    """The secret that the agents of a run share, from the first of these that is there; empty without any.
+
+    During a rotation there are two, and the first one is used for what this agent writes.
+
+    Args:
+        file: ``--secret-file``.
+        environ: for the folder of systemd's credentials.
+        variable: the value of ELASTIC_AGENT_SECRET; None: it is not set. If it is empty, what was to set it has failed.
+
+    Raises:
+        UsageError: it cannot be read, others can read it, or it is none.
+    """
+    if file is not None:
+        return _parsed(_read(file, is_private=True), f"--secret-file {file}")
+    folder = environ.get("CREDENTIALS_DIRECTORY")
+    if folder and (credential := Path(folder, CREDENTIAL)).exists():
+        return _parsed(_read(credential, is_private=False), f"the credential {CREDENTIAL}")
+    return _parsed(variable.encode("utf-8", "surrogateescape"), SECRET) if variable is not None else ()
+
+
+def _read(file: Path, *, is_private: bool) -> bytes:
+    try:
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            found = os.fstat(opened.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise UsageError(f"--secret-file {file}: not a regular file; {REMEDY}")
+            if is_private:
+                _check_access(file, found)
+            return opened.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            f"--secret-file {file}: {error.strerror}; expected a file that this user can read"
+        ) from None
+
+
+def _check_access(file: Path, found: os.stat_result) -> None:
+    if found.st_uid not in (os.geteuid(), 0):
+        raise UsageError(
+            f"--secret-file {file}: it belongs to user {found.st_uid}; expected this user ({os.geteuid()}) or root"
+        )
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        mode = stat.S_IMODE(found.st_mode)
+        raise UsageError(
+            f"--secret-file {file}: other users can read or write it (mode {mode:04o}); expected 0600: chmod 600 {file}"
+        )
+
+
+def _parsed(data: bytes, source: str) -> tuple[bytes, ...]:
+    lines = [line.strip() for line in data.splitlines() if line.strip()]
+    if not lines or len(lines) > MOST_LINES or len(data) > MOST_BYTES:
+        raise UsageError(
+            f"{source}: {len(lines) or 'no'} lines; expected one secret, or during a rotation two; {REMEDY}"
+        )
+    if any(len(line) < LEAST_CHARS for line in lines):
+        raise UsageError(f"{source}: expected a secret of at least {LEAST_CHARS} characters; {REMEDY}")
+    return tuple(lines)
