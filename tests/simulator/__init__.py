@@ -21,6 +21,9 @@ started after a run was stopped go on with it in the store that is there. After 
 again in some seeds, in a new store or in the one from which its records were removed; one machine may have slept
 meanwhile.
 
+With ``forged``, the run is authenticated, and another client writes into its store (:mod:`.forgers`). Then all of the
+shipped code above torch's client runs in virtual time (:mod:`.keyed`, :mod:`.keyed_links`, :mod:`.fibers`).
+
 :mod:`.checker` knows the truth about every worker and holds it against the rules of the design.
 
 ``python -m tests.simulator --seeds 2000`` runs many seeds; ``--seed 17 --story`` tells what happened in one.

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .store import Store
 
 EPSILON_S = 1e-6
+FORGER = "forger"
+"""Begins every name and reason that no agent of an authenticated run has written."""
 NOTICED_S = 0.5
 """How long an agent that is running may take to learn that its workers are gone."""
 Seen = dict[str, tuple[Member, Lease]]
@@ -69,6 +71,10 @@ class Checker:
         """When the verdict was published."""
         self.newest_history: History | None = None
         """What a machine that has read every plan would remember."""
+        self._finished: set[str] = set()
+        """Incarnations of worlds that finished, in every run of this name."""
+        self._begun_in = ""
+        """The store with the first plan of the run that began last under this name."""
         self.forgot = False
         """The first plan of a store was made by a coordinator that knew less than others.
 
@@ -109,7 +115,9 @@ class Checker:
             if self.forgot:
                 if self.cluster.scenario.hosting == "etcd" and not self.being_killed_after_thaw(group):
                     self._only(group.world)
-            elif group.generation != self.newest_run and not self.being_killed_after_thaw(group):
+            elif group.generation != self.newest_run and not (
+                self.being_killed_after_thaw(group) or self._is_revived(group)
+            ):
                 self.broken(
                     "safety 2 (one generation at a time)",
                     f"workers of generation {group.generation} run on {group.agent.name} "
@@ -117,6 +125,11 @@ class Checker:
                 )
             if machine.clock() > agent.guard.deadline_s + margin_s or agent.died_s is not None:
                 self._not_past_the_fence(group)
+
+    def _is_revived(self, group: Group) -> bool:
+        """Whether another client has written its lease back, so that it may run on beside a later world."""
+        store = self.cluster.endpoint.store
+        return store is not None and group.agent.incarnation in store.revived
 
     def _not_past_the_fence(self, group: Group) -> None:
         machine, margin_s = group.agent.machine, self.cluster.policy.fence_margin_s
@@ -243,6 +256,8 @@ class Checker:
         """A lease was revoked in the store: not of a running node that renewed it within its time."""
         self.cluster.story("store", "lease of {} condemned", lease.incarnation)
         members = [readable(Member, one) for one in store.members.values()]
+        if lease.incarnation in store.tampered:
+            return  # a client that overwrites records can cost a node its lease
         replaced = any(isinstance(one, Member) and lease.incarnation in one.replaces for one in members)
         plan = decode(Plan, store.plan) if store.plan is not None else None
         if replaced or plan is None or plan.phase is not Phase.RUNNING or not self._offices_hold:
@@ -281,6 +296,7 @@ class Checker:
             plan.reason,
         )
         self.newest = plan
+        self.nothing_forged(plan)
         seen = self.seen_by(plan)
         history = plan.history()
         if before is None and self._knows_less(history):
@@ -300,12 +316,19 @@ class Checker:
         self._goes_above(before, plan, seen)
         self.notices.published(store, before, plan, seen)
         if plan.is_terminal:
-            self._ended(before, plan, seen)
+            self._ended(store, before, plan, seen)
+        self._begun_in = self._begun_in or store.store_id
         self._refusals(before, plan)
         if plan.phase is not Phase.FORMING:
             self.forming_since_s = None
         elif self.forming_since_s is None:
             self.forming_since_s = self.cluster.kernel.now
+
+    def nothing_forged(self, plan: Plan) -> None:
+        """No data of a client without the secret are part of a plan."""
+        if self.cluster.forgers is not None:
+            forged = FORGER.encode() in encode(plan)
+            self.require(not forged, "nothing forged is part of a decision", f"{plan}")
 
     def _knows_less(self, told: History) -> bool:
         """Whether a new store begins with less than was known before, or with another run of that name."""
@@ -315,7 +338,11 @@ class Checker:
         # A full disk keeps neither the outcome nor the budget; one that was lost keeps no settings.
         ended = known.outcome in (Phase.FINISHED, Phase.FAILED) and not known.settled and told.outcome is None
         poorer = told.charged < known.charged or told.lease_ttl_s < known.lease_ttl_s
-        return ended or poorer or told.rank < known.rank or told.life != known.life
+        # It may have heard of the generation when that formed, from a node whose disk was not full.
+        misses_world = known.world is not None and (
+            told.world is None or told.world.generation < known.world.generation
+        )
+        return ended or poorer or misses_world or told.rank < known.rank or told.life != known.life
 
     def _forget(self, plan: Plan) -> None:
         """What was counted before means nothing any more, save for a world that runs or has ended."""
@@ -335,7 +362,7 @@ class Checker:
     def begin_again(self) -> None:
         """A new run begins under the same name: above the old generations, with the whole budget."""
         stopped = self.final is not None and self.final.phase is Phase.STOPPED
-        self.final, self.earlier = None, self.final
+        self.final, self.earlier, self._begun_in = None, self.final, ""
         self.forming_since_s = self.cluster.kernel.now
         self.notices.begin_again()
         if stopped:
@@ -406,6 +433,8 @@ class Checker:
             return
         if before.notice is not None:
             return  # whether it ended in its time is a rule of notices
+        if not store.tampered.isdisjoint(seat.incarnation for seat in before.world.seats):
+            return  # a client that overwrites records can cost a node its lease
         for seat in before.world.seats:
             record, lease = store.members.get(seat.incarnation), store.leases.get(seat.incarnation)
             if record is None or lease is None or decode(Lease, lease).revoked:
@@ -499,7 +528,7 @@ class Checker:
     def _nobody_runs(self, generation: int) -> None:
         for group in self.live:
             if group.generation < generation and not (
-                group.agent.machine.paused or self.being_killed_after_thaw(group)
+                group.agent.machine.paused or self.being_killed_after_thaw(group) or self._is_revived(group)
             ):
                 self.broken(
                     "safety 2 (sealed only when all are cleared)",
@@ -532,15 +561,19 @@ class Checker:
             return 1
         return None if max(before.start_failures.values(), default=0) >= 2 else 0
 
-    def _ended(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
+    def _ended(self, store: Store, before: Plan | None, plan: Plan, seen: Seen) -> None:
         if self.final is not None:
             return
         self.final, self.ended_s = plan, self.cluster.kernel.now
         if plan.phase is Phase.FINISHED:
             assert plan.world is not None
             truth = self.cluster.job.of(plan.generation)
-            missing = {seat.incarnation for seat in plan.world.seats} - truth.succeeded
+            incarnations = {seat.incarnation for seat in plan.world.seats}
+            # If the store is lost after the next run began, the one after it may repeat the outcome of the run before.
+            repeatable = self._finished if self._begun_in not in ("", store.store_id) else set[str]()
+            missing = incarnations - truth.succeeded - repeatable
             self.require(not missing, "finished when all succeeded", f"{missing} did not")
+            self._finished |= incarnations
         elif plan.phase is Phase.STOPPED:
             pass  # see the rules of notices
         elif "unreadable" in plan.reason:

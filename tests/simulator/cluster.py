@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,12 @@ from .agent import Agent, Offer
 from .checker import Checker
 from .coordination import Coordination, HostedCoordinator
 from .etcd import Etcd, EtcdConnection
+from .forgers import Forgers
 from .guard import Group
 from .job import Job
 from .kernel import Kernel, Process
+from .keyed import KeyedStore
+from .keyed_links import KeyedCoordinator
 from .machine import Machine
 from .network import Connection, Network
 from .scenario import Scenario, draw
@@ -131,13 +134,15 @@ class Endpoint:
         """A new, empty store in this process, with a coordinator beside it unless it is elected."""
         self.lives += 1
         self.host = process
-        kind = Etcd if self.cluster.scenario.hosting == "etcd" else Store
+        kind: type[Store] = Etcd if self.cluster.scenario.hosting == "etcd" else Store
+        if self.cluster.forgers is not None:
+            kind = KeyedStore
         self.store = kind(
             f"store{self.lives}", self.machine, process, self.cluster.network, self.cluster.checker
         )
         self.store.hint_loss = self.cluster.scenario.hint_loss
         known, kept = self.cluster.checker.newest_history, self.machine.disk
-        knows_less = kind is Store and known is not None and (kept is None or kept.rank < known.rank)
+        knows_less = kind is not Etcd and known is not None and (kept is None or kept.rank < known.rank)
         if knows_less and (kept is None or self.machine.disk_is_behind):
             self.may_forget = True  # its disk was lost, or full
         self.cluster.checker.store_opened()
@@ -148,7 +153,8 @@ class Endpoint:
     def coordinate(self, machine: Machine, process: Process) -> None:
         """Start a coordinator's term."""
         assert self.store is not None  # opened before
-        self.coordinations.append(HostedCoordinator(self.cluster, machine, process, self.store))
+        kind = KeyedCoordinator if isinstance(self.store, KeyedStore) else HostedCoordinator
+        self.coordinations.append(kind(self.cluster, machine, process, self.store))
 
 
 class Cluster:
@@ -161,14 +167,23 @@ class Cluster:
         focus: Collection[str] = (),
         *,
         hosting: str | None = None,
+        forged: bool = False,
         tell: bool = False,
     ) -> None:
-        """``hosting``: where the store lives (see :class:`Scenario`); None: as the seed says."""
-        hosting = hosting or ("etcd" if seed % 3 == 2 else None)
+        """Begin.
+
+        Args:
+            seed: of all that is drawn.
+            quirks: bugs that the simulated drivers know.
+            focus: the only kinds of faults; none: drawn.
+            hosting: where the store lives (see :class:`Scenario`); None: as the seed says.
+            forged: whether the run is authenticated, and another client writes into its store (c10d as it ships).
+            tell: whether to record the story.
+        """
         self.seed = seed
         self.quirks = frozenset(quirks)
         self.kernel = Kernel(seed)
-        self.scenario: Scenario = draw(self.kernel.random, focus, hosting)
+        self.scenario = self._draw(focus, hosting, forged=forged)
         self.policy: Policy = self.scenario.policy
         self.network = Network(self.kernel, self.scenario.latency_s)
         self.told: list[tuple[float, str, str]] | None = [] if tell else None
@@ -202,7 +217,16 @@ class Cluster:
         self.offers: dict[Address, Offer] = {}
         """All that ever were."""
         self._incarnations = 0
+        # Who writes into the store without the secret; None: the run is not authenticated.
+        self.forgers = Forgers(self, seed) if forged else None
         self._build()
+
+    def _draw(self, focus: Collection[str], hosting: str | None, *, forged: bool) -> Scenario:
+        hosting = hosting or (("serve" if forged else "etcd") if self.seed % 3 == 2 else None)
+        scenario = draw(self.kernel.random, focus, hosting)
+        if forged and scenario.hosting not in ("agent", "serve"):
+            return replace(scenario, hosting="agent")
+        return scenario
 
     def _build(self) -> None:
         first = Machine(self.kernel, "m0", self.scenario.max_skew)

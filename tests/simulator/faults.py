@@ -671,9 +671,8 @@ class Faults:
         if store is not None:
             name = f"garbage{self.random.randrange(1000)}"
             nonsense = self.random.choice((b"\x80\x04]", b"{}", b'{"version":2}', b"[" * 5000, b""))
-            store.members[name] = nonsense
-            store.leases[name] = self.random.choice((nonsense, b'{"incarnation":"x","ttl_s":1}'))
-            store.hint(name)
+            lease = self.random.choice((nonsense, b'{"incarnation":"x","ttl_s":1}'))
+            store.scribble(name, nonsense, lease)
 
     # -- the election of a coordinator beside a store that survives -----------------------------
 

@@ -6,6 +6,7 @@ class for the time of a seed, or by a quirk that the simulated drivers know. The
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,8 +34,10 @@ from elastic_agent.rendezvous.coordinator_effects import SaveHistory
 from elastic_agent.rendezvous.effects import Steps
 from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.store_requests import Connection
+from elastic_agent.transport import sealed_records, sealing
+from elastic_agent.transport.c10d import plans, sealed
 
-from . import guard
+from . import guard, keyed
 from .kernel import Routine
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
@@ -53,6 +56,8 @@ class Mutant:
     """The faults that it takes to see it, if it takes luck otherwise."""
     hosting: str | None = None
     """Where the store lives, if that is not to be drawn."""
+    forged: bool = False
+    """Whether the run is authenticated, and another client writes into its store."""
     seeds: int = 400
     """Within how many seeds it must be caught."""
     first: int = 0
@@ -550,8 +555,10 @@ def _any_requeuer(right: Any) -> Any:
 
 
 def _does_not_stop(right: Any) -> Any:
-    def follow(now: cluster_view.ClusterView, plan: Plan, stop_request: records.StopRequest) -> Plan:
-        return plan if stop_request.leaver is None else right(now, plan, stop_request)
+    def follow(
+        now: cluster_view.ClusterView, plan: Plan, requester: str, stop_request: records.StopRequest
+    ) -> Plan:
+        return plan if stop_request.leaver is None else right(now, plan, requester, stop_request)
 
     return follow
 
@@ -784,6 +791,139 @@ _OF_THE_SESSION = (
         "closes-the-needed-store",
         "a node stops serving the bootstrap store of the world that is about to start",
         ((BootstrapOffers, "keep_only", _closes_all),),
+    ),
+)
+
+# -- authenticated records ----------------------------------------------------------------------
+
+
+def _without_path(right: Any) -> Any:
+    return lambda key, path, number, record: right(key, "", number, record)
+
+
+def _without_number(right: Any) -> Any:
+    return lambda key, path, number, record: right(key, path, b"", record)
+
+
+def _any_greeting(right: Any) -> Any:
+    def tag(key: bytes, path: str, number: bytes, record: bytes) -> bytes:
+        return right(key, "a greeting" if "/welcome/" in path else path, number, record)  # type: ignore[no-any-return]
+
+    return tag
+
+
+def _without_epoch(right: Any) -> Any:
+    return lambda root, epoch: right(root, b"")
+
+
+def _takes_the_record_as_it_is(right: Any) -> Any:
+    return classmethod(
+        lambda cls, raw, why: raw[keyed.HEAD_BYTES :] if raw.startswith(sealing.MAGIC) else raw
+    )
+
+
+def _remembers_no_number(right: Any) -> Any:
+    def opened(self: sealed_records.SealedRecords, key: str, data: bytes) -> bytes:
+        self._seals.newest.pop(key, None)
+        return right(self, key, data)  # type: ignore[no-any-return]
+
+    return opened
+
+
+def _without(kind: str) -> Callable[[Any], Any]:
+    return lambda right: replace(right, of_run=re.compile(right.of_run.pattern.replace(f"{kind}|", "", 1)))
+
+
+_OF_SEALS = (
+    Mutant(
+        "seal-without-path",
+        "what authenticates a record does not cover the key that it is stored under",
+        ((sealing, "_tag", _without_path),),
+        quirks=("forgers move",),
+        forged=True,
+    ),
+    Mutant(
+        "seal-without-number",
+        "what authenticates a record does not cover its number",
+        ((sealing, "_tag", _without_number),),
+        quirks=("forgers renumber",),
+        forged=True,
+    ),
+    Mutant(
+        "seal-without-epoch",
+        "records of an earlier life of the store count",
+        ((sealing, "_epoch_key", _without_epoch),),
+        focus=("store crash", "join"),
+        quirks=("forgers replay",),
+        forged=True,
+    ),
+    Mutant(
+        "answers-to-any-greeting",
+        "the answer to another greeting, in an earlier life of the store, is taken for the answer",
+        ((sealing, "_tag", _any_greeting),),
+        quirks=("forgers greet",),
+        focus=("store crash", "join"),
+        forged=True,
+        first=12,
+    ),
+    Mutant(
+        "accepts-unverified-records",
+        "a record counts whether or not it is authenticated",
+        ((sealing.Unverified, "of", _takes_the_record_as_it_is),),
+        forged=True,
+    ),
+    Mutant(
+        "accepts-earlier-records",
+        "a record counts although a newer one was there before",
+        ((sealed_records.SealedRecords, "opened", _remembers_no_number),),
+        quirks=("forgers replay",),
+        forged=True,
+    ),
+    Mutant(
+        "revives-revoked-leases",
+        "a lease that was revoked counts as it was before the revocation",
+        ((sealed_records, "REVOKED", lambda right: 0),),
+        quirks=("forgers replay",),
+        forged=True,
+    ),
+    Mutant(
+        "plans-not-authenticated",
+        "plans are not authenticated",
+        ((sealed, "KINDS", _without("plan")),),
+        forged=True,
+    ),
+    Mutant(
+        "members-not-authenticated",
+        "member records are not authenticated",
+        ((sealed, "KINDS", _without("m")),),
+        forged=True,
+    ),
+    Mutant(
+        "leases-not-authenticated",
+        "leases are not authenticated",
+        ((sealed, "KINDS", _without("l")),),
+        forged=True,
+    ),
+    Mutant(
+        "removed-leases-were-not-renewed",
+        "a lease that another client has removed counts from the last renewal that the coordinator saw",
+        (
+            (
+                leases.LeaseLedger,
+                "revoked",
+                lambda right: lambda self, incarnation, gone_s=None: right(self, incarnation),
+            ),
+        ),
+        quirks=("forgers delete",),
+        first=152,
+        forged=True,
+    ),
+    Mutant(
+        "withheld-plans-stay-away",
+        "the coordinator does not write the newest plan again when another client has removed it",
+        ((plans.PlanWriter, "keep", _always(None)),),
+        quirks=("forgers withhold",),
+        forged=True,
     ),
 )
 
@@ -1087,5 +1227,5 @@ _ALL = (
 )
 
 MUTANTS: dict[str, Mutant] = {
-    mutant.name: mutant for mutant in (*_ALL, *_OF_THE_SESSION, *_OF_NOTICES, *_OF_THE_BUDGET)
+    mutant.name: mutant for mutant in (*_ALL, *_OF_THE_SESSION, *_OF_NOTICES, *_OF_THE_BUDGET, *_OF_SEALS)
 }

@@ -303,13 +303,16 @@ class NoticeRules:
         """A run ends without a request to stop it if every node that takes part was asked to leave."""
         ends = plan.phase is Phase.STOPPED or (plan.notice is not None and plan.notice.ends)
         if ends and not self._stop_asked:
-            self._stop_asked = self._all_are_to_leave(seen)
+            self._stop_asked = self._all_are_to_leave(plan, seen)
 
-    def _all_are_to_leave(self, seen: Seen) -> bool:
-        agents, taking_part = (
-            self.cluster.agents,
-            [member for member, lease in seen.values() if counts(member, lease)],
-        )
+    def _all_are_to_leave(self, plan: Plan, seen: Seen) -> bool:
+        """Of a refused node that died, the lease may still stand."""
+        agents = self.cluster.agents
+        taking_part = [
+            member
+            for key, (member, lease) in seen.items()
+            if counts(member, lease) and key not in plan.refused
+        ]
         asked = {one.node_id for one in taking_part if agents[one.incarnation].asked_to_leave}
         return {one.node_id for one in taking_part} <= asked | self.cluster.told_to_leave
 
@@ -374,7 +377,8 @@ class NoticeRules:
             moved = not agent.process.frozen and agent.process.thawed_s < began_s
             moved = moved and agent.guard.process.thawed_s < began_s and not agent.guard.process.frozen
             hung = agent.stop_hangs or cluster.stop_hung_s >= began_s
-            if agent.process.alive and moved and not hung:
+            # Who was asked to stop the run, too, waits for the workers of the others, as the command that asked does.
+            if agent.process.alive and moved and not hung and not agent.node.is_lingering:
                 self._require(agent.outcome is not None, "a drained node leaves", agent.name)
 
         kernel.after(within_s, look)
@@ -401,7 +405,9 @@ class NoticeRules:
         def look() -> None:
             over = cluster.over or self.checker.final is not None
             again = self.stopped is not None and self.stopped is not stopped_then
-            self._require(over or again, "a stop request stops the run", stop_request.words)
+            agents = [one.agent for one in cluster.holders if one.agent is not None]
+            all_left = not any(one.process.alive and one.outcome is None for one in agents)
+            self._require(over or again or all_left, "a stop request stops the run", stop_request.words)
 
         stopped_then = self.stopped
         self._later(asker, stop_request, look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Iterable
@@ -12,8 +13,9 @@ from .checker import RuleBrokenError
 from .cluster import Cluster
 from .coordination import KEEP_OVER_LEASES
 from .faults import Faults
+from .keyed_links import in_virtual_time
 from .mutants import MUTANTS, Mutant, applied
-from .pairs import ANYTHING, Draw, pair_of
+from .pairs import ANYTHING, Draw, drawn, pair_of
 
 MAX_EVENTS = 1_000_000
 """Seeds take some thousands."""
@@ -35,12 +37,15 @@ class Result:
 def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = ANYTHING, *, tell: bool = False) -> Result:
     """One universe from its beginning to its end. A mutant's own focus and hosting count if ``draw`` has none."""
     if mutant is not None:
-        draw = Draw(draw.focus or mutant.focus, draw.hosting or mutant.hosting)
+        draw = Draw(draw.focus or mutant.focus, draw.hosting or mutant.hosting, draw.forged or mutant.forged)
+    else:
+        draw = drawn(seed, draw)
     with applied(mutant) as quirks:
-        cluster = Cluster(seed, quirks, draw.focus, hosting=draw.hosting, tell=tell)
+        cluster = Cluster(seed, quirks, draw.focus, hosting=draw.hosting, forged=draw.forged, tell=tell)
         rule, what = None, ""
         try:
-            _live(cluster)
+            with in_virtual_time(cluster.kernel, seed) if draw.forged else contextlib.nullcontext():
+                _live(cluster)
         except RuleBrokenError as broken:
             rule, what = broken.rule, str(broken)
             cluster.story("checker", "RULE BROKEN: {}", what)
@@ -63,6 +68,8 @@ def catch(mutant: Mutant) -> Result | None:
 
 def _live(cluster: Cluster) -> None:
     Faults(cluster)
+    if cluster.forgers is not None:
+        cluster.forgers.begin()
     kernel, checker, scenario = cluster.kernel, cluster.checker, cluster.scenario
 
     def after_each_step() -> bool:

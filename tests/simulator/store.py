@@ -54,6 +54,10 @@ class Store:
         """Who has registered."""
         self.plan: bytes | None = None
         self.version = 0
+        self.tampered: set[str] = set()
+        """Incarnations whose records another client changed."""
+        self.revived: set[str] = set()
+        """Incarnations whose leases another client wrote back: they may run on, see docs/security.md."""
         self.status = ""
         self.hints: list[Inbox] = []
         """Inboxes of the coordinators that listen (one, but for the time of a change)."""
@@ -194,6 +198,11 @@ class Store:
             self.leases[incarnation] = revoked
             self.checker.revoked(self, decode(Lease, revoked))
         return self.leases.get(incarnation) == revoked
+
+    def scribble(self, name: str, member: bytes, lease: bytes) -> None:
+        """Another client writes this as records of an incarnation."""
+        self.members[name], self.leases[name] = member, lease
+        self.hint(name)
 
     def end_life(self) -> None:
         """The run's records are about to be removed: who registers now does that anew."""
