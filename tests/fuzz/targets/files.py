@@ -1,0 +1,395 @@
+"""Files that the agent and its commands read again: state, caches, journals, what workers and frameworks wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+
+import msgspec
+
+from elastic_agent.agent import identity, run_claim
+from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles
+from elastic_agent.agent.reporting.status_files import saved_statuses
+from elastic_agent.agent.worker_group.learning import _read_known
+from elastic_agent.agent.worker_group.script_files import _names_in
+from elastic_agent.agent.worker_group.script_scan import needs_own_python, variables_set
+from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.diagnosis.goodput import Account, Goodput, SavedGoodput
+from elastic_agent.diagnosis.status_text import status_text
+from elastic_agent.doctor import interpreter
+from elastic_agent.doctor.interpreter import Installed, ask_interpreter
+from elastic_agent.doctor.script import check_source, top_level_imports
+from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
+from elastic_agent.integrations.transformers.checkpoints import saved
+from elastic_agent.launcher.journal import Journal
+from elastic_agent.linux import boot_id, pid_namespace
+from elastic_agent.printable import escaped
+from elastic_agent.protocol import History
+from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
+from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.workers.failure import describe
+from elastic_agent.workers.spawner.learned import VERSION, NotLearnedError, _import_by_verdict, _read
+from tests.fuzz.target import Target, check_shown
+
+from . import support
+
+_SCRIPT = b"""\
+import os, sys
+import torch.distributed as dist
+from setproctitle import setproctitle
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("MASTER_ADDR", "localhost")
+if "RANK" not in os.environ:
+    os.environ.update({"RANK": "0", "WORLD_SIZE": str(1 + 1)})
+del os.environ["NCCL_DEBUG"]
+local = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("gloo", rank=local, world_size=2)
+"""
+
+
+def targets() -> list[Target]:
+    """Each writes its input to a file in memory."""
+    folder = support.Folder()
+
+    def from_file(name: str, read: Callable[[os.PathLike[str]], object]) -> Callable[[bytes], object]:
+        path = folder.write(name, b"")
+
+        def feed(data: bytes) -> object:
+            path.write_bytes(data)
+            return read(path)
+
+        return feed
+
+    goodput = SavedGoodput(Goodput(9.0), 1.7e9, ((1, 0.5), (60, 9.0)), "failed")
+    state = folder.path / "state"
+    for kind in ("goodput/run", "status/run", "runs/run.run"):
+        (state / kind).mkdir(parents=True)
+    return [
+        Target(
+            "file-goodput",
+            (msgspec.json.encode(goodput),),
+            _goodput(state),
+            ("agent/reporting/goodput_recorder.py GoodputFiles.load",),
+            0.3,
+        ),
+        Target(
+            "file-status",
+            tuple(map(msgspec.json.encode, support.statuses())),
+            _status(state),
+            ("agent/reporting/status_files.py saved_statuses",),
+            0.2,
+        ),
+        Target("file-history", support.record_samples()[History], _history(state), weight=0.3),
+        Target(
+            "file-job",
+            (b'{"run_id":"run-9040f03a"}',),
+            from_file("job.json", _run_in),
+            ("rendezvous/backends/c10d/job_files.py _run_in",),
+            0.3,
+        ),
+        Target(
+            "file-identity",
+            (_identity(),),
+            _lock(folder),
+            ("agent/identity.py _holder", "agent/identity.py _proven_gone"),
+            0.2,
+        ),
+        Target("file-claim", _claims(), _claim(folder), ("agent/run_claim.py _read",), 0.2),
+        Target(
+            "file-imports",
+            (_reported(),),
+            from_file("reported.json", _imports),
+            ("agent/worker_group/learning.py _read_known", "agent/worker_group/script_files.py _names_in"),
+            0.3,
+        ),
+        Target(
+            "file-verdict",
+            (_verdict(), _reported()),
+            from_file("verdict.json", _learned),
+            ("workers/spawner/learned.py _read",),
+            0.3,
+        ),
+        Target(
+            "file-journal",
+            (_journal(),),
+            from_file("journal", _read_journal),
+            ("launcher/journal.py _event",),
+            0.2,
+        ),
+        Target("file-error", _error_files(), _error_file, ("workers/failure.py _from_error_file",), 0.5),
+        Target("file-heartbeats", (bytes(128), b"\x01" * 128), _heartbeats(folder), weight=0.2),
+        Target(
+            "file-trainer-state",
+            (_trainer_state(),),
+            _trainer(folder),
+            ("integrations/transformers/checkpoints.py trainer_state",),
+            0.3,
+        ),
+        Target(
+            "file-lightning",
+            (b'{"checkpoints": {"/c/a.ckpt": 12, "/c/b.ckpt": 7}}',),
+            from_file("lightning.json", _lightning),
+            ("integrations/lightning/checkpoints.py RunCheckpoints._recorded",),
+            0.1,
+        ),
+        Target(
+            "script",
+            (_SCRIPT,),
+            from_file("train.py", _script),
+            (
+                "agent/worker_group/script_scan.py needs_own_python",
+                "agent/worker_group/script_scan.py variables_set",
+                "doctor/script.py check_source",
+                "doctor/script.py top_level_imports",
+            ),
+            0.1,
+        ),
+        Target(
+            "interpreter",
+            (_installed(),),
+            _interpreter,
+            ("doctor/interpreter.py ask_interpreter",),
+            0.3,
+            folder.close,
+        ),
+    ]
+
+
+def _goodput(state: os.PathLike[str]) -> Callable[[bytes], None]:
+    files = GoodputFiles(support.Path(state), "run", "n0")
+
+    def feed(data: bytes) -> None:
+        files._path.write_bytes(data)
+        found = files.load()
+        if found is not None:
+            account = Account(0.0)
+            account.take_over(found, 1.7e9)
+            msgspec.json.encode(account.saved(1.0, 1.7e9))
+
+    return feed
+
+
+def _status(state: os.PathLike[str]) -> Callable[[bytes], None]:
+    path = support.Path(state) / "status/run/n0.json"
+
+    def feed(data: bytes) -> None:
+        path.write_bytes(data)
+        for one in saved_statuses(support.Path(state)):
+            check_shown(escaped(status_text(one, 1.7e9), keep_lines=True))
+
+    return feed
+
+
+def _history(state: os.PathLike[str]) -> Callable[[bytes], None]:
+    store = RunHistoryStore(support.Path(state))
+    path = support.Path(state) / f"runs/run.run/{7:016d}-{8:016d}-11.json"
+
+    def feed(data: bytes) -> None:
+        path.write_bytes(data)
+        store.load("run")
+
+    return feed
+
+
+def _identity() -> bytes:
+    body = {
+        "agent": 1,
+        "namespace": pid_namespace(),
+        "incarnation": "ab",
+        "boot": boot_id(),
+        "processes": [[2**22 + 1, 5]],
+    }
+    return json.dumps(body).encode()
+
+
+def _lock(folder: support.Folder) -> Callable[[bytes], None]:
+    path = folder.write("n0.lock", b"")
+
+    def feed(data: bytes) -> None:
+        path.write_bytes(data)
+        check_shown(identity._holder(folder.path, "n0"))
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            identity._proven_gone(handle, 0.0)
+        finally:
+            os.close(handle)
+
+    return feed
+
+
+def _claims() -> tuple[bytes, ...]:
+    claims = (
+        {
+            "shown": "n0:29400",
+            "backend": "c10d",
+            "boot": boot_id(),
+            "keys": ["c10d n0:29400"],
+            "dial": ["n0", 29400],
+        },
+    )
+    return tuple(json.dumps(one).encode() for one in claims)
+
+
+def _claim(folder: support.Folder) -> Callable[[bytes], None]:
+    path = folder.write("claim", b"")
+    own = run_claim.ClaimedEndpoint("n0:29400", "c10d", boot_id(), ["c10d n0:29400"], [])
+
+    def feed(data: bytes) -> None:
+        path.write_bytes(data)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            found = run_claim._read(handle)
+        finally:
+            os.close(handle)
+        if found is not None:
+            own.is_same(found)
+            str(run_claim.RunElsewhereError(found.shown))
+
+    return feed
+
+
+def _reported() -> bytes:
+    return b'{"version":2,"serial":3,"names":["numpy","numpy.linalg"],"changed":{"OMP_NUM_THREADS":"numpy"}}'
+
+
+def _verdict() -> bytes:
+    content = {
+        "version": VERSION,
+        "python": "3",
+        "serial": 3,
+        "names": ["json"],
+        "reads": {"A": "json"},
+        "files": {"/x": [1, 2]},
+    }
+    return json.dumps(content).encode()
+
+
+def _imports(path: os.PathLike[str]) -> None:
+    _read_known(support.Path(path))
+    for key in ("reads", "changed"):
+        _names_in(support.Path(path), key)
+
+
+def _learned(path: os.PathLike[str]) -> None:
+    for read in (_read, _import_by_verdict):
+        with contextlib.suppress(NotLearnedError):
+            read(str(path))
+
+
+def _journal() -> bytes:
+    about = {"run": "run", "node": "n0", "pid": 1, "boot": boot_id(), "pid_namespace": pid_namespace()}
+    world = [["n0", "i0", 2, 0], ["n1", "i1", 1, 2]]
+    events = (
+        {**about, "event": "agent_started", "incarnation": "i0"},
+        {**about, "event": "plan", "generation": 1, "world": world},
+        {**about, "event": "workers_started", "generation": 1},
+        {**about, "event": "worker_exited", "generation": 1, "returncode": 1, "slot": 0, "pid": 7},
+        {**about, "event": "agent_ended", "reason": "failed"},
+    )
+    return b"".join(json.dumps(one).encode() + b"\n" for one in events)
+
+
+def _read_journal(path: os.PathLike[str]) -> None:
+    """Written by the launcher's own agent; only its last line may be incomplete, and others may write to the file."""
+    for data in (support.Path(path).read_bytes(), b""):
+        support.Path(path).write_bytes(
+            _journal() + data.replace(b'"run": "run"', b'"run": "other"').replace(b'"pid": 1', b'"pid": 2')
+        )
+        journal = Journal.read(support.Path(path), 0, 1)
+        support.same(journal.generation >= 1, True)
+        journal.failed_workers()
+
+
+def _error_files() -> tuple[bytes, ...]:
+    extra = {"py_callstack": support.TRACEBACK, "timestamp": "1700000000"}
+    full = {"message": {"message": "RuntimeError: boom\n\x1b[31mred", "errorCode": 1, "extraInfo": extra}}
+    return json.dumps(full).encode(), json.dumps({"message": "boom"}).encode()
+
+
+def _error_file(data: bytes) -> None:
+    failure = describe(0, 1, data.decode(errors="replace"), "")
+    check_shown(failure.summary("n0"))
+    check_shown(failure.tail)
+
+
+def _heartbeats(folder: support.Folder) -> Callable[[bytes], None]:
+    made = HeartbeatFile.create(folder.path, 2)
+
+    def feed(data: bytes) -> None:
+        made._memory[:128] = data[:128].ljust(128, b"\x00")
+        for slot in range(2):
+            beats, step = made.read(slot)
+            msgspec.json.encode((beats, step, made.left(slot), made.handles_notices(slot)))
+
+    return feed
+
+
+def _trainer_state() -> bytes:
+    attributes = {"saved": {"step": 60, "world_size": 4}}
+    return json.dumps(
+        {"global_step": 60, "stateful_callbacks": {"ElasticCallback": {"attributes": attributes}}}
+    ).encode()
+
+
+def _trainer(folder: support.Folder) -> Callable[[bytes], None]:
+    path = folder.write("trainer_state.json", b"")
+
+    def feed(data: bytes) -> None:
+        path.write_bytes(data)
+        saved(folder.path)
+
+    return feed
+
+
+def _lightning(path: os.PathLike[str]) -> None:
+    from fsspec.implementations.local import LocalFileSystem
+
+    record = RunCheckpoints.__new__(RunCheckpoints)
+    record._fs, record._file = LocalFileSystem(), str(path)
+    record._recorded()
+
+
+def _script(path: os.PathLike[str]) -> None:
+    needs_own_python(str(path), is_module=False, folder="/", environ={})
+    variables_set(str(path), is_module=False, folder="/")
+    source = support.Path(path).read_bytes()
+    for finding in check_source(source, "train.py"):
+        check_shown(escaped(finding.seen if hasattr(finding, "seen") else str(finding)))
+    top_level_imports(source)
+
+
+def _installed() -> bytes:
+    installed = Installed(
+        "3.11.2", {"torch": "2.13.0"}, "ab", ("numpy",), "12.8", "2.27", "/usr/lib/libnccl.so"
+    )
+    return msgspec.json.encode(installed)
+
+
+class _Answer:
+    stderr = b"Traceback\nModuleNotFoundError: torch"
+    returncode = 1
+
+    def __init__(self, data: bytes) -> None:
+        self.stdout = data
+
+
+class _Subprocess:
+    """An interpreter that answers with this."""
+
+    DEVNULL, TimeoutExpired = interpreter.subprocess.DEVNULL, interpreter.subprocess.TimeoutExpired
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def run(self, *_: object, **__: object) -> _Answer:
+        return _Answer(self._data)
+
+
+def _interpreter(data: bytes) -> None:
+    original, interpreter.subprocess = interpreter.subprocess, _Subprocess(data)  # type: ignore[assignment]
+    try:
+        ask_interpreter("python", "/", ["numpy"])
+    finally:
+        interpreter.subprocess = original

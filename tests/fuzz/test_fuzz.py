@@ -1,0 +1,167 @@
+"""No input crashes a decoder: a short run of ``make fuzz``, inputs that once did, and no decoder is left out."""
+
+from __future__ import annotations
+
+import ast
+import json
+import time
+from pathlib import Path
+
+import pytest
+import structlog
+
+import elastic_agent
+from elastic_agent import linux
+from elastic_agent.agent import identity
+from elastic_agent.agent.reporting.status_files import saved_statuses
+from elastic_agent.agent.run_claim import _read
+from elastic_agent.agent.worker_group.learning import _read_known
+from elastic_agent.config.errors import BadValueError, nearest, quoted
+from elastic_agent.config.settings import spec_by_name
+from elastic_agent.config.sources.slurm import expand_hosts
+from elastic_agent.launcher.journal import Journal
+from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
+
+from .runner import fuzz
+from .targets import all_targets
+from .targets.sockets import _converse, _Loop, _Progress
+
+PACKAGE = Path(elastic_agent.__file__).parent
+NESTED = b"[" * 5000
+"""Deeper than decoders follow."""
+
+OWN_PROCESSES = {
+    "agent/control/socket.py _peer": "the kernel writes it",
+    "agent/worker_group/datagrams.py _is_own": "the kernel writes it",
+    "doctor/pairs.py _converse": "eight bytes are a number, whatever they are",
+    "integrations/collectives/private_names.py Recorders._status": "torch, in this process",
+    "integrations/collectives/private_names.py Recorders._entries": "torch, in this process",
+    "launcher/agent_process.py _results": "its own workers' results, in a folder of its own; they are pickled",
+    "launcher/function.py _call": "its own launcher, in a folder of its own; the function is pickled",
+    "logs/journald.py JournalHandler.emit": "its own formatter",
+    "workers/guard/warm.py WarmPool._successor_readable": "its own spawner, over a socket pair",
+    "workers/guard/warm.py WarmPool._read_one": "its own spawner, over a socket pair",
+    "workers/spawner/__main__.py ": "its own guard, as an argument",
+    "workers/spawner/server.py _fork_on_request": "its own guard, over a socket pair",
+    "workers/spawner/server.py _stand_by": "its own guard, over a socket pair",
+    "workers/spawner/server.py _prepare": "its own guard, in a file that only it can write",
+}
+"""What is decoded but not fuzzed, and by whom it is written: no other process can."""
+
+DECODERS = {"json.loads", "json.load", "tomllib.loads", "ast.parse", "msgspec.json.decode", "pickle.loads"}
+
+
+def decoding_functions() -> set[str]:
+    """Those of the package that decode, as far as their calls show it."""
+    found: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        _visit(ast.parse(path.read_bytes()), f"{path.relative_to(PACKAGE)} ", (), found)
+    return found
+
+
+def _visit(node: ast.AST, file: str, inside: tuple[str, ...], found: set[str]) -> None:
+    for child in ast.iter_child_nodes(node):
+        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and _decodes(child.func):
+            found.add(file + ".".join(inside))
+        _visit(child, file, (*inside, child.name) if named else inside, found)
+
+
+def _decodes(function: ast.Attribute) -> bool:
+    name = ast.unparse(function)
+    of = name.rpartition(".")[0].rpartition(".")[2].partition("[")[0]
+    is_decoder = of.upper().endswith(("DECODER", "DECODERS", "_HEADER", "_ENVELOPES", "_ORDERS"))
+    return (
+        name in DECODERS
+        or function.attr in ("unpack", "unpack_from")
+        or (function.attr == "decode" and is_decoder)
+    )
+
+
+def test_every_decoder_is_fuzzed() -> None:
+    targets = all_targets()
+    covered = {one for target in targets for one in target.covers}
+    for target in targets:
+        target.close()
+    assert decoding_functions() == covered | set(OWN_PROCESSES), "add a target to tests/fuzz/targets"
+
+
+def test_a_short_run_finds_nothing() -> None:
+    with structlog.testing.capture_logs():
+        for target in all_targets():
+            if (
+                target.name == "script"
+            ):  # very deep sources leave Python's own parser unusable, which pytest needs
+                continue
+            report = fuzz(target, 40, seed=1, sampled=0)
+            target.close()
+            problems = {
+                what: one for what, one in report.findings.items() if what not in ("slow", "memory grows")
+            }
+            assert not problems, target.name
+
+
+def test_deep_nesting_in_a_file_counts_as_damage(tmp_path: Path) -> None:
+    path = tmp_path / "status" / "run" / "n0.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(NESTED)
+    (tmp_path / "n0.lock").write_bytes(NESTED)
+    assert saved_statuses(tmp_path) == []
+    assert _run_in(path) is None
+    assert _read_known(path).names == []
+    assert identity._holder(tmp_path, "n0") == ""
+    assert Journal.read(path, 0, 1).generation == 0
+    with path.open("rb") as file:
+        assert _read(file.fileno()) is None
+        assert identity._proven_gone(file.fileno(), 0.0) is None
+
+
+def test_a_file_that_is_no_utf8_counts_as_damage(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_bytes(b'{"run_id":"\xff"}')
+    assert _run_in(path) is None
+    path.write_bytes(b'{"names":["\xff"]}')
+    assert _read_known(path).names == []
+
+
+@pytest.mark.parametrize("number", ["1e999", "9" * 30])
+def test_an_impossible_process_number_is_no_process(number: str, tmp_path: Path) -> None:
+    own = {
+        "incarnation": "ab",
+        "boot": linux.boot_id(),
+        "namespace": linux.pid_namespace(),
+        "processes": [["P", 1]],
+    }
+    path = tmp_path / "n0.lock"
+    path.write_text(json.dumps(own).replace('"P"', number))
+    with path.open("rb") as file:
+        assert identity._proven_gone(file.fileno(), 0.0) in (None, "ab")
+
+
+def test_deep_nesting_in_a_command_or_report_is_refused() -> None:
+    loop = _Loop()
+    loop.run(_converse(b'{"do":' + NESTED + b"\n"))
+    progress = _Progress(loop)
+    progress.feed(b'{"unknown":' + NESTED)
+    progress.close()
+    loop.close()
+
+
+def test_a_separator_in_the_name_of_a_cgroup_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux, "_read", lambda _: "0::/a\x1eb\u2028c\n".encode())
+    assert linux.cgroups() == {"": "/a\x1eb\u2028c"}
+
+
+def test_too_many_ranges_in_a_host_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="ranges"):
+        expand_hosts("[1]" * 3000)
+    assert expand_hosts("n[" + "9" * 5000 + "-1]") == ["n" + "9" * 5000 + "-1"]
+
+
+def test_long_values_are_refused_without_delay() -> None:
+    begun_s = time.process_time()
+    with pytest.raises(BadValueError):
+        spec_by_name()["lease_ttl"].kind.parse("9" * 50_000 + "x")
+    assert nearest("x" * 70_000, ["nnodes"]) is None
+    assert "secret" not in quoted("//a:" * 20_000 + "secret@host")
+    assert time.process_time() - begun_s < 5  # minutes before
