@@ -104,7 +104,7 @@ def _resolve(line: CommandLine) -> tuple[Resolved, str]:
 def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.doctor_request import doctor_request
-    from elastic_agent.config.etcd_password import take_password
+    from elastic_agent.config.secret_variables import take_secret_variables
     from elastic_agent.doctor.examination import meets_others, report_alone
     from elastic_agent.doctor.local import examine_alone
     from elastic_agent.doctor.report import as_json, as_text
@@ -112,14 +112,14 @@ def _examine(given: Given, resolved: Resolved, script_problem: str) -> int:
     from elastic_agent.transport import shorten_lookups
 
     settings = resolved.settings
+    variables = take_secret_variables()
     environ = dict(os.environ)
-    password = take_password()
     configure_logging(settings.log_format, "warning", sys.stderr)
     shorten_lookups()
     request = doctor_request(
         settings,
         environ,
-        password=password(),
+        password=variables.etcd_password(),
         script_problem=script_problem,
         paths=given.paths,
         wait_s=given.wait_s,

@@ -17,6 +17,7 @@ _HEAD = """\
 Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
        elastic-agent serve [OPTIONS]               host the rendezvous store on a machine that does not train
        elastic-agent doctor [OPTIONS] [SCRIPT]     examine the machines of a run before it starts
+       elastic-agent chaos [OPTIONS] -- SCRIPT     test a script with faults on a simulated cluster
        elastic-agent settings [OPTIONS] [--json]   print the effective settings and the source of each
        elastic-agent status [RUN]                  show the status of a run: nodes, workers, restarts, history
        elastic-agent why [RUN]                     print why the generations of a run failed

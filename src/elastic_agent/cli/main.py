@@ -28,9 +28,11 @@ Command = Callable[..., int]
 """Called with the words after its name."""
 
 COMMANDS = {
+    "chaos": "chaos",
     "doctor": "doctor",
     "drain": "control",
     "run": "run",
+    "secret": "secret",
     "serve": "serve",
     "settings": "settings",
     "stacks": "stacks",

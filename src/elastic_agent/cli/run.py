@@ -35,7 +35,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     from elastic_agent.agent.limits import check_limits
     from elastic_agent.agent.worker_group.interruptions import StopSignals
     from elastic_agent.agent.worker_group.warm_start import start_guard
-    from elastic_agent.config.etcd_password import take_password
+    from elastic_agent.config.secret_variables import take_secret_variables
     from elastic_agent.linux import become_subreaper
     from elastic_agent.sd_notify import SystemdNotifier
 
@@ -46,7 +46,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     make_state_dir(resolved.settings.state_dir, os.environ)
     # Before anything is started that would inherit them:
     manager = SystemdNotifier.taken_from(os.environ)
-    password = take_password()
+    variables = take_secret_variables()
     become_subreaper()
     try:
         # First: workers inherit nothing of the rest.
@@ -63,7 +63,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     try:
         from elastic_agent.agent.launch import launch
 
-        return launch(resolved, guard, manager, stop_signals, password())
+        return launch(resolved, guard, manager, stop_signals, variables)
     except UsageError:  # needs torch to detect, such as --nproc-per-node gpu without a GPU
         raise
     except Exception:

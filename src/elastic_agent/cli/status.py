@@ -20,7 +20,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 
 if TYPE_CHECKING:
-    from elastic_agent.diagnosis.status import GenerationStatus, RunStatus
+    from elastic_agent.diagnosis.status import GenerationStatus, RunStatus, Standstill
 
 WATCH_EVERY_S = 2.0
 
@@ -96,15 +96,22 @@ def why(argv: Sequence[str]) -> int:
         for one in chosen:
             print(msgspec.json.encode(one).decode())
         return ExitCode.FINISHED
-    failed = [one for one in chosen if one.cause]
-    if not failed:
-        print(escaped(f"run {run.run_id}: no generation has failed, as far as is known on this machine"))
-        return ExitCode.FINISHED
     from elastic_agent.diagnosis.render import folded
 
-    texts = folded((one.generation, one.cause + _where_they_were(one)) for one in failed)
+    texts = folded((one.generation, one.cause + _where_they_were(one)) for one in chosen if one.cause)
+    if run.standstill is not None and wanted.generation in (None, run.generation):
+        texts.append(_standstill(run, run.standstill))
+    if not texts:
+        texts = [f"run {run.run_id}: no generation has failed, as far as is known on this machine"]
     print(escaped("\n\n".join(texts), keep_lines=True), flush=True)
     return ExitCode.FINISHED
+
+
+def _standstill(run: RunStatus, standstill: Standstill) -> str:
+    from elastic_agent.diagnosis.status_text import standstill_text
+
+    text = f"generation {run.generation}: {standstill_text(standstill, run.asked_s)}"
+    return f"{text}\nwhere the workers are:\n{standstill.stacks}"
 
 
 def _where_they_were(one: GenerationStatus) -> str:

@@ -1,0 +1,35 @@
+"""Fault injection for training scripts: a cluster of several nodes on one machine, faults, and checks.
+
+    from elastic_agent.testing import Options, run_chaos
+
+    report = run_chaos(["train.py", "--epochs", "3"], Options(nodes=3, faults=("worker-killed", "node-killed")))
+    assert report.passed, report.text()
+
+The command ``elastic-agent chaos`` does the same, and ``elastic_agent.testing.pytest_plugin`` provides fixtures.
+:class:`LocalCluster` starts real agents with real workers; faults are injected with its methods. See docs/chaos.md.
+"""
+
+from __future__ import annotations
+
+from elastic_agent.testing.chaos import FaultResult, Options, Report, run_chaos
+from elastic_agent.testing.checks import Check
+from elastic_agent.testing.cluster import ClusterError, LocalCluster
+from elastic_agent.testing.faults import FAULTS, random_plan
+from elastic_agent.testing.mistakes import Mistake
+from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.relay import Relay
+
+__all__ = [
+    "FAULTS",
+    "Check",
+    "ClusterError",
+    "FaultResult",
+    "LocalCluster",
+    "Mistake",
+    "NodeProcess",
+    "Options",
+    "Relay",
+    "Report",
+    "random_plan",
+    "run_chaos",
+]

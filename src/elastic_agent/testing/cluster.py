@@ -1,0 +1,276 @@
+"""A cluster of several nodes on one machine: real agents over loopback, with real workers that run a script."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from elastic_agent import linux
+from elastic_agent.exit_codes import ExitCode
+from elastic_agent.testing.course import Course
+from elastic_agent.testing.node import NodeProcess, freeze, thaw
+from elastic_agent.testing.processes import JOURNAL, PATIENCE_S, Agents
+from elastic_agent.testing.records import Line, Lines
+from elastic_agent.testing.relay import Relay
+from elastic_agent.worker_variables import PREFIX
+
+LEASE_S, MARGIN_S, SETTLE_S = 4.0, 1.0, 0.5
+"""As the agent's defaults, or a little shorter."""
+OBSERVER = Path(__file__).with_name("observer.py")
+RECORDS = "records.jsonl"
+_FIRST_PORT, _LAST_PORT = 10_000, 32_000
+"""Below those that the system gives to outgoing connections (32768 and up on Linux)."""
+
+
+_ENDS_WITH_PARENT = (
+    "import os, sys; from elastic_agent import linux; linux.set_parent_death_signal(15); "
+    "os.getppid() == int(sys.argv[1]) and os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+)
+"""Makes the process end gracefully when this one is killed, and then become the agent."""
+LEFT = (ExitCode.DRAINED, ExitCode.STOPPED)
+
+
+class ClusterError(RuntimeError):
+    """Something that was waited for did not happen; the message tells what did."""
+
+
+class LocalCluster(Agents):
+    """Nodes ``node-a``, ``node-b``, … on this machine, which run a training script.
+
+    Each node has an agent with a guard and workers of its own, a state directory and a TMPDIR, and reaches the store
+    through a relay that can cut it off. The first node hosts the store. Home and working directory are those of the
+    calling process, as on machines that share them.
+    """
+
+    error = ClusterError
+
+    def __init__(
+        self,
+        script: list[str],
+        folder: Path,
+        *,
+        nodes: int = 3,
+        min_nodes: int = 1,
+        max_nodes: int | None = None,
+        nproc_per_node: int = 1,
+        hang_timeout_s: float = 10.0,
+        options: tuple[str, ...] = (),
+        working_folder: Callable[[str], Path] | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            script: the script and its arguments, or ``-m``, a module and its arguments.
+            folder: for everything that the cluster writes; exists, and is empty.
+            nodes: how many nodes :meth:`start_all` starts.
+            min_nodes: with how many training goes on.
+            max_nodes: how many there can be, with those that join; ``nodes`` by default.
+            nproc_per_node: workers of each node.
+            hang_timeout_s: the agents' ``--hang-timeout``.
+            options: more options of the agents.
+            working_folder: where the workers of a node run; the current folder by default.
+        """
+        super().__init__(folder)
+        self.script = script
+        self.names = [f"node-{chr(ord('a') + number)}" for number in range(nodes)]
+        self.run_id = f"chaos-{self.mark}"
+        self._nnodes = f"{min_nodes}:{max(nodes, max_nodes or 0)}"
+        self._nproc = nproc_per_node
+        self.hang_timeout_s = hang_timeout_s
+        self._working_folder = working_folder or (lambda _: Path.cwd())
+        self._wanted = nodes
+        self._options = options
+        self._port = _free_port()
+        self._secret = secrets.token_hex(32)
+        self._relays: dict[str, Relay] = {}
+        self._machines = 0
+        self._temps: dict[str, Path] = {}
+        self._stack = ExitStack()
+        self._records = Lines(folder / RECORDS)
+        self._course = Course()
+        self._fed = 0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._stack.close()
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> str:
+        """The node that hosts the store."""
+        return self.names[0]
+
+    def start_all(self) -> None:
+        """Start every node, the host of the store first."""
+        for name in self.names:
+            self.start(name)
+            if name == self.host:
+                self.wait_said(name, "hosting the store")
+
+    def start(self, name: str, *, new_machine: bool = True) -> NodeProcess:
+        """Start a node. ``new_machine``: its TMPDIR is empty, as on a machine that replaces another."""
+        if name not in self.names:
+            self.names.append(name)
+        state = self.folder / "state" / name
+        state.mkdir(parents=True, exist_ok=True)
+        command = [
+            *(sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-m", "elastic_agent", "run"),
+            *("--rdzv-endpoint", f"127.0.0.1:{self._endpoint_port(name)}"),
+            *("--rdzv-id", self.run_id, "--node-id", name, "--nnodes", self._nnodes),
+            *("--desired-nodes", str(self._wanted), "--desired-wait", "60"),
+            *("--nproc-per-node", str(self._nproc), "--max-restarts", "1000", "--restart-backoff", "1"),
+            *("--lease-ttl", str(LEASE_S), "--fence-margin", str(MARGIN_S), "--settle", str(SETTLE_S)),
+            *("--hang-timeout", str(self.hang_timeout_s), "--log-format", "console"),
+            *("--state-dir", str(state), "--log-dir", str(self.folder / "logs")),
+            *("--event-journal", str(self.folder / JOURNAL)),
+            *self._options,
+            *(str(OBSERVER), str(self.folder), *self.script),
+        ]
+        environment = {
+            "TMPDIR": str(self._temp(name, new_machine)),
+            PREFIX + "SECRET": self._secret,
+        }
+        agent = self.agents[name] = self.launch(name, command, environment, self._working_folder(name))
+        return agent
+
+    def _temp(self, name: str, new_machine: bool) -> Path:
+        if new_machine or name not in self._temps:
+            self._machines += 1
+            self._temps[name] = self.folder / "machines" / f"{self._machines}-{name}"
+            self._temps[name].mkdir(parents=True)
+        return self._temps[name]
+
+    @property
+    def temp_folders(self) -> Path:
+        """What is below exists on one node only."""
+        return self.folder / "machines"
+
+    def _endpoint_port(self, name: str) -> int:
+        if name == self.host:
+            return self._port
+        if name not in self._relays:
+            self._relays[name] = self._stack.enter_context(Relay(self._port, both_ways=True))
+        return self._relays[name].endpoint.port
+
+    def cut_off(self, name: str) -> None:
+        """Nothing gets from this node to the store or back any more; connections stay open. Not for the host."""
+        self._relays[name].hold()
+
+    def reconnect(self, name: str) -> None:
+        """End the partition."""
+        self._relays[name].release()
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def workers(self) -> dict[str, int]:
+        """The newest process of each worker that lives, by worker id."""
+        newest = {line["worker"]: int(line["pid"]) for line in self.records("born")}
+        return {worker: pid for worker, pid in newest.items() if linux.start_ticks(pid) is not None}
+
+    def kill_worker(self, worker: str) -> None:
+        """SIGKILL to a worker."""
+        linux.send_signal(self.workers()[worker], signal.SIGKILL)
+
+    def stop_worker(self, worker: str) -> int:
+        """SIGSTOP to a worker; its pid."""
+        pid = self.workers()[worker]
+        freeze(pid)
+        return pid
+
+    def continue_worker(self, pid: int) -> None:
+        """SIGCONT, if the process is still there."""
+        thaw(pid)
+
+    def order(self, name: str, content: str = "") -> Path:
+        """Have workers do something at their next save: ``die-saving``, or ``slow-save`` with seconds."""
+        draft = self.folder / f".{name}"
+        draft.write_text(content)
+        return draft.rename(self.folder / name)
+
+    def command(self, *words: str, timeout_s: float = PATIENCE_S) -> str:
+        """Run ``elastic-agent`` with these words, for this run; what it printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "elastic_agent", *words, "--run", self.run_id],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if done.returncode:
+            raise ClusterError(f"elastic-agent {' '.join(words)} ended with {done.returncode}: {done.stdout}")
+        return done.stdout
+
+    # -- what happened --------------------------------------------------------------------------
+
+    def records(self, kind: str | None = None) -> list[Line]:
+        """What workers did (see ``observer.py``), in order of time."""
+        return [line for line in self._records.all() if kind in (None, line["kind"])]
+
+    def more_lines(self) -> list[Line]:
+        return [line for line in self.records() if line["kind"] not in ("step", "beat")]
+
+    @property
+    def generation(self) -> int:
+        """The newest generation that has workers; 0 before the first."""
+        return max((int(line["generation"]) for line in self.records("born")), default=0)
+
+    @property
+    def course(self) -> Course:
+        """What training has done so far."""
+        lines = self._records.all()
+        for line in lines[self._fed :]:
+            self._course.feed(line)
+        self._fed = len(lines)
+        return self._course
+
+    def is_over(self) -> bool:
+        """Whether the run has ended: no agent runs, or one has ended by itself other than by leaving the run."""
+        codes = [one.process.poll() for one in self.agents.values()]
+        return None not in codes or any(code is not None and code >= 0 and code not in LEFT for code in codes)
+
+    def has_finished(self) -> bool:
+        """Whether the script came to its end: an agent has ended with success."""
+        return any(one.process.poll() == ExitCode.FINISHED for one in self.agents.values())
+
+    def wait_training(
+        self, *nodes: str, after: int = 0, steps: int = 2, timeout_s: float = PATIENCE_S
+    ) -> int:
+        """Until exactly these nodes made ``steps`` steps in a generation above ``after``.
+
+        Returns:
+            The number of the generation; 0 if the run has ended.
+        """
+
+        def look() -> int | None:
+            newest = self.course.newest
+            if newest is None or newest.number <= after or newest.nodes != {*nodes}:
+                return None
+            trains = len(newest.steps) == self._nproc * len(nodes) and min(newest.steps.values()) >= steps
+            return newest.number if trains else None
+
+        what = f"{steps} steps of {', '.join(nodes)} in a generation above {after}"
+        generation = self.wait(what, lambda: look() or (self.is_over() and -1) or None, timeout_s)
+        return max(generation, 0)
+
+
+def _free_port() -> int:
+    while True:
+        port = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

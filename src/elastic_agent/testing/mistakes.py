@@ -1,0 +1,203 @@
+"""Classic mistakes of training scripts, recognised by what the workers did, with evidence and remedy."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from elastic_agent.testing.course import Course, GenerationCourse
+from elastic_agent.testing.records import Line
+
+LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+"""Folders that every machine has of its own."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake: its ``name``, what was seen, and what to do."""
+
+    name: str
+    evidence: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.evidence}\n  remedy: {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run with faults left for this."""
+
+    records: Sequence[Line]
+    journal: Sequence[Line]
+    course: Course
+    local: Sequence[Path]
+    """Folders that exist on one node only, besides ``LOCAL_FOLDERS``."""
+    shared: Sequence[Path]
+    """Folders that all nodes share."""
+    torn: Sequence[str] = ()
+    """Files that could not be read when a fault hit."""
+
+    def saves(self) -> list[Line]:
+        """Saves that were made during training, finished or not: checkpoints, not data that a script caches."""
+        trains: set[int] = set()
+        found = []
+        for line in self.records:
+            if line["kind"] in ("step", "beat"):
+                trains.add(line["pid"])
+            elif line["kind"] == "saving" and line["pid"] in trains:
+                found.append(line)
+        return found
+
+    def files(self) -> list[Line]:
+        """Those of them into files; Lightning saves into memory, and writes that into a file."""
+        return [line for line in self.saves() if line["path"]]
+
+    def loads(self) -> list[Line]:
+        """Files that were read after the first generation, or could not be."""
+        first = min((line["generation"] for line in self.records), default=0)
+        return [line for line in self.records if line["kind"] == "load" and line["generation"] > first]
+
+
+def find_mistakes(seen: Evidence) -> list[Mistake]:
+    """All that the run shows, the causes before what follows from them."""
+    found = [*_node_local(seen), *_rank_named(seen), *_not_atomic(seen)]
+    if not found:
+        found += _no_resume(seen)
+    if not found:
+        found += _notice_ignored(seen)
+    return found
+
+
+def _node_local(seen: Evidence) -> Iterable[Mistake]:
+    saved = [line["path"] for line in seen.files() if _is_local(line["path"], seen)]
+    read = any(_is_local(line["path"], seen) for line in seen.loads())
+    if saved and (read or any(one.from_scratch for one in seen.course.generations.values())):
+        yield Mistake(
+            "checkpoint in a node-local folder",
+            f"the script saves {saved[-1]}, which exists on one node only: after the loss of that node, or when its "
+            "ranks change, training continues without it",
+            "save to storage that all nodes share (with chaos: below the working folder, {checkpoints}, or --shared), "
+            "and load from there on all nodes",
+        )
+
+
+def _is_local(path: str, seen: Evidence) -> bool:
+    def within(folders: Iterable[str | os.PathLike[str]]) -> int:
+        """The length of the longest of the folders that the path is in."""
+        return max((len(str(one)) for one in folders if Path(path).is_relative_to(one)), default=0)
+
+    return within([*LOCAL_FOLDERS, *seen.local]) > within(seen.shared)
+
+
+def _rank_named(seen: Evidence) -> Iterable[Mistake]:
+    by_generation: dict[int, dict[int, set[str]]] = {}
+    for line in seen.files():
+        by_generation.setdefault(line["generation"], {}).setdefault(line["rank"], set()).add(line["path"])
+    for by_rank in by_generation.values():
+        shapes = [{_shape(path, rank): path for path in paths} for rank, paths in by_rank.items()]
+        common = {*shapes[0]}.intersection(*shapes[1:]) - {None} if len(shapes) > 1 else set()
+        if common:
+            paths = [shape[next(iter(common))] for shape in shapes[:2]]
+            one, other, *_ = by_rank
+            yield Mistake(
+                "checkpoint named after a rank",
+                f"rank {one} saves {paths[0]}, rank {other} saves {paths[1]}: ranks change between "
+                "restarts, so that a worker loads the file of another one, or finds none in a larger world",
+                "have rank 0 save one checkpoint named after the run (client.current().run_id), and load it on all "
+                "ranks; save sharded states with torch.distributed.checkpoint, which can be loaded in another world",
+            )
+            return
+
+
+def _shape(path: str, rank: int) -> str | None:
+    """The path with the rank left out; None if it does not contain it."""
+    pattern = rf"(?<!\d)0*{rank}(?!\d)"
+    name = os.path.basename(path)
+    replaced = re.sub(pattern, "*", name)
+    return os.path.join(os.path.dirname(path), replaced) if replaced != name else None
+
+
+def _not_atomic(seen: Evidence) -> Iterable[Mistake]:
+    written = [line["path"] for line in seen.files()]
+    failed = {line["path"]: line["error"] for line in seen.loads() if line["error"]}
+    loaded = {line["path"] for line in seen.loads()}
+    for path in dict.fromkeys(written):
+        replaced = path in seen.torn or written.count(path) > 1
+        if path in failed or (path in loaded and replaced):
+            torn = f"; it could not be read afterwards ({failed[path]})" if path in failed else ""
+            yield Mistake(
+                "checkpoint is not replaced atomically",
+                f"the script writes {path} in place and loads it after a restart{torn}; a "
+                "worker that is killed while it saves leaves half of the only checkpoint",
+                'save to another name in the same folder, then rename: torch.save(state, path + ".new"); '
+                'os.replace(path + ".new", path)',
+            )
+            return
+
+
+def _no_resume(seen: Evidence) -> Iterable[Mistake]:
+    for one in seen.course.generations.values():
+        if one.from_scratch and (has_saved(seen, before=one) or not has_saved(seen)):
+            saved = [line["path"] for line in seen.files() if line["generation"] < one.number]
+            had = (
+                f"although it had saved {saved[-1] if saved else 'a checkpoint'}"
+                if has_saved(seen, before=one)
+                else "and it saves no checkpoint that could be seen"
+            )
+            read = " (the script loaded a file, but did not use its content)" if one.loaded else ""
+            yield Mistake(
+                "no resume",
+                f"in generation {one.number} training began at step 0 again, after {one.lost} steps, {had}{read}",
+                "save model, optimizer and step regularly, and load the latest checkpoint, if there is one, whenever "
+                "the script starts",
+            )
+            return
+
+
+def has_saved(seen: Evidence, before: GenerationCourse | None = None) -> bool:
+    """Whether a checkpoint was there (before a generation)."""
+    return any(before is None or line["generation"] < before.number for line in seen.saves())
+
+
+def noticed(journal: Iterable[Line]) -> dict[int, str]:
+    """Generations that were given a notice, with the cause."""
+    return {line["generation"]: line["cause"] for line in journal if line["event"] == "notice"}
+
+
+def after_notice(journal: Iterable[Line], course: Course) -> dict[int, GenerationCourse]:
+    """By generation that was given a notice, the one that trained next."""
+    trained = sorted(one.number for one in course.generations.values() if one.steps)
+    notices = noticed(journal)
+    return {earlier: course.generations[later] for earlier, later in pairwise(trained) if earlier in notices}
+
+
+def _notice_ignored(seen: Evidence) -> Iterable[Mistake]:
+    lost = {
+        earlier: later
+        for earlier, later in after_notice(seen.journal, seen.course).items()
+        if later.lost and _ended_by_notice(seen.journal, earlier)
+    }
+    if lost:
+        earlier, later = next(iter(lost.items()))
+        yield Mistake(
+            "notice ignored",
+            f"the workers of generation {earlier} were told that they would be stopped (cause: "
+            f"{noticed(seen.journal)[earlier]}), but {later.lost} steps were lost",
+            "check for notices after each step (client.Agreement().notice()), then save and call client.leave(); see "
+            "docs/notices.md",
+        )
+
+
+def _ended_by_notice(journal: Iterable[Line], generation: int) -> bool:
+    """Whether no worker of the generation failed."""
+    return not any(
+        line["event"] == "worker_exited"
+        and line["generation"] == generation
+        and line["returncode"] not in (0, -15)
+        for line in journal
+    )

@@ -1,0 +1,190 @@
+"""Agents on this machine, started, watched and cleared away; what they do is on record in one folder."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from elastic_agent import linux
+from elastic_agent.testing.node import NodeProcess
+from elastic_agent.testing.records import Line, Lines
+from elastic_agent.testing.watching import FolderWatch
+from elastic_agent.worker_variables import PREFIX
+
+T = TypeVar("T")
+
+JOURNAL = "journal.jsonl"
+PATIENCE_S = 90.0
+"""How long anything may take by default; on a busy machine importing torch takes much of it."""
+
+
+class Agents:
+    """Processes of agents and what they recorded: their events in ``journal.jsonl``, their output in ``NAME.log``.
+
+    To be used as a context manager: at its end, every process that is left is killed.
+    """
+
+    mark_variable = "ELASTIC_CLUSTER"
+    """A variable of the environment by which all processes of the cluster are found, wherever they hang."""
+    error: type[Exception] = AssertionError
+    """Raised by :meth:`wait`."""
+
+    def __init__(self, folder: Path, mark: str = "") -> None:
+        """``folder``: exists, and is this cluster's alone. ``mark``: generated if empty."""
+        self.folder = folder
+        self.mark = mark or secrets.token_hex(8)
+        self.agents: dict[str, NodeProcess] = {}
+        """By name, the newest of each."""
+        self.servers: dict[str, NodeProcess] = {}
+        """Processes that host the store and train nothing, by name, the newest of each."""
+        self._all: list[NodeProcess] = []
+        self._journal = Lines(folder / JOURNAL)
+
+    def __enter__(self) -> Self:
+        self._watch = FolderWatch(self.folder)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for agent in self._all:
+            if agent.runs:
+                agent.kill_node()
+        for agent in self._all:
+            agent.process.wait()
+        for pid in self.marked_processes():
+            linux.send_signal(pid, signal.SIGKILL)
+        self._watch.__exit__(kind, error, trace)
+
+    def launch(
+        self, name: str, command: list[str], env: Mapping[str, str], cwd: Path | None = None
+    ) -> NodeProcess:
+        """Start a process with a log of its own; settings of agents in this environment do not reach it."""
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                cwd=cwd,
+                env={**_own_environment(), "OMP_NUM_THREADS": "1", self.mark_variable: self.mark, **env},
+            )
+            agent = NodeProcess(name, process, log, file.tell())
+        self._all.append(agent)
+        return agent
+
+    # -- what happened --------------------------------------------------------------------------
+
+    def journal(self, event: str | None = None, node: str | None = None) -> list[Line]:
+        """Every event that the agents recorded (``--event-journal``), in order of time."""
+        return [
+            line
+            for line in self._journal.all()
+            if event in (None, line["event"]) and node in (None, line.get("node"))
+        ]
+
+    def worlds(self) -> dict[int, list[Line]]:
+        """What every agent saw of each running generation."""
+        seen: dict[int, list[Line]] = {}
+        for line in self.journal("plan"):
+            if line["phase"] == "running":
+                seen.setdefault(line["generation"], []).append(line)
+        return seen
+
+    def marked_processes(self) -> list[int]:
+        """Processes of this cluster that live."""
+        found = []
+        for process in linux.all_processes():
+            if process.pid != os.getpid() and not process.dead:
+                try:
+                    marked = linux.environment(process.pid).get(self.mark_variable) == self.mark
+                except OSError:
+                    continue
+                if marked:
+                    found.append(process.pid)
+        return found
+
+    # -- waiting --------------------------------------------------------------------------------
+
+    def wait(self, what: str, look: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
+        """Wait until ``look`` finds something.
+
+        Raises:
+            Exception: the time is over (``error``); the message tells what happened.
+        """
+        running = [one.pid for one in self._all if one.runs]
+        found = self._watch.until(look, timeout_s, running)
+        if found is None:
+            raise self.error(f"waited {timeout_s:g} s for {what}\n{self.story()}")
+        return found
+
+    def wait_event(self, event: str, node: str | None = None, **values: object) -> Line:
+        """Until an agent recorded this event (with these values); the first such."""
+
+        def look() -> Line | None:
+            lines = self.journal(event, node)
+            return next((one for one in lines if all(one.get(k) == v for k, v in values.items())), None)
+
+        return self.wait(f"{event} of {node or 'any node'} {values or ''}", look)
+
+    def wait_said(self, name: str, *words: str, timeout_s: float = PATIENCE_S) -> str:
+        """Until this agent logged a line with all of these words."""
+        agent = {**self.agents, **self.servers}[name]
+        return self.wait(
+            f"{name} to say {' … '.join(words)}", lambda: next(iter(agent.lines(*words)), None), timeout_s
+        )
+
+    def wait_end(self, *names: str, timeout_s: float = PATIENCE_S) -> dict[str, int]:
+        """Until these agents (all by default) ended; their exit codes."""
+        wanted = {name: self.agents[name] for name in names or self.agents}
+        self.wait(
+            f"the end of {', '.join(wanted)}", lambda: not any(one.runs for one in wanted.values()), timeout_s
+        )
+        return {name: int(one.process.returncode) for name, one in wanted.items()}
+
+    def wait_gone(self, pids: Iterable[int], timeout_s: float = 5.0) -> list[int]:
+        """Wait for these processes to end; those which did not."""
+        watched = set(pids)
+
+        def left() -> list[int]:
+            return [pid for pid in watched if linux.start_ticks(pid) is not None]
+
+        self._watch.until(lambda: not left(), timeout_s, watched)
+        return left()
+
+    def story(self) -> str:
+        """A timeline of everything, for a message."""
+        lines = sorted([*self.journal(), *self.more_lines()], key=lambda line: line["boottime_s"])
+        start_s = lines[0]["boottime_s"] if lines else 0.0
+        rows = [_row(line, start_s) for line in lines[-200:]]
+        processes = {**self.agents, **self.servers}
+        logs = [
+            f"--- {name}.log\n{one.log.read_text(errors='replace')[-3000:]}"
+            for name, one in processes.items()
+        ]
+        return "\n".join(["timeline:", *rows, *logs])
+
+    def more_lines(self) -> list[Line]:
+        """What belongs into the story besides the agents' events."""
+        return []
+
+
+def _own_environment() -> dict[str, str]:
+    """Ours, without what would be taken for a setting."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PET_", PREFIX))}
+
+
+def _row(line: dict[str, Any], start_s: float) -> str:
+    skip = {"boottime_s", "time_s", "run", "event", "kind", "node", "worker_id", "run_id", "node_id"}
+    who = line.get("node") or line.get("worker_id") or "?"
+    what = line.get("event") or line.get("kind")
+    rest = " ".join(f"{key}={value}" for key, value in line.items() if key not in skip and value is not None)
+    return f"{line['boottime_s'] - start_s:9.3f}  {who:8} {what:16} {rest}"
