@@ -149,11 +149,22 @@ class Account:
             self.switch(Activity.TRAINING, now_s)
         self._mark(step, self._spent[Activity.TRAINING])
 
-    def workers_ended(self, activity: Activity, now_s: float, *, saved: bool) -> None:
-        """No worker trains any more; ``saved``: they exited by themselves, after they had saved what they needed."""
+    def workers_ended(
+        self, activity: Activity, now_s: float, *, saved: bool, stalled_since_s: float | None = None
+    ) -> None:
+        """No worker trains any more.
+
+        Args:
+            activity: what follows.
+            now_s: the present time.
+            saved: they exited by themselves, after they had saved what they needed.
+            stalled_since_s: they hung since then.
+        """
         if self._runs:
             self._count(now_s)
             self._runs = False
+            if stalled_since_s is not None and self._activity is Activity.TRAINING:
+                self._move(now_s - stalled_since_s, Activity.TRAINING, Activity.REPEATED)
             self._trained_s = self._spent[Activity.TRAINING]
             self._has_saved = saved
         self.switch(activity, now_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -79,6 +79,18 @@ def find_hang(reports: Iterable[NodeReport], world_size: int) -> Hang | None:
         None if no worker waits for others: then there may be a long step, but no hang.
     """
     return _Comparison(reports, world_size).result()
+
+
+def find_standstill(reports: Collection[NodeReport], world_size: int) -> Hang | None:
+    """A hang as :func:`find_hang` finds it, unless the workers of a node make progress."""
+    if not all(stands_still(one) for one in reports):
+        return None
+    return find_hang(reports, world_size)
+
+
+def stands_still(report: NodeReport) -> bool:
+    """Whether the workers of the node make no progress, or have ended."""
+    return report.is_final or report.stalled_s is not None
 
 
 class _Comparison:

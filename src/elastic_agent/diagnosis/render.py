@@ -1,4 +1,4 @@
-"""A root cause as plain text of at most 20 lines, the first of which names cause, machine and worker. Pure."""
+"""A root cause as plain text of at most 17 lines, the first of which names cause, machine and worker. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from .cause import CauseKind, RootCause
 from .symptoms import readable
 
-MOST_LINES = 20
+MOST_LINES = 17
+"""So that it is on a screen of 20 lines with what is logged after it."""
 _TAIL_LINES = 8
 _WIDTH = 110
 _FRAME = '  File "'

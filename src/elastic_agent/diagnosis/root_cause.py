@@ -154,7 +154,9 @@ def _exited_early(
         meaning=f"its connections closed while {len(others)} other worker{'s' * (len(others) > 1)} still needed it",
         remedy="give all ranks the same number of batches and collectives, and let none return or call sys.exit(0) "
         "before the others",
-        next_step=f"see below in which collective {waiting.id} was then" if waiting.worker.tail else "",
+        next_step=f"the traceback of {waiting.id} shows in which collective it was then"
+        if waiting.worker.tail
+        else "",
         tail=waiting.worker.tail,
         tail_of=waiting.id,
         is_certain=first.order[1] <= min(one.order[1] for one in consequences),

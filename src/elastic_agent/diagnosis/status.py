@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from elastic_agent.protocol import Lease, Member, Phase, Plan, Seat, State
 
 from .goodput import Goodput, RunGoodput, sum_goodput
+from .hangs import find_standstill
 from .records import GroupProgress, NodeReport, WorkerReport, WorkerState
 from .stragglers import find_stragglers
 
@@ -63,6 +64,17 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True):
     """Where the output of its workers is on its machine."""
 
 
+class Standstill(Struct, frozen=True, omit_defaults=True):
+    """Workers that wait for each other at present."""
+
+    since_s: float
+    """At the latest since when; seconds since 1970."""
+    summary: str
+    """Which worker the others wait for."""
+    stacks: str = ""
+    """Where all ranks are, with their stacks."""
+
+
 class RunStatus(Struct, frozen=True, omit_defaults=True):
     """The status of a run at one time."""
 
@@ -93,6 +105,8 @@ class RunStatus(Struct, frozen=True, omit_defaults=True):
     """Of all nodes that have reported theirs."""
     stragglers: tuple[str, ...] = ()
     """Workers that are slower than the others, a line for each, the slowest first."""
+    standstill: Standstill | None = None
+    """The workers make no progress, as at least one waits for others."""
     problem: str = ""
     """Why the store could not be read; then this is what the agent last knew."""
 
@@ -164,7 +178,15 @@ def run_status(
         max_restarts=plan.policy.max_restarts,
         generations=tuple(generations),
         stragglers=tuple(one.words for one in find_stragglers(present)) if running is not None else (),
+        standstill=_standstill(present, running.world_size, asked_s) if running is not None else None,
     )
+
+
+def _standstill(present: Sequence[NodeReport], world_size: int, asked_s: float) -> Standstill | None:
+    since_s = [one.written_s - one.stalled_s for one in present if one.stalled_s is not None]
+    hang = find_standstill(present, world_size) if since_s else None
+    # The clocks of the machines may differ: the newest of these times is not too early.
+    return Standstill(min(max(since_s), asked_s), hang.summary, hang.details) if hang is not None else None
 
 
 class _Nodes:

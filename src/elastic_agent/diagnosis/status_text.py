@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from elastic_agent.protocol import count
 
 from .goodput import Activity, Goodput, RunGoodput
-from .status import GenerationStatus, NodeStatus, RunStatus
+from .status import GenerationStatus, NodeStatus, RunStatus, Standstill
 
 SHOWN_GENERATIONS = 10
 
@@ -27,21 +27,31 @@ def duration(length_s: float) -> str:
 
 def goodput_text(goodput: Goodput) -> str:
     """One line, such as ``goodput 93 % over 2 h 11 min: training 2 h 2 min, repeated 3 min, starting 6 min``."""
+    text = _share_and_times(goodput)
+    if goodput.knows_steps or not goodput.training_s:
+        return text
+    return f"{text} (repeated steps are not known, as the workers report no steps)"
+
+
+def _share_and_times(goodput: Goodput) -> str:
     spent = [
         f"{one.value} {duration(round(goodput.spent_s(one), 1))}"
         for one in Activity
         if goodput.spent_s(one) >= 0.05
     ]
-    share = f"{100 * (goodput.share or 0.0):.0f} %"
-    over = f"over {duration(round(goodput.total_s, 1))}: {', '.join(spent)}"
-    if goodput.knows_steps or not goodput.training_s:
-        return f"goodput {share} {over}"
-    return f"goodput at most {share} {over} (repeated steps are not known, as the workers report no steps)"
+    at_most = "" if goodput.knows_steps or not goodput.training_s else "at most "
+    share = f"{at_most}{100 * (goodput.share or 0.0):.0f} %"
+    return f"goodput {share} over {duration(round(goodput.total_s, 1))}: {', '.join(spent)}"
 
 
 def run_goodput_text(goodput: RunGoodput) -> str:
     """One line about all nodes of a run."""
-    return f"all {goodput.nodes} nodes, times added up: {goodput_text(goodput.spent)}"
+    return f"all {goodput.nodes} nodes, times added up: {_share_and_times(goodput.spent)}"
+
+
+def standstill_text(standstill: Standstill, now_s: float) -> str:
+    """One line about workers that wait for each other; ``now_s``: seconds since 1970."""
+    return f"no worker has made progress for {duration(now_s - standstill.since_s)}: {standstill.summary}"
 
 
 def status_text(status: RunStatus, now_s: float | None = None) -> str:
@@ -62,6 +72,8 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
         lines.append(status.waiting_for)
     if status.notice:
         lines.append(f"notice: {status.notice}; workers are saving and exiting")
+    if status.standstill is not None:
+        lines.append(standstill_text(status.standstill, now_s))
     if status.phase:
         lines.append(f"restarts: {status.restarts} of {status.max_restarts} used")
     if status.goodput is not None and status.goodput.share is not None:
@@ -182,7 +194,10 @@ def _generations(generations: Sequence[GenerationStatus]) -> list[str]:
 
 
 def _generation_row(one: GenerationStatus) -> tuple[str, ...]:
-    began = datetime.datetime.fromtimestamp(one.began_s).strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        began = datetime.datetime.fromtimestamp(one.began_s).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        began = "?"  # another client wrote it
     lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "running"
     world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
     return str(one.generation), began, lasted, world, one.end or "-"

@@ -100,7 +100,7 @@ def ask_interpreter(python: str, folder: str, modules: Sequence[str]) -> Install
         return Installed(problem=f"no answer within {TIMEOUT_S:g} s")
     except OSError as failure:
         return Installed(problem=failure.strerror or str(failure))
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         last = found.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         return Installed(problem=last[0] if last else f"exit code {found.returncode}")
 

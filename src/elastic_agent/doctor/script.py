@@ -60,7 +60,7 @@ def check_source(source: bytes, name: str) -> Iterator[Finding]:
     """The script compiles, and leaves rank and address of the process group to the agent."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError) as failure:
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError) as failure:
         line = f", line {failure.lineno}" if isinstance(failure, SyntaxError) else ""
         yield error(
             "script",
@@ -97,18 +97,42 @@ def _assigned_variables(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
-            if isinstance(target, ast.Subscript) and ast.unparse(target.value) in ("os.environ", "environ"):
+            if isinstance(target, ast.Subscript) and _dotted(target.value) in ("os.environ", "environ"):
                 name, value = _constant(target.slice), _constant(node.value)
                 if name:
                     yield name, node.lineno, value
 
 
-def _unconditional(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those that an ``if`` guards by what is in the environment."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and "environ" in ast.unparse(child.test)):
-            yield from _unconditional(child)
+def _unconditional(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those that an ``if`` guards by what is in the environment; without recursion, however deep."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        left += [
+            child
+            for child in reversed([*ast.iter_child_nodes(node)])
+            if not (isinstance(child, ast.If) and _reads_environment(child.test))
+        ]
+
+
+def _reads_environment(node: ast.AST) -> bool:
+    return any(_last_name(one) == "environ" for one in ast.walk(node))
+
+
+def _dotted(node: ast.AST) -> str:
+    """A name such as ``os.environ``; empty for other expressions."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join(reversed([*names, node.id])) if isinstance(node, ast.Name) else ""
+
+
+def _last_name(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _constant(node: ast.AST) -> str:
@@ -125,7 +149,7 @@ def _local_ranks_as_rank(tree: ast.AST) -> Iterator[int]:
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):
+        if isinstance(node, ast.Call) and _last_name(node.func).endswith("init_process_group"):
             for keyword in node.keywords:
                 names = {one.id for one in ast.walk(keyword.value) if isinstance(one, ast.Name)}
                 if keyword.arg == "rank" and (names & local or _reads_local_rank(keyword.value)):
@@ -140,7 +164,7 @@ def top_level_imports(source: bytes) -> list[str]:
     """The modules that the script cannot do without: those imported at its top level, outside ``try`` and ``if``."""
     try:
         body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
         return []
     names: list[str] = []
     for node in body:

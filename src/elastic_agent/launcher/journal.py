@@ -40,6 +40,8 @@ class Journal:
         start = next((one for one in reversed(events) if _process(one) == process), None)
         if start is None:
             return cls([])
+        if start["event"] == "not_started":
+            return cls([start])
         agent = (start.get("run"), start["node"])
         return cls([one for one in events if (one.get("run"), one.get("node")) == agent])
 
@@ -50,8 +52,9 @@ class Journal:
 
     @property
     def reason(self) -> str:
-        """Why the agent's part ended; empty when it is not known."""
-        return str(next((one["reason"] for one in reversed(self._of("agent_ended"))), ""))
+        """Why the agent's part ended, or could not begin; empty when it is not known."""
+        ends = self._of("agent_ended", "not_started")
+        return str(next((one["reason"] for one in reversed(ends)), ""))
 
     def ranks(self) -> range:
         """The global ranks of this node's workers in its last generation."""
@@ -85,13 +88,13 @@ def _event(line: bytes) -> dict[str, Any] | None:
     """None for a line that another agent is writing, or could not write whole."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and "event" in event else None
 
 
 def _process(event: dict[str, Any]) -> tuple[Any, ...] | None:
-    """The agent that started."""
-    if event["event"] != "agent_started":
+    """The agent that started, or could not."""
+    if event["event"] not in ("agent_started", "not_started"):
         return None
     return event.get("pid"), event.get("boot"), event.get("pid_namespace")

@@ -24,6 +24,9 @@ _SAME = (
 )
 """Fields that have the name of the setting."""
 
+_WITHOUT_EFFECT = {"monitor_interval": 0.1, "start_method": "spawn"}
+"""torch's defaults of fields of which the agent says that they have no effect; a program did not set them."""
+
 _CONFIGS = {"timeout": "join_timeout", "join_timeout": "join_timeout", "last_call_timeout": "settle"}
 """torch's keys of ``rdzv_configs`` that are settings; its others have no meaning here."""
 
@@ -34,7 +37,9 @@ def settings_of(config: LaunchConfig) -> dict[str, Any]:
     The backend counts only with an endpoint, as its default is an etcd of version 2. ``logs_specs`` gives the log
     directory. ``numa_options`` and ``metrics_cfg`` have no effect.
     """
-    found: dict[str, Any] = {name: getattr(config, name) for name in _SAME}
+    found: dict[str, Any] = {
+        name: value for name in _SAME if (value := getattr(config, name)) != _WITHOUT_EFFECT.get(name)
+    }
     found["nnodes"] = f"{config.min_nodes}:{config.max_nodes}"
     found["rdzv_id"] = config.run_id
     if config.logs_specs is not None:

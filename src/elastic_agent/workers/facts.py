@@ -155,7 +155,10 @@ def _limits_in(folder: str) -> list[int]:
 
 def _available_memory() -> str:
     known: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+    with (
+        contextlib.suppress(OSError, ValueError, IndexError),
+        open("/proc/meminfo", encoding="ascii") as file,
+    ):
         for line in file:
             name, _, value = line.partition(":")
             known[name] = int(value.split()[0]) * 1024

@@ -7,12 +7,19 @@ import ipaddress
 import re
 import socket
 import struct
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from elastic_agent.linux import open_files, tcp_tables
 
 ESTABLISHED, SYN_SENT = 1, 2
 """States of a socket in the kernel's tables."""
+
+SETTLED_AFTER = 2
+"""A socket that waited for nothing so often is not looked at any more, for a while."""
+
+READ_AGAIN_S = 30.0
 
 _SOCKET = re.compile(r"socket:\[([0-9]+)\]")
 
@@ -31,12 +38,49 @@ class TcpSocket:
     inode: int
 
 
-def sockets_of(pid: int) -> list[TcpSocket]:
-    """The connected and connecting TCP sockets of a process; empty if it has ended or may not be inspected."""
+class SocketReader:
+    """Reads the TCP sockets of the workers of a node.
+
+    The kernel takes milliseconds for its tables, however short they are. They are read only while there are sockets
+    that are new or wait for an answer, and from time to time.
+    """
+
+    def __init__(self, pids: Mapping[int, int]) -> None:
+        """``pids``: the workers, by slot; in one network namespace."""
+        self._pids = dict(pids)
+        self._fine: dict[int, int] = {}
+        """How often in a row each socket was there and waited for nothing, by inode."""
+        self._read_again_s = 0.0
+
+    def read(self) -> list[tuple[int, TcpSocket]]:
+        """The connected and connecting sockets with their slots; none if nothing is to be expected of them.
+
+        Workers that have ended, or may not be inspected, have none.
+        """
+        owners = {inode: slot for slot, pid in self._pids.items() for inode in _inodes(pid)}
+        now_s = time.monotonic()
+        settled = all(self._fine.get(inode, 0) >= SETTLED_AFTER for inode in owners)
+        if settled and now_s < self._read_again_s:
+            return []
+        self._read_again_s = now_s + READ_AGAIN_S
+        found = [(owners[one.inode], one) for one in self._tables() if one.inode in owners]
+        waiting = {one.inode for _, one in found if one.state == SYN_SENT or one.retransmits}
+        self._fine = {inode: 0 if inode in waiting else self._fine.get(inode, 0) + 1 for inode in owners}
+        return found
+
+    def _tables(self) -> Iterator[TcpSocket]:
+        for pid in self._pids.values():
+            with contextlib.suppress(OSError):  # it has ended: another one shows the same
+                tables = tcp_tables(pid)
+                for table in tables:
+                    yield from parse(table)
+                return
+
+
+def _inodes(pid: int) -> list[int]:
+    """The sockets of a process, of any kind."""
     with contextlib.suppress(OSError):
-        inodes = {int(found[1]) for name in open_files(pid) if (found := _SOCKET.fullmatch(name))}
-        if inodes:
-            return [one for table in tcp_tables(pid) for one in parse(table) if one.inode in inodes]
+        return [int(found[1]) for name in open_files(pid) if (found := _SOCKET.fullmatch(name))]
     return []
 
 

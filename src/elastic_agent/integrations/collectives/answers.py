@@ -31,11 +31,19 @@ MOST_GROUPS = 16
 _DEEPEST_STACK = 60
 _LONGEST_STACK = 3500
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_STARTS_WORKERS = (os.path.join(_PACKAGE, "workers", ""), os.path.join(_PACKAGE, "__main__.py"))
+
 _WAITS = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/c10d_logger.py",
     "torch/distributed/rendezvous.py",
 )
+
+
+def _starts_workers(frame: FrameType) -> bool:
+    """Whether it is one of the frames in which a process forked from the spawner runs the script."""
+    return frame.f_code.co_filename.startswith(_STARTS_WORKERS)
 
 
 class Answers:
@@ -106,6 +114,8 @@ class Answers:
 
     def _place(self, frames: list[FrameType]) -> dict[str, str]:
         """Where the main thread is; ``frames``: the innermost first."""
+        started_by = next((at for at, one in enumerate(frames) if _starts_workers(one)), len(frames))
+        frames = frames[:started_by]
         lines = [f"{one.f_code.co_filename}:{one.f_lineno} in {one.f_code.co_name}" for one in frames]
         own = next((one for one in frames if self._is_script(one.f_code.co_filename)), None)
         stack: list[str] = []

@@ -99,7 +99,7 @@ class RunCheckpoints:
         try:
             with self._fs.open(self._file, "rb") as file:
                 return dict(json.loads(file.read())["checkpoints"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             return {}
 
     @staticmethod

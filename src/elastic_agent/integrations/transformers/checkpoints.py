@@ -48,6 +48,7 @@ def trainer_state(checkpoint: str | Path) -> dict[str, Any]:
     except (
         OSError,
         ValueError,
+        RecursionError,
     ):  # on rank 0 alone, an error would leave the other ranks waiting for its choice
         return {}
     return state if isinstance(state, dict) else {}

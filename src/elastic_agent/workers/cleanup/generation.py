@@ -106,7 +106,7 @@ class Cleanup:
             while self._work_off_jobs():
                 now_s = time.monotonic()
                 if now_s >= look_at_s:
-                    self._note()
+                    self._note(linux.family(self._guard_pid))
                     pause_s = min(2 * pause_s, LOOK_EVERY_S)
                     look_at_s = now_s + pause_s
                 is_calm = now_s >= calm_at_s
@@ -144,8 +144,9 @@ class Cleanup:
         now_s = time.monotonic()
         return now_s + max(SHORTEST_PAUSE_S, PAUSE_PER_LOOK * (now_s - began_s))
 
-    def _note(self) -> None:
-        alive = {process.pid for process in linux.descendants(self._guard_pid)}
+    def _note(self, alive: set[int] | None = None) -> None:
+        if alive is None:
+            alive = {process.pid for process in linux.descendants(self._guard_pid)}
         self._pids |= alive
         self._sweep.note(alive)
 

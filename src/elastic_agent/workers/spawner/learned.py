@@ -182,7 +182,7 @@ def _read(path: str) -> dict[str, Any]:
             and all(isinstance(one, dict) for one in maps)
             and isinstance(content["serial"], int)
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotLearnedError(f"{path} cannot be read: {error}") from None
     if not sound:
         raise NotLearnedError(f"{path} is damaged")
