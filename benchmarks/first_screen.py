@@ -1,4 +1,4 @@
-"""Makes the failures that people meet, and rates what the last 30 lines of each terminal say about each of them.
+"""Makes the failures that people meet, and rates what the last 20 lines of each terminal say about each of them.
 
 3 points: cause, machine and remedy; 2: cause and machine; 1: that something is wrong; 0: nothing. A failure has the
 points of its worst terminal.
@@ -6,6 +6,7 @@ points of its worst terminal.
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,9 @@ NOTE = (
 
 
 def run(options: Options) -> Result:
+    # Agents respect that signals were ignored when they were started, as in a script's background job.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with (
         tempfile.TemporaryDirectory(prefix="elastic-agent-screens-") as folder,
         ThreadPoolExecutor(LANES) as lanes,
