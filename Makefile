@@ -11,16 +11,20 @@ TORCH ?=
 VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# uv and cyclonedx-py, for `make lock` and `make sbom`
+TOOLS := .venv-tools
 
 SEEDS ?= 2000
+INPUTS ?= 1000000
+SEED ?= 0
 SYSTEM_PACKAGES ?= yes
 # Most of the tests' time is waiting for leases; a file's tests stay together, for what they share.
-LANES ?= -n 2 --dist loadfile
+LANES ?= -n 3 --dist loadfile
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lint-rules lint-format lint-types format simulate bench bench-full clean distclean system-packages
+.PHONY: help demo test lint lint-rules lint-format lint-types format fuzz simulate bench bench-full lock wheel check-wheel sbom clean distclean system-packages
 
 help:
 	@echo 'make demo       train on two agents on this machine; a worker is killed halfway'
@@ -28,8 +32,12 @@ help:
 	@echo 'make lint       run ruff, its formatter check and mypy --strict'
 	@echo 'make format     format the code'
 	@echo 'make simulate   simulate faults in the protocol, SEEDS=$(SEEDS) seeds'
+	@echo 'make fuzz       feed damaged inputs to every decoder and parser, INPUTS=$(INPUTS), SEED=$(SEED)'
 	@echo 'make bench      measure start, recovery, rendezvous and overhead compared with torchrun (minutes)'
 	@echo 'make bench-full all benchmarks in full (over an hour)'
+	@echo 'make wheel      build the wheel of this commit, reproducibly, into dist (check-wheel: build it twice and compare)'
+	@echo 'make sbom       write the software bill of materials, CycloneDX JSON, into dist'
+	@echo 'make lock       write the locks again, after changing pyproject.toml or constraints.txt'
 	@echo 'make clean      remove caches and build results (distclean: also the virtual environment)'
 
 demo: $(READY)
@@ -53,8 +61,12 @@ format: $(READY)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
+fuzz: $(READY)
+	$(PY) -m tests.fuzz --inputs $(INPUTS) --seed $(SEED)
+
 simulate: $(READY)
 	$(PY) -m tests.simulator --seeds $(SEEDS)
+	$(PY) -m tests.simulator --seeds $$(( $(SEEDS) / 10 )) --forgers
 
 bench: $(READY)
 	$(PY) -m benchmarks $(BENCH_ARGS)
@@ -62,8 +74,25 @@ bench: $(READY)
 bench-full: $(READY)
 	$(PY) -m benchmarks
 
-$(READY): pyproject.toml constraints.txt tools/make-venv
+lock: $(TOOLS)/.ready
+	$(TOOLS)/bin/python tools/lock.py --uv $(TOOLS)/bin/uv
+
+wheel: $(READY)
+	@tools/build-wheel $(PY) dist
+
+check-wheel: $(READY)
+	@tools/check-wheel $(PY)
+
+sbom: $(TOOLS)/.ready
+	@$(TOOLS)/bin/python tools/sbom.py --tool $(TOOLS)/bin/cyclonedx-py --output dist/elastic-agent.cdx.json
+
+$(READY): pyproject.toml constraints.txt $(wildcard locks/*.txt) tools/make-venv
 	@tools/make-venv '$(PYTHON)' '$(VENV)' '$(TORCH)'
+
+$(TOOLS)/.ready: locks/tools.txt
+	@'$(PYTHON)' -m venv $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet --no-deps --require-hashes --only-binary :all: -r locks/tools.txt
+	@touch $@
 
 system-packages:
 	@if [ '$(SYSTEM_PACKAGES)' = yes ]; then tools/system-packages; fi
@@ -73,4 +102,4 @@ clean:
 	find src tests examples benchmarks tools -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf '$(VENV)' .venv-torch-*
+	rm -rf '$(VENV)' .venv-torch-* $(TOOLS)

@@ -19,7 +19,7 @@ NAME = "elastic_agent"
 
 FLOORS = [
     {"cli"},
-    {"agent", "launcher", "torchrun"},
+    {"agent", "launcher", "testing", "torchrun"},
     {"doctor", "web"},
     {"workers", "rendezvous"},
     {"integrations"},

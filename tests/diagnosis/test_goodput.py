@@ -83,6 +83,15 @@ def test_a_hang_is_not_training_even_if_no_step_is_lost() -> None:
     assert (found.training_s, found.repeated_s) == (49, 1800)
 
 
+def test_a_hang_is_not_training_even_if_the_workers_report_no_steps() -> None:
+    account = Account(0)
+    account.workers_started(0)
+    account.workers_ended(Activity.FORMING, 1900, saved=False, stalled_since_s=100)
+    account.workers_started(1900)
+    found = account.goodput(2000)
+    assert (found.training_s, found.repeated_s) == (200, 1800)
+
+
 def test_steps_between_two_looks_are_interpolated_and_the_last_one_may_be_known_late() -> None:
     account = Account(0)
     account.workers_started(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
 from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStatus, run_status
 from elastic_agent.diagnosis.status_text import duration, status_text
 from elastic_agent.protocol import (
@@ -56,6 +57,28 @@ def test_while_the_next_world_forms_the_table_tells_who_has_left_and_who_takes_p
     assert rows(shown(forming, member("a", State.READY))) == left
 
 
+def stalled(node: str, rank: int, called: int, written_s: float, stalled_s: float | None) -> NodeReport:
+    last = Collective(called, "all_reduce", 1000, "train.py:88")
+    groups = (GroupProgress("0", called, -1, called - (called > 6), last, recent=(last,)),)
+    worker = WorkerReport(0, rank, WorkerState.RUNNING, progress=groups, stack="train.py:88 in main")
+    return NodeReport(node, f"i{node}", 3, written_s, workers=(worker,), stalled_s=stalled_s)
+
+
+def test_while_workers_wait_for_each_other_the_status_names_the_one_that_is_the_cause() -> None:
+    def status(*reports: NodeReport) -> RunStatus:
+        return run_status(run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=PLAN, reports=reports)
+
+    hanging = status(stalled("a", 0, 7, 990.0, 8.0), stalled("b", 1, 6, 980.0, 8.0))
+    assert (
+        "no worker has made progress for 18 s: worker b/0 (rank 1) is one all_reduce behind: 1 kB, sequence "
+        "number 7, called by rank 0 at train.py:88\n"
+    ) in status_text(hanging)
+    assert hanging.standstill is not None
+    assert "    train.py:88 in main" in hanging.standstill.stacks
+    training = status(stalled("a", 0, 7, 990.0, 8.0), stalled("b", 1, 6, 980.0, None))
+    assert training.standstill is None
+
+
 @pytest.mark.parametrize("phase", [Phase.FINISHED, Phase.FAILED, Phase.STOPPED])
 def test_a_run_that_has_ended_has_no_notice_and_its_nodes_have_ended(phase: Phase) -> None:
     notice = Notice(1, Cause.OPERATOR, 60.0, "elastic-agent stop by root")
@@ -84,3 +107,8 @@ def test_durations_have_no_more_digits_than_they_are_worth() -> None:
     assert [duration(one) for one in (0.0013, 0.0123, 0.5, 2.864, 12.34, 59.9, 3661.0)] == [
         "0 s", "0.01 s", "0.5 s", "2.86 s", "12.3 s", "59.9 s", "1 h 1 min"
     ]  # fmt: skip
+
+
+def test_a_time_that_no_calendar_has_is_shown_as_unknown() -> None:
+    past = GenerationStatus(1, 1e300, 1e300, ("n0",), 1, "finished")
+    assert "?" in status_text(RunStatus("mnist", "host0:29400", 100.0, phase="finished", generations=(past,)))

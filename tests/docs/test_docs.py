@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
-from elastic_agent.cli import control, doctor, status
+from elastic_agent.cli import chaos, control, doctor, status
 from elastic_agent.cli.main import COMMANDS
 from elastic_agent.config.settings import specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
@@ -160,6 +160,7 @@ def test_options_that_are_named_exist(page: str) -> None:
             r"--[a-z]+", control.OPTIONS_PAGE + doctor.DOCTOR_PAGE + status.STATUS_PAGE + status.WHY_PAGE
         )
     )
+    ours |= {*re.findall(r"--[a-z]+(?:-[a-z]+)*", chaos.PAGE)}
     ours |= {flag.replace("-", "_").replace("__", "--", 1) for flag in ours}
     unknown = []
     for words in words_in_code(page):
@@ -193,7 +194,7 @@ def test_commands_that_are_named_exist() -> None:
         for page in PAGES
         for words in words_in_code(page)
         for match in re.findall(
-            r"^(?:\S*/)?elastic-agent (settings|version|run|doctor|serve|status|drain|stop)\b", words
+            r"^(?:\S*/)?elastic-agent (settings|version|run|chaos|doctor|serve|status|drain|stop)\b", words
         )
     }
     assert named
@@ -217,7 +218,7 @@ def test_options_of_the_simulator_exist() -> None:
 
 
 def test_rules_that_the_protocol_page_attributes_to_the_simulator_are_there() -> None:
-    rules = ("checker.py", "notice_rules.py", "budget_rules.py")
+    rules = ("checker.py", "notice_rules.py", "budget_rules.py", "keyed.py")
     checker = "".join((ROOT / "tests/simulator" / name).read_text() for name in rules)
     faults = (ROOT / "tests/simulator/scenario.py").read_text()
     promises = text_of("docs/protocol.md").partition("## What is promised")[2].partition("\n## ")[0]

@@ -62,6 +62,7 @@ def checks(found: Any) -> list[tuple[str, str]]:
         ("dist.init_process_group(rank=int(os.getenv('LOCAL_RANK')))\n", [("error", "script-rank")]),
         ("dist.init_process_group(rank=int(os.environ['RANK']))\n", []),
         ("def f(:\n", [("error", "script")]),
+        ("os" + ".deep" * 2000 + "['MASTER_ADDR'] = 'localhost'\n", []),
     ],
 )
 def test_what_a_script_should_leave_to_the_agent(source: str, expected: list[tuple[str, str]]) -> None:

@@ -15,7 +15,7 @@ from typing import Self
 from tests.faults.cluster import AgentProcess, Cluster
 from tests.faults.machines import SUBNET, Machines
 
-LINES = 30
+LINES = 20
 """Of a terminal: the first screen."""
 LONGEST_LINE = 150
 PATIENCE_S = 15.0

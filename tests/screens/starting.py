@@ -91,6 +91,17 @@ def listening(stage: Stage, server: str) -> None:
     stage.start_all()
 
 
+def secret_of_b(text: str) -> Play:
+    """Machine a has a secret; b has this one, or with an empty text none."""
+
+    def play(stage: Stage) -> None:
+        stage.start("a", ELASTIC_AGENT_SECRET="the secret of this run")
+        stage.said("a", "forming generation 1")
+        stage.start("b", **({"ELASTIC_AGENT_SECRET": text} if text else {}))
+
+    return play
+
+
 def earlier_agent(stage: Stage) -> None:
     stage.start("a")
     stage.start("b", node_id=None, name="b-before")
@@ -236,6 +247,11 @@ STARTING = (
          both("looking up .* takes more than", "this machine", "/etc/hosts"), nodes=("a", "b", "c"), nnodes="2"),
     Case("different versions of torch", 14, other_version("torch", "2.12.1"),
          both("differ in torch: ", "2.12.1 on b", "install the same version")),
+    Case("the secret is missing on a machine", 0, secret_of_b(""),
+         {"a": WAITS, "b": Words("accepts only agents with its secret", "this agent has none", "pass the same --secret-file")}),
+    Case("different secrets on the machines", 0, secret_of_b("another secret: xyz"),
+         {"a": Words("refused an agent", "with another secret", "needs the same --secret-file"),
+          "b": Words("has another secret", "than this agent", "give every agent the same --secret-file")}),
     Case("different arguments of the script", 16, other_arguments,
          both("differ in the arguments", "on b", SAME_COMMAND)),
     Case("different variables of NCCL", 16, b_with(NCCL_DEBUG="INFO"),

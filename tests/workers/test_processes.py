@@ -82,3 +82,27 @@ def test_the_threads_of_this_process_are_listed() -> None:
     thread.join()
     assert names[0] == linux.process_name(os.getpid())
     assert CUT_NAME in names
+
+
+def test_the_descendants_of_a_process_include_children_of_its_other_threads() -> None:
+    sleeper = f"import subprocess, sys; subprocess.Popen([{sys.executable!r}, '-c', 'input()']).wait()"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        started.append(subprocess.Popen([sys.executable, "-c", sleeper], stdin=subprocess.PIPE))
+        ended.wait()  # the kernel lists children under the thread that started them, while it runs
+
+    ended = threading.Event()
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        while not started or len(linux.descendants(started[0].pid)) < 1:
+            assert not started or started[0].poll() is None
+        expected = {process.pid for process in linux.descendants(os.getpid())}
+        assert started[0].pid in expected
+        assert linux.family(os.getpid()) == expected
+    finally:
+        ended.set()
+        thread.join()
+        started[0].communicate()
+    assert not linux.family(started[0].pid)
