@@ -28,6 +28,16 @@ class Lines:
         whole = new[: new.rfind(b"\n") + 1]
         if whole:
             self._read += len(whole)
-            self._lines += [json.loads(line) for line in whole.splitlines()]
+            self._lines += [line for data in whole.split(b"\n") if (line := _decoded(data)) is not None]
             self._lines.sort(key=lambda line: line["boottime_s"])  # nearly sorted: cheap
         return self._lines
+
+
+def _decoded(data: bytes) -> Line | None:
+    """One line; None if it was torn: on a full disk, a write ends halfway, and the next line follows at once."""
+    try:
+        line = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    is_whole = isinstance(line, dict) and isinstance(line.get("boottime_s"), int | float)
+    return line if is_whole else None

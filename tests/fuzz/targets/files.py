@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -29,6 +30,7 @@ from elastic_agent.printable import escaped
 from elastic_agent.protocol import History
 from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
 from elastic_agent.rendezvous.run_history import RunHistoryStore
+from elastic_agent.testing.records import Lines
 from elastic_agent.workers.failure import describe
 from elastic_agent.workers.spawner.learned import VERSION, NotLearnedError, _import_by_verdict, _read
 from tests.fuzz.target import Target, check_shown
@@ -117,6 +119,13 @@ def targets() -> list[Target]:
             from_file("journal", _read_journal),
             ("launcher/journal.py _event",),
             0.2,
+        ),
+        Target(
+            "file-records",
+            (b'{"boottime_s":9.5,"kind":"step","loss":0.5}\n{"boottime_s":9.25,"kind":"save"}\n',),
+            from_file("records.jsonl", lambda path: Lines(Path(path)).all()),
+            ("testing/records.py _decoded",),
+            0.3,
         ),
         Target("file-error", _error_files(), _error_file, ("workers/failure.py _from_error_file",), 0.5),
         Target("file-heartbeats", (bytes(128), b"\x01" * 128), _heartbeats(folder), weight=0.2),
