@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -89,7 +90,7 @@ from elastic_agent.agent.reporting import console
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.logs import configure_logging
 from elastic_agent.protocol.records import (
-    RECORD_VERSION, Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
+    RECORD_VERSION, Address, Failure, FailureKind, Growth, Phase, Plan, Policy, Seat, World
 )
 
 console.PATIENCE_S = 0.02
@@ -133,6 +134,18 @@ async def main(scene):
     elif scene == "is left out":
         tell(AgentStarted("other", 1, 2, "boot", "pid:[1]"))
         tell(PlanSeen(plan))
+        await asyncio.sleep(0.1)
+    elif scene in ("comes back", "was lost", "does not start", "is new"):
+        tell(AgentStarted("other", 1, 2, "boot", "pid:[1]"))
+        reporter.node_id = "n3"
+        policy = replace(plan.policy, max_nodes=3)
+        changes = {
+            "comes back": {"order": ("n1", "n3")},
+            "was lost": {"losses": {"n3": 4}},
+            "does not start": {"start_failures": {"n3": 2}},
+            "is new": {"policy": replace(policy, grow=Growth.NEVER)},
+        }
+        tell(PlanSeen(replace(plan, **{"policy": policy, **changes[scene]})))
         await asyncio.sleep(0.1)
     elif scene == "joins":
         tell(PlanSeen(replace(after, generation=1, reason="the run starts", failure=None, world=None)))
@@ -190,3 +203,12 @@ def test_a_standby_node_says_which_nodes_hold_the_places_and_what_can_be_done() 
     assert "on standby: generation 3 runs with 1 node (maximum 1)" in log
     assert "the run has all its nodes: n1 (10.0.0.1); this node replaces one that fails" in log
     assert "remove it with elastic-agent drain NODE" in log
+
+
+def test_a_node_that_is_not_let_in_yet_says_why() -> None:
+    log = scene("comes back")
+    assert "waiting to join: generation 3 runs with 1 node (maximum 3)" in log
+    assert "all its nodes" not in log
+    assert re.search(r"this node was lost 4 times in a row: it is admitted [\d.]+ s after", scene("was lost"))
+    assert "could not be started 2 times in a row" in scene("does not start")
+    assert "a new node joins when the next generation forms (--grow never)" in scene("is new")

@@ -253,6 +253,8 @@ class Agent(ElasticAgent):
             with self._using_state_dir():
                 lock = self._node_id_lock = acquire_node_id(folder, self._settings.node_id, refused)
             bind_context(node=lock.node_id)
+            assert self._console is not None  # made at the start
+            self._console.node_id = lock.node_id
             self._event_log.bind(node=lock.node_id)
             if lock.beside and not refused:
                 self._log.info(

@@ -6,7 +6,7 @@ Other packages import its names from here.
 from __future__ import annotations
 
 from .activity import TRANSITIONS, Activity, Event
-from .cluster_view import Decision, count, names
+from .cluster_view import Decision, count, names, readmission_delay_s
 from .codec import (
     MAX_AHEAD,
     MAX_PLAN_BYTES,
@@ -130,4 +130,5 @@ __all__ = [
     "misquoted",
     "names",
     "next_renewal_s",
+    "readmission_delay_s",
 ]

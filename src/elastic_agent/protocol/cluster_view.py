@@ -14,6 +14,7 @@ FAR_S = float("inf")
 
 PROGRESS_S = 60.0
 """A world that ran this long has made progress."""
+LONGEST_READMISSION_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,8 @@ class ClusterView:
 
     def penalty_until_s(self, sighting: Sighting) -> float:
         """Until when a node that was lost repeatedly is kept waiting."""
-        times = self.losses.get(sighting.member.node_id, 0)
-        if times < 2:  # a single loss is not a pattern
-            return 0.0
-        return sighting.first_seen_s + min(2.0 ** min(times, 30) * self.policy.settle_s, 300.0)
+        delay_s = readmission_delay_s(self.losses.get(sighting.member.node_id, 0), self.policy)
+        return sighting.first_seen_s + delay_s if delay_s else 0.0
 
     def strikes(self, sighting: Sighting) -> int:
         """How often in a row this node was lost without progress, or failed before user code ran."""
@@ -142,6 +141,13 @@ class ClusterView:
         """Whether this node should be left out as long as enough others remain."""
         failed_starts = self.plan.start_failures.get(sighting.member.node_id, 0)
         return failed_starts >= 2 or self.now_s < self.penalty_until_s(sighting)
+
+
+def readmission_delay_s(losses: int, policy: Policy) -> float:
+    """How long after its registration a node is kept waiting that was lost so often in a row; 0: not at all."""
+    if losses < 2:  # a single loss is not a pattern
+        return 0.0
+    return min(2.0 ** min(losses, 30) * policy.settle_s, LONGEST_READMISSION_S)
 
 
 def count_losses(plan: Plan, ledger: LeaseLedger) -> dict[str, int]:

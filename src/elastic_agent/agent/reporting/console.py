@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_agent.agent import events
 from elastic_agent.logs import bind_context, get_logger, waiting_reporter
-from elastic_agent.protocol import Depart, Failure, Phase, Plan, World, count
+from elastic_agent.protocol import Depart, Failure, Growth, Phase, Plan, World, count, readmission_delay_s
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 
 JOIN_CAUSES = (
@@ -49,6 +49,8 @@ class ConsoleReporter:
         self._causes = ""
         self._told_causes = ""
         self._facts: dict[str, object] = {}
+        self.node_id = ""
+        """Of this node, when it is known."""
         self._incarnation = ""
         """Of this node, in the plans that are shown."""
         self._shown_plan: tuple[Phase, int, str] | None = None
@@ -183,12 +185,15 @@ class ConsoleReporter:
     def _running(self, plan: Plan, world: World, is_changed: bool) -> None:
         seat = world.seat_of(self._incarnation)
         if seat is None:
+            is_full = len(world.seats) >= plan.policy.max_nodes
+            others = f"{count(len(world.seats), 'node')} (maximum {plan.policy.max_nodes})"
             self._text = (
-                f"on standby: generation {plan.generation} runs with {count(len(world.seats), 'node')} "
-                f"(maximum {plan.policy.max_nodes})"
+                f"on standby: generation {plan.generation} runs with {others}"
+                if is_full
+                else f"waiting to join: generation {plan.generation} runs with {others}"
             )
             self._facts = {"nodes": len(world.seats)}
-            self._causes = _standby_causes(world)
+            self._causes = _standby_causes(world) if is_full else _delay_causes(plan, self.node_id)
             self._await_soon(False)
             return
         self._world = (
@@ -279,3 +284,23 @@ def _standby_causes(world: World) -> str:
         "of one of them is left from an earlier start, remove it with elastic-agent drain NODE; to run on more nodes, "
         "start all agents with a larger --nnodes"
     )
+
+
+def _delay_causes(plan: Plan, node_id: str) -> str:
+    losses, failed_starts = plan.losses.get(node_id, 0), plan.start_failures.get(node_id, 0)
+    delay_s = readmission_delay_s(losses, plan.policy)
+    if delay_s:
+        return (
+            f"this node was lost {losses} times in a row: it is admitted {delay_s:.3g} s after it has registered, so "
+            "that an unstable machine does not interrupt the other nodes again and again; see on this machine what "
+            "ended or paused its agent (journalctl, dmesg), or disturbed its network"
+        )
+    if failed_starts >= 2:
+        return (
+            f"the workers of this node could not be started {failed_starts} times in a row: it is admitted when the "
+            "next generation forms with too few nodes; see the errors above"
+        )
+    if plan.policy.grow is not Growth.AFTER and node_id not in plan.order:
+        notices = " or the script handles a notice" * (plan.policy.grow is Growth.AT_NOTICE)
+        return f"a new node joins when the next generation forms{notices} (--grow {plan.policy.grow.value})"
+    return ""
