@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection
+from typing import Protocol
 
 from .cluster import Cluster, Line
+
+
+class Recorded(Protocol):
+    """What agents and workers wrote down."""
+
+    @property
+    def nnodes(self) -> str: ...
+
+    def journal(self, event: str) -> list[Line]: ...
+
+    def worlds(self) -> dict[int, list[Line]]: ...
+
+    def steps(self) -> list[Line]: ...
+
+    def born(self) -> list[Line]: ...
 
 
 def check_safety(cluster: Cluster, *, paused: Collection[str] = ()) -> None:
@@ -16,15 +32,19 @@ def check_safety(cluster: Cluster, *, paused: Collection[str] = ()) -> None:
         paused: nodes that were paused as a whole; a worker of theirs may show up once more when thawed
             (the stated exception of rule 2).
     """
-    problems = [
-        *_one_world_per_generation(cluster),
-        *_no_two_generations_at_once(cluster, paused),
-        *_ranks(cluster),
-        *_generations_grow(cluster),
-        *_steps_go_on(cluster, paused),
-        *_stable_names(cluster),
-    ]
+    problems = [*safety_problems(cluster, paused=paused), *_steps_go_on(cluster, paused)]
     assert not problems, "\n".join([*problems, cluster.story()])
+
+
+def safety_problems(recorded: Recorded, *, paused: Collection[str] = ()) -> list[str]:
+    """What violates a rule, other than the course of training; see :func:`check_safety`."""
+    return [
+        *_one_world_per_generation(recorded),
+        *_no_two_generations_at_once(recorded, paused),
+        *_ranks(recorded),
+        *_generations_grow(recorded),
+        *_stable_names(recorded),
+    ]
 
 
 def check_nothing_left(cluster: Cluster) -> None:
@@ -56,7 +76,7 @@ def see_it_end(cluster: Cluster, *, restarts: int, paused: Collection[str] = (),
     check_nothing_left(cluster)
 
 
-def _one_world_per_generation(cluster: Cluster) -> list[str]:
+def _one_world_per_generation(cluster: Recorded) -> list[str]:
     problems = []
     for generation, seen in cluster.worlds().items():
         kinds = {str(line["world"]) for line in seen}
@@ -65,7 +85,7 @@ def _one_world_per_generation(cluster: Cluster) -> list[str]:
     return problems
 
 
-def _no_two_generations_at_once(cluster: Cluster, paused: Collection[str]) -> list[str]:
+def _no_two_generations_at_once(cluster: Recorded, paused: Collection[str]) -> list[str]:
     """No worker of a generation is started before all of the earlier ones are stopped."""
     last: dict[int, tuple[float, str]] = defaultdict(lambda: (0.0, ""))
     for step in cluster.steps():
@@ -87,7 +107,7 @@ def _no_two_generations_at_once(cluster: Cluster, paused: Collection[str]) -> li
     return problems
 
 
-def _ranks(cluster: Cluster) -> list[str]:
+def _ranks(cluster: Recorded) -> list[str]:
     low, _, high = cluster.nnodes.partition(":")
     problems = []
     for generation, seen in cluster.worlds().items():
@@ -105,7 +125,7 @@ def _ranks(cluster: Cluster) -> list[str]:
     return problems
 
 
-def _ranks_of_workers(cluster: Cluster, generation: int, world: list[list[object]], size: int) -> list[str]:
+def _ranks_of_workers(cluster: Recorded, generation: int, world: list[list[object]], size: int) -> list[str]:
     """The workers saw just the ranks that the world gives them."""
     place = {str(node): (index, int(str(first))) for index, (node, _, _, first) in enumerate(world)}
     problems = []
@@ -120,7 +140,7 @@ def _ranks_of_workers(cluster: Cluster, generation: int, world: list[list[object
     return problems
 
 
-def _generations_grow(cluster: Cluster) -> list[str]:
+def _generations_grow(cluster: Recorded) -> list[str]:
     problems = []
     newest: dict[str, int] = {}
     for line in cluster.journal("workers_started"):
@@ -154,7 +174,7 @@ def _steps_go_on(cluster: Cluster, paused: Collection[str]) -> list[str]:
     return problems
 
 
-def _stable_names(cluster: Cluster) -> list[str]:
+def _stable_names(cluster: Recorded) -> list[str]:
     runs = {one["run_id"] for one in cluster.born()}
     problems = [f"the run id changed: {runs}"] if len(runs) > 1 else []
     places: dict[str, set[int]] = defaultdict(set)

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -90,7 +90,7 @@ class LocalCluster(Agents):
         self._options = options
         self._port = _free_port()
         self._secret = secrets.token_hex(32)
-        self._relays: dict[str, Relay] = {}
+        self._relays: dict[str, list[Relay]] = {}
         self._machines = 0
         self._temps: dict[str, Path] = {}
         self._stack = ExitStack()
@@ -108,8 +108,13 @@ class LocalCluster(Agents):
 
     @property
     def host(self) -> str:
-        """The node that hosts the store."""
+        """The node that hosts the store; empty if none does."""
         return self.names[0]
+
+    @property
+    def spared(self) -> set[str]:
+        """The nodes that no fault of a whole node hits."""
+        return {self.host}
 
     def start_all(self) -> None:
         """Start every node, the host of the store first."""
@@ -126,7 +131,7 @@ class LocalCluster(Agents):
         state.mkdir(parents=True, exist_ok=True)
         command = [
             *(sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-m", "elastic_agent", "run"),
-            *("--rdzv-endpoint", f"127.0.0.1:{self._endpoint_port(name)}"),
+            *self.rendezvous(name),
             *("--rdzv-id", self.run_id, "--node-id", name, "--nnodes", self._nnodes),
             *("--desired-nodes", str(self._wanted), "--desired-wait", "60"),
             *("--nproc-per-node", str(self._nproc), "--max-restarts", "1000", "--restart-backoff", "1"),
@@ -156,20 +161,26 @@ class LocalCluster(Agents):
         """What is below exists on one node only."""
         return self.folder / "machines"
 
-    def _endpoint_port(self, name: str) -> int:
-        if name == self.host:
-            return self._port
+    def rendezvous(self, name: str) -> tuple[str, ...]:
+        """Options of this node's agent: where it reaches the store."""
+        port = self._port if name == self.host else self.relayed(name, [self._port])[0]
+        return "--rdzv-endpoint", f"127.0.0.1:{port}"
+
+    def relayed(self, name: str, ports: Sequence[int]) -> list[int]:
+        """The ports of relays to these, over which :meth:`cut_off` has power; the same at every call."""
         if name not in self._relays:
-            self._relays[name] = self._stack.enter_context(Relay(self._port, both_ways=True))
-        return self._relays[name].endpoint.port
+            self._relays[name] = [self._stack.enter_context(Relay(port, both_ways=True)) for port in ports]
+        return [relay.endpoint.port for relay in self._relays[name]]
 
     def cut_off(self, name: str) -> None:
         """Nothing gets from this node to the store or back any more; connections stay open. Not for the host."""
-        self._relays[name].hold()
+        for relay in self._relays[name]:
+            relay.hold()
 
     def reconnect(self, name: str) -> None:
         """End the partition."""
-        self._relays[name].release()
+        for relay in self._relays[name]:
+            relay.release()
 
     # -- workers --------------------------------------------------------------------------------
 
@@ -216,7 +227,7 @@ class LocalCluster(Agents):
 
     def records(self, kind: str | None = None) -> list[Line]:
         """What workers did (see ``observer.py``), in order of time."""
-        return [line for line in self._records.all() if kind in (None, line["kind"])]
+        return [*(self._records.all() if kind is None else self._records.of(kind))]
 
     def more_lines(self) -> list[Line]:
         return [line for line in self.records() if line["kind"] not in ("step", "beat")]
@@ -229,10 +240,9 @@ class LocalCluster(Agents):
     @property
     def course(self) -> Course:
         """What training has done so far."""
-        lines = self._records.all()
-        for line in lines[self._fed :]:
+        for line in self._records.arrived(self._fed):
             self._course.feed(line)
-        self._fed = len(lines)
+            self._fed += 1
         return self._course
 
     def is_over(self) -> bool:

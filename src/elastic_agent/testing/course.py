@@ -56,12 +56,12 @@ class Course:
         self._positions: dict[str, int] = {}
         self._origin: int | None = None
         self._counts_optimizer_steps = False
+        self._newest: GenerationCourse | None = None
 
     @property
     def newest(self) -> GenerationCourse | None:
         """The newest generation that has made a step."""
-        trained = [one for one in self.generations.values() if one.steps]
-        return max(trained, key=lambda one: one.number, default=None)
+        return self._newest
 
     @property
     def position(self) -> int:
@@ -130,5 +130,7 @@ class Course:
     def _count(self, one: GenerationCourse, line: Line) -> None:
         one.steps[line["rank"]] += 1
         one.nodes.add(line["node"])
+        if self._newest is None or one.number > self._newest.number:
+            self._newest = one
         if one.first_step_s is None:
             one.first_step_s = line["boottime_s"]

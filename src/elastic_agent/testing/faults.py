@@ -46,7 +46,7 @@ def _choose_worker(cluster: LocalCluster, rng: random.Random) -> tuple[str, int]
 
 
 def _choose_node(cluster: LocalCluster, rng: random.Random) -> str:
-    return rng.choice([name for name in cluster.names if name != cluster.host])
+    return rng.choice([name for name in cluster.names if name not in cluster.spared])
 
 
 def _worker_killed(cluster: LocalCluster, rng: random.Random) -> Injected:
@@ -136,7 +136,8 @@ def _drain(cluster: LocalCluster, rng: random.Random) -> Injected:
     name = _choose_node(cluster, rng)
     at_s = linux.boottime_s()
     cluster.command("drain", name)
-    return Injected(f"elastic-agent drain {name}, later replaced", at_s, name, lambda: cluster.start(name))
+    what = f"elastic-agent drain {name}, later replaced"
+    return Injected(what, at_s, name, lambda: _restart(cluster, name))
 
 
 def _preempted(cluster: LocalCluster, rng: random.Random) -> Injected:

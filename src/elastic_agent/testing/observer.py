@@ -186,8 +186,14 @@ def main() -> None:
     """Run the script as ``python`` would."""
     folder, *words = sys.argv[1:]
     recorder = Recorder(Path(folder))
+    me = client.current()
     recorder.write(
-        "born", heartbeat_file=os.environ.get(worker_variables.HEARTBEAT), temp=os.environ.get("TMPDIR")
+        "born",
+        run=me.run_id,
+        local_rank=me.placement.local_rank,
+        node_rank=me.placement.node_rank,
+        heartbeat_file=os.environ.get(worker_variables.HEARTBEAT),
+        temp=os.environ.get("TMPDIR"),
     )
     watch_heartbeats(recorder)
     is_module = words[0] == "-m"

@@ -44,7 +44,7 @@ class Agents:
         self.servers: dict[str, NodeProcess] = {}
         """Processes that host the store and train nothing, by name, the newest of each."""
         self._all: list[NodeProcess] = []
-        self._journal = Lines(folder / JOURNAL)
+        self._journal = Lines(folder / JOURNAL, "event")
 
     def __enter__(self) -> Self:
         self._watch = FolderWatch(self.folder)
@@ -85,11 +85,8 @@ class Agents:
 
     def journal(self, event: str | None = None, node: str | None = None) -> list[Line]:
         """Every event that the agents recorded (``--event-journal``), in order of time."""
-        return [
-            line
-            for line in self._journal.all()
-            if event in (None, line["event"]) and node in (None, line.get("node"))
-        ]
+        lines = self._journal.all() if event is None else self._journal.of(event)
+        return [line for line in lines if node in (None, line.get("node"))]
 
     def worlds(self) -> dict[int, list[Line]]:
         """What every agent saw of each running generation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,53 @@ Line = dict[str, Any]
 class Lines:
     """Reads on from where it was."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: str = "kind") -> None:
+        """``kind``: the name of the value by which :meth:`of` finds lines."""
         self._path = path
+        self._kind = kind
         self._read = 0
         self._lines: list[Line] = []
+        self._arrived: list[Line] = []
+        self._of: dict[object, list[Line]] = {}
 
     def all(self) -> list[Line]:
         """Everything so far, in order of time (``boottime_s``)."""
+        self._read_on()
+        return self._lines
+
+    def of(self, kind: str) -> list[Line]:
+        """Those of one kind, in order of time."""
+        self._read_on()
+        return self._of.get(kind, [])
+
+    def arrived(self, after: int) -> list[Line]:
+        """Those after the first ``after`` lines of the file, in their order there."""
+        self._read_on()
+        return self._arrived[after:]
+
+    def _read_on(self) -> None:
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)
                 new = file.read()
         except FileNotFoundError:
-            return []
+            return
         whole = new[: new.rfind(b"\n") + 1]
-        if whole:
-            self._read += len(whole)
-            self._lines += [line for data in whole.split(b"\n") if (line := _decoded(data)) is not None]
-            self._lines.sort(key=lambda line: line["boottime_s"])  # nearly sorted: cheap
-        return self._lines
+        self._read += len(whole)
+        for data in whole.split(b"\n"):
+            line = _decoded(data)
+            if line is not None:
+                self._arrived.append(line)
+                _insert(self._lines, line)
+                _insert(self._of.setdefault(str(line.get(self._kind)), []), line)
+
+
+def _insert(lines: list[Line], line: Line) -> None:
+    """Lines of several processes arrive almost in order of time."""
+    if lines and line["boottime_s"] < lines[-1]["boottime_s"]:
+        bisect.insort(lines, line, key=lambda one: one["boottime_s"])
+    else:
+        lines.append(line)
 
 
 def _decoded(data: bytes) -> Line | None:

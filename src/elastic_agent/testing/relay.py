@@ -24,7 +24,7 @@ class Relay:
         self._open = threading.Event()
         self._open.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._sockets: list[socket.socket] = [self._listener]
+        self._sockets = {self._listener}
         self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
         self.held = threading.Event()
         """Set when there is something held back."""
@@ -37,7 +37,7 @@ class Relay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.set()
-        for sock in self._sockets:
+        for sock in [*self._sockets]:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
@@ -60,10 +60,18 @@ class Relay:
                 except OSError:  # it is down: the client is to notice that
                     client.close()
                     continue
-                self._sockets += (client, server)
-                for source, sink in ((client, server), (server, client)):
-                    can_hold = self._both_ways or source is client
-                    threading.Thread(target=self._pump, args=(source, sink, can_hold), daemon=True).start()
+                self._sockets |= {client, server}
+                threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        """Pass on what both sides send, until both have ended."""
+        answers = threading.Thread(target=self._pump, args=(server, client, self._both_ways), daemon=True)
+        answers.start()
+        self._pump(client, server, can_hold=True)
+        answers.join()
+        for one in (client, server):
+            self._sockets.discard(one)
+            one.close()
 
     def _pump(self, source: socket.socket, sink: socket.socket, can_hold: bool) -> None:
         try:

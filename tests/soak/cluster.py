@@ -1,0 +1,136 @@
+"""Clusters whose store no node hosts, so that every node can be lost, and whose store can be lost as well."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from elastic_agent.testing import LocalCluster
+from elastic_agent.worker_variables import PREFIX
+from tests.etcd import EtcdCluster, set_up_long_ago
+
+SCRIPT = Path(__file__).parent / "train.py"
+ETCD_PREFIX = "/soak"
+Repair = Callable[[], object]
+
+
+class SoakCluster(LocalCluster):
+    """Nodes that meet in a store that none of them hosts."""
+
+    def __init__(self, folder: Path, checkpoints: Path, *, nodes: int, pace_s: float) -> None:
+        """``pace_s``: how long each step takes at least."""
+        super().__init__(
+            [str(SCRIPT), str(checkpoints), str(pace_s), "0"],
+            folder,
+            nodes=nodes,
+            max_nodes=nodes + 1,
+            hang_timeout_s=6.0,
+            options=("--preload", "torch._dynamo", "--log-level", "info"),
+        )
+        self.checkpoints = checkpoints
+        self.nnodes = f"1:{nodes + 1}"
+        self.witness = ""
+        """The node whose processes are watched over the whole time."""
+        self.lost: set[str] = set()
+        """Nodes that a fault has hit already."""
+
+    @property
+    def spared(self) -> set[str]:
+        return {self.witness, *self.lost}
+
+    @property
+    def host(self) -> str:
+        return ""
+
+    def let_finish(self) -> None:
+        """Training may end."""
+        (self.checkpoints / "finish").touch()
+
+    def start_store(self) -> None:
+        """Start what the nodes meet in."""
+        raise NotImplementedError
+
+    def stop_store(self) -> None:
+        """End it: its processes are not what a run left behind."""
+
+    def lose_store(self, rng: random.Random) -> tuple[str, Repair]:
+        """Kill it or a part of it: what was done, and what brings it back."""
+        raise NotImplementedError
+
+    def keys(self) -> list[str]:
+        """The keys in the store."""
+        raise NotImplementedError
+
+
+class C10dCluster(SoakCluster):
+    """With a c10d store in a process of its own (``elastic-agent serve``)."""
+
+    def start_store(self) -> None:
+        command = [
+            *(sys.executable, "-m", "elastic_agent", "serve", "--rdzv-endpoint", f"127.0.0.1:{self._port}"),
+            *("--state-dir", str(self.folder / "state-of-the-store")),
+        ]
+        self.servers["store"] = self.launch("store", command, {PREFIX + "SECRET": self._secret})
+        self.wait_said("store", "serving at")
+
+    def lose_store(self, rng: random.Random) -> tuple[str, Repair]:
+        self.servers["store"].kill_node()
+        self.servers["store"].process.wait()
+        pause_s = rng.uniform(0, 3)
+
+        def repair() -> None:
+            time.sleep(pause_s)  # the machine boots
+            self.start_store()
+
+        return f"store killed with all its data, started again after {pause_s:.1f} s", repair
+
+    def stop_store(self) -> None:
+        store = self.servers["store"]
+        store.terminate()
+        store.process.wait()
+
+    def keys(self) -> list[str]:
+        return dist.TCPStore("127.0.0.1", self._port, is_master=False).list_keys()
+
+
+class ThreeMembersCluster(SoakCluster):
+    """With an etcd of three members."""
+
+    def __init__(self, folder: Path, checkpoints: Path, **how: Any) -> None:
+        super().__init__(folder, checkpoints, **how)
+        (folder / "etcd").mkdir()
+        self._etcd = EtcdCluster(folder / "etcd", size=3)
+
+    def start_store(self) -> None:
+        self._stack.enter_context(self._etcd)
+        set_up_long_ago(self._etcd.endpoints, ETCD_PREFIX)
+
+    def rendezvous(self, name: str) -> tuple[str, ...]:
+        ports = self.relayed(name, [member.client_port for member in self._etcd.members])
+        endpoint = ",".join(f"127.0.0.1:{port}" for port in ports)
+        return "--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--etcd-prefix", ETCD_PREFIX
+
+    def lose_store(self, rng: random.Random) -> tuple[str, Repair]:
+        how = rng.choice(("member killed", "member frozen", "all members killed"))
+        pause_s = rng.uniform(0, 3)
+        lost = self._etcd.members if how == "all members killed" else [rng.choice(self._etcd.members)]
+        for member in lost:
+            (member.freeze if how == "member frozen" else member.kill)()
+
+        def repair() -> None:
+            time.sleep(pause_s)  # the machine boots
+            for member in lost:
+                (member.thaw if how == "member frozen" else member.start)()
+            self._etcd.wait_ready()
+
+        names = ", ".join(member.name for member in lost)
+        return f"etcd: {how} ({names}), back after {pause_s:.1f} s", repair
+
+    def keys(self) -> list[str]:
+        return self._etcd.keys(ETCD_PREFIX)

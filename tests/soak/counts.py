@@ -1,0 +1,76 @@
+"""What a cluster uses: processes, descriptors, memory, files, keys."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from elastic_agent import linux
+
+from .cluster import SoakCluster
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What the agent of one node uses."""
+
+    pid: int
+    age_s: float
+    resident: int
+    descriptors: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What all nodes use while they train; of their agents, the sum."""
+
+    processes: int
+    descriptors: int
+    threads: int
+    files: list[str]
+    """In the state directories."""
+    keys: list[str]
+    """In the store."""
+
+    def numbers(self) -> dict[str, int]:
+        """How many of each."""
+        return {name: value if isinstance(value, int) else len(value) for name, value in vars(self).items()}
+
+
+def exceeding(before: Counts, after: Counts) -> list[str]:
+    """Of which there is more than before."""
+    found = []
+    for (name, was), now in zip(before.numbers().items(), after.numbers().values(), strict=True):
+        if now > was:
+            value = getattr(after, name)
+            new = [] if isinstance(value, int) else sorted({*value}.difference(getattr(before, name)))
+            found.append(f"{name} {was} -> {now} {' '.join(new)}".strip())
+    return found
+
+
+def agent_of(cluster: SoakCluster, name: str, now_s: float) -> Agent:
+    """``now_s``: seconds since the start of the soak test."""
+    pid = cluster.agents[name].pid
+    return Agent(
+        pid,
+        now_s,
+        linux.resident_bytes(pid),
+        len(os.listdir(f"/proc/{pid}/fd")),
+        len(linux.threads(pid)),
+    )
+
+
+def counts(cluster: SoakCluster) -> Counts:
+    """As of now."""
+    agents = [agent_of(cluster, name, 0.0) for name in cluster.names]
+    state = cluster.folder / "state"
+    return Counts(
+        processes=len(cluster.marked_processes()),
+        descriptors=sum(one.descriptors for one in agents),
+        threads=sum(one.threads for one in agents),
+        files=[str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()],
+        keys=cluster.keys(),
+    )
