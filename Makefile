@@ -17,6 +17,7 @@ TOOLS := .venv-tools
 SEEDS ?= 2000
 INPUTS ?= 1000000
 SEED ?= 0
+HOURS ?= 1
 SYSTEM_PACKAGES ?= yes
 # Most of the tests' time is waiting for leases; a file's tests stay together, for what they share.
 LANES ?= -n 3 --dist loadfile
@@ -24,7 +25,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lint-rules lint-format lint-types format fuzz simulate bench bench-full lock wheel check-wheel sbom clean distclean system-packages
+.PHONY: help demo test lint lint-rules lint-format lint-types format fuzz simulate soak bench bench-full lock wheel check-wheel sbom clean distclean system-packages
 
 help:
 	@echo 'make demo       train on two agents on this machine; a worker is killed halfway'
@@ -33,6 +34,7 @@ help:
 	@echo 'make format     format the code'
 	@echo 'make simulate   simulate faults in the protocol, SEEDS=$(SEEDS) seeds'
 	@echo 'make fuzz       feed damaged inputs to every decoder and parser, INPUTS=$(INPUTS), SEED=$(SEED)'
+	@echo 'make soak       train under random faults, HOURS=$(HOURS) for each store (c10d, etcd), SEED=0'
 	@echo 'make bench      measure start, recovery, rendezvous and overhead compared with torchrun (minutes)'
 	@echo 'make bench-full all benchmarks in full (over an hour)'
 	@echo 'make wheel      build the wheel of this commit, reproducibly, into dist (check-wheel: build it twice and compare)'
@@ -67,6 +69,9 @@ fuzz: $(READY)
 simulate: $(READY)
 	$(PY) -m tests.simulator --seeds $(SEEDS)
 	$(PY) -m tests.simulator --seeds $$(( $(SEEDS) / 10 )) --forgers
+
+soak: $(READY)
+	$(PY) -m tests.soak --hours $(HOURS) --seed $(SEED)
 
 bench: $(READY)
 	$(PY) -m benchmarks $(BENCH_ARGS)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import random
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from elastic_agent.testing import LocalCluster
+from elastic_agent.transport.c10d.plans import KEPT_PLANS
 from elastic_agent.worker_variables import PREFIX
 from tests.etcd import EtcdCluster, set_up_long_ago
 
 SCRIPT = Path(__file__).parent / "train.py"
 ETCD_PREFIX = "/soak"
+SETTLE_S = 0.05
+"""A node that is lost for the n-th time in a row waits for 2 ** n times this until it is admitted."""
+SEAL_BYTES = 32
+"""What authenticates a record."""
 Repair = Callable[[], object]
 
 
@@ -31,7 +40,7 @@ class SoakCluster(LocalCluster):
             nodes=nodes,
             max_nodes=nodes + 1,
             hang_timeout_s=6.0,
-            options=("--preload", "torch._dynamo", "--log-level", "info"),
+            options=("--preload", "torch._dynamo", "--settle", str(SETTLE_S)),
         )
         self.checkpoints = checkpoints
         self.nnodes = f"1:{nodes + 1}"
@@ -64,7 +73,17 @@ class SoakCluster(LocalCluster):
         raise NotImplementedError
 
     def keys(self) -> list[str]:
-        """The keys in the store."""
+        """The keys of records in the store.
+
+        Not what stands for removed ones, so that they cannot be written again (on c10d for the last 1,000 plans and
+        for every agent that was started, on etcd for an hour), nor the newest plans, of which 16 are kept.
+        """
+        records = {key for key, size in self.stored().items() if size > SEAL_BYTES}
+        plans = {key for key in records if "/plan/" in key or "/part/" in key}
+        return sorted(records - plans if len(plans) <= 2 * KEPT_PLANS else records)
+
+    def stored(self) -> dict[str, int]:
+        """The keys in the store, and how many bytes each has."""
         raise NotImplementedError
 
 
@@ -95,8 +114,13 @@ class C10dCluster(SoakCluster):
         store.terminate()
         store.process.wait()
 
-    def keys(self) -> list[str]:
-        return dist.TCPStore("127.0.0.1", self._port, is_master=False).list_keys()
+    def stored(self) -> dict[str, int]:
+        store = dist.TCPStore("127.0.0.1", self._port, is_master=False, timeout=timedelta(seconds=2))
+        sizes = {}
+        for key in store.list_keys():
+            with contextlib.suppress(dist.DistStoreError):  # it was removed meanwhile
+                sizes[key] = len(store.get(key))
+        return sizes
 
 
 class ThreeMembersCluster(SoakCluster):
@@ -132,5 +156,9 @@ class ThreeMembersCluster(SoakCluster):
         names = ", ".join(member.name for member in lost)
         return f"etcd: {how} ({names}), back after {pause_s:.1f} s", repair
 
-    def keys(self) -> list[str]:
-        return self._etcd.keys(ETCD_PREFIX)
+    def stored(self) -> dict[str, int]:
+        found = json.loads(self._etcd.ctl("get", "--prefix", ETCD_PREFIX, "--write-out", "json"))
+        return {
+            base64.b64decode(one["key"]).decode(): len(base64.b64decode(one.get("value", "")))
+            for one in found["kvs"]
+        }

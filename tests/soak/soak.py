@@ -29,10 +29,13 @@ TIMEOUT_S = 120.0
 """How long training may take to continue, and then to include all nodes again."""
 SETTLED_S = 60.0
 """How long all counts may take to be what they were in the beginning."""
-GAP_S = 2.0
+GAP_S = 1.0
 """The longest time between faults: from the moment at which all nodes train again."""
 SECOND_FAULT = 0.25
 """The probability that another fault hits before training has continued."""
+CALM_AFTER, CALM_S = 40, 62.0
+"""After so many faults, training is left alone for so long. A generation that runs for a minute has made progress: no
+node counts any more as one that is lost again and again, and whose admission is delayed more and more."""
 BEFORE_WITNESS = 0.1
 """The part of the time in which every node is hit; after it, the agent of one node is spared and watched."""
 WEIGHTS = {
@@ -113,12 +116,14 @@ class SoakTest:
             cluster.start_store()
             cluster.start_all()
             self._wait_whole()
-            self._hit("join")  # what a fourth node leaves belongs to what there was in the beginning
             while (now_s := linux.boottime_s() - started_s) < self._duration_s:
                 if not cluster.witness and now_s > BEFORE_WITNESS * self._duration_s:
                     cluster.witness = cluster.names[0]
+                    self._hit("join")  # what a fourth node leaves belongs to what there was in the beginning
                     self.result.before = self._settled(None)
                 self._hit(self._choose())
+                if len(self.result.hits) % CALM_AFTER == 0:
+                    time.sleep(CALM_S)
                 self._sample(linux.boottime_s() - started_s)
                 time.sleep(self._rng.uniform(0, GAP_S))
             self.result.after = self._settled(self.result.before)
