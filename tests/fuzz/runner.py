@@ -77,7 +77,7 @@ class _HangError(BaseException):
 
 
 def fuzz(target: Target, inputs: int, seed: int, sampled: int = _SAMPLED) -> Report:
-    """Feed a target. ``sampled``: with how many inputs, which are repeated, to see whether memory grows."""
+    """Feed a target. ``sampled``: with how many inputs, which are repeated, to see if memory grows; 0: not at all."""
     report = Report(target.name)
     mutator = Mutator(target.samples, f"{seed} {target.name}")
     settled_bytes = 0
@@ -94,6 +94,8 @@ def fuzz(target: Target, inputs: int, seed: int, sampled: int = _SAMPLED) -> Rep
             if not settled_bytes and report.inputs >= inputs // 10:
                 settled_bytes = _resident_bytes()
     report.cpu_s = time.process_time() - begun_s
+    if not sampled:  # a collection takes long where much is imported
+        return report
     gc.collect()
     report.grown_bytes = _resident_bytes() - settled_bytes
     report.held_bytes = _held_bytes(target, seed, min(sampled, inputs))

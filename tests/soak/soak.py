@@ -33,7 +33,7 @@ GAP_S = 1.0
 """The longest time between faults: from the moment at which all nodes train again."""
 SECOND_FAULT = 0.25
 """The probability that another fault hits before training has continued."""
-CALM_AFTER, CALM_S = 40, 62.0
+CALM_AFTER, CALM_S = 25, 62.0
 """After so many faults, training is left alone for so long. A generation that runs for a minute has made progress: no
 node counts any more as one that is lost again and again, and whose admission is delayed more and more."""
 BEFORE_WITNESS = 0.1
