@@ -22,7 +22,7 @@ from tests.etcd import EtcdCluster, set_up_long_ago
 
 SCRIPT = Path(__file__).parent / "train.py"
 ETCD_PREFIX = "/soak"
-SETTLE_S = 0.05
+SETTLE_S = 0.02
 """A node that is lost for the n-th time in a row waits for 2 ** n times this until it is admitted."""
 SEAL_BYTES = 32
 """What authenticates a record."""

@@ -26,7 +26,8 @@ GUEST = "guest"
 """The name of the node that joins."""
 PACE_S = 0.1
 TIMEOUT_S = 120.0
-"""How long training may take to continue, and then to include all nodes again."""
+"""How long training may take to continue, and then to include all nodes again: a node that is lost again and again has
+to wait, see SETTLE_S."""
 SETTLED_S = 60.0
 """How long all counts may take to be what they were in the beginning."""
 GAP_S = 1.0
