@@ -13,10 +13,17 @@ Line = dict[str, Any]
 class Lines:
     """Reads on from where it was."""
 
-    def __init__(self, path: Path, kind: str = "kind") -> None:
-        """``kind``: the name of the value by which :meth:`of` finds lines."""
+    def __init__(self, path: Path, kind: str = "kind", *, strict: bool = False) -> None:
+        """Nothing is read yet.
+
+        Args:
+            path: the file, which need not exist yet.
+            kind: the name of the value by which :meth:`of` finds lines.
+            strict: raise ValueError for a torn line instead of skipping it.
+        """
         self._path = path
         self._kind = kind
+        self._strict = strict
         self._read = 0
         self._lines: list[Line] = []
         self._arrived: list[Line] = []
@@ -46,8 +53,10 @@ class Lines:
             return
         whole = new[: new.rfind(b"\n") + 1]
         self._read += len(whole)
-        for data in whole.split(b"\n"):
+        for data in whole.split(b"\n")[:-1]:
             line = _decoded(data)
+            if line is None and self._strict:
+                raise ValueError(f"{self._path} has a line that is torn or damaged: {data!r}")
             if line is not None:
                 self._arrived.append(line)
                 _insert(self._lines, line)
