@@ -13,6 +13,7 @@ import pytest
 
 from elastic_agent.protocol.records import History, Phase, State
 from elastic_agent.rendezvous.backends.etcd.backend import FRESH_S, Members
+from elastic_agent.testing.relay import Relay
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import NotAStoreError, StoreLostError
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, Leadership, NotLeaderError
@@ -23,7 +24,6 @@ from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
 
 from .etcd_scene import EtcdScene, campaign, endpoint_of
-from .relay import Relay
 from .support import PATIENCE_S, lease, member, plan
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from elastic_agent.protocol.records import State
+from elastic_agent.testing.relay import Relay
 from elastic_agent.transport import c10d
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.base import StoreLostError
 
-from .relay import Relay
 from .support import PATIENCE_S, C10dScene, Scene, lease, member, plan, raw_client, world
 
 
