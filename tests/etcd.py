@@ -18,8 +18,9 @@ from typing import Self
 
 import pytest
 
+from elastic_agent.testing.node import freeze, thaw
 from tests.ports import free_ports
-from tests.processes import MARK, freeze, thaw
+from tests.processes import MARK
 
 PATIENCE_S = 30.0
 MISSING = shutil.which("etcd") is None or shutil.which("etcdctl") is None

@@ -1,4 +1,4 @@
-"""Processes that a test did not start itself: stopped, continued, looked at."""
+"""Processes that a test did not start itself: looked at, or stopped in part."""
 
 from __future__ import annotations
 
@@ -7,55 +7,10 @@ import ctypes
 import os
 import resource
 import secrets
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-PATIENCE_S = 10.0
-
-
-def freeze(pid: int) -> None:
-    """SIGSTOP, and return when no thread of the process runs any more; without effect on one that is gone.
-
-    The signal alone stops nothing yet: the process could still answer what it is asked next.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not is_frozen(pid):
-            assert time.monotonic() < deadline_s, f"process {pid} does not stop"
-            time.sleep(0.0005)  # only its parent would be told
-
-
-def thaw(pid: int) -> None:
-    """SIGCONT; without effect on a process that is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
-
-
-def is_frozen(pid: int) -> bool:
-    """Whether every thread stands still, or is gone."""
-    return all(_state(task) in ("T", "t", "Z", "X") for task in Path(f"/proc/{pid}/task").glob("*/stat"))
-
-
-def _state(stat: Path) -> str:
-    try:
-        return stat.read_bytes().rpartition(b")")[2].split()[0].decode()
-    except OSError:  # it ended in between
-        return "X"
-
-
-def state_of(pid: int) -> str:
-    """The kernel's letter for it: X for one that is gone."""
-    return _state(Path(f"/proc/{pid}/stat"))
-
-
-def parent_of(pid: int) -> int:
-    """Raises OSError for one that is gone."""
-    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
 
 
 def name_of(pid: int) -> str:

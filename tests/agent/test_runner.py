@@ -22,12 +22,12 @@ from elastic_agent.agent.worker_group.runner import Runner
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s
 from elastic_agent.protocol.records import Cause, FailureKind, Notice
+from elastic_agent.testing.node import freeze
 from elastic_agent.workers.cleanup.gpu_memory import GpuHolder, GpuMemory
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard, GuardLost, Signalled, Spawned, Stopped
 from elastic_agent.workers.output.final_output import FinalOutput
 from elastic_agent.workers.output.generation_logs import GenerationLogs
-from tests.processes import freeze
 
 PATIENCE_S = 20.0
 

@@ -6,7 +6,9 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from .cluster import Cluster, descendants
+from elastic_agent import linux
+
+from .cluster import Cluster
 
 
 def is_in_memory_of(pid: int, word: bytes) -> bool:
@@ -41,7 +43,7 @@ def check_no_leak(cluster: Cluster, folder: Path, secret: str, variable: str) ->
     )
     agent = cluster.start("a", script=script, **{variable: secret})
     cluster.wait("the script", lambda: shown.exists() or None)
-    processes = descendants(agent.pid)
+    processes = [process.pid for process in linux.descendants(agent.pid)]
     assert len(processes) >= 3, "the guard, its spawner, a worker"
     for pid in (agent.pid, *processes):
         assert secret.encode() not in Path(f"/proc/{pid}/environ").read_bytes(), f"process {pid}"

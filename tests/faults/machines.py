@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from .cluster import AgentProcess, Cluster
+from elastic_agent.testing.node import NodeProcess
+
+from .cluster import Cluster
 
 SUBNET = "10.213.77"
 
@@ -51,7 +53,7 @@ class Machines:
         """The command that starts something on that machine."""
         return "ip", "netns", "exec", f"{self._tag}-{node}"
 
-    def start(self, cluster: Cluster, node: str) -> AgentProcess:
+    def start(self, cluster: Cluster, node: str) -> NodeProcess:
         return cluster.start(node, state=f"state-{node}", within=self.within(node), GLOO_SOCKET_IFNAME="eth0")
 
     def address(self, node: str) -> str:

@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Protocol
 
-from .cluster import Cluster, Line
+from elastic_agent.testing.records import Line
+
+from .cluster import Cluster
 
 
 class Recorded(Protocol):

@@ -17,7 +17,7 @@ import pytest
 
 from elastic_agent.agent.control.socket import Answer, Command, agents_here, command
 from elastic_agent.exit_codes import ExitCode
-from tests.processes import freeze, thaw
+from elastic_agent.testing.node import freeze, thaw
 
 from .cluster import Cluster
 from .conftest import MakeCluster

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent.testing.node import NodeProcess, freeze, thaw
+from elastic_agent.testing.processes import PATIENCE_S
 from tests.etcd import EtcdCluster
-from tests.processes import freeze, thaw
 
-from .cluster import LEASE_S, MARGIN_S, PATIENCE_S, AgentProcess, Cluster
+from .cluster import LEASE_S, MARGIN_S, Cluster
 from .conftest import MakeCluster
 from .rules import see_it_end
 
@@ -143,7 +144,7 @@ OUTAGE_S = 10.0
 """Five times the lease; after that, agents do nothing that they have not done before."""
 
 
-def waited_s(agent: AgentProcess) -> float:
+def waited_s(agent: NodeProcess) -> float:
     """For how long the agent has waited for the store, as it last logged."""
     lines = agent.lines("waiting for the store", '"waited_s"')
     return max((float(json.loads(line)["waited_s"]) for line in lines), default=0.0)
@@ -174,10 +175,10 @@ def coordinating_pid(cluster: Cluster, etcd: EtcdCluster) -> str:
     return holder.rpartition(":")[2]
 
 
-def coordinator_of(cluster: Cluster, etcd: EtcdCluster) -> AgentProcess:
+def coordinator_of(cluster: Cluster, etcd: EtcdCluster) -> NodeProcess:
     """The agent that coordinates."""
 
-    def look() -> AgentProcess | None:
+    def look() -> NodeProcess | None:
         pid = coordinating_pid(cluster, etcd)
         return next((one for one in cluster.agents.values() if str(one.pid) == pid), None)
 

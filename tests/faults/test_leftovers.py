@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .watching import FolderWatch
+from elastic_agent.testing.watching import FolderWatch
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(200)]
 

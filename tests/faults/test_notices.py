@@ -14,9 +14,10 @@ import torch
 
 from elastic_agent.agent.control.socket import agents_here
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.testing.node import NodeProcess
 from tests.processes import status_field
 
-from .cluster import HANDLING_NOTICES, AgentProcess, Cluster
+from .cluster import HANDLING_NOTICES, Cluster
 from .conftest import MakeCluster
 from .rules import check_nothing_left
 
@@ -191,7 +192,7 @@ def test_training_that_completes_during_a_stop_is_finished(make_cluster: MakeClu
     assert cluster.wait_end() == {"a": ExitCode.FINISHED}, cluster.story()
 
 
-def hears(agent: AgentProcess, signum: signal.Signals) -> bool:
+def hears(agent: NodeProcess, signum: signal.Signals) -> bool:
     """Whether the signal has a handler there."""
     return bool(int(status_field(agent.pid, "SigCgt"), 16) >> (signum - 1) & 1)
 

@@ -10,8 +10,9 @@ from collections import Counter
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.testing.records import Line
 
-from .cluster import COUNTING_SAMPLES, Cluster, Line
+from .cluster import COUNTING_SAMPLES, Cluster
 from .conftest import MakeCluster
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]

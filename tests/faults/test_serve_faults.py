@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from .cluster import LEASE_S, AgentProcess, Cluster
+from elastic_agent.testing.node import NodeProcess
+
+from .cluster import LEASE_S, Cluster
 from .conftest import MakeCluster
 from .machines import SUBNET, Machines, built
 from .rules import check_nothing_left, check_safety, see_it_end
@@ -29,7 +31,7 @@ def machines() -> Iterator[Machines]:
         yield found
 
 
-def serve(cluster: Cluster, machines: Machines) -> AgentProcess:
+def serve(cluster: Cluster, machines: Machines) -> NodeProcess:
     return cluster.serve("head", within=machines.within("head"))
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from elastic_agent import linux
 from tests.processes import name_of
 
-from .cluster import LEASE_S, children
+from .cluster import LEASE_S
 from .conftest import MakeCluster
 from .rules import check_nothing_left, see_it_end
 
@@ -30,7 +31,7 @@ def etcd() -> None:
 
 
 def spawner_of(guard: int) -> int:
-    return next(pid for pid in children(guard) if name_of(pid) == "elastic-spawner")
+    return next(pid for pid in linux.children(guard) if name_of(pid) == "elastic-spawner")
 
 
 def test_a_killed_spawner_does_not_end_the_generation_and_is_replaced(

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from elastic_agent.exit_codes import ExitCode
-from tests.faults.cluster import Cluster, Line
+from elastic_agent.testing.records import Line
+from tests.faults.cluster import Cluster
 
 SCRIPT = Path(__file__).parent / "lightning_train.py"
 SAMPLES = 2400

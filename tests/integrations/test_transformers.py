@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.testing.records import Line
 from tests.conformance.launchers import BARE, COLD, Job, run_everywhere
-from tests.faults.cluster import Cluster, Line
+from tests.faults.cluster import Cluster
 
 SCRIPT = Path(__file__).parent / "transformers_train.py"
 SAMPLES = 1001

@@ -32,10 +32,10 @@ from elastic_agent.rendezvous.backends.c10d.coordinator_thread import Coordinato
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.rendezvous.store_requests import StoreDialer
+from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import NodeLink
 from elastic_agent.values import Endpoint
-from tests.processes import freeze, thaw
 
 E = TypeVar("E")
 

@@ -20,12 +20,12 @@ from torch.distributed.elastic.agent.server import api
 
 from elastic_agent.protocol.records import RECORD_VERSION, History, Member, Phase, State
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
+from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.torchrun.handler import EXIT_BARRIER
 from elastic_agent.torchrun.messages import Begin, Channel, FromTorchrun
 from elastic_agent.torchrun.sidecar import Sidecar
 from elastic_agent.values import Endpoint
 from tests.etcd import EtcdCluster
-from tests.processes import freeze, thaw
 
 from .support import policy
 from .torchruns import LEASE_S, MARGIN_S, PATIENCE_S, Stage, places

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from elastic_agent import linux
 from tests.ports import free_port
-from tests.processes import parent_of
 
 PATIENCE_S = 60.0
 """How long what must come is waited for; long, because the machine may be busy."""
@@ -98,15 +98,11 @@ class Torchrun:
     @property
     def sidecar(self) -> int:
         """The pid of the process that takes part in the rendezvous."""
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
+        for process in linux.all_processes():
+            if process.parent == self.process.pid:
                 with contextlib.suppress(OSError):
-                    parent = parent_of(int(entry.name))
-                    if (
-                        parent == self.process.pid
-                        and b"elastic_agent.torchrun.sidecar" in (entry / "cmdline").read_bytes()
-                    ):
-                        return int(entry.name)
+                    if b"elastic_agent.torchrun.sidecar" in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                        return process.pid
         raise AssertionError(f"{self.name} has no sidecar")
 
     def end(self) -> int:

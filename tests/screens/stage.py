@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.faults.cluster import AgentProcess, Cluster
+from elastic_agent.testing.node import NodeProcess
+from tests.faults.cluster import Cluster
 from tests.faults.machines import SUBNET, Machines
 
 LINES = 20
@@ -151,7 +152,7 @@ class Stage:
         state: str | None = None,
         name: str = "",
         **env: str,
-    ) -> AgentProcess:
+    ) -> NodeProcess:
         """Start an agent on a machine with a host name of its own, such as host-a."""
         hosts = "".join(f"{SUBNET}.{number} host-{one}\n" for number, one in enumerate(self.nodes, 1))
         file = self.folder / "hosts"

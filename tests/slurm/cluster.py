@@ -24,7 +24,7 @@ from typing import Self, TypeVar
 
 import pytest
 
-from tests.faults.cluster import children
+from elastic_agent import linux
 
 T = TypeVar("T")
 
@@ -235,7 +235,7 @@ class Slurm:
     def _inside(self, *command: str, node: str = "") -> list[str]:
         """The command, in the namespaces; on the network as this node, else as the controller."""
         assert self._init is not None
-        first = children(self._init.pid)[0]
+        first = linux.children(self._init.pid)[0]
         inside = Path("/proc", str(first), "root")  # its mounts, as seen from here
         network = f"--net={inside / 'run/netns' / node}" if node else "--net"
         return ["nsenter", "--target", str(first), "--mount", "--pid", "--uts", network, *command]
@@ -255,7 +255,7 @@ class Slurm:
     def _end(self) -> None:
         """The end of the first process of a PID namespace is the end of all processes in it."""
         if self._init is not None:
-            for pid in children(self._init.pid):
+            for pid in linux.children(self._init.pid):
                 _send(pid, signal.SIGKILL)
             self._init.wait()
         for daemon in self._daemons.values():

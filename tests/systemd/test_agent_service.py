@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.exit_codes import ExitCode
-from tests.processes import freeze, without_first_thread
+from elastic_agent.testing.node import freeze
+from tests.processes import without_first_thread
 
 from .container import Container, booted, kill
 from .jobs import AGENT, SOON, Job

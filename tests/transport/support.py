@@ -29,6 +29,7 @@ from elastic_agent.protocol.records import (
     State,
     World,
 )
+from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.transport import Secret, c10d
 from elastic_agent.transport.base import CoordinatorLink, ExchangeLink, NodeLink, ReportLink
 from elastic_agent.transport.c10d.plans import _pack
@@ -36,7 +37,6 @@ from elastic_agent.transport.c10d.sealed import sealed
 from elastic_agent.transport.c10d.store import StoreClient
 from elastic_agent.transport.sealed_records import RunSeal
 from elastic_agent.values import Endpoint
-from tests.processes import freeze, thaw
 
 PATIENCE_S = 20.0
 """What never takes that long unless something is broken."""

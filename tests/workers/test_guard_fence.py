@@ -13,8 +13,9 @@ from contextlib import contextmanager
 import pytest
 
 from elastic_agent.linux import boottime_s
+from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.workers.guard.client import Exited, Fenced, GuardLost, Spawned, Stopped
-from tests.processes import freeze, status_field, thaw
+from tests.processes import status_field
 from tests.workers.support import (
     PATIENCE_S,
     SLEEP,

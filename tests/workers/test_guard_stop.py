@@ -12,8 +12,8 @@ import pytest
 
 from elastic_agent import linux
 from elastic_agent.linux import boottime_s
+from elastic_agent.testing.node import freeze
 from elastic_agent.workers.guard.client import Exited, Guard, Launch, Spawned, Stopped
-from tests.processes import freeze
 from tests.workers.support import SLEEP, Driver, News, Watched, daemonising, program, python, watching
 
 IGNORES_SIGTERM = """

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_agent import linux
+from elastic_agent.testing.node import freeze
 from elastic_agent.workers.find_workers import find_workers
-from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, freeze, process_with_a_cut_name
+from tests.processes import CUT_NAME, TAKE_A_CUT_NAME, process_with_a_cut_name
 
 MARKS = {
     "ELASTIC_AGENT_RUN_ID": f"cut-{os.getpid()}",

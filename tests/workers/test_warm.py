@@ -14,6 +14,7 @@ import pytest
 
 from elastic_agent import linux
 from elastic_agent.linux import boottime_s
+from elastic_agent.testing.node import freeze
 from elastic_agent.workers.guard.client import (
     Cold,
     Exited,
@@ -27,7 +28,7 @@ from elastic_agent.workers.guard.client import (
     Warm,
     WarmLate,
 )
-from tests.processes import freeze, name_of
+from tests.processes import name_of
 from tests.workers.support import PATIENCE_S, Driver, News, StandIn, watching
 
 REPORT = """

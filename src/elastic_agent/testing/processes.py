@@ -35,10 +35,10 @@ class Agents:
     error: type[Exception] = AssertionError
     """Raised by :meth:`wait`."""
 
-    def __init__(self, folder: Path, mark: str = "") -> None:
-        """``folder``: exists, and is this cluster's alone. ``mark``: generated if empty."""
+    def __init__(self, folder: Path) -> None:
+        """``folder``: exists, and is this cluster's alone."""
         self.folder = folder
-        self.mark = mark or secrets.token_hex(8)
+        self.mark = secrets.token_hex(8)
         self.agents: dict[str, NodeProcess] = {}
         """By name, the newest of each."""
         self.servers: dict[str, NodeProcess] = {}
