@@ -34,9 +34,9 @@ GAP_S = 1.0
 """The longest time between faults: from the moment at which all nodes train again."""
 SECOND_FAULT = 0.25
 """The probability that another fault hits before training has continued."""
-CALM_AFTER, CALM_S = 25, 62.0
-"""After so many faults, training is left alone for so long. A generation that runs for a minute has made progress: no
-node counts any more as one that is lost again and again, and whose admission is delayed more and more."""
+LONG_S, CALM_S = 10.0, 62.0
+"""If it takes longer until all nodes train again, training is left alone for so long. A generation that runs for a
+minute has made progress: no node counts any more as one that is lost again and again, and is admitted late."""
 BEFORE_WITNESS = 0.1
 """The part of the time in which every node is hit; after it, the agent of one node is spared and watched."""
 WEIGHTS = {
@@ -123,7 +123,7 @@ class SoakTest:
                     self._hit("join")  # what a fourth node leaves belongs to what there was in the beginning
                     self.result.before = self._settled(None)
                 self._hit(self._choose())
-                if len(self.result.hits) % CALM_AFTER == 0:
+                if self.result.hits[-1].whole_s > LONG_S:
                     time.sleep(CALM_S)
                 self._sample(linux.boottime_s() - started_s)
                 time.sleep(self._rng.uniform(0, GAP_S))
