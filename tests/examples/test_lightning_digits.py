@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.faults.watching import FolderWatch
 
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.testing.watching import FolderWatch
 
 DIGITS = Path(__file__).parents[2] / "examples" / "lightning_digits.py"
 
