@@ -21,6 +21,7 @@ from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.slurm import expand_hosts
 from elastic_agent.launcher.journal import Journal
 from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
+from elastic_agent.workers import facts
 
 from .runner import fuzz
 from .targets import all_targets
@@ -165,3 +166,13 @@ def test_long_values_are_refused_without_delay() -> None:
     assert nearest("x" * 70_000, ["nnodes"]) is None
     assert "secret" not in quoted("//a:" * 20_000 + "secret@host")
     assert time.process_time() - begun_s < 5  # minutes before
+
+
+def test_an_impossible_time_in_the_kernel_log_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "kmsg"
+    log.write_bytes(b"6,1234," + b"9" * 400 + b",-;Killed process 4711 (python)\n")
+    monkeypatch.setattr(facts, "_KERNEL_LOG", str(log))
+    monkeypatch.setattr(facts, "_MOST_RECORDS", 1)
+    assert list(facts._kernel_messages()) == []

@@ -195,7 +195,7 @@ def _kernel_messages() -> Iterator[tuple[float, str]]:
                 head, _, rest = os.read(fd, 8192).partition(b";")
             except BrokenPipeError:
                 continue  # messages were overwritten before they were read
-            with contextlib.suppress(ValueError, IndexError):
+            with contextlib.suppress(ValueError, IndexError, OverflowError):
                 at_s = int(head.split(b",")[2]) / 1e6
                 yield at_s, rest.partition(b"\n")[0].decode(errors="replace")
     except OSError:  # the end
