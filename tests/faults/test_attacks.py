@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,9 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
+from elastic_agent import linux
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.testing.node import NodeProcess
 from elastic_agent.transport import Secret
 
 from .cluster import LEASE_S, Cluster
@@ -40,6 +45,18 @@ def secret_file(folder: Path, name: str) -> str:
     file.touch(mode=0o600)
     file.write_text(f"{name}: 0123456789abcdef")
     return str(file)
+
+
+TAKES_PART = """
+import os, sys
+from datetime import timedelta
+from torch.distributed import DistError, TCPStore
+os.setuid(int(sys.argv[1]))
+try:
+    TCPStore("127.0.0.1", int(sys.argv[2]), None, False, timedelta(seconds=1)).set("rank 0", "mallory")
+except DistError:
+    print("refused")
+"""
 
 
 class Attacker:
@@ -98,6 +115,11 @@ class Attacker:
 
 def incarnation(cluster: Cluster, node: str) -> str:
     return str(cluster.journal("registered", node)[0]["incarnation"])
+
+
+def store_port(agent: NodeProcess) -> int:
+    """Of an agent without an endpoint."""
+    return int(json.loads(agent.lines("hosting the store at")[0])["message"].rpartition(":")[2])
 
 
 def test_without_the_secret_a_run_can_be_neither_ended_nor_joined_nor_redirected(
@@ -171,13 +193,32 @@ def test_a_run_on_one_machine_is_closed_to_other_users_by_default(make_cluster: 
     cluster = make_cluster("1", port=0)
     a = cluster.start("a", 2)
     first = cluster.wait_training("a")
-    port = int(json.loads(a.lines("hosting the store at")[0])["message"].rpartition(":")[2])
-    attacker = Attacker(port)
+    attacker = Attacker(store_port(a))
     attacker.joins_as_rank_0(incarnation(cluster, "a"))
     attacker.drains(incarnation(cluster, "a"))
     attacker.ends_the_run(sealed=False)
     undisturbed(cluster, first)
     assert a.lines("ignored an invalid record", "m/evil: it is not authenticated"), cluster.story()
+    see_it_end(cluster, restarts=0)
+
+
+def test_other_users_of_the_machine_reach_neither_store_of_a_run_on_one_machine(
+    make_cluster: MakeCluster,
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can act as another user")
+    cluster = make_cluster("1", port=0)
+    a = cluster.start("a", 2)
+    first = cluster.wait_training("a")
+    workers_port = linux.environment(cluster.pid_of("a/0"))["MASTER_PORT"]
+    for port in (workers_port, store_port(a), workers_port, store_port(a)):
+        command = [sys.executable, "-c", TAKES_PART, "61004", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.stdout == "refused\n", done.stdout + done.stderr
+    undisturbed(cluster, first)
+    for store in ("the bootstrap store of the workers", "the store of this run"):
+        refusals = a.lines(f"refused a connection to {store} ", "another user of this machine, user id 61004")
+        assert len(refusals) == 1, cluster.story()
     see_it_end(cluster, restarts=0)
 
 

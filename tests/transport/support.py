@@ -9,6 +9,7 @@ import signal
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -251,6 +252,12 @@ class RawClient(TCPStore):
     def __init__(self, endpoint: Endpoint) -> None:
         patience = timedelta(seconds=PATIENCE_S)
         super().__init__(endpoint.host, endpoint.port, None, False, patience, wait_for_workers=False)
+        self._endpoint = endpoint
+
+    def list_keys(self) -> list[str]:
+        """Asked by another process: torch holds Python's lock meanwhile, which a relay of this one needs."""
+        with ProcessPoolExecutor(1, mp_context=_processes) as pool:
+            return pool.submit(_keys, self._endpoint).result(PATIENCE_S)
 
     def set(self, key: str, value: bytes | str) -> None:
         super().set(key, value)  # type: ignore[arg-type]  # the stubs know only text
@@ -259,6 +266,12 @@ class RawClient(TCPStore):
     def append(self, key: str, value: bytes | str) -> None:
         super().append(key, value)  # type: ignore[arg-type]
         self.check([key])
+
+
+def _keys(endpoint: Endpoint) -> list[str]:
+    patience = timedelta(seconds=PATIENCE_S)
+    client = TCPStore(endpoint.host, endpoint.port, None, False, patience, wait_for_workers=False)
+    return list(client.list_keys())
 
 
 def raw_client(endpoint: Endpoint) -> Any:

@@ -18,6 +18,7 @@ from elastic_agent.transport.addresses import connect, listen
 from elastic_agent.transport.base import TransportError, UnreachableError
 from elastic_agent.transport.name_lookups import no_dns_queries
 
+from .same_user_relay import SameUserRelay, keep_other_users_out
 from .store import one_line
 from .wire import probe_store
 
@@ -106,8 +107,11 @@ def _try_to_listen(host: str, port: int) -> socket.socket | None:
 class BootstrapStore:
     """A TCPStore server that was never used before."""
 
-    def __init__(self, store: TCPStore, address: Address, ports: PortPicker) -> None:
+    def __init__(
+        self, store: TCPStore, address: Address, ports: PortPicker, relay: SameUserRelay | None = None
+    ) -> None:
         self._store: TCPStore | None = store
+        self._relay = relay
         self._ports = ports
         self.address = address
         """Where workers dial it."""
@@ -116,30 +120,38 @@ class BootstrapStore:
 
     @classmethod
     def open(cls, local_address: str, ports: PortPicker) -> BootstrapStore:
-        """Serve a new store under ``local_address``.
+        """Serve a new store under ``local_address``; on a loopback address, for processes of this user only.
 
         Raises:
             TransportError: no port is free, or the store cannot be made.
         """
         sock = ports.listen(local_address)
         port = int(sock.getsockname()[1])
+        relay = keep_other_users_out(sock, "the bootstrap store of the workers")
         try:
-            store = serve(sock)
+            store = serve(sock if relay is None else relay.store_listener, own_address(sock))
         except RuntimeError as error:
+            if relay is not None:
+                relay.close()
             ports.released(port, rests=False)
             raise TransportError(f"cannot start a bootstrap store: {one_line(error)}") from None
-        return cls(store, Address(local_address, port), ports)
+        return cls(store, Address(local_address, port), ports, relay)
 
     def close(self) -> None:
         """Stop serving; connected workers lose it."""
         if self._store is not None:
+            if self._relay is not None:
+                self._relay.close()
             self._store = None
             self._ports.released(self.address.port, rests=self.rests)
 
 
-def serve(sock: socket.socket) -> TCPStore:
-    """A TCPStore server on a listening socket, which becomes the store's."""
-    address, port = own_address(sock), int(sock.getsockname()[1])
+def serve(sock: socket.socket, address: str | None = None) -> TCPStore:
+    """A TCPStore server on a listening socket, which becomes the store's.
+
+    ``address``: where the server's own client connects, at the port of the socket; None: to the socket.
+    """
+    address, port = address or own_address(sock), int(sock.getsockname()[1])
     limit = timedelta(seconds=30)
     with no_dns_queries():  # the server dials itself, too
         return TCPStore(

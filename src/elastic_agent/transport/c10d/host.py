@@ -18,6 +18,7 @@ from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .greeting import Doorkeeper, announce
 from .keys import ROOT
 from .report_link import C10dReportLink
+from .same_user_relay import keep_other_users_out
 from .sealed import sealed
 from .store import CALL_TIMEOUT_S, StoreClient, store_errors
 
@@ -52,14 +53,19 @@ def find_or_host(endpoint: Endpoint, timeout_s: float, secret: Secret | None = N
                 "answers there; use another port"
             ) from None
         return None
-    return C10dHost(sock, secret)
+    return C10dHost(sock, secret, alone=endpoint.port == 0)
 
 
 class C10dHost:
     """The store's server in this process."""
 
-    def __init__(self, sock: socket.socket, secret: Secret | None = None) -> None:
-        """Serve on a listening socket, which becomes the store's; ``secret``: what clients need.
+    def __init__(self, sock: socket.socket, secret: Secret | None = None, *, alone: bool = False) -> None:
+        """Serve on a listening socket.
+
+        Args:
+            sock: becomes the store's.
+            secret: what clients need; None: nothing.
+            alone: whether no other machine or user has a part in the run.
 
         Raises:
             StoreLostError: the server could not be made.
@@ -71,8 +77,11 @@ class C10dHost:
         self._shared: StoreClient | None = None
         """The connection of all coordinator's links: a run that is only a name must cost nothing."""
         self._doorkeeper = Doorkeeper(secret) if secret is not None else None
+        self._relay = keep_other_users_out(sock, "the store of this run") if alone else None
         with store_errors():
-            self._store: TCPStore | None = serve(sock)
+            self._store: TCPStore | None = serve(
+                sock if self._relay is None else self._relay.store_listener, self._address
+            )
         announce(self._client(), secret)  # before the id: clients wait for that
         with store_errors():
             self._store.set(f"{ROOT}/id", self.store_id)
@@ -104,6 +113,8 @@ class C10dHost:
 
     def close(self) -> None:
         """Stop serving."""
+        if self._relay is not None:
+            self._relay.close()
         self._store = None
 
 
