@@ -16,9 +16,12 @@ from elastic_agent.agent import identity
 from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.agent.run_claim import _read
 from elastic_agent.agent.worker_group.learning import _read_known
-from elastic_agent.config.errors import BadValueError, nearest, quoted
+from elastic_agent.config.errors import BadValueError, UsageError, nearest, quoted
 from elastic_agent.config.settings import spec_by_name
+from elastic_agent.config.sources.base import Layer, Source
 from elastic_agent.config.sources.slurm import expand_hosts
+from elastic_agent.config.sources.toml_file import _load
+from elastic_agent.diagnosis.catalogue import known_error
 from elastic_agent.launcher.journal import Journal
 from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
 from elastic_agent.workers import facts
@@ -46,6 +49,7 @@ OWN_PROCESSES = {
     "workers/spawner/server.py _fork_on_request": "its own guard, over a socket pair",
     "workers/spawner/server.py _stand_by": "its own guard, over a socket pair",
     "workers/spawner/server.py _prepare": "its own guard, in a file that only it can write",
+    "transport/peers.py peer_uid": "the kernel writes it",
 }
 """What is decoded but not fuzzed, and by whom it is written: no other process can."""
 
@@ -176,3 +180,43 @@ def test_an_impossible_time_in_the_kernel_log_is_passed_over(
     monkeypatch.setattr(facts, "_KERNEL_LOG", str(log))
     monkeypatch.setattr(facts, "_MOST_RECORDS", 1)
     assert list(facts._kernel_messages()) == []
+
+
+def test_a_damaged_event_of_the_own_agent_is_passed_over(tmp_path: Path) -> None:
+    about = {"node": "n0", "pid": 1, "boot": linux.boot_id(), "pid_namespace": linux.pid_namespace()}
+    events: list[dict[str, object]] = [
+        {**about, "event": "agent_started", "incarnation": "i0"},
+        {**about, "event": "plan", "generation": 1, "world": [["n0", "i0", 2, 0]]},
+        {**about, "event": "plan", "generation": 1, "world": [["n0", "i0"]]},
+        {**about, "event": "workers_started", "generation": 1},
+        {**about, "event": "workers_started"},
+        {**about, "event": "worker_exited", "generation": 1, "returncode": 1, "pid": 7},
+        {**about, "event": "worker_exited", "generation": 1, "returncode": 1, "slot": 1, "pid": 8},
+        {**about, "event": "agent_started", "pid": True, "incarnation": "i1"},
+        {**about, "event": "agent_ended"},
+        {**about, "event": ["agent_ended"]},
+    ]
+    path = tmp_path / "journal"
+    path.write_text("\n".join(map(json.dumps, events)))
+    journal = Journal.read(path, 0, 1)
+    assert (journal.generation, journal.reason) == (1, "")
+    assert [one.rank for one in journal.failed_workers()] == [1]
+
+
+def test_a_number_of_thousands_of_digits_in_a_settings_file_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text("max_restarts = " + "9" * 5000)
+    with pytest.raises(UsageError, match=r"settings\.toml: not valid TOML: .*4300 digits"):
+        _load(path, Source(Layer.FILE, "--config"))
+
+
+def test_a_host_name_that_no_host_can_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 255 characters"):
+        expand_hosts("[1-99999]" + "x" * 70_000)
+
+
+def test_long_lines_in_the_output_of_a_worker_are_understood_without_delay() -> None:
+    begun_s = time.process_time()
+    for text in ("Rank 2" + "9" * 40_000, "pair.cc:534] " * 4000, "TCPStore.cpp:106] " * 4000):
+        known_error(text, text)
+    assert time.process_time() - begun_s < 3  # 4 to 15 s before

@@ -11,6 +11,10 @@ import re
 
 from .symptoms import Nature, Recognised, Symptom, recognise
 
+_REST_OF_LINE, _NEAR = r"[^\n]*", r"[^\n]{0,400}"
+"""How far apart in a line what belongs to a symptom may be. Without the bound, a line that repeats the beginning of a
+symptom thousands of times takes seconds."""
+
 
 def known_error(error: str, output: str = "") -> Recognised | None:
     """The known error in a worker's error message, or None.
@@ -26,7 +30,7 @@ def known_error(error: str, output: str = "") -> Recognised | None:
 def _symptom(
     name: str, nature: Nature, pattern: str, meaning: str, remedy: str = "", *, fact: str = ""
 ) -> Symptom:
-    return Symptom(name, nature, re.compile(pattern), meaning, remedy, fact)
+    return Symptom(name, nature, re.compile(pattern.replace(_REST_OF_LINE, _NEAR)), meaning, remedy, fact)
 
 
 _OWN, _ENV, _LATE, _PEER = Nature.OWN, Nature.ENVIRONMENT, Nature.NO_ANSWER, Nature.PEER

@@ -66,7 +66,7 @@ _PEERS = (
 _CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[\w./-]+\.(?:cc|cpp|h|hpp):\d+\](?: \.)? ?")
 _ADVICE = re.compile(r"\. This is typically caused by a remote worker .*|\.?Collectives differ in .*$")
 _RANKS = (
-    re.compile(r"Ranks? (?P<rank>\d+)[\d, ]* failed to pass monitoredBarrier"),
+    re.compile(r"Ranks? (?P<rank>\d++)(?:, ?\d++)*+ failed to pass monitoredBarrier"),
     re.compile(r"received errors while waiting for send/recv from rank (?P<rank>\d+)"),
 )
 

@@ -9,6 +9,17 @@ from typing import Any
 
 from elastic_agent.linux import boot_id, pid_namespace
 
+_FIELDS: dict[str, dict[str, type]] = {
+    "agent_started": {"node": str, "pid": int, "incarnation": str},
+    "not_started": {"pid": int, "reason": str},
+    "rejoin": {"incarnation": str},
+    "plan": {"generation": int},
+    "workers_started": {"generation": int},
+    "worker_exited": {"generation": int, "returncode": int, "slot": int, "pid": int},
+    "agent_ended": {"reason": str},
+}
+"""What is read here of each event; without it, the line is damaged."""
+
 
 @dataclass(frozen=True)
 class FailedWorker:
@@ -90,11 +101,24 @@ def _event(line: bytes) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    if not isinstance(event, dict) or not isinstance(name := event.get("event"), str):
+        return None
+    if not all(type(event.get(field)) is kind for field, kind in _FIELDS.get(name, {}).items()):
+        return None
+    return event if name != "plan" or _is_world(event.get("world")) else None
+
+
+def _is_world(value: object) -> bool:
+    """A list of node id, incarnation, number of workers and first rank; or nothing."""
+    if not isinstance(value, list):
+        return value is None
+    return all(
+        isinstance(seat, list) and [type(one) for one in seat] == [str, str, int, int] for seat in value
+    )
 
 
 def _process(event: dict[str, Any]) -> tuple[Any, ...] | None:
     """The agent that started, or could not."""
     if event["event"] not in ("agent_started", "not_started"):
         return None
-    return event.get("pid"), event.get("boot"), event.get("pid_namespace")
+    return event["pid"], event.get("boot"), event.get("pid_namespace")

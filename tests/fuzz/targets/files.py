@@ -153,7 +153,8 @@ def targets() -> list[Target]:
                 "doctor/script.py check_source",
                 "doctor/script.py top_level_imports",
             ),
-            0.1,
+            slow_s=0.5,
+            weight=0.1,
         ),
         Target(
             "interpreter",

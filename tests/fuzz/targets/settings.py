@@ -98,7 +98,7 @@ def targets() -> list[Target]:
     return [
         Target("settings-value", _VALUES, _value, weight=0.2),
         Target("settings-toml", (_TOML,), _toml(folder), ("config/sources/toml_file.py _load",), 0.2),
-        Target("settings-argv", (_argv(),), _command_line, weight=0.1),
+        Target("settings-argv", (_argv(),), _command_line, weight=0.1, slow_s=_MANY_S),
         Target(
             "settings-environ",
             (_environ({"PET_NNODES": "1:4", "ELASTIC_AGENT_LEASE_TTL": "5"}),),

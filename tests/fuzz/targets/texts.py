@@ -18,9 +18,9 @@ def targets() -> list[Target]:
     errors = (support.TRACEBACK.encode(), support.OTHER_ERRORS.encode())
     shown = (b"\x1b]0;title\x07\x1b[31mred\x1b[0m\ttab\nline \xe2\x80\xae", "é\u009b31m\u2028".encode())
     return [
-        Target("stderr", errors, _stderr, weight=0.2),
+        Target("stderr", errors, _stderr, weight=0.2, slow_s=0.5),
         Target("torch-errors", errors, _known, weight=0.3),
-        Target("shown-text", shown, _shown),
+        Target("shown-text", shown, _shown, slow_s=0.5),
         Target("log-line", shown, _log_line, weight=0.3, slow_s=0.5),
     ]
 

@@ -96,6 +96,8 @@ def step_hosts(environ: Mapping[str, str]) -> list[str]:
 _PART = re.compile(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_RANGES = 16
+_LONGEST_NAME = 255
+"""Characters without the ranges (POSIX, HOST_NAME_MAX)."""
 _RANGES = re.compile(r"\[([^\]]*)\]")
 
 
@@ -106,9 +108,11 @@ def expand_hosts(text: str) -> list[str]:
     ['n08', 'n09', 'n10', 'gpu1']
 
     Raises:
-        ValueError: it names more hosts than a job can have, or a name has too many ranges.
+        ValueError: it names more hosts than a job can have, or a name is too long or has too many ranges.
     """
     parts = [match.group() for match in _PART.finditer(text)]
+    if any(len(_RANGES.sub("", part)) > _LONGEST_NAME for part in parts):
+        raise ValueError(f"has a name of more than {_LONGEST_NAME} characters")
     if any(part.count("[") > _MOST_RANGES for part in parts):
         raise ValueError(f"has more than {_MOST_RANGES} ranges in a name")
     every = (host for part in parts if part for host in _expand_part(part))

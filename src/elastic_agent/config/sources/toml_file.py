@@ -64,7 +64,10 @@ def _load(path: Path, source: Source) -> dict[str, Any]:
         raise UsageError(
             f"{source}: cannot read {quoted(path)}: {error.strerror}; expected a TOML file"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also UnicodeDecodeError, and numbers of thousands of digits
         problem = " ".join(str(error).split())
         raise UsageError(f"{path}: not valid TOML: {problem}") from None
 
