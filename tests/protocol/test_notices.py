@@ -178,6 +178,30 @@ def test_the_run_continues_when_another_node_may_return() -> None:
     assert (table.plan.phase, len(table.plan.leaving)) == (FORMING, 1)
 
 
+def test_the_run_continues_when_a_node_leaves_that_is_the_first_to_register_in_a_new_store() -> None:
+    """The store was lost during a notice: the other nodes are about to register, too."""
+    table = Table(policy(min_nodes=1), remembered=History(7, world(7, "a-1", "b-1"), 0, ("a", "b")))
+    table.comes("b", state=State.SAVED, generation=7)
+    asks(table, "b", leave("b"))
+    assert (table.plan.phase, table.plan.leaving) == (FORMING, ("b-1",))
+    table.says("b", State.LEFT)
+    table.comes("a", state=State.SAVED, generation=7)
+    table.says("a", State.READY, table.plan.generation)
+    assert (table.plan.phase, table.world) == (RUNNING, ["a"])
+
+
+def test_the_run_is_stopped_when_no_other_node_has_registered_in_a_new_store_for_a_lease() -> None:
+    table = Table(policy(min_nodes=1), remembered=History(7, world(7, "a-1", "b-1"), 0, ("a", "b")))
+    table.comes("b", state=State.SAVED, generation=7)
+    table.says("b", State.READY, table.plan.generation)
+    table.wait(TTL_S + MARGIN_S - STEP_S)
+    assert table.plan.phase is FORMING
+    table.wait(STEP_S)
+    table.says("b", State.READY, table.plan.generation)
+    asks(table, "b", leave("b"))
+    assert table.plan.phase is STOPPED
+
+
 def test_the_run_is_stopped_when_all_nodes_leave_together() -> None:
     table = handling_notices("a", "b", rules=policy(min_nodes=1))
     asks(table, "a", leave("a"))

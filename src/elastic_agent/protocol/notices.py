@@ -111,14 +111,26 @@ def _others_alive(now: ClusterView, plan: Plan, leaver: Sighting) -> list[str]:
 
 
 def _leaves_none(now: ClusterView, plan: Plan, leaver: Sighting) -> bool:
-    """Whether no node would be left to continue the run: none is alive, or may return after it lost its lease."""
+    """Whether no node would be left to continue the run: none is alive, may return, or may still have to register."""
     staying = [
         node_id
         for node_id, one in now.by_node.items()
         if one is not leaver and one.member.incarnation not in plan.leaving
     ]
     lost = {one.member.node_id for one in now.ledger.sightings.values()} - {leaver.member.node_id}
-    return not staying and not any(_may_return(now, node_id) for node_id in lost)
+    may_return = any(_may_return(now, node_id) for node_id in lost)
+    return not staying and not may_return and not _may_register(now, leaver)
+
+
+def _may_register(now: ClusterView, leaver: Sighting) -> bool:
+    """Whether another node of the world before may be alive and has not registered in this store yet, a new one."""
+    seats = (*now.plan.uncleared, *(now.plan.world.seats if now.plan.world is not None else ()))
+    return any(
+        seat.node_id != leaver.member.node_id
+        and seat.incarnation not in now.ledger.sightings
+        and (now.ledger.fenced_s(seat.incarnation, now.policy) or 0.0) > now.now_s
+        for seat in seats
+    )
 
 
 def _runs(now: ClusterView, one: Sighting) -> bool:
