@@ -515,6 +515,29 @@ def test_workers_that_handle_notices_save_before_a_node_joins() -> None:
     assert table.world == ["a", "b", "c", "d"]
 
 
+def test_nodes_for_which_a_world_was_ended_get_the_time_of_a_lease_to_become_ready() -> None:
+    """Not only --settle: without them, the world would have been ended for nothing."""
+    table = handling_notices("a", "b", rules=policy(settle_s=0.1))
+    for nodes, comes_in_time in ((["a", "b", "c"], True), (["a", "b", "c"], False)):
+        newcomer = "c" if comes_in_time else "d"
+        table.comes(newcomer)
+        table.wait(SETTLE_S)
+        running_nodes = table.world
+        generation = table.plan.generation
+        table.all_say(State.SAVED, *running_nodes)
+        table.all_say(State.READY, *running_nodes)
+        table.wait(TTL_S - STEP_S)
+        assert table.stand == (FORMING, generation + 1)
+        if comes_in_time:
+            table.says(newcomer, State.READY)
+        else:
+            table.wait(STEP_S)
+        assert (table.stand, table.world) == ((RUNNING, generation + 1), nodes)
+        table.all_say(State.RUNNING, *nodes)
+        for node in nodes:
+            table.says(node, State.RUNNING, handles_notices=True)
+
+
 def test_workers_that_do_not_handle_notices_are_restarted_after_the_delay() -> None:
     table = running("a", "b", rules=policy(grow_delay_s=10.0))
     table.comes("c")

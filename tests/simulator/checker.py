@@ -378,6 +378,12 @@ class Checker:
         if self.forming_since_s is None:
             self.forming_since_s = self.cluster.kernel.now
 
+    @property
+    def _lost_since_begun_again(self) -> bool:
+        """Whether etcd lost its data after everything was started again, perhaps before the first plan."""
+        cluster = self.cluster
+        return cluster.scenario.hosting == "etcd" and self._opened_s > cluster.began_again_s > 0
+
     def _follows(self, store: Store, before: Plan, plan: Plan, seen: Seen) -> None:
         rule = "safety 4 (generations only grow)"
         self.require(plan.generation >= before.generation, rule, f"{before.generation} → {plan.generation}")
@@ -570,7 +576,8 @@ class Checker:
             truth = self.cluster.job.of(plan.generation)
             incarnations = {seat.incarnation for seat in plan.world.seats}
             # If the store is lost after the next run began, the one after it may repeat the outcome of the run before.
-            repeatable = self._finished if self._begun_in not in ("", store.store_id) else set[str]()
+            elsewhere = self._begun_in not in ("", store.store_id) or self._lost_since_begun_again
+            repeatable = self._finished if elsewhere else set[str]()
             missing = incarnations - truth.succeeded - repeatable
             self.require(not missing, "finished when all succeeded", f"{missing} did not")
             self._finished |= incarnations

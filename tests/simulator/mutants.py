@@ -687,6 +687,12 @@ _OF_NOTICES = (
         focus=("drain", "drain other", "worker fails"),
     ),
     Mutant(
+        "first-registered-leaver-stops",
+        "a run is stopped when the first node that registers in a new store leaves, before the others have registered",
+        ((notices, "_may_register", _always(False)),),
+        focus=("drain", "drain other", "store crash"),
+    ),
+    Mutant(
         "second-agent-leaves-for-the-first",
         "a request to leave by an agent with the node id of another removes the other's node",
         ((notices, "_is_of_a_second_agent", _always(False)),),

@@ -95,7 +95,7 @@ class NoticeRules:
             self._since_s.setdefault(key, self.cluster.kernel.now)
         if before is not None and before.phase is Phase.RUNNING:
             self._not_ended_too_soon(store, before, plan, seen)
-        self._ends_with_its_nodes(plan, seen)
+        self._ends_with_its_nodes(before, plan, seen)
         if plan.phase is Phase.STOPPED:
             self._stopped(before, plan, seen)
         if plan.phase is Phase.RUNNING and (before is None or before.phase is not Phase.RUNNING):
@@ -299,11 +299,25 @@ class NoticeRules:
             self._requeuer(plan, seen)
         self.stopped = plan
 
-    def _ends_with_its_nodes(self, plan: Plan, seen: Seen) -> None:
+    def _ends_with_its_nodes(self, before: Plan | None, plan: Plan, seen: Seen) -> None:
         """A run ends without a request to stop it if every node that takes part was asked to leave."""
         ends = plan.phase is Phase.STOPPED or (plan.notice is not None and plan.notice.ends)
         if ends and not self._stop_asked:
-            self._stop_asked = self._all_are_to_leave(plan, seen)
+            unregistered = self._holds_a_lease_elsewhere(before, seen) if before is not None else []
+            self._stop_asked = self._all_are_to_leave(plan, seen) and not unregistered
+
+    def _holds_a_lease_elsewhere(self, before: Plan, seen: Seen) -> list[str]:
+        """Nodes of the world before whose lease in an earlier store still counts, and that were not asked to leave."""
+        found = []
+        for seat in (*before.uncleared, *(before.world.seats if before.world is not None else ())):
+            agent = self.cluster.agents[seat.incarnation]
+            asked = agent.asked_to_leave or seat.node_id in self.cluster.told_to_leave
+            current = agent.process.alive and agent.incarnation == seat.incarnation and agent.outcome is None
+            if seat.incarnation in seen or asked or not current:
+                continue
+            if (agent.session.deadline_s or 0.0) > agent.machine.clock():
+                found.append(seat.node_id)
+        return found
 
     def _all_are_to_leave(self, plan: Plan, seen: Seen) -> bool:
         """Of a refused node that died, the lease may still stand."""

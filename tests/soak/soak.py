@@ -162,7 +162,11 @@ class SoakTest:
 
     def _inject_one_or_two(self, name: str) -> dict[str, Injected]:
         """By name, in order."""
-        faults = {name: self._inject(name)}
+        try:
+            faults = {name: self._inject(name)}
+        except ClusterError:  # no worker runs: the store came back, but too late for the leases
+            self._wait_whole()
+            faults = {name: self._inject(name)}
         if name != "stop" and self._rng.random() < SECOND_FAULT:
             time.sleep(self._rng.uniform(0, 1))
             second = self._rng.choice([one for one in QUICK if one != name])

@@ -221,13 +221,23 @@ def _await_others_until(now: ClusterView, chosen: list[Sighting]) -> tuple[float
     cap_s = enough_s + 3 * now.policy.settle_s
     seated = {seat.node_id for seat in now.plan.world.seats} if now.plan.world is not None else set()
     if seated & here:  # a re-formation: survivors wait only for nodes that are registered
-        return min(cap_s, now.clock.since_s + now.policy.settle_s) if coming else now.now_s, "--settle"
+        return _reforms_at(now, coming, cap_s), "--settle"
     arrivals = [now.ledger.nodes_since_s.get(one.member.node_id, 0.0) for one in [*chosen, *coming]]
     settled_s = min(cap_s, max(arrivals) + now.policy.settle_s)
     desired_s = enough_s + now.policy.desired_wait_s
     if len(chosen) < now.policy.desired_nodes and desired_s > settled_s:
         return desired_s, f"--desired-nodes {now.policy.desired_nodes}"
     return settled_s, "--settle"
+
+
+def _reforms_at(now: ClusterView, coming: list[Sighting], cap_s: float) -> float:
+    """Until when survivors wait for these. Nodes for which a running world was ended get the time of a lease."""
+    if not coming:
+        return now.now_s
+    until_s = min(cap_s, now.clock.since_s + now.policy.settle_s)
+    if any(one.member.node_id in now.plan.joining for one in coming):
+        return max(until_s, now.clock.since_s + now.policy.lease_ttl_s)
+    return until_s
 
 
 def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision:
