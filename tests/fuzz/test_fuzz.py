@@ -49,7 +49,7 @@ OWN_PROCESSES = {
     "workers/spawner/server.py _fork_on_request": "its own guard, over a socket pair",
     "workers/spawner/server.py _stand_by": "its own guard, over a socket pair",
     "workers/spawner/server.py _prepare": "its own guard, in a file that only it can write",
-    "transport/peers.py peer_uid": "the kernel writes it",
+    "transport/peers.py _owner": "the kernel writes it",
 }
 """What is decoded but not fuzzed, and by whom it is written: no other process can."""
 

@@ -16,6 +16,7 @@ import structlog
 from torch.distributed import TCPStore
 
 from elastic_agent.protocol.records import Address
+from elastic_agent.transport import is_local, peers, resolve
 from elastic_agent.transport.c10d.bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from elastic_agent.transport.peers import admit_only, peer_uid
 from elastic_agent.values import Endpoint
@@ -193,3 +194,29 @@ def test_it_continues_after_this_process_had_no_descriptor_left(store: Bootstrap
             os.close(fd)
         waiting.close()
     dial_bootstrap(store.address, 10.0)
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_other_names_of_the_loopback_interface_are_protected_too(host: str) -> None:
+    if not is_local(resolve(host)):
+        pytest.skip(f"this machine has no {host}")
+    store = BootstrapStore.open(host, PortPicker(None, 0.0))
+    try:
+        client(store).set("key", "value")
+        dial_bootstrap(store.address, 5.0)
+        assert [at for at in listening_at(store.address.port) if at != "127.0.0.1"], "the store itself"
+    finally:
+        store.close()
+
+
+def test_without_a_kernel_that_tells_the_user_workers_still_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """inet_diag is a module of the kernel that may be missing: then all sockets are unknown."""
+    monkeypatch.setattr(peers, "_owner", lambda *_: None)
+    with structlog.testing.capture_logs() as logs:
+        store = BootstrapStore.open("127.0.0.1", PortPicker(None, 0.0))
+    try:
+        client(store).set("key", "value")
+    finally:
+        store.close()
+    assert [line["event"] for line in logs if "other users of this machine can connect" in line["event"]]
+    assert listening_at(store.address.port) == []

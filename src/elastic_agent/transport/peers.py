@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
@@ -40,14 +41,31 @@ def peer_uid(connection: socket.socket) -> int | None:
     Raises:
         OSError: the kernel does not answer.
     """
-    peer, own = connection.getpeername(), connection.getsockname()
-    ends = (
-        socket.inet_pton(connection.family, end[0].partition("%")[0]).ljust(16, b"\0") for end in (peer, own)
-    )
+    return _owner(connection.family, connection.getpeername(), connection.getsockname())
+
+
+def check_peers_are_told(host: str, family: int) -> None:
+    """Have the kernel tell the user of a connection within this process.
+
+    Raises:
+        OSError: it does not; so :func:`peer_uid` is of no use here (the kernel has no inet_diag, say).
+    """
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2]) as own,
+    ):
+        uid = _owner(family, own.getsockname(), own.getpeername())
+    if uid != os.geteuid():
+        raise OSError(errno.EOPNOTSUPP, "the kernel does not tell whose a connection is (inet_diag)")
+
+
+def _owner(family: int, own: tuple[str, int], peer: tuple[str, int]) -> int | None:
+    """The user of the established socket with these ends."""
+    ends = (socket.inet_pton(family, end[0].partition("%")[0]).ljust(16, b"\0") for end in (own, peer))
     body = b"".join(
         (
-            _REQUEST.pack(connection.family, socket.IPPROTO_TCP, 0, _ALL_STATES),
-            _PORTS.pack(peer[1], own[1]),
+            _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES),
+            _PORTS.pack(own[1], peer[1]),
             *ends,
             _INTERFACE_AND_COOKIE.pack(0, _NO_COOKIE, _NO_COOKIE),
         )
@@ -58,7 +76,7 @@ def peer_uid(connection: socket.socket) -> int | None:
         netlink.sendto(header + body, (0, 0))
         answer = netlink.recv(1 << 16)
     if _HEADER.unpack_from(answer)[1] == _NLMSG_ERROR:
-        error = -int.from_bytes(answer[_HEADER.size : _HEADER.size + 4], "little", signed=True)
+        error = -int.from_bytes(answer[_HEADER.size : _HEADER.size + 4], sys.byteorder, signed=True)
         if error == errno.ENOENT:
             return None
         raise OSError(error, f"sock_diag: {os.strerror(error)}")

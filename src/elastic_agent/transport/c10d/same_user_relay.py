@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator
 
 from elastic_agent.logs import get_logger
-from elastic_agent.transport.peers import MOST_PORTS, admit_only, peer_uid
+from elastic_agent.transport.peers import MOST_PORTS, admit_only, check_peers_are_told, peer_uid
 
 HOST = "127.0.0.1"
 """Where the relay's connections to the store come from."""
@@ -70,6 +70,7 @@ class SameUserRelay:
             OSError: this system cannot keep others from the store; ``public`` is unchanged.
         """
         self.port = int(public.getsockname()[1])
+        check_peers_are_told(public.getsockname()[0], public.family)
         self.store_listener = _hidden_listener(self.port)
         """For the store, which takes it over (:meth:`socket.socket.detach`)."""
         self._filtered = self.store_listener.dup()
@@ -241,8 +242,8 @@ def keep_other_users_out(sock: socket.socket, what: str) -> SameUserRelay | None
         return SameUserRelay(sock, what)
     except OSError as error:
         get_logger().warning(
-            f"other users of this machine can connect to {what}: the system has no socket filters, or no second "
-            "loopback address",
+            f"other users of this machine can connect to {what}: the system does not tell whose a connection "
+            "is, or has no socket filters, or only one loopback address",
             error=str(error),
         )
         return None
