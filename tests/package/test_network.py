@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,8 +50,8 @@ if os.environ["RANK"] == "0":
     bound = {line.split()[1].split(":")[0] for lines in tables.values() for line in lines}
     Path(__file__).with_name("bound").write_text(" ".join(sorted(bound)))
 """
-LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
-"""As /proc/net shows 127.0.0.1, ::1 and ::ffff:127.0.0.1."""
+LOOPBACK = re.compile(r"[0-9A-F]{6}7F|0{24}01000000|0{16}FFFF0000[0-9A-F]{6}7F")
+"""As /proc/net shows 127.0.0.0/8, ::1 and ::ffff:127.0.0.0/104."""
 
 
 @pytest.mark.netns
@@ -81,4 +82,4 @@ def test_a_run_on_one_machine_reaches_for_no_other(tmp_path: Path) -> None:
     assert "the run finished" in done.stderr
     bound = set((tmp_path / "bound").read_text().split())
     assert bound
-    assert bound <= LOOPBACK
+    assert [address for address in bound if not LOOPBACK.fullmatch(address)] == []

@@ -9,10 +9,10 @@ import threading
 
 from elastic_agent.config.errors import UsageError, quoted
 
-AGENT_FILES, FILES_PER_WORKER = 48, 4
-"""Descriptors that an agent opens at most before its workers run, and its guard for each worker (measured)."""
+AGENT_FILES, FILES_PER_WORKER = 80, 6
+"""Descriptors that an agent opens at most, and more for each worker, in it or in its guard (measured)."""
 
-AGENT_TASKS, TASKS_PER_WORKER = 12, 2
+AGENT_TASKS, TASKS_PER_WORKER = 15, 2
 """Processes and threads: the agent's, guard and spawner; a worker and the standby that is to replace it."""
 
 MOST_TASKS_TRIED = 64
