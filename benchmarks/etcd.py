@@ -14,13 +14,15 @@ from typing import Self
 
 import psutil
 
+from elastic_agent.testing.ports import free_port
+
 from .faults import WORKER_KILLED, Recovery, measure_kills
 from .figures import Figures, Result
 from .launchers import OURS, elastic_agent_on_etcd
 from .options import Options, progress
 from .processes import processor_s
 from .rendezvous import Crowd, meet
-from .scene import HOST, Scene, boottime_s, free_port
+from .scene import HOST, Scene, boottime_s
 from .stages import RECOVERY_STAGES, Stages, median_stages
 
 FORM_TARGETS_S = {256: 2.0}

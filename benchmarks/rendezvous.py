@@ -21,9 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from elastic_agent.testing.ports import free_port
+
 from .figures import Figure, Result
 from .options import Options, progress
-from .scene import boottime_s, free_port
+from .scene import boottime_s
 
 OURS, TORCH = "elastic-agent", "torch c10d"
 SIZES = (64, 256, 1024)

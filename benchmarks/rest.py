@@ -11,12 +11,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from elastic_agent.testing.ports import free_port
+
 from .figures import Figures, Result
 from .launchers import OURS, TORCHRUN_TUNED, Launcher
 from .options import Options, progress
 from .processes import by_kind, processor_s, pss_mb, rss_mb
 from .rendezvous import Crowd
-from .scene import HOST, PEER, Scene, SpoiltError, free_port
+from .scene import HOST, PEER, Scene, SpoiltError
 
 WATCH_S = 30.0
 QUICK_WATCH_S = 10.0

@@ -7,7 +7,6 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import struct
 import subprocess
 import tempfile
@@ -19,6 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
+
+from elastic_agent.testing.ports import free_port
 
 from .launchers import Launcher, Place
 
@@ -50,12 +51,6 @@ def boottime_s() -> float:
 def become_subreaper() -> None:
     """Have everything that a launcher leaves behind fall to this process, which ends it."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -20,13 +20,13 @@ from elastic_agent.diagnosis.records import (
     WorkerState,
     encode_bulletin,
 )
+from elastic_agent.testing.ports import free_port
 from elastic_agent.transport.c10d import dial_reports
 from elastic_agent.values import Endpoint
 
 from .figures import Figure, Result
 from .options import Options, progress
 from .rendezvous import Crowd
-from .scene import free_port
 
 SIZES = (2, 64)
 WORKERS = 8

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from elastic_agent.config.settings import Settings
 from elastic_agent.linux import boottime_s
+from elastic_agent.testing.ports import free_port
 from elastic_agent.workers.guard.client import Guard, GuardEvent, Launch, Stopped
 
 from .figures import Figures, Result
@@ -80,12 +80,9 @@ def measure(kind: str, who: str) -> tuple[float, bool]:
 
 
 def launches(folder: Path, kind: str) -> list[Launch]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     both = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
         "OMP_NUM_THREADS": "1",

@@ -9,7 +9,6 @@ import os
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+
+from elastic_agent.testing.ports import free_port
 
 EXAMPLES = Path(__file__).resolve().parent
 DIGITS = EXAMPLES / "digits_ddp.py"
@@ -278,12 +279,6 @@ def script_arguments(checkpoints: Path, step_time_s: float = STEP_TIME_S) -> lis
 def agent_command() -> list[str]:
     installed = Path(sys.executable).with_name("elastic-agent")
     return [str(installed)] if installed.exists() else [sys.executable, "-m", "elastic_agent"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def say(who: str, text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from elastic_agent import linux
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.course import Course
 from elastic_agent.testing.node import NodeProcess, freeze, thaw
+from elastic_agent.testing.ports import free_port
 from elastic_agent.testing.processes import JOURNAL, PATIENCE_S, Agents
 from elastic_agent.testing.records import Line, Lines
 from elastic_agent.testing.relay import Relay
@@ -26,10 +26,6 @@ LEASE_S, MARGIN_S, SETTLE_S = 4.0, 1.0, 0.5
 """As the agent's defaults, or a little shorter."""
 OBSERVER = Path(__file__).with_name("observer.py")
 RECORDS = "records.jsonl"
-_FIRST_PORT, _LAST_PORT = 10_000, 32_000
-"""Below those that the system gives to outgoing connections (32768 and up on Linux)."""
-
-
 _ENDS_WITH_PARENT = (
     "import os, sys; from elastic_agent import linux; linux.set_parent_death_signal(15); "
     "os.getppid() == int(sys.argv[1]) and os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
@@ -88,7 +84,7 @@ class LocalCluster(Agents):
         self._working_folder = working_folder or (lambda _: Path.cwd())
         self._wanted = nodes
         self._options = options
-        self._port = _free_port()
+        self._port = free_port()
         self._secret = secrets.token_hex(32)
         self._relays: dict[str, list[Relay]] = {}
         self._machines = 0
@@ -273,14 +269,3 @@ class LocalCluster(Agents):
         what = f"{steps} steps of {', '.join(nodes)} in a generation above {after}"
         generation = self.wait(what, lambda: look() or (self.is_over() and -1) or None, timeout_s)
         return max(generation, 0)
-
-
-def _free_port() -> int:
-    while True:
-        port = _FIRST_PORT + secrets.randbelow(_LAST_PORT - _FIRST_PORT)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port

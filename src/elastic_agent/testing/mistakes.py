@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from elastic_agent.protocol import Cause, Phase
 from elastic_agent.testing.course import Course, GenerationCourse
 from elastic_agent.testing.records import Line
 
@@ -165,8 +166,25 @@ def has_saved(seen: Evidence, before: GenerationCourse | None = None) -> bool:
 
 
 def noticed(journal: Iterable[Line]) -> dict[int, str]:
-    """Generations that were given a notice, with the cause."""
-    return {line["generation"]: line["cause"] for line in journal if line["event"] == "notice"}
+    """Generations that were to end after a notice, with the cause.
+
+    Args:
+        journal: the events of all agents, in order of time.
+
+    Workers that handle no notices are stopped at once: their node may see the plan that follows before the one with
+    the notice, and then records none. So a request for a graceful shutdown counts as a notice.
+    """
+    notices: dict[int, str] = {}
+    running: int | None = None
+    for line in journal:
+        match line["event"]:
+            case "plan":
+                running = line["generation"] if line["phase"] == Phase.RUNNING else None
+            case "stop" | "drain" if running is not None:
+                notices.setdefault(running, line.get("cause", Cause.DRAIN))
+            case "notice":
+                notices[line["generation"]] = line["cause"]
+    return notices
 
 
 def after_notice(journal: Iterable[Line], course: Course) -> dict[int, GenerationCourse]:
@@ -186,8 +204,8 @@ def _notice_ignored(seen: Evidence) -> Iterable[Mistake]:
         earlier, later = next(iter(lost.items()))
         yield Mistake(
             "notice ignored",
-            f"the workers of generation {earlier} were told that they would be stopped (cause: "
-            f"{noticed(seen.journal)[earlier]}), but {later.lost} steps were lost",
+            f"a graceful shutdown was requested in generation {earlier} (cause: {noticed(seen.journal)[earlier]}), but "
+            f"{later.lost} steps were lost",
             "check for notices after each step (client.Agreement().notice()), then save and call client.leave(); see "
             "docs/notices.md",
         )

@@ -1,0 +1,23 @@
+"""Ports for servers that start later."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Container
+
+FIRST, LAST = 10_000, 32_000
+"""Below those that the kernel gives to outgoing connections (32768 and up on Linux, ip_local_port_range), one of which
+could take the port between the choice and the server's start."""
+
+
+def free_port(taken: Container[int] = ()) -> int:
+    """A port of the loopback interface without a listener, not one of ``taken``."""
+    while True:
+        port = FIRST + secrets.randbelow(LAST - FIRST)
+        if port in taken:
+            continue
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
