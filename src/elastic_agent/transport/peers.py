@@ -44,6 +44,15 @@ def peer_uid(connection: socket.socket) -> int | None:
     return _owner(connection.family, connection.getpeername(), connection.getsockname())
 
 
+def connection_uid(family: int, own: tuple[str, int], peer: tuple[str, int]) -> int | None:
+    """The user of the established TCP connection with these ends, the first one of this machine; None if there is none.
+
+    Raises:
+        OSError: the kernel does not answer.
+    """
+    return _owner(family, own, peer)
+
+
 def check_peers_are_told(host: str, family: int) -> None:
     """Have the kernel tell the user of a connection within this process.
 

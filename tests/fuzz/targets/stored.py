@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from types import SimpleNamespace
 
@@ -9,8 +10,17 @@ import msgspec
 
 from elastic_agent.protocol import Plan
 from elastic_agent.transport.c10d.greeting import HELLO, Doorkeeper, _ids
+from elastic_agent.transport.c10d.identification import (
+    AgentEnd,
+    Answer,
+    Ends,
+    IdentificationError,
+    Question,
+    RelayEnd,
+)
 from elastic_agent.transport.c10d.keys import ROOT, name_in, names_in
 from elastic_agent.transport.c10d.plans import PlanReader, _pack, _parts_of
+from elastic_agent.transport.c10d.responder import is_same_users
 from elastic_agent.transport.c10d.sealed import KINDS
 from elastic_agent.transport.etcd.client import News
 from elastic_agent.transport.etcd.plans import PlanReader as EtcdPlanReader
@@ -22,6 +32,7 @@ from tests.transport.support import lease
 from . import support
 
 _PREFIX = f"{ROOT}/r/run"
+_SEAL = support.SECRET.seal(b"bootstrap")
 _PLAIN = SimpleNamespace(opened=lambda key, data: data)
 """A client of etcd without a secret."""
 
@@ -53,7 +64,40 @@ def targets() -> list[Target]:
         Target("greeting", greetings, _greeting, weight=0.5),
         Target("greeting-hint", (HELLO + b"a" * 32,), _hint, weight=0.5),
         Target("etcd-plan", samples[Plan], _etcd_plan),
+        Target(
+            "identification",
+            (AgentEnd(_SEAL).hello(), *_messages()),
+            _identification,
+            (
+                "transport/c10d/identification.py Question.decode",
+                "transport/c10d/identification.py Answer.decode",
+                "transport/c10d/identification.py _Channel._contents",
+            ),
+        ),
     ]
+
+
+def _messages() -> tuple[bytes, ...]:
+    """Contents of messages, which a program with the secret can choose."""
+    ends = Ends(("10.0.0.2", 40123), ("10.0.0.1", 29401))
+    return Question(7, ends).encode(), Answer(7, is_same_user=True).encode()
+
+
+def _identification(data: bytes) -> None:
+    """As the first bytes of a connection, as a sealed message on a channel that is open, and as its content."""
+    with contextlib.suppress(IdentificationError):
+        RelayEnd(_SEAL).received(data)
+    agent, relay = AgentEnd(_SEAL), RelayEnd(_SEAL)
+    reply, _ = relay.received(agent.hello())
+    agent.received(reply)
+    relay.received(agent.proof())
+    for end in (agent, relay):
+        with contextlib.suppress(IdentificationError):
+            end.received(data)
+    with contextlib.suppress(IdentificationError):
+        Answer.decode(data)
+    with contextlib.suppress(IdentificationError):
+        is_same_users(Question.decode(data).ends)
 
 
 def _reader(data: bytes) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
-from elastic_agent.transport import NodeLink, ReportLink
-from elastic_agent.transport.c10d import BootstrapStore, PortPicker, dial_bootstrap
+from elastic_agent.transport import NodeLink, ReportLink, Seal, Secret
+from elastic_agent.transport.c10d import BootstrapStore, PortPicker, Responder, bootstrap_seal, join_bootstrap
 from elastic_agent.values import Endpoint, PortRange
 
 
@@ -22,16 +23,32 @@ class RendezvousBackend(abc.ABC):
     """What usually keeps the store from answering, in words."""
 
     def __init__(
-        self, endpoint: Endpoint, state_dir: Path, *, port_range: PortRange | None, port_rest_s: float
+        self,
+        endpoint: Endpoint,
+        state_dir: Path,
+        *,
+        port_range: PortRange | None,
+        port_rest_s: float,
+        secret: Secret | None,
     ) -> None:
-        """``port_rest_s``: for how long no bootstrap store's port is used again, seconds."""
+        """Prepare; connects to nothing.
+
+        Args:
+            endpoint: of the store.
+            state_dir: this agent's.
+            port_range: the ports for bootstrap stores; None: any.
+            port_rest_s: for how long no bootstrap store's port is used again, seconds.
+            secret: what all agents of the run share; None: they share none.
+        """
         self.run_id: str | None = None
         """The run's name: set by the owner, or agreed at the endpoint."""
         self.history_store = BoundedRunHistoryStore(RunHistoryStore(state_dir))
         self.nodes_compare_themselves = False
         """Whether every node warns of nodes that differ, so that the coordinator need not."""
         self._endpoint = endpoint
+        self._secret = secret
         self._ports = PortPicker(port_range, port_rest_s)
+        self._bootstrap = _JoinedBootstrap()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed: asyncio.Event | None = None
         self._log = get_logger()
@@ -91,11 +108,17 @@ class RendezvousBackend(abc.ABC):
 
     def offer_bootstrap(self, local_address: str) -> BootstrapStore:
         """A fresh store for the workers of the next generation."""
-        return BootstrapStore.open(local_address, self._ports)
+        return BootstrapStore.open(local_address, self._ports, self._bootstrap_seal())
 
     def dial_bootstrap(self, address: Address, timeout_s: float) -> None:
-        """Check that a generation's bootstrap store answers."""
-        dial_bootstrap(address, timeout_s)
+        """Check that a generation's bootstrap store answers, and have it admit the workers of this node."""
+        number = self._bootstrap.begin()
+        self._bootstrap.joined(number, join_bootstrap(address, self._bootstrap_seal(), timeout_s))
+
+    def _bootstrap_seal(self) -> Seal | None:
+        if self._secret is None or self.run_id is None:
+            return None
+        return bootstrap_seal(self._secret, self.run_id)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -132,6 +155,33 @@ class RendezvousBackend(abc.ABC):
         if error is not None:
             self._log.warning("cannot write the state directory", error=str(error))
 
-    @abc.abstractmethod
     def close(self) -> None:
-        """Stop whatever is done for others."""
+        """Stop whatever is done for others, and for the workers of this node."""
+        self._bootstrap.close()
+
+
+class _JoinedBootstrap:
+    """The channel to the bootstrap store that was dialled last. A dial that was given up may end after a later one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest = 0
+        self._responder: Responder | None = None
+
+    def begin(self) -> int:
+        """The number of a dial that begins now."""
+        with self._lock:
+            self._newest += 1
+            return self._newest
+
+    def joined(self, number: int, responder: Responder | None) -> None:
+        """The dial of this number has ended."""
+        with self._lock:
+            if number == self._newest:
+                responder, self._responder = self._responder, responder
+        if responder is not None:
+            responder.close()
+
+    def close(self) -> None:
+        """Close the channel; a dial that has not ended yet is in vain."""
+        self.joined(self.begin(), None)

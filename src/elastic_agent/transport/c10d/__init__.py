@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
+from .bootstrap import BootstrapStore, PortPicker, bootstrap_seal, dial_bootstrap, join_bootstrap
 from .connection import agree_run_id, open_store, release_run_id
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .exchange import C10dExchangeLink, dial_exchange
@@ -10,6 +10,7 @@ from .greeting import Numbers
 from .host import C10dHost, find_or_host
 from .link import C10dLink, dial
 from .report_link import C10dReportLink, dial_reports
+from .responder import Responder
 from .store import CALL_TIMEOUT_S, StoreClient
 
 __all__ = [
@@ -23,13 +24,16 @@ __all__ = [
     "C10dReportLink",
     "Numbers",
     "PortPicker",
+    "Responder",
     "StoreClient",
     "agree_run_id",
+    "bootstrap_seal",
     "dial",
     "dial_bootstrap",
     "dial_exchange",
     "dial_reports",
     "find_or_host",
+    "join_bootstrap",
     "open_store",
     "release_run_id",
 ]

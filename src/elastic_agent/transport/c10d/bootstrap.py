@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import resource
 import secrets
 import socket
 import threading
@@ -14,15 +15,21 @@ from datetime import timedelta
 from torch._C._distributed_c10d import TCPStore
 
 from elastic_agent.protocol import Address
-from elastic_agent.transport.addresses import connect, listen
+from elastic_agent.transport.addresses import connect, is_loopback_name, listen
 from elastic_agent.transport.base import TransportError, UnreachableError
 from elastic_agent.transport.name_lookups import no_dns_queries
+from elastic_agent.transport.sealing import Seal, Secret
 
-from .same_user_relay import SameUserRelay, keep_other_users_out
+from .responder import Responder, check_users_are_told
 from .store import one_line
+from .store_relay import StoreRelay, is_loopback, keep_other_users_out
 from .wire import probe_store
 
 MAX_TRIES = 64
+
+MOST_OPEN_FILES = 65536
+
+_WHAT = "the bootstrap store of the workers"
 
 
 class PortPicker:
@@ -108,7 +115,7 @@ class BootstrapStore:
     """A TCPStore server that was never used before."""
 
     def __init__(
-        self, store: TCPStore, address: Address, ports: PortPicker, relay: SameUserRelay | None = None
+        self, store: TCPStore, address: Address, ports: PortPicker, relay: StoreRelay | None = None
     ) -> None:
         self._store: TCPStore | None = store
         self._relay = relay
@@ -119,20 +126,28 @@ class BootstrapStore:
         """Whether its port is not used again for a while: workers of other machines may know it."""
 
     @classmethod
-    def open(cls, local_address: str, ports: PortPicker) -> BootstrapStore:
+    def open(cls, local_address: str, ports: PortPicker, seal: Seal | None = None) -> BootstrapStore:
         """Serve a new store under ``local_address``; on a loopback address, for processes of this user only.
+
+        Args:
+            local_address: of this machine.
+            ports: which port to use.
+            seal: of the run (:func:`bootstrap_seal`), if its agents share a secret: then the store is served, on other
+                addresses too, to processes of this user and of the users of the other agents only.
 
         Raises:
             TransportError: no port is free, or the store cannot be made.
         """
         sock = ports.listen(local_address)
         port = int(sock.getsockname()[1])
-        relay = keep_other_users_out(sock, "the bootstrap store of the workers")
+        relay = None
         try:
+            relay = _relay(sock, seal)
             store = serve(sock if relay is None else relay.store_listener, own_address(sock))
-        except RuntimeError as error:
+        except (RuntimeError, TransportError) as error:
             if relay is not None:
                 relay.close()
+            sock.close()
             ports.released(port, rests=False)
             raise TransportError(f"cannot start a bootstrap store: {one_line(error)}") from None
         return cls(store, Address(local_address, port), ports, relay)
@@ -144,6 +159,29 @@ class BootstrapStore:
                 self._relay.close()
             self._store = None
             self._ports.released(self.address.port, rests=self.rests)
+
+
+def _relay(sock: socket.socket, seal: Seal | None) -> StoreRelay | None:
+    """What keeps others from the store that is to be served at this socket; None: nothing.
+
+    Raises:
+        TransportError: the run has a secret, and this machine has no means to keep others from the store.
+    """
+    if seal is None or is_loopback(sock):
+        return keep_other_users_out(sock, _WHAT)
+    check_users_are_told()
+    allow_many_connections()
+    try:
+        return StoreRelay(sock, _WHAT, seal)
+    except OSError as error:
+        raise TransportError(
+            f"with a secret, it has to be kept from others, and this machine has no means for that ({error})"
+        ) from None
+
+
+def bootstrap_seal(secret: Secret, run_id: str) -> Seal:
+    """The seal of what agents say about connections to the bootstrap stores of a run."""
+    return secret.seal(b"bootstrap stores of run " + run_id.encode())
 
 
 def serve(sock: socket.socket, address: str | None = None) -> TCPStore:
@@ -170,6 +208,30 @@ def own_address(sock: socket.socket) -> str:
     """How this process itself reaches its listening socket."""
     address = str(sock.getsockname()[0])
     return "127.0.0.1" if address in ("0.0.0.0", "::") else address  # "::" takes IPv4 too, see listen()
+
+
+def allow_many_connections() -> None:
+    """Every node holds three connections to the host; the usual limit of 1024 open files would end at 340 nodes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def join_bootstrap(address: Address, seal: Seal | None, timeout_s: float) -> Responder | None:
+    """Check that a bootstrap store answers, and have it admit this machine's workers.
+
+    Returns:
+        What has to stay open while workers connect. None: nothing; the store admits everything that can connect, or
+        this machine alone.
+
+    Raises:
+        TransportError: it does not answer, or does not have the seal of the run; the message is one line.
+    """
+    if seal is not None and not is_loopback_name(address.host):
+        return Responder(address, seal, timeout_s)
+    dial_bootstrap(address, timeout_s)
+    return None
 
 
 def dial_bootstrap(address: Address, timeout_s: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import secrets
 import socket
 
@@ -13,16 +12,14 @@ from elastic_agent.transport.base import NotAStoreError, StoreLostError, Unreach
 from elastic_agent.transport.sealing import Secret
 from elastic_agent.values import Endpoint
 
-from .bootstrap import own_address, serve
+from .bootstrap import allow_many_connections, own_address, serve
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .greeting import Doorkeeper, announce
 from .keys import ROOT
 from .report_link import C10dReportLink
-from .same_user_relay import keep_other_users_out
 from .sealed import sealed
 from .store import CALL_TIMEOUT_S, StoreClient, store_errors
-
-MOST_OPEN_FILES = 65536
+from .store_relay import keep_other_users_out
 
 
 def find_or_host(endpoint: Endpoint, timeout_s: float, secret: Secret | None = None) -> C10dHost | None:
@@ -70,7 +67,7 @@ class C10dHost:
         Raises:
             StoreLostError: the server could not be made.
         """
-        _allow_many_connections()
+        allow_many_connections()
         self.port = int(sock.getsockname()[1])
         self.store_id = secrets.token_hex(8)
         self._address = own_address(sock)
@@ -116,11 +113,3 @@ class C10dHost:
         if self._relay is not None:
             self._relay.close()
         self._store = None
-
-
-def _allow_many_connections() -> None:
-    """Every node holds three connections to the host; the usual limit of 1024 open files would end at 340 nodes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -47,11 +47,16 @@ class C10dBackend(RendezvousBackend):
             secret: what all agents of the run share; None: records are not authenticated, unless no other agent is to
                 use the store.
         """
-        super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
-        self._jobs = JobFiles(state_dir)
         self._alone = endpoint.port == 0
         """Any port will do: no other agent can know it, nor can a restart of this one."""
-        self._secret = secret or (Secret.random() if self._alone else None)
+        super().__init__(
+            endpoint,
+            state_dir,
+            port_range=port_range,
+            port_rest_s=port_rest_s,
+            secret=secret or (Secret.random() if self._alone else None),
+        )
+        self._jobs = JobFiles(state_dir)
         self._numbers = c10d.Numbers()
         self._forgets = False
         """What is remembered ends with this process."""
@@ -163,6 +168,7 @@ class C10dBackend(RendezvousBackend):
 
     def close(self) -> None:
         """Stop hosting."""
+        super().close()
         with self._lock:
             self._close_host()
 

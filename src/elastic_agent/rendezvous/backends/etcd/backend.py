@@ -160,9 +160,8 @@ class EtcdBackend(RendezvousBackend):
         secret: Secret | None = None,
     ) -> None:
         """``lease_ttl_s``: of the run's nodes, seconds; ``secret``: of the run; the rest as for every backend."""
-        super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s)
+        super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s, secret=secret)
         self._access = access
-        self._secret = secret
         self._keys: RunKeys | None = None
         self._members = Members(endpoint, access, min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES))
         self._lease_ttl_s = lease_ttl_s
@@ -241,6 +240,7 @@ class EtcdBackend(RendezvousBackend):
 
     def close(self) -> None:
         """Withdraw from the election; another agent takes over at once."""
+        super().close()
         with self._lock:
             if self._election is not None:
                 self._election.stop()

@@ -1,10 +1,12 @@
-"""Keeps the other users of this machine away from a store on a loopback address.
+"""Keeps others away from a store: only processes of this user connect, on this machine and on those of the run.
 
-torch's store answers every client that can connect, and workers unpickle what they find there. On a loopback address,
-every user of the machine can connect. So the store itself listens at another loopback address, where the kernel drops
-all connections but the relay's, and the relay, to which the workers connect, asks the kernel whose each connection is:
+torch's store answers every client that can connect, and workers unpickle what they find there. So the store itself
+listens at another, loopback address, where the kernel drops all connections but the relay's, and the relay, to which
+the workers connect, asks the kernel whose each connection is:
 
     worker, 127.0.0.1:40123 ──▶ relay at 127.0.0.1:29401, 127.0.0.1:40124 ──▶ store at 127.93.7.20:29401
+
+For a connection from another machine, it asks the agent there (:mod:`.admission`), if the run has a secret.
 
 The relay needs Python's global lock: a call in the same process that holds it while it waits for the store
 (``list_keys``, see :mod:`.store`) would wait forever.
@@ -22,10 +24,13 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from elastic_agent.logs import get_logger
 from elastic_agent.transport.peers import MOST_PORTS, admit_only, check_peers_are_told, peer_uid
+from elastic_agent.transport.sealing import Seal
+
+from .admission import RemoteAdmission
 
 HOST = "127.0.0.1"
 """Where the relay's connections to the store come from."""
@@ -56,15 +61,16 @@ class _End:
         return reads | (selectors.EVENT_WRITE if self.unsent else 0)
 
 
-class SameUserRelay:
+class StoreRelay:
     """Forwards the connections of this user's processes to a store that nothing else can connect to."""
 
-    def __init__(self, public: socket.socket, what: str) -> None:
+    def __init__(self, public: socket.socket, what: str, seal: Seal | None = None) -> None:
         """Begin to forward, in a thread.
 
         Args:
-            public: listens on a loopback address; it becomes the relay's.
+            public: the listening socket to which workers connect; it becomes the relay's.
             what: the store, as the log names it.
+            seal: of all agents of the run, whose machines may connect; None: this machine alone.
 
         Raises:
             OSError: this system cannot keep others from the store; ``public`` is unchanged.
@@ -79,11 +85,15 @@ class SameUserRelay:
         self._public.setblocking(False)
         self._pending: dict[_End, int] = {}
         """The port of each connection to the store on which the store has not answered yet."""
-        self._refused: set[int | None] = set()
+        self._refused: set[int] = set()
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ends: set[_End] = set()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ, lambda: None)
+        self._remote = (
+            RemoteAdmission(self._selector, seal, self._shown, self._enter) if seal is not None else None
+        )
         self._accepts_from_s: float | None = -math.inf
         """When to accept connections again; None: they are accepted."""
         self._thread = threading.Thread(target=self._run, name="store relay", daemon=True)
@@ -97,32 +107,41 @@ class SameUserRelay:
             self._thread.join()
             os.close(self._wake)
 
+    @property
+    def _shown(self) -> str:
+        return f"{self._what} (port {self.port})"
+
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._closing:
                 self._resume_accepting()
-                for key, _ in self._selector.select(None if self._accepts_from_s is None else PAUSE_S):
-                    if isinstance(key.data, _End):
-                        self._move(key.data)
-                    elif key.fileobj is self._public:
-                        self._accept()
+                for key, _ in self._selector.select(self._wait_s()):
+                    on_event: Callable[[], None] = key.data
+                    on_event()
+                if self._remote is not None:
+                    self._remote.expire()
         finally:
             self._close_all()
 
+    def _wait_s(self) -> float | None:
+        remote_s = self._remote.wait_s() if self._remote is not None else None
+        pause_s = None if self._accepts_from_s is None else PAUSE_S
+        return min((one for one in (remote_s, pause_s) if one is not None), default=None)
+
     def _close_all(self) -> None:
-        for key in [*self._selector.get_map().values()]:
-            if isinstance(key.data, _End):
-                key.data.sock.close()
-                key.data.other.sock.close()
+        for end in self._ends:
+            end.sock.close()
+        if self._remote is not None:
+            self._remote.close()
         self._selector.close()
         self._public.close()
         self._filtered.close()
 
     def _resume_accepting(self) -> None:
         if self._accepts_from_s is not None and time.monotonic() >= self._accepts_from_s:
-            self._selector.register(self._public, selectors.EVENT_READ)
+            self._selector.register(self._public, selectors.EVENT_READ, self._accept)
             self._accepts_from_s = None
 
     def _pause_accepting(self) -> None:
@@ -137,25 +156,38 @@ class SameUserRelay:
                 self._pause_accepting()
             return
         try:
-            if not self._may_enter(client):
-                client.close()
-                return
-            self._pair(client)
-        except OSError as error:  # the client is gone, the store was closed, or no descriptor is left
-            get_logger().debug(f"a connection to {self._what} was dropped", error=str(error))
-            client.close()
+            self._decide(client)
+        except OSError as error:  # the client is gone
+            self._dropped(client, error)
 
-    def _may_enter(self, client: socket.socket) -> bool:
+    def _decide(self, client: socket.socket) -> None:
         uid = peer_uid(client)
-        if uid == os.geteuid():
-            return True
-        if uid is not None and uid not in self._refused:
+        if uid is not None and uid != os.geteuid():
+            self._refuse(client, uid)
+        elif self._remote is not None:
+            self._remote.arrived(client, is_own=uid is not None)
+        elif uid is not None:
+            self._enter(client)
+        else:
+            client.close()  # its other end is closed
+
+    def _refuse(self, client: socket.socket, uid: int) -> None:
+        client.close()
+        if uid not in self._refused:
             self._refused.add(uid)
             get_logger().warning(
-                f"refused a connection to {self._what} (port {self.port}) by another user of this machine, "
-                f"user id {uid}"
+                f"refused a connection to {self._shown} by another user of this machine, user id {uid}"
             )
-        return False
+
+    def _enter(self, client: socket.socket) -> None:
+        try:
+            self._pair(client)
+        except OSError as error:  # the client is gone, the store was closed, or no descriptor is left
+            self._dropped(client, error)
+
+    def _dropped(self, client: socket.socket, error: OSError) -> None:
+        get_logger().debug(f"a connection to {self._what} was dropped", error=str(error))
+        client.close()
 
     def _pair(self, client: socket.socket) -> None:
         store = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -173,6 +205,7 @@ class SameUserRelay:
             self._pending.pop(there, None)
             store.close()
             raise
+        self._ends |= {here, there}
         self._watch(here)
         self._watch(there)
 
@@ -218,28 +251,29 @@ class SameUserRelay:
         if wanted == end.watched:
             return
         if not end.watched:
-            self._selector.register(end.sock, wanted, end)
+            self._selector.register(end.sock, wanted, lambda: self._move(end))
         elif not wanted:
             self._selector.unregister(end.sock)
         else:
-            self._selector.modify(end.sock, wanted, end)
+            self._selector.modify(end.sock, wanted, self._selector.get_key(end.sock).data)
         end.watched = wanted
 
     def _drop(self, end: _End) -> None:
         for one in (end, end.other):
             self._pending.pop(one, None)
+            self._ends.discard(one)
             if one.watched:
                 self._selector.unregister(one.sock)
                 one.watched = 0
             one.sock.close()
 
 
-def keep_other_users_out(sock: socket.socket, what: str) -> SameUserRelay | None:
+def keep_other_users_out(sock: socket.socket, what: str) -> StoreRelay | None:
     """The relay for a listening socket on a loopback address; None on others, and where the system has no means."""
-    if not ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
+    if not is_loopback(sock):
         return None
     try:
-        return SameUserRelay(sock, what)
+        return StoreRelay(sock, what)
     except OSError as error:
         get_logger().warning(
             f"other users of this machine can connect to {what}: the system does not tell whose a connection "
@@ -247,6 +281,11 @@ def keep_other_users_out(sock: socket.socket, what: str) -> SameUserRelay | None
             error=str(error),
         )
         return None
+
+
+def is_loopback(sock: socket.socket) -> bool:
+    """Whether only this machine can connect to a listening socket."""
+    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def _hidden_listener(port: int) -> socket.socket:

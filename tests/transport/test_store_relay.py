@@ -29,7 +29,11 @@ CONNECTS = """
 import encodings.idna, os, socket, sys  # all that cannot be read later
 os.setuid(int(sys.argv[1]))
 with socket.create_connection((sys.argv[2], int(sys.argv[3])), 5) as sock:
-    print(sock.recv(1))
+    sock.sendall(bytes.fromhex(sys.argv[4]))
+    try:
+        print(sock.recv(1))
+    except ConnectionResetError:  # closed before what was sent was read
+        print(b"")
 """
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -46,8 +50,8 @@ def client(store: BootstrapStore) -> TCPStore:
     return raw_client(Endpoint(store.address.host, store.address.port))
 
 
-def connect_as(uid: int, address: Address) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", CONNECTS, str(uid), address.host, str(address.port)]
+def connect_as(uid: int, address: Address, says: bytes = b"") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", CONNECTS, str(uid), address.host, str(address.port), says.hex()]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
