@@ -175,8 +175,8 @@ class C10dCoordinatorLink:
         return {name: found.get(f"{self._prefix}/l/{name}", GONE) for name in names}
 
     def read_leases(self) -> Mapping[str, Lease]:
-        """All leases."""
-        names = self._registered()
+        """The leases of all nodes that :meth:`read` has found on the roster."""
+        names = list(self._known) or self._registered()
         found = self._client.peek_many([f"{self._prefix}/l/{name}" for name in names])
         return self._records.leases(self._leases_in(names, found), None)
 

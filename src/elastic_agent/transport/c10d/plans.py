@@ -274,7 +274,7 @@ class PlanWriter:
         if self._last is None:
             return
         before, after = self._reader.key(self._last - 1), self._reader.key(self._last + 1)
-        found = self._client.peek_many([*self._newest, after, *([before] if self._last > 1 else ())])
+        found = self._client.peek_many([*self._newest, *([before] if self._last > 1 else ())])
         damaged = [key for key, data in self._newest.items() if found.get(key) != data]
         if damaged and self._is_behind():
             return
@@ -283,7 +283,8 @@ class PlanWriter:
             self._client.put(key, self._newest[key])
         if self._last > 1 and before not in found:
             self._client.put(before, _CLEARED)  # nodes look for it, too
-        if after in found and not self._reader.is_plan(found[after], self._last + 1):
+        following = self._client.peek_awaited(after)  # by itself: looking for several is slow if one is missing
+        if following is not None and not self._reader.is_plan(following, self._last + 1):
             self._client.delete([after])  # or nodes wait for the version after it
 
     def _is_behind(self) -> bool:
