@@ -83,7 +83,10 @@ def test_other_users_of_that_machine_are_refused_and_reported_once(guarded: Guar
             assert connect_as(OTHER_UID, guarded.address, b"\0").stdout == "b''\n"
         guarded.client().set("key", "value")
     (refusal,) = refusals(logs)
-    assert f"(port {guarded.address.port}) from 127.0.0.1: on that machine, no process of the agent's user" in refusal
+    assert (
+        f"(port {guarded.address.port}) from 127.0.0.1: on that machine, no process of the agent's user"
+        in refusal
+    )
 
 
 def test_a_machine_without_an_agent_is_refused_and_reported_once(

@@ -184,6 +184,16 @@ def test_it_continues_after_this_process_had_no_descriptor_left(store: Bootstrap
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     waiting = socket.socket()
     opened = []
+    reported = threading.Event()
+
+    def note(_: object, level: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        if level == "warning" and "cannot accept more connections" in event["event"]:
+            assert "ulimit -n" in event["event"]
+            reported.set()
+        return event
+
+    configured = structlog.get_config()["processors"]
+    structlog.configure(processors=[note, *configured])
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest, waiting.fileno()) + 2, hard))
         while True:
@@ -192,7 +202,9 @@ def test_it_continues_after_this_process_had_no_descriptor_left(store: Bootstrap
             except OSError:
                 break
         waiting.connect((store.address.host, store.address.port))
+        assert reported.wait(10)
     finally:
+        structlog.configure(processors=configured)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in opened:
             os.close(fd)

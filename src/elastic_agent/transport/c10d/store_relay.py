@@ -41,6 +41,7 @@ PAUSE_S = 0.1
 """How long no connections are accepted when this process has no descriptors left."""
 
 _TRIES = 8
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class _End:
@@ -87,6 +88,7 @@ class StoreRelay:
         """The port of each connection to the store on which the store has not answered yet."""
         self._refused: set[int] = set()
         self._closing = False
+        self._was_full = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._ends: set[_End] = set()
         self._selector = selectors.DefaultSelector()
@@ -148,11 +150,20 @@ class StoreRelay:
         self._selector.unregister(self._public)
         self._accepts_from_s = time.monotonic() + PAUSE_S
 
+    def _report_full(self, error: OSError) -> None:
+        if not self._was_full:
+            self._was_full = True
+            get_logger().warning(
+                f"{self._shown} cannot accept more connections at present: {error.strerror}; raise the limit of open "
+                "files to four for each worker of the run and 100 more (ulimit -n; in a service LimitNOFILE)"
+            )
+
     def _accept(self) -> None:
         try:
             client, _ = self._public.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            if error.errno in _FULL:
+                self._report_full(error)
                 self._pause_accepting()
             return
         try:
@@ -186,6 +197,8 @@ class StoreRelay:
             self._dropped(client, error)
 
     def _dropped(self, client: socket.socket, error: OSError) -> None:
+        if error.errno in _FULL:
+            self._report_full(error)
         get_logger().debug(f"a connection to {self._what} was dropped", error=str(error))
         client.close()
 
