@@ -1,7 +1,7 @@
 """Decides which connections to a guarded bootstrap store from other machines are admitted.
 
-Each node's agent keeps a channel to the relay in front of the store (:mod:`.responder`). Over it, the relay asks for the
-owner of a connection from that machine (:mod:`.identification`); those of the agent's own user are admitted.
+Each node's agent keeps a channel to the relay in front of the store (:mod:`.responder`). Over it, the relay asks for
+the owner of a connection from that machine (:mod:`.identification`); those of the agent's own user are admitted.
 """
 
 from __future__ import annotations

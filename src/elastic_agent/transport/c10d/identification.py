@@ -1,8 +1,8 @@
 """The protocol in which an agent identifies the owners of connections from its machine; without I/O.
 
 A connection from another machine does not show which user owns it. As in the Identification Protocol (RFC 1413,
-"ident"), the machine at its other end is asked. Unlike there, both sides prove that they have the secret of the run, and
-the machine that is asked opens the channel, so that it needs no port of its own:
+"ident"), the machine at its other end is asked. Unlike there, both sides prove that they have the secret of the run,
+and the machine that is asked opens the channel, so that it needs no port of its own:
 
     agent ──▶ relay    HELLO | name of the channel (16 random bytes)
     relay ──▶ agent    name of the relay's end (16 random bytes)
