@@ -6,11 +6,12 @@ from .bootstrap import BootstrapStore, PortPicker, dial_bootstrap
 from .connection import agree_run_id, open_store, release_run_id
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .exchange import C10dExchangeLink, dial_exchange
-from .greeting import Numbers
+from .greeting import Numbers, StoreSecret
 from .host import C10dHost, find_or_host
 from .link import C10dLink, dial
 from .report_link import C10dReportLink, dial_reports
 from .store import CALL_TIMEOUT_S, StoreClient
+from .told_secret import ToldSecret, store_secret
 
 __all__ = [
     "CALL_TIMEOUT_S",
@@ -24,6 +25,8 @@ __all__ = [
     "Numbers",
     "PortPicker",
     "StoreClient",
+    "StoreSecret",
+    "ToldSecret",
     "agree_run_id",
     "dial",
     "dial_bootstrap",
@@ -32,4 +35,5 @@ __all__ = [
     "find_or_host",
     "open_store",
     "release_run_id",
+    "store_secret",
 ]
