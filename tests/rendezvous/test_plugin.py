@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousHandlerCreator
 
-from elastic_agent.torchrun.plugin import create_handler
+from elastic_agent.torchrun.plugin import create_etcd_handler, create_handler
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,23 @@ def test_an_out_of_bounds_duration_is_a_value_error(
     with pytest.raises(ValueError, match="--rdzv-conf") as caught:
         create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1, **{key: value}))
     assert str(caught.value) == f'--rdzv-conf {key}: got "{value}", {wrong}'
+
+
+@pytest.mark.parametrize(
+    ("creator", "source", "wrong"),
+    [
+        (create_handler, "slrum", 'secret_source: got "slrum"; expected auto, slurm or munge'),
+        (create_handler, "slurm", "expected a step of a Slurm job"),
+        (create_etcd_handler, "munge", "expected slurm, or a secret_file, for a run in etcd"),
+    ],
+)
+def test_a_source_without_a_secret_is_a_value_error(
+    creator: RendezvousHandlerCreator,
+    source: str,
+    wrong: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with pytest.raises(ValueError, match=wrong):
+        creator(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1, secret_source=source))

@@ -25,7 +25,7 @@ class Store:
     host: c10d.C10dHost
     endpoint: Endpoint
 
-    def dial(self, secret: Secret | None = OURS) -> c10d.C10dLink:
+    def dial(self, secret: c10d.StoreSecret | None = OURS) -> c10d.C10dLink:
         return c10d.dial(self.endpoint, "run", PATIENCE_S, secret)
 
     def coordinator(self) -> c10d.C10dCoordinatorLink:
@@ -33,7 +33,7 @@ class Store:
 
 
 @contextmanager
-def served(secret: Secret | None) -> Iterator[Store]:
+def served(secret: c10d.StoreSecret | None) -> Iterator[Store]:
     """A store whose inbox is read, as a coordinator does."""
     host = c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S, secret)
     assert host is not None

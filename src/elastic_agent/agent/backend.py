@@ -10,7 +10,6 @@ from elastic_agent.agent.events import Event, RunAgreed
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.etcd_password import read_password_file
-from elastic_agent.config.run_secret import run_secret
 from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.sources.environment import ETCD_PASSWORD
@@ -20,8 +19,10 @@ from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.rendezvous.events import Disconnected
-from elastic_agent.transport import Secret, StoreLostError, UnreachableError
+from elastic_agent.transport import StoreLostError, UnreachableError
 from elastic_agent.values import Endpoint, EtcdAccess
+
+from .secret import configured_secret
 
 
 def configured_backend(settings: Settings, variables: SecretVariables) -> RendezvousBackend:
@@ -29,8 +30,11 @@ def configured_backend(settings: Settings, variables: SecretVariables) -> Rendez
 
     Raises:
         UsageError: the password for etcd or the run's secret cannot be read.
+        NoSecretError: the run's secret was not created in time; see :func:`configured_secret`.
     """
-    secret = run_secret(settings.secret_file, os.environ, variables.secret())
+    # Then the backend makes a secret for this agent.
+    alone = settings.standalone and settings.secret_source != "auto"
+    secret = None if alone else configured_secret(settings, os.environ, variables.secret())
     is_etcd = settings.rdzv_backend == ETCD
     endpoint = settings.rdzv_endpoint or Endpoint("127.0.0.1", 0)
     return open_backend(
@@ -40,7 +44,7 @@ def configured_backend(settings: Settings, variables: SecretVariables) -> Rendez
         lease_ttl_s=settings.lease_ttl,
         fence_margin_s=settings.fence_margin,
         port_range=settings.port_range,
-        secret=Secret(secret) if secret else None,
+        secret=secret,
     )
 
 

@@ -23,7 +23,16 @@ from elastic_agent.values import Endpoint
 if TYPE_CHECKING:
     from elastic_agent.web.server import StatusSource
 
-OPTIONS = ("rdzv_endpoint", "state_dir", "log_format", "log_level", "status_port", "secret_file", "config")
+OPTIONS = (
+    "rdzv_endpoint",
+    "state_dir",
+    "log_format",
+    "log_level",
+    "status_port",
+    "secret_file",
+    "secret_source",
+    "config",
+)
 """The settings that serve has."""
 
 
@@ -69,11 +78,11 @@ def _serve(resolved: Resolved) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.launch import import_torch_quietly
     from elastic_agent.agent.limits import check_open_files
-    from elastic_agent.config.run_secret import run_secret
+    from elastic_agent.agent.secret import configured_secret
+    from elastic_agent.config.job_secret import NoSecretError
     from elastic_agent.config.secret_variables import take_secret_variables
     from elastic_agent.logs import adopt_library_loggers, configure_logging, get_logger
     from elastic_agent.rendezvous.backends.c10d import store_server
-    from elastic_agent.transport import Secret
 
     settings = resolved.settings
     check_open_files(slots=0)
@@ -82,15 +91,17 @@ def _serve(resolved: Resolved) -> int:
     for note in resolved.notes:
         (log.warning if note.level == "warning" else log.info)(note.text)
     variables = take_secret_variables()
-    secret = run_secret(settings.secret_file, os.environ, variables.secret())
+    try:
+        secret = configured_secret(settings, os.environ, variables.secret())
+    except NoSecretError as error:
+        log.error(str(error))
+        return ExitCode.NO_STORE
     stop = store_server.StopRequests()
     try:
         import_torch_quietly()
         adopt_library_loggers()
         show = partial(_page, settings.status_port)
-        as_asked = store_server.serve(
-            settings.rdzv_endpoint, settings.state_dir, stop, show, Secret(secret) if secret else None
-        )
+        as_asked = store_server.serve(settings.rdzv_endpoint, settings.state_dir, stop, show, secret)
     except store_server.CannotServeError as error:
         log.error(str(error))
         return ExitCode.NO_STORE

@@ -28,6 +28,8 @@ class Begin(Struct, frozen=True, tag=True):
     log_level: str
     secret: tuple[bytes, ...] = ()
     """What all agents of the run share; empty: there is none."""
+    munge_uid: int | None = None
+    """This user's id, if the host of the store tells the secret with MUNGE instead; None: it does not."""
 
 
 class NextWorld(Struct, frozen=True, tag=True):

@@ -20,12 +20,14 @@ from elastic_agent import __version__
 from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.errors import BadValueError, UsageError, masked, quoted
 from elastic_agent.config.etcd_password import exposures, read_password_file
-from elastic_agent.config.run_secret import run_secret
+from elastic_agent.config.job_secret import NoSecretError
+from elastic_agent.config.secret_source import SecretSource
 from elastic_agent.config.secret_variables import take_secret_variables
 from elastic_agent.config.settings import Settings, spec_by_name
 from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
 from elastic_agent.config.values import NodeRange
 from elastic_agent.protocol import RECORD_VERSION, Fingerprint, Member, Policy, State
+from elastic_agent.transport import Munge, MungeError
 from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess, new_incarnation
 
 from .handler import ElasticRendezvous
@@ -62,10 +64,10 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
     ``--rdzv-conf`` may set, in seconds: ``join_timeout`` (or torch's ``timeout``), ``settle`` (or torch's
     ``last_call_timeout``), ``lease_ttl``, ``fence_margin``; and ``secret_file`` (or the secret is in the variable
-    ELASTIC_AGENT_SECRET).
+    ELASTIC_AGENT_SECRET), or ``secret_source``. Blocks while another agent creates the secret.
 
     Raises:
-        ValueError: the endpoint or one of these is malformed.
+        ValueError: the endpoint or one of these is malformed, or there is no secret from the source that is named.
     """
     return _create(params, None)
 
@@ -75,6 +77,7 @@ def _create(params: RendezvousParameters, access: EtcdAccess | None) -> Rendezvo
     endpoint = _endpoint(params, DEFAULT_PORT if access is None else ETCD_PORT)
     if access is None and endpoint.others:
         raise ValueError(f"--rdzv-endpoint {endpoint} names several endpoints; this backend uses only one")
+    state_dir = _state_dir()
     incarnation = new_incarnation()
     member = Member(
         version=RECORD_VERSION,
@@ -94,20 +97,36 @@ def _create(params: RendezvousParameters, access: EtcdAccess | None) -> Rendezvo
         access,
         _safe(params.run_id, 96),
         member,
-        _state_dir(),
+        state_dir,
         params.local_addr,
         _log_level(os.environ.get("LOGLEVEL", "")),
-        _secret(params),
+        *_secret(params, state_dir, policy.join_timeout_s, is_etcd=access is not None),
     )
     return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
 
 
-def _secret(params: RendezvousParameters) -> tuple[bytes, ...]:
-    """The run's secret; its variable is removed from the environment, so that no worker inherits it."""
+def _secret(
+    params: RendezvousParameters, state_dir: Path, timeout_s: float, *, is_etcd: bool
+) -> tuple[tuple[bytes, ...], int | None]:
+    """The run's secret, and this user's id if it is told with MUNGE.
+
+    Its variable is removed from the environment, so that no worker inherits it.
+    """
+    kind, name = spec_by_name()["secret_source"].kind, str(params.get("secret_source", "auto"))
     file = params.get("secret_file")
     try:
-        return run_secret(Path(file) if file else None, os.environ, _secret_variable())
-    except UsageError as error:
+        source = SecretSource(kind.parse(name), Path(file) if file else None, state_dir, timeout_s)
+        if source.is_told and is_etcd:
+            raise ValueError(
+                "--rdzv-conf secret_source: got munge; expected slurm, or a secret_file, for a run in etcd"
+            )
+        found = source.find(os.environ, _secret_variable(), logging.getLogger(__name__).warning)
+        return found, Munge.of_this_user().uid if source.is_told else None
+    except BadValueError:
+        raise ValueError(f"--rdzv-conf secret_source: got {quoted(name)}; expected {kind.accepted}") from None
+    except MungeError as error:
+        raise ValueError(f"--rdzv-conf secret_source=munge: {error}") from None
+    except (UsageError, NoSecretError) as error:
         raise ValueError(str(error)) from None
 
 

@@ -33,7 +33,14 @@ from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
-from elastic_agent.transport import AbandonableThread, Secret, StoreLostError, TransportError, shorten_lookups
+from elastic_agent.transport import (
+    AbandonableThread,
+    Munge,
+    Secret,
+    StoreLostError,
+    TransportError,
+    shorten_lookups,
+)
 from elastic_agent.values import new_incarnation
 
 from .barrier import Gathering
@@ -62,6 +69,12 @@ class _Presence:
     """torchrun got this world."""
 
 
+def _secret(begin: Begin) -> Secret | Munge | None:
+    if begin.munge_uid is not None:
+        return Munge(begin.munge_uid)
+    return Secret(begin.secret) if begin.secret else None
+
+
 class Sidecar:
     """One torchrun's part in the run."""
 
@@ -76,7 +89,7 @@ class Sidecar:
             begin.state_dir,
             lease_ttl_s=policy.lease_ttl_s,
             fence_margin_s=policy.fence_margin_s,
-            secret=Secret(begin.secret) if begin.secret else None,
+            secret=_secret(begin),
         )
         self._backend.history_store = BoundedRunHistoryStore(RunHistoryStore(begin.state_dir, _store(begin)))
         self._backend.run_id = begin.run_id

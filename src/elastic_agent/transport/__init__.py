@@ -22,6 +22,7 @@ from .base import (
     UnreachableError,
     WrongKeyError,
 )
+from .munge import Munge, MungeError
 from .name_lookups import shorten_lookups
 from .sealing import Seal, Secret, Unverified
 
@@ -29,6 +30,8 @@ __all__ = [
     "AbandonableThread",
     "CoordinatorLink",
     "ExchangeLink",
+    "Munge",
+    "MungeError",
     "NodeLink",
     "NotAStoreError",
     "OtherVersionError",

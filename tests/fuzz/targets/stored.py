@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import msgspec
 
 from elastic_agent.protocol import Plan
-from elastic_agent.transport.c10d.greeting import HELLO, Doorkeeper, _ids
+from elastic_agent.transport import Secret
+from elastic_agent.transport.c10d.greeting import HELLO, Doorkeeper, _ids, _source
 from elastic_agent.transport.c10d.identification import (
     AgentEnd,
     Answer,
@@ -22,17 +23,20 @@ from elastic_agent.transport.c10d.keys import ROOT, name_in, names_in
 from elastic_agent.transport.c10d.plans import PlanReader, _pack, _parts_of
 from elastic_agent.transport.c10d.responder import is_same_users
 from elastic_agent.transport.c10d.sealed import KINDS
+from elastic_agent.transport.c10d.told_secret import secret_told, telling
 from elastic_agent.transport.etcd.client import News
 from elastic_agent.transport.etcd.plans import PlanReader as EtcdPlanReader
+from elastic_agent.transport.munge import MungeError, parse_decoded
 from elastic_agent.transport.record_reader import RecordReader, lease_in, lease_over
 from elastic_agent.transport.sealed_records import RunSeal, SealedRecords
-from tests.fuzz.target import Target, ViolationError
+from tests.fuzz.target import Target, ViolationError, check_shown
 from tests.transport.support import lease
 
 from . import support
 
 _PREFIX = f"{ROOT}/r/run"
 _SEAL = support.SECRET.seal(b"bootstrap")
+_QUESTION = "0" * 32
 _PLAIN = SimpleNamespace(opened=lambda key, data: data)
 """A client of etcd without a secret."""
 
@@ -46,6 +50,7 @@ def targets() -> list[Target]:
     parts = tuple(part for _, some in plans for part in some.values())
     seal = RunSeal(support.SECRET.seal(), support.SECRET.seal(b"epoch"))
     sealed = tuple(SealedRecords(seal, KINDS).closed(f"{_PREFIX}/l/a", one) for one in samples[support.Lease])
+    told = telling(_QUESTION, Secret((b"0" * 64,)))
     greetings = (b"run job-1", b"job abcdef run-1", b"over abcdef run-1")
     plan_reading = ("transport/c10d/plans.py PlanReader.open", "transport/c10d/plans.py _parts_of")
     return [
@@ -63,6 +68,7 @@ def targets() -> list[Target]:
         Target("store-names", (b"\na\nb", b"a\nnode-1.x\n..\n", b"12345678,abcdef01"), _names),
         Target("greeting", greetings, _greeting, weight=0.5),
         Target("greeting-hint", (HELLO + b"a" * 32,), _hint, weight=0.5),
+        Target("munge", (b"UID:     1000\n\n" + told, b"UID:     ann (1000)\n\n" + told), _munge, weight=0.5),
         Target("etcd-plan", samples[Plan], _etcd_plan),
         Target(
             "identification",
@@ -157,6 +163,7 @@ def _names(data: bytes) -> None:
             raise ViolationError(f"{name!r} is no name")
     store = support.MemoryStore({f"{ROOT}/key": data})
     _ids(store)  # type: ignore[arg-type]
+    check_shown(_source(store))  # type: ignore[arg-type]
 
 
 def _greeting(data: bytes) -> None:
@@ -174,6 +181,18 @@ def _greeting(data: bytes) -> None:
 def _hint(data: bytes) -> None:
     keeper, store = Doorkeeper(support.SECRET), support.MemoryStore()
     keeper.answer(store, data)  # type: ignore[arg-type]
+
+
+def _munge(data: bytes) -> None:
+    """What unmunge prints, and what others can have had put into a credential."""
+    try:
+        uid, payload = parse_decoded(data)
+    except MungeError as problem:
+        check_shown(str(problem))
+        return
+    told = secret_told(payload, _QUESTION)
+    if told is not None and (telling(_QUESTION, told) != payload or uid < 0):
+        raise ViolationError(f"{payload!r} tells no secret")
 
 
 def _etcd_plan(data: bytes) -> None:

@@ -68,10 +68,14 @@ def _one_agent_per_node(environ: Mapping[str, str]) -> None:
 
 def run_id(environ: Mapping[str, str]) -> str:
     """The same after a requeue, and another one for every task of a job array and for every further step."""
-    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
-    job = f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
     step = environ["SLURM_STEP_ID"]  # counts from 0 in each life
-    return f"slurm-{job}" if step == "0" else f"slurm-{job}.{step}"
+    return job_name(environ) if step == "0" else f"{job_name(environ)}.{step}"
+
+
+def job_name(environ: Mapping[str, str]) -> str:
+    """The same for all steps and after a requeue, and another one for every task of a job array."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"slurm-{array}_{task}" if array and task else f"slurm-{environ['SLURM_JOB_ID']}"
 
 
 def endpoint_port(job_id: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_agent.transport import Secret
+from elastic_agent.transport import Munge, Secret
 from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ def open_backend(
     lease_ttl_s: float,
     fence_margin_s: float,
     port_range: PortRange | None = None,
-    secret: Secret | None = None,
+    secret: Secret | Munge | None = None,
 ) -> RendezvousBackend:
     """The rendezvous backend for the endpoint: etcd if ``access`` is given, else c10d. Does not connect yet.
 
-    ``secret``: what the agents of the run share.
+    ``secret``: what the agents of the run share; ``Munge``, for c10d only: the store's host tells them.
     """
     port_rest_s = 2 * (lease_ttl_s + fence_margin_s)
     if access is None:
@@ -33,6 +33,7 @@ def open_backend(
         return C10dBackend(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s, secret=secret)
     from .etcd.backend import EtcdBackend  # gRPC takes a quarter of a second
 
+    assert not isinstance(secret, Munge)  # the settings refuse it
     return EtcdBackend(
         endpoint,
         access,

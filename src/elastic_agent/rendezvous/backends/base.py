@@ -11,8 +11,16 @@ from pathlib import Path
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
-from elastic_agent.transport import NodeLink, ReportLink, Seal, Secret
-from elastic_agent.transport.c10d import BootstrapStore, PortPicker, Responder, bootstrap_seal, join_bootstrap
+from elastic_agent.transport import NodeLink, ReportLink, Seal
+from elastic_agent.transport.c10d import (
+    BootstrapStore,
+    PortPicker,
+    Responder,
+    StoreSecret,
+    ToldSecret,
+    bootstrap_seal,
+    join_bootstrap,
+)
 from elastic_agent.values import Endpoint, PortRange
 
 
@@ -29,7 +37,7 @@ class RendezvousBackend(abc.ABC):
         *,
         port_range: PortRange | None,
         port_rest_s: float,
-        secret: Secret | None,
+        secret: StoreSecret | None,
     ) -> None:
         """Prepare; connects to nothing.
 
@@ -38,7 +46,7 @@ class RendezvousBackend(abc.ABC):
             state_dir: this agent's.
             port_range: the ports for bootstrap stores; None: any.
             port_rest_s: for how long no bootstrap store's port is used again, seconds.
-            secret: what all agents of the run share; None: they share none.
+            secret: what all agents of the run share, or how they learn it; None: they share none.
         """
         self.run_id: str | None = None
         """The run's name: set by the owner, or agreed at the endpoint."""
@@ -118,7 +126,8 @@ class RendezvousBackend(abc.ABC):
     def _bootstrap_seal(self) -> Seal | None:
         if self._secret is None or self.run_id is None:
             return None
-        return bootstrap_seal(self._secret, self.run_id)
+        known = self._secret.known() if isinstance(self._secret, ToldSecret) else self._secret
+        return bootstrap_seal(known, self.run_id)
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ from .bootstrap import BootstrapStore, PortPicker, bootstrap_seal, dial_bootstra
 from .connection import agree_run_id, open_store, release_run_id
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .exchange import C10dExchangeLink, dial_exchange
-from .greeting import Numbers
+from .greeting import Numbers, StoreSecret
 from .host import C10dHost, find_or_host
 from .link import C10dLink, dial
 from .report_link import C10dReportLink, dial_reports
 from .responder import Responder
 from .store import CALL_TIMEOUT_S, StoreClient
+from .told_secret import ToldSecret, store_secret
 
 __all__ = [
     "CALL_TIMEOUT_S",
@@ -26,6 +27,8 @@ __all__ = [
     "PortPicker",
     "Responder",
     "StoreClient",
+    "StoreSecret",
+    "ToldSecret",
     "agree_run_id",
     "bootstrap_seal",
     "dial",
@@ -36,4 +39,5 @@ __all__ = [
     "join_bootstrap",
     "open_store",
     "release_run_id",
+    "store_secret",
 ]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from elastic_agent.transport.addresses import connect, local_address_towards
 from elastic_agent.transport.base import NotAStoreError
 from elastic_agent.transport.record_reader import log_invalid
-from elastic_agent.transport.sealing import Secret
 from elastic_agent.values import Endpoint
 
-from .greeting import agreed, check_no_secret_needed, released
+from .greeting import StoreSecret, agreed, check_no_secret_needed, released
 from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
 from .store import StoreClient
 from .wire import probe_store
@@ -52,7 +51,7 @@ def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
 
 
 def agree_run_id(
-    endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float, secret: Secret | None = None
+    endpoint: Endpoint, fingerprint: str, proposal: str, timeout_s: float, secret: StoreSecret | None = None
 ) -> str:
     """The run id of this job at the endpoint: the one agreed before, else ``proposal``."""
     client, _, _ = open_store(endpoint, timeout_s)
@@ -75,7 +74,7 @@ def agree_run_id(
 
 
 def release_run_id(
-    endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float, secret: Secret | None = None
+    endpoint: Endpoint, fingerprint: str, run_id: str, timeout_s: float, secret: StoreSecret | None = None
 ) -> None:
     """That run is over: the next job with this fingerprint is another run."""
     client, _, _ = open_store(endpoint, timeout_s)

@@ -16,6 +16,7 @@ from .keys import CLEARING, MAX_STATUS_CHARS, ROOT, name_in, names_in, run_prefi
 from .plans import PlanReader, PlanWriter
 from .reports import remove_old_reports
 from .store import StoreClient
+from .told_secret import ASK, Teller
 
 MAX_HINTS = 4096
 """So many hints are taken at once; the rest is taken the next time."""
@@ -33,10 +34,11 @@ class _Receiver(threading.Thread):
     Not by the coordinator itself, which turns at certain times: each time-out of a wait for the store costs 0.3 ms.
     """
 
-    def __init__(self, client: StoreClient, doorkeeper: Doorkeeper | None) -> None:
+    def __init__(self, client: StoreClient, doorkeeper: Doorkeeper | None, teller: Teller | None) -> None:
         super().__init__(name="elastic-inbox", daemon=True)
         self._client = client
         self._doorkeeper = doorkeeper
+        self._teller = teller
         self.batches: queue.SimpleQueue[list[bytes] | Exception] = queue.SimpleQueue()
         """What came; at the end, why no more will come."""
 
@@ -52,10 +54,13 @@ class _Receiver(threading.Thread):
             self.batches.put(error)
 
     def _is_answered(self, item: bytes) -> bool:
-        if self._doorkeeper is None or not item.startswith(HELLO):
-            return False
-        self._doorkeeper.answer(self._client, item)
-        return True
+        if self._doorkeeper is not None and item.startswith(HELLO):
+            self._doorkeeper.answer(self._client, item)
+            return True
+        if self._teller is not None and item.startswith(ASK):
+            self._teller.take(item)
+            return True
+        return False
 
 
 class C10dInbox:
@@ -68,9 +73,10 @@ class C10dInbox:
         report_invalid: ReportInvalid = log_invalid,
         *,
         doorkeeper: Doorkeeper | None = None,
+        teller: Teller | None = None,
     ) -> None:
-        """``doorkeeper``: answers greetings; None: every client is let in."""
-        self._receiver = _Receiver(waiting, doorkeeper)
+        """``doorkeeper``: answers greetings; None: every client is let in. ``teller``: tells the secret, if it may."""
+        self._receiver = _Receiver(waiting, doorkeeper, teller)
         self._requests = requests
         self._report_invalid = report_invalid
         self._reported = False

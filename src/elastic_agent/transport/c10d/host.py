@@ -9,20 +9,20 @@ from torch._C._distributed_c10d import TCPStore
 
 from elastic_agent.transport.addresses import connect, is_local, listen, resolve
 from elastic_agent.transport.base import NotAStoreError, StoreLostError, UnreachableError
-from elastic_agent.transport.sealing import Secret
 from elastic_agent.values import Endpoint
 
 from .bootstrap import allow_many_connections, own_address, serve
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
-from .greeting import Doorkeeper, announce
+from .greeting import Doorkeeper, StoreSecret, announce
 from .keys import ROOT
 from .report_link import C10dReportLink
 from .sealed import sealed
 from .store import CALL_TIMEOUT_S, StoreClient, store_errors
 from .store_relay import keep_other_users_out
+from .told_secret import ToldSecret
 
 
-def find_or_host(endpoint: Endpoint, timeout_s: float, secret: Secret | None = None) -> C10dHost | None:
+def find_or_host(endpoint: Endpoint, timeout_s: float, secret: StoreSecret | None = None) -> C10dHost | None:
     """Host the store if there is none and the endpoint is this machine; None if there is one.
 
     ``secret``: what clients need; None: every client is let in.
@@ -56,7 +56,9 @@ def find_or_host(endpoint: Endpoint, timeout_s: float, secret: Secret | None = N
 class C10dHost:
     """The store's server in this process."""
 
-    def __init__(self, sock: socket.socket, secret: Secret | None = None, *, alone: bool = False) -> None:
+    def __init__(
+        self, sock: socket.socket, secret: StoreSecret | None = None, *, alone: bool = False
+    ) -> None:
         """Serve on a listening socket.
 
         Args:
@@ -73,19 +75,24 @@ class C10dHost:
         self._address = own_address(sock)
         self._shared: StoreClient | None = None
         """The connection of all coordinator's links: a run that is only a name must cost nothing."""
-        self._doorkeeper = Doorkeeper(secret) if secret is not None else None
+        own = secret.own() if isinstance(secret, ToldSecret) else secret
+        self._doorkeeper = Doorkeeper(own) if own is not None else None
         self._relay = keep_other_users_out(sock, "the store of this run") if alone else None
         with store_errors():
             self._store: TCPStore | None = serve(
                 sock if self._relay is None else self._relay.store_listener, self._address
             )
-        announce(self._client(), secret)  # before the id: clients wait for that
+        self._teller = (
+            secret.teller(self._client(), own) if isinstance(secret, ToldSecret) and own is not None else None
+        )
+        # Before the id: clients wait for that.
+        announce(self._client(), own, can_be_asked=self._teller is not None)
         with store_errors():
             self._store.set(f"{ROOT}/id", self.store_id)
 
     def inbox(self) -> C10dInbox:
         """The coordinator's inbox, on connections of its own."""
-        return C10dInbox(self._client(), self._client(), doorkeeper=self._doorkeeper)
+        return C10dInbox(self._client(), self._client(), doorkeeper=self._doorkeeper, teller=self._teller)
 
     def coordinator_link(self, run_id: str) -> C10dCoordinatorLink:
         """The coordinator's link to one run. All of them share a connection, and are used by one thread at a time."""
@@ -110,6 +117,8 @@ class C10dHost:
 
     def close(self) -> None:
         """Stop serving."""
+        if self._teller is not None:
+            self._teller.close()
         if self._relay is not None:
             self._relay.close()
         self._store = None

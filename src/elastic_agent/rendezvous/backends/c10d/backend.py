@@ -11,7 +11,15 @@ from pathlib import Path
 
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, VolatileRunHistoryStore, new_run_id
-from elastic_agent.transport import NodeLink, ReportLink, Secret, UnreachableError, c10d, is_loopback_name
+from elastic_agent.transport import (
+    Munge,
+    NodeLink,
+    ReportLink,
+    Secret,
+    UnreachableError,
+    c10d,
+    is_loopback_name,
+)
 from elastic_agent.values import Endpoint, PortRange
 
 from .coordinator_thread import CoordinatorThread
@@ -35,7 +43,7 @@ class C10dBackend(RendezvousBackend):
         *,
         port_range: PortRange | None,
         port_rest_s: float,
-        secret: Secret | None = None,
+        secret: Secret | Munge | None = None,
     ) -> None:
         """Prepare; connects to nothing yet.
 
@@ -44,8 +52,8 @@ class C10dBackend(RendezvousBackend):
             state_dir: this agent's.
             port_range: the ports for bootstrap stores; None: any.
             port_rest_s: for how long no bootstrap store's port is used again, seconds.
-            secret: what all agents of the run share; None: records are not authenticated, unless no other agent is to
-                use the store.
+            secret: what all agents of the run share, or how the host of the store tells it to the others; None: records
+                are not authenticated, unless no other agent is to use the store.
         """
         self._alone = endpoint.port == 0
         """Any port will do: no other agent can know it, nor can a restart of this one."""
@@ -54,7 +62,7 @@ class C10dBackend(RendezvousBackend):
             state_dir,
             port_range=port_range,
             port_rest_s=port_rest_s,
-            secret=secret or (Secret.random() if self._alone else None),
+            secret=Secret.random() if self._alone and secret is None else c10d.store_secret(secret),
         )
         self._jobs = JobFiles(state_dir)
         self._numbers = c10d.Numbers()

@@ -161,6 +161,7 @@ class EtcdBackend(RendezvousBackend):
     ) -> None:
         """``lease_ttl_s``: of the run's nodes, seconds; ``secret``: of the run; the rest as for every backend."""
         super().__init__(endpoint, state_dir, port_range=port_range, port_rest_s=port_rest_s, secret=secret)
+        self._record_secret = secret
         self._access = access
         self._keys: RunKeys | None = None
         self._members = Members(endpoint, access, min(CALL_TIMEOUT_S, lease_ttl_s * TIMEOUT_LEASES))
@@ -223,7 +224,7 @@ class EtcdBackend(RendezvousBackend):
         """The same for all connections: they know what each other has seen."""
         with self._lock:
             if self._keys is None or self._keys.run_id != run_id:
-                self._keys = RunKeys(self._access.prefix, run_id, self._secret)
+                self._keys = RunKeys(self._access.prefix, run_id, self._record_secret)
             return self._keys
 
     def _mark(self) -> None:
