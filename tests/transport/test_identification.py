@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -16,7 +18,7 @@ import structlog
 from torch.distributed import TCPStore
 
 from elastic_agent.protocol import Address
-from elastic_agent.transport import NotAStoreError, Seal, Secret, TransportError, UnreachableError
+from elastic_agent.transport import NotAStoreError, Seal, Secret, TransportError, UnreachableError, peers
 from elastic_agent.transport.addresses import listen
 from elastic_agent.transport.c10d import admission, responder, store_relay
 from elastic_agent.transport.c10d.bootstrap import bootstrap_seal, dial_bootstrap, serve
@@ -148,6 +150,57 @@ def test_workers_that_connect_while_the_channel_is_broken_are_admitted_when_it_i
     with closing(Responder(guarded.address, SEAL, 10.0)) as channel:
         channel._sock.shutdown(socket.SHUT_RDWR)  # as by a firewall that forgets the connection
         guarded.client().set("key", "value")
+
+
+def bound(port: int) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", port))
+    return sock
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def test_what_a_connection_sent_before_a_later_one_took_its_port_is_not_forwarded(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slowly(ends: Ends) -> bool:
+        asked.set()
+        return may_answer.wait(10) and is_same_users(ends)
+
+    monkeypatch.setattr(responder, "is_same_users", slowly)
+    address = (guarded.address.host, guarded.address.port)
+    with closing(Responder(guarded.address, SEAL, 10.0)), bound(0) as first:
+        port = first.getsockname()[1]
+        first.connect(address)
+        first.sendall(struct.pack("=BIB", 0, 0x3C85F7CE, 1) + struct.pack("=Q4sQ4s", 4, b"/key", 4, b"evil"))
+        assert asked.wait(10)
+        reset(first)
+        with bound(port) as second:
+            second.connect(address)
+            may_answer.set()
+            assert not guarded.client().check(["key"])
+
+
+def test_the_owner_of_a_connection_that_was_reset_meanwhile_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+
+        def of_a_later_one(*_: object) -> int:
+            reset(first)
+            return os.geteuid()
+
+        monkeypatch.setattr(peers, "_owner", of_a_later_one)
+        with accepted, pytest.raises(OSError, match="not connected"):
+            peers.peer_uid(accepted)
 
 
 def test_a_store_that_is_gone_is_an_error_and_leaves_no_thread(guarded: Guarded) -> None:

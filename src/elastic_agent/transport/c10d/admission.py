@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic_agent.logs import get_logger
+from elastic_agent.transport.peers import check_connected
 from elastic_agent.transport.sealing import Seal
 
 from .identification import HELLO, Answer, Ends, IdentificationError, Question, RelayEnd
@@ -168,7 +169,12 @@ class RemoteAdmission:
 
     def _let_in(self, newcomer: _Newcomer) -> None:
         self._forget(newcomer)
-        self._admit(newcomer.sock)
+        try:
+            check_connected(newcomer.sock)
+        except OSError:
+            newcomer.sock.close()
+        else:
+            self._admit(newcomer.sock)
 
     def _refuse(self, newcomer: _Newcomer, why: str | None) -> None:
         """``why``: to report; None: there is nothing to report."""
