@@ -18,10 +18,24 @@ import structlog
 from torch.distributed import TCPStore
 
 from elastic_agent.protocol import Address
-from elastic_agent.transport import NotAStoreError, Seal, Secret, TransportError, UnreachableError, peers
+from elastic_agent.transport import (
+    NotAStoreError,
+    Seal,
+    Secret,
+    TransportError,
+    UnreachableError,
+    addresses,
+    peers,
+)
 from elastic_agent.transport.addresses import listen
 from elastic_agent.transport.c10d import admission, responder, store_relay
-from elastic_agent.transport.c10d.bootstrap import bootstrap_seal, dial_bootstrap, serve
+from elastic_agent.transport.c10d.bootstrap import (
+    BootstrapStore,
+    PortPicker,
+    bootstrap_seal,
+    dial_bootstrap,
+    serve,
+)
 from elastic_agent.transport.c10d.identification import (
     HELLO,
     AgentEnd,
@@ -150,6 +164,21 @@ def test_workers_that_connect_while_the_channel_is_broken_are_admitted_when_it_i
     with closing(Responder(guarded.address, SEAL, 10.0)) as channel:
         channel._sock.shutdown(socket.SHUT_RDWR)  # as by a firewall that forgets the connection
         guarded.client().set("key", "value")
+
+
+@pytest.mark.parametrize("everywhere", [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")])
+def test_a_store_that_listens_on_all_addresses_is_guarded_too(
+    everywhere: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a name with several addresses, and for an address that is translated on the way to this machine."""
+    monkeypatch.setattr(addresses, "_to_listen_at", lambda _: [everywhere])
+    with closing(BootstrapStore.open("203.0.113.5", PortPicker(None, 0.0), SEAL)) as store:
+        raw_client(Endpoint("127.0.0.1", store.address.port)).set("key", "value")
+        monkeypatch.setattr(store_relay, "peer_uid", lambda _: None)
+        with closing(Responder(Address("127.0.0.1", store.address.port), SEAL, 10.0)):
+            assert raw_client(Endpoint("127.0.0.1", store.address.port)).get("key") == b"value"
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("", store.address.port), reuse_port=True)
 
 
 def bound(port: int) -> socket.socket:
