@@ -5,11 +5,15 @@ All connections are within this machine; the relay is made to take them for thos
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import resource
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -269,6 +273,139 @@ def test_only_own_connections_are_claimed() -> None:
         assert is_same_users(ends)
         assert not is_same_users(Ends(("127.0.0.1", 1), own.getpeername()))
         assert not is_same_users(Ends(("::1", own.getsockname()[1]), own.getpeername()))
+
+
+# -- crowds --------------------------------------------------------------------------------------
+
+
+def connection_from(host: str, guarded: Guarded) -> socket.socket:
+    return socket.create_connection(
+        (guarded.address.host, guarded.address.port), 10, source_address=(host, 0)
+    )
+
+
+def channel_from(host: str, guarded: Guarded) -> tuple[socket.socket, AgentEnd]:
+    """An open one, whose agent answers nothing."""
+    sock, end = connection_from(host, guarded), AgentEnd(SEAL)
+    sock.sendall(end.hello())
+    while not end.is_open:
+        end.received(sock.recv(1000))
+    sock.sendall(end.proof())
+    remote = guarded.relay._remote
+    assert remote is not None
+    eventually(lambda: remote._channels.get(host))
+    return sock, end
+
+
+def eventually(holds: Callable[[], Any]) -> None:
+    until_s = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def is_open(sock: socket.socket) -> bool:
+    """The relay sends nothing on an undecided connection."""
+    sock.settimeout(0.3)
+    try:
+        return sock.recv(1) != b""
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+def test_silent_connections_from_a_member_are_limited_and_disturb_no_other_machine(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(admission, "MOST_OF_A_MEMBER", 8)
+    with closing(Responder(guarded.address, SEAL, 10.0)), contextlib.ExitStack() as opened:
+        silent = [opened.enter_context(connection_from("127.0.0.1", guarded)) for _ in range(20)]
+        newcomers = [opened.enter_context(connection_from(f"127.0.0.{n}", guarded)) for n in (2, 3, 4)]
+        assert [is_open(one) for one in silent] == [False] * 12 + [True] * 8
+        assert all(map(is_open, newcomers))
+        guarded.client().set("key", "value")
+
+
+def test_of_too_many_strangers_the_oldest_makes_room_whether_it_has_begun_a_channel_or_not(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_STRANGERS", 4)
+    with contextlib.ExitStack() as opened:
+        beginning = [opened.enter_context(connection_from("127.0.0.2", guarded)) for _ in range(4)]
+        for sock in beginning:
+            sock.sendall(HELLO)
+        remote = guarded.relay._remote
+        assert remote is not None
+        eventually(lambda: len(remote._unproven) == 4)
+        silent = [opened.enter_context(connection_from("127.0.0.3", guarded)) for _ in range(2)]
+        assert [is_open(one) for one in beginning] == [False, False, True, True]
+        assert all(map(is_open, silent))
+
+
+def test_few_descriptors_leave_some_for_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    assert admission._affordable(admission.MOST_STRANGERS) == 256
+
+
+def test_an_agent_that_comes_late_is_asked_although_another_one_has_not_answered(guarded: Guarded) -> None:
+    frozen, _ = channel_from("127.0.0.2", guarded)
+    worker = connection_from("127.0.0.3", guarded)
+    worker.sendall(b"\0")
+    assert frozen.recv(1000)  # the question
+    late, end = channel_from("127.0.0.3", guarded)
+    with frozen, worker, late:
+        (question,) = end.received(late.recv(1000))
+        assert question.ends.client == worker.getsockname()
+
+
+def test_questions_about_connections_that_are_over_are_forgotten(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_OF_A_MEMBER", 4)
+    frozen, _ = channel_from("127.0.0.2", guarded)
+    remote = guarded.relay._remote
+    assert remote is not None
+    with frozen, contextlib.ExitStack() as opened:
+        for _ in range(20):
+            opened.enter_context(connection_from("127.0.0.2", guarded)).sendall(b"\0")
+        (channel,) = remote._channels["127.0.0.2"]
+        eventually(lambda: next(remote._numbers) > 20)
+        assert len(channel.asked) == 4
+
+
+def test_strangers_cause_a_limited_number_of_questions(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "QUESTIONS_TO_ALL_PER_S", 1.0)
+    agent, _ = channel_from("127.0.0.2", guarded)
+    remote = guarded.relay._remote
+    assert remote is not None
+    (channel,) = remote._channels["127.0.0.2"]
+    with agent, contextlib.ExitStack() as opened:
+        for _ in range(50):
+            opened.enter_context(connection_from("127.0.0.3", guarded)).sendall(b"\0")
+        eventually(lambda: sum(one.is_worker for one in [*remote._undecided]) == 50)
+        assert 8 <= len(channel.asked) <= 20
+
+
+def test_a_connection_that_cannot_be_watched_does_not_end_the_relay(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "HOLD_S", 0.2)
+    with closing(Responder(guarded.address, SEAL, 10.0)):
+        register = guarded.relay._selector.register
+
+        def is_full(*_: object) -> None:
+            monkeypatch.setattr(guarded.relay._selector, "register", register)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(guarded.relay._selector, "register", is_full)
+        with connection_from("127.0.0.1", guarded) as unwatched:
+            assert not is_open(unwatched)
+        time.sleep(0.4)
+        guarded.client().set("key", "value")
 
 
 # -- messages -----------------------------------------------------------------------------------
