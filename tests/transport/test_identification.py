@@ -5,9 +5,15 @@ All connections are within this machine; the relay is made to take them for thos
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import resource
 import socket
-from collections.abc import Iterator
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -16,10 +22,24 @@ import structlog
 from torch.distributed import TCPStore
 
 from elastic_agent.protocol import Address
-from elastic_agent.transport import NotAStoreError, Seal, Secret, TransportError, UnreachableError
+from elastic_agent.transport import (
+    NotAStoreError,
+    Seal,
+    Secret,
+    TransportError,
+    UnreachableError,
+    addresses,
+    peers,
+)
 from elastic_agent.transport.addresses import listen
 from elastic_agent.transport.c10d import admission, responder, store_relay
-from elastic_agent.transport.c10d.bootstrap import bootstrap_seal, dial_bootstrap, serve
+from elastic_agent.transport.c10d.bootstrap import (
+    BootstrapStore,
+    PortPicker,
+    bootstrap_seal,
+    dial_bootstrap,
+    serve,
+)
 from elastic_agent.transport.c10d.identification import (
     HELLO,
     AgentEnd,
@@ -150,6 +170,72 @@ def test_workers_that_connect_while_the_channel_is_broken_are_admitted_when_it_i
         guarded.client().set("key", "value")
 
 
+@pytest.mark.parametrize("everywhere", [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")])
+def test_a_store_that_listens_on_all_addresses_is_guarded_too(
+    everywhere: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a name with several addresses, and for an address that is translated on the way to this machine."""
+    monkeypatch.setattr(addresses, "_to_listen_at", lambda _: [everywhere])
+    with closing(BootstrapStore.open("203.0.113.5", PortPicker(None, 0.0), SEAL)) as store:
+        raw_client(Endpoint("127.0.0.1", store.address.port)).set("key", "value")
+        monkeypatch.setattr(store_relay, "peer_uid", lambda _: None)
+        with closing(Responder(Address("127.0.0.1", store.address.port), SEAL, 10.0)):
+            assert raw_client(Endpoint("127.0.0.1", store.address.port)).get("key") == b"value"
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("", store.address.port), reuse_port=True)
+
+
+def bound(port: int) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", port))
+    return sock
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def test_what_a_connection_sent_before_a_later_one_took_its_port_is_not_forwarded(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def slowly(ends: Ends) -> bool:
+        asked.set()
+        return may_answer.wait(10) and is_same_users(ends)
+
+    monkeypatch.setattr(responder, "is_same_users", slowly)
+    address = (guarded.address.host, guarded.address.port)
+    with closing(Responder(guarded.address, SEAL, 10.0)), bound(0) as first:
+        port = first.getsockname()[1]
+        first.connect(address)
+        first.sendall(struct.pack("=BIB", 0, 0x3C85F7CE, 1) + struct.pack("=Q4sQ4s", 4, b"/key", 4, b"evil"))
+        assert asked.wait(10)
+        reset(first)
+        with bound(port) as second:
+            second.connect(address)
+            may_answer.set()
+            assert not guarded.client().check(["key"])
+
+
+def test_the_owner_of_a_connection_that_was_reset_meanwhile_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+
+        def of_a_later_one(*_: object) -> int:
+            reset(first)
+            return os.geteuid()
+
+        monkeypatch.setattr(peers, "_owner", of_a_later_one)
+        with accepted, pytest.raises(OSError, match="not connected"):
+            peers.peer_uid(accepted)
+
+
 def test_a_store_that_is_gone_is_an_error_and_leaves_no_thread(guarded: Guarded) -> None:
     channel = Responder(guarded.address, SEAL, 10.0)
     guarded.close()
@@ -187,6 +273,139 @@ def test_only_own_connections_are_claimed() -> None:
         assert is_same_users(ends)
         assert not is_same_users(Ends(("127.0.0.1", 1), own.getpeername()))
         assert not is_same_users(Ends(("::1", own.getsockname()[1]), own.getpeername()))
+
+
+# -- crowds --------------------------------------------------------------------------------------
+
+
+def connection_from(host: str, guarded: Guarded) -> socket.socket:
+    return socket.create_connection(
+        (guarded.address.host, guarded.address.port), 10, source_address=(host, 0)
+    )
+
+
+def channel_from(host: str, guarded: Guarded) -> tuple[socket.socket, AgentEnd]:
+    """An open one, whose agent answers nothing."""
+    sock, end = connection_from(host, guarded), AgentEnd(SEAL)
+    sock.sendall(end.hello())
+    while not end.is_open:
+        end.received(sock.recv(1000))
+    sock.sendall(end.proof())
+    remote = guarded.relay._remote
+    assert remote is not None
+    eventually(lambda: remote._channels.get(host))
+    return sock, end
+
+
+def eventually(holds: Callable[[], Any]) -> None:
+    until_s = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def is_open(sock: socket.socket) -> bool:
+    """The relay sends nothing on an undecided connection."""
+    sock.settimeout(0.3)
+    try:
+        return sock.recv(1) != b""
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+def test_silent_connections_from_a_member_are_limited_and_disturb_no_other_machine(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(admission, "MOST_OF_A_MEMBER", 8)
+    with closing(Responder(guarded.address, SEAL, 10.0)), contextlib.ExitStack() as opened:
+        silent = [opened.enter_context(connection_from("127.0.0.1", guarded)) for _ in range(20)]
+        newcomers = [opened.enter_context(connection_from(f"127.0.0.{n}", guarded)) for n in (2, 3, 4)]
+        assert [is_open(one) for one in silent] == [False] * 12 + [True] * 8
+        assert all(map(is_open, newcomers))
+        guarded.client().set("key", "value")
+
+
+def test_of_too_many_strangers_the_oldest_makes_room_whether_it_has_begun_a_channel_or_not(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_STRANGERS", 4)
+    with contextlib.ExitStack() as opened:
+        beginning = [opened.enter_context(connection_from("127.0.0.2", guarded)) for _ in range(4)]
+        for sock in beginning:
+            sock.sendall(HELLO)
+        remote = guarded.relay._remote
+        assert remote is not None
+        eventually(lambda: len(remote._unproven) == 4)
+        silent = [opened.enter_context(connection_from("127.0.0.3", guarded)) for _ in range(2)]
+        assert [is_open(one) for one in beginning] == [False, False, True, True]
+        assert all(map(is_open, silent))
+
+
+def test_few_descriptors_leave_some_for_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    assert admission._affordable(admission.MOST_STRANGERS) == 256
+
+
+def test_an_agent_that_comes_late_is_asked_although_another_one_has_not_answered(guarded: Guarded) -> None:
+    frozen, _ = channel_from("127.0.0.2", guarded)
+    worker = connection_from("127.0.0.3", guarded)
+    worker.sendall(b"\0")
+    assert frozen.recv(1000)  # the question
+    late, end = channel_from("127.0.0.3", guarded)
+    with frozen, worker, late:
+        (question,) = end.received(late.recv(1000))
+        assert question.ends.client == worker.getsockname()
+
+
+def test_questions_about_connections_that_are_over_are_forgotten(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_OF_A_MEMBER", 4)
+    frozen, _ = channel_from("127.0.0.2", guarded)
+    remote = guarded.relay._remote
+    assert remote is not None
+    with frozen, contextlib.ExitStack() as opened:
+        for _ in range(20):
+            opened.enter_context(connection_from("127.0.0.2", guarded)).sendall(b"\0")
+        (channel,) = remote._channels["127.0.0.2"]
+        eventually(lambda: next(remote._numbers) > 20)
+        assert len(channel.asked) == 4
+
+
+def test_strangers_cause_a_limited_number_of_questions(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "QUESTIONS_TO_ALL_PER_S", 1.0)
+    agent, _ = channel_from("127.0.0.2", guarded)
+    remote = guarded.relay._remote
+    assert remote is not None
+    (channel,) = remote._channels["127.0.0.2"]
+    with agent, contextlib.ExitStack() as opened:
+        for _ in range(50):
+            opened.enter_context(connection_from("127.0.0.3", guarded)).sendall(b"\0")
+        eventually(lambda: sum(one.is_worker for one in [*remote._undecided]) == 50)
+        assert 8 <= len(channel.asked) <= 20
+
+
+def test_a_connection_that_cannot_be_watched_does_not_end_the_relay(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "HOLD_S", 0.2)
+    with closing(Responder(guarded.address, SEAL, 10.0)):
+        register = guarded.relay._selector.register
+
+        def is_full(*_: object) -> None:
+            monkeypatch.setattr(guarded.relay._selector, "register", register)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(guarded.relay._selector, "register", is_full)
+        with connection_from("127.0.0.1", guarded) as unwatched:
+            assert not is_open(unwatched)
+        time.sleep(0.4)
+        guarded.client().set("key", "value")
 
 
 # -- messages -----------------------------------------------------------------------------------

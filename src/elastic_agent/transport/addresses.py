@@ -16,6 +16,10 @@ Address = tuple[int, str]
 """An address family and a numeric address (with scope for link-local IPv6)."""
 
 
+KEEPALIVE_S = 60
+KEEPALIVES_MISSED = 10
+"""So many in a row end a connection: an interruption of a few minutes does not."""
+
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "localhost6", "ip6-localhost", "ip6-loopback")
 
 
@@ -155,6 +159,19 @@ def _connect_to(family: int, address: str, port: int, timeout_s: float) -> socke
         sock.close()
         raise
     return sock
+
+
+def set_up_for_messages(sock: socket.socket) -> None:
+    """Send at once, and while there is nothing to send, let firewalls see that the connection is used.
+
+    Raises:
+        OSError: the connection is gone.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES_MISSED)
 
 
 def _explain(error: OSError, timeout_s: float) -> str:

@@ -39,9 +39,22 @@ def peer_uid(connection: socket.socket) -> int | None:
     The kernel is asked for the one socket (sock_diag(7)): its table in /proc takes it milliseconds.
 
     Raises:
-        OSError: the kernel does not answer.
+        OSError: the kernel does not answer, or the connection was reset.
     """
-    return _owner(connection.family, connection.getpeername(), connection.getsockname())
+    uid = _owner(connection.family, connection.getpeername(), connection.getsockname())
+    check_connected(connection)
+    return uid
+
+
+def check_connected(connection: socket.socket) -> None:
+    """To be called when the owner of the other end is known: it may be that of a later connection with the same ports.
+
+    There can be none before this one was reset.
+
+    Raises:
+        OSError: it was reset.
+    """
+    connection.getpeername()
 
 
 def connection_uid(family: int, own: tuple[str, int], peer: tuple[str, int]) -> int | None:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import itertools
+import math
+import resource
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from elastic_agent.logs import get_logger
+from elastic_agent.transport.addresses import set_up_for_messages
+from elastic_agent.transport.peers import check_connected
 from elastic_agent.transport.sealing import Seal
 
 from .identification import HELLO, Answer, Ends, IdentificationError, Question, RelayEnd
@@ -24,7 +28,17 @@ HOLD_S = 10.0
 """How long an undecided connection is kept."""
 
 MOST_STRANGERS = 2048
-"""Undecided connections from machines without an agent of the run; an agent's own is one until it has proved itself."""
+"""Undecided connections from all machines without an agent of the run; an agent's own is one until it has proved
+itself."""
+
+MOST_OF_A_MEMBER = 1024
+"""Undecided connections from one machine with an agent of the run."""
+
+QUESTIONS_TO_ALL_PER_S = 2000.0
+"""How many questions about strangers are asked on average over ``HOLD_S``: each takes some 30 µs."""
+
+MOST_UNSENT_BYTES = 1 << 16
+"""Questions that wait for an agent which does not read them."""
 
 MOST_REPORTED = 100
 """Messages about connections that were refused: at most one for each machine."""
@@ -42,10 +56,11 @@ class _Newcomer:
     is_own: bool
     """Whether it belongs to a process of this user on this machine: then it is the store's, or a channel."""
     until_s: float
+    crowd: _Crowd
     is_worker: bool = False
     """Whether it has sent what a client of the store sends."""
-    asked: set[_Channel] = field(default_factory=set)
-    """Agents that have not answered yet."""
+    asked: dict[_Channel, int] = field(default_factory=dict)
+    """Agents that have not answered yet, with the number of the question."""
 
 
 @dataclass(eq=False)
@@ -57,9 +72,14 @@ class _Channel:
     end: RelayEnd
     until_s: float
     """When it is closed, if the agent has not proved by then that it has the secret."""
+    crowd: _Crowd
     unsent: bytearray = field(default_factory=bytearray)
     asked: dict[int, _Newcomer] = field(default_factory=dict)
     """By the number of the question."""
+
+
+_Crowd = dict[_Newcomer | _Channel, None]
+"""Undecided connections that have to share a limit, in the order in which they came."""
 
 
 class RemoteAdmission:
@@ -90,7 +110,11 @@ class RemoteAdmission:
         """Channels whose agents have not proved yet that they have the secret, in the order in which they came."""
         self._channels: dict[str, dict[_Channel, None]] = {}
         """All others, by the address from which they come."""
+        self._strangers: _Crowd = {}
+        self._of_members: dict[str, _Crowd] = {}
         self._numbers = itertools.count(1)
+        self._quiet_from_s = -math.inf
+        """When the questions to all agents would be over if they were asked at the permitted rate."""
         self._reported: set[str] = set()
 
     def arrived(self, sock: socket.socket, *, is_own: bool) -> None:
@@ -101,11 +125,10 @@ class RemoteAdmission:
         """
         ends = Ends(_end(sock.getpeername()), _end(sock.getsockname()))
         sock.setblocking(False)
-        newcomer = _Newcomer(sock, ends.client[0], ends, is_own, time.monotonic() + HOLD_S)
-        if not is_own:
-            self._make_room(newcomer.host)
-        self._undecided[newcomer] = None
+        crowd = {} if is_own else self._crowd_with_room(ends.client[0])
+        newcomer = _Newcomer(sock, ends.client[0], ends, is_own, time.monotonic() + HOLD_S, crowd)
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._read_first_byte(newcomer))
+        self._undecided[newcomer] = crowd[newcomer] = None
 
     def wait_s(self) -> float | None:
         """When :meth:`expire` has something to do; None: not now."""
@@ -134,14 +157,19 @@ class RemoteAdmission:
 
     # -- connections ----------------------------------------------------------------------------
 
-    def _make_room(self, host: str) -> None:
-        if host in self._channels or len(self._undecided) + len(self._unproven) < MOST_STRANGERS:
-            return
-        strangers = (one for one in self._undecided if not one.is_own and one.host not in self._channels)
-        if (oldest := next(strangers, None)) is not None:
-            self._refuse(oldest, "too many connections from machines without an agent of this run")
-        elif self._unproven:
-            self._close(next(iter(self._unproven)))
+    def _crowd_with_room(self, host: str) -> _Crowd:
+        """The oldest one makes room: what belongs to the run is decided within moments."""
+        if host in self._channels:
+            crowd, most, whom = self._of_members.setdefault(host, {}), MOST_OF_A_MEMBER, "there"
+        else:
+            crowd, most, whom = self._strangers, MOST_STRANGERS, "machines without an agent of this run"
+        if len(crowd) >= _affordable(most):
+            oldest = next(iter(crowd))
+            if isinstance(oldest, _Channel):
+                self._close(oldest)
+            else:
+                self._refuse(oldest, f"too many connections from {whom}")
+        return crowd
 
     def _read_first_byte(self, newcomer: _Newcomer) -> None:
         """An agent's channel, or a client of the store: it says so in its first byte, which stays unread."""
@@ -156,19 +184,25 @@ class RemoteAdmission:
         if not first:
             self._refuse(newcomer, None)
             return
+        if first == HELLO[:1]:
+            self._forget(newcomer)
+            self._open_channel(newcomer)
+            return
         self._selector.unregister(newcomer.sock)
         newcomer.is_worker = True
-        if first == HELLO[:1]:
-            del self._undecided[newcomer]
-            self._open_channel(newcomer)
-        elif newcomer.is_own:
+        if newcomer.is_own:
             self._let_in(newcomer)
         else:
             self._ask_those_who_may_know(newcomer)
 
     def _let_in(self, newcomer: _Newcomer) -> None:
         self._forget(newcomer)
-        self._admit(newcomer.sock)
+        try:
+            check_connected(newcomer.sock)
+        except OSError:
+            newcomer.sock.close()
+        else:
+            self._admit(newcomer.sock)
 
     def _refuse(self, newcomer: _Newcomer, why: str | None) -> None:
         """``why``: to report; None: there is nothing to report."""
@@ -181,6 +215,9 @@ class RemoteAdmission:
 
     def _forget(self, newcomer: _Newcomer) -> None:
         del self._undecided[newcomer]
+        newcomer.crowd.pop(newcomer, None)
+        for channel, number in newcomer.asked.items():
+            del channel.asked[number]
         newcomer.asked.clear()
 
     def _report(self, host: str, message: str) -> None:
@@ -200,21 +237,35 @@ class RemoteAdmission:
 
     def _ask_those_who_may_know(self, newcomer: _Newcomer) -> None:
         """The agents at the address that it comes from; if there are none, all: a machine may have several."""
-        there = self._channels.get(newcomer.host)
-        for channel in there or [one for channels in self._channels.values() for one in channels]:
+        if there := self._channels.get(newcomer.host):
+            for channel in there:
+                self._ask(channel, newcomer)
+        else:
+            self._ask_of_all(newcomer, [one for channels in self._channels.values() for one in channels])
+
+    def _ask_of_all(self, newcomer: _Newcomer, channels: Collection[_Channel]) -> None:
+        """Within limits: every stranger causes as many questions as there are agents."""
+        now_s = time.monotonic()
+        self._quiet_from_s = max(self._quiet_from_s, now_s)
+        if self._quiet_from_s > now_s + HOLD_S:
+            return
+        self._quiet_from_s += len(channels) / QUESTIONS_TO_ALL_PER_S
+        for channel in channels:
             self._ask(channel, newcomer)
 
     def _ask(self, channel: _Channel, newcomer: _Newcomer) -> None:
+        if len(channel.unsent) > MOST_UNSENT_BYTES:
+            return  # the agent there does not read what it was asked already
         number = next(self._numbers) % (1 << 32)
         channel.asked[number] = newcomer
-        newcomer.asked.add(channel)
+        newcomer.asked[channel] = number
         self._send(channel, channel.end.question(Question(number, newcomer.ends)))
 
     def _answered(self, channel: _Channel, answer: Answer) -> None:
         newcomer = channel.asked.pop(answer.number, None)
-        if newcomer is None or newcomer not in self._undecided:
+        if newcomer is None:
             return  # another agent's answer was enough, or too late
-        newcomer.asked.discard(channel)
+        del newcomer.asked[channel]
         if answer.is_same_user:
             self._let_in(newcomer)
         elif not newcomer.asked and newcomer.host in self._channels:
@@ -223,10 +274,12 @@ class RemoteAdmission:
     # -- channels -------------------------------------------------------------------------------
 
     def _open_channel(self, newcomer: _Newcomer) -> None:
-        newcomer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = _Channel(newcomer.sock, newcomer.host, RelayEnd(self._seal), newcomer.until_s)
-        self._unproven[channel] = None
-        self._selector.register(channel.sock, selectors.EVENT_READ, lambda: self._serve(channel))
+        crowd = newcomer.crowd
+        channel = _Channel(newcomer.sock, newcomer.host, RelayEnd(self._seal), newcomer.until_s, crowd)
+        self._unproven[channel] = crowd[channel] = None
+        self._selector.modify(channel.sock, selectors.EVENT_READ, lambda: self._serve(channel))
+        with contextlib.suppress(OSError):  # what is broken is noticed when it is read
+            set_up_for_messages(channel.sock)
 
     def _serve(self, channel: _Channel) -> None:
         if channel.sock.fileno() < 0:
@@ -254,11 +307,13 @@ class RemoteAdmission:
 
     def _proved(self, channel: _Channel) -> None:
         """The agent has the secret. Workers may have connected before its channel was there, or there again."""
-        del self._unproven[channel]
+        del self._unproven[channel], channel.crowd[channel]
         self._channels.setdefault(channel.host, {})[channel] = None
         for newcomer in [*self._undecided]:
-            if newcomer.is_worker and not newcomer.asked:
+            if newcomer.is_worker and channel.host == newcomer.host:
                 self._ask(channel, newcomer)
+            elif newcomer.is_worker and newcomer.host not in self._channels:
+                self._ask_of_all(newcomer, [channel])
 
     def _send(self, channel: _Channel, data: bytes) -> None:
         if not data:
@@ -278,6 +333,7 @@ class RemoteAdmission:
 
     def _close(self, channel: _Channel) -> None:
         self._unproven.pop(channel, None)
+        channel.crowd.pop(channel, None)
         there = self._channels.get(channel.host, {})
         there.pop(channel, None)
         if not there:
@@ -285,7 +341,13 @@ class RemoteAdmission:
         self._selector.unregister(channel.sock)
         channel.sock.close()
         for newcomer in channel.asked.values():
-            newcomer.asked.discard(channel)
+            del newcomer.asked[channel]
+
+
+def _affordable(most: int) -> int:
+    """Descriptors have to be left for the run's own workers, and for the rest of the agent."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most if limit == resource.RLIM_INFINITY else min(most, limit // 4)
 
 
 def _end(address: tuple[str, int]) -> tuple[str, int]:

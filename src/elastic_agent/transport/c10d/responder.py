@@ -9,7 +9,7 @@ import socket
 import threading
 
 from elastic_agent.protocol import Address
-from elastic_agent.transport.addresses import connect
+from elastic_agent.transport.addresses import connect, set_up_for_messages
 from elastic_agent.transport.base import NotAStoreError, TransportError, UnreachableError
 from elastic_agent.transport.peers import check_peers_are_told, connection_uid
 from elastic_agent.transport.sealing import Seal
@@ -61,7 +61,7 @@ class Responder:
             raise UnreachableError(f"{shown}: {error}") from None
         end = AgentEnd(self._seal)
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            set_up_for_messages(sock)
             sock.sendall(end.hello())
             while not end.is_open:
                 data = sock.recv(_CHUNK_BYTES)

@@ -78,7 +78,7 @@ class StoreRelay:
         """
         self.port = int(public.getsockname()[1])
         check_peers_are_told(public.getsockname()[0], public.family)
-        self.store_listener = _hidden_listener(self.port)
+        self.store_listener = _hidden_listener(public)
         """For the store, which takes it over (:meth:`socket.socket.detach`)."""
         self._filtered = self.store_listener.dup()
         self._what = what
@@ -301,14 +301,19 @@ def is_loopback(sock: socket.socket) -> bool:
     return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def _hidden_listener(port: int) -> socket.socket:
-    """Listens on some loopback address, for connections that :func:`admit_only` admits; none as yet."""
+def _hidden_listener(public: socket.socket) -> socket.socket:
+    """Listens on some loopback address, for connections that :func:`admit_only` admits; none as yet.
+
+    The port is that of ``public``, which may listen on all addresses.
+    """
+    port = int(public.getsockname()[1])
     for host in _loopback_addresses():
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            sock.bind((host, port))
-            admit_only(sock, HOST, ())
-            sock.listen(BACKLOG)
+            with _port_shared(public, sock):
+                sock.bind((host, port))
+                admit_only(sock, HOST, ())
+                sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
             if error.errno != errno.EADDRINUSE:
@@ -316,6 +321,18 @@ def _hidden_listener(port: int) -> socket.socket:
         else:
             return sock
     raise OSError(errno.EADDRINUSE, f"port {port} is in use on the loopback interface")
+
+
+@contextlib.contextmanager
+def _port_shared(*socks: socket.socket) -> Iterator[None]:
+    """Meanwhile, one of them may listen on all addresses and the other on one of these."""
+    for sock in socks:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        yield
+    finally:
+        for sock in socks:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
 
 
 def _loopback_addresses() -> Iterator[str]:
