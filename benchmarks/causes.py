@@ -1,10 +1,10 @@
 """Is the root cause right when several workers fail within 50 ms of each other, and the first cause is drawn at random?
 
-Three agents with two workers each, on machines of their own (network namespaces). In each run, a worker or a node fails in
-a way that a seed draws. Further workers fail by an error of their own at drawn moments within the next 50 ms, and all
-others because their collective breaks; some of these replace its error by one of their own. Every worker notes the
-moment (CLOCK_BOOTTIME) before it fails, so the first cause is known. Right is a run in which the log of every agent, and
-``elastic-agent why`` on every machine, name the worker (or node), its machine and its error.
+Three agents with two workers each, on machines of their own (network namespaces). In each run, a worker or a node
+fails in a way that a seed draws. Further workers fail by an error of their own at drawn moments within the next 50 ms,
+and all others because their collective breaks; some of these replace its error by one of their own. Every worker notes
+the moment (CLOCK_BOOTTIME) before it fails, so the first cause is known. Right is a run in which the log of every
+agent, and ``elastic-agent why`` on every machine, name the worker (or node), its machine and its error.
 
 A run is one generation of a job; a job that has come to its end or is stuck is replaced.
 """
@@ -36,8 +36,9 @@ SCRIPT = Path(__file__).with_name("scripts") / "failing_together.py"
 NODES = ("a", "b", "c")
 WORKERS = tuple(f"{node}/{slot}" for node in NODES for slot in range(2))
 RUNS_OF_A_JOB = 10
-LEAD_S = 0.25
-"""From the order until the first failure."""
+LEAVE_S, LEAD_S = 0.15, 0.35
+"""From the order until the workers that are to fail leave the loop, in which all others then wait for them, and until
+the first failure."""
 SPREAD_S = 0.05
 MOST_OTHERS = 2
 PATIENCE_S = 60.0
@@ -58,7 +59,7 @@ WORDS = {
     "sys.exit(0)": "exited with code 0 while other workers",
     "os._exit(0)": "exited with code 0 while other workers",
     "out of memory": "can't allocate memory",
-    "disk full": "No space left on device: .*checkpoint-{file}'",
+    "disk full": "No space left on device",
     "loader exception": "cannot identify image file of {worker}",
     "CUDA out of memory": "CUDA out of memory.* on {worker}",
     "CUDA error": "uncorrectable ECC error",
@@ -71,6 +72,8 @@ LATER = tuple(
     one for one in WORDS if one not in (HANG, "loader exception", "exception in a finally", "sys.exit(0)")
 )
 """Of further workers that fail by themselves. The moment of the others is not that of the order."""
+ALONE = (HANG, "sys.exit(0)", "exception in a finally", NODE_LOST)
+"""Causes that have no effect, or are not known, at the moment at which they happen: nothing else fails by itself."""
 REACTIONS = ("none", "chained", "another exception", "logs, sys.exit(1)", "os._exit(7)", "aborts")
 RECOGNISABLE = REACTIONS[:2]
 REPLACED_SHARE = 0.4
@@ -102,7 +105,7 @@ class Outcome:
     culprit: str = ""
     moments: list[dict[str, Any]] = field(default_factory=list)
     said: dict[str, str] = field(default_factory=dict)
-    """First lines, by where they were read."""
+    """By where it was read."""
     wrong: list[str] = field(default_factory=list)
     took_s: float = 0.0
 
@@ -118,7 +121,7 @@ class Outcome:
             f"{one['worker']} {one['kind']} +{late:.0f} ms"
             for one, late in zip(self.moments[1:], spread_ms[1:], strict=True)
         ]
-        line = next(iter(self.said.values()), "nothing")
+        line = next(iter(self.said.values()), "nothing").partition("\n")[0]
         return f"{self.culprit} {self.first}; {', '.join(further) or 'no other'}: {verdict}: {line}"
 
 
@@ -154,7 +157,7 @@ def draw(seed: int) -> Order:
     victim = rng.choice(NODES[1:]) if kind == NODE_LOST else rng.choice(WORKERS)
     rest = [one for one in WORKERS if not one.startswith(victim)]
     rng.shuffle(rest)
-    count = 0 if kind in (HANG, "sys.exit(0)") else rng.randint(0, MOST_OTHERS)
+    count = 0 if kind in ALONE else rng.randint(0, MOST_OTHERS)
     later = {one: (rng.choice(LATER), rng.uniform(0.0, SPREAD_S)) for one in rest[:count]}
     known = RECOGNISABLE if kind in WITHOUT_AN_ERROR else REACTIONS
     reactions = {one: rng.choice(known) if rng.random() < REPLACED_SHARE else "none" for one in rest[count:]}
@@ -208,12 +211,13 @@ def _begin(stage: Stage, after: int) -> int:
 
 def _play(stage: Stage, generation: int, outcome: Outcome) -> None:
     order = outcome.order
-    at_s = boottime_s() + LEAD_S
+    now_s = boottime_s()
+    at_s = now_s + LEAD_S
     acts = {worker: (kind, at_s + delay_s) for worker, (kind, delay_s) in order.later.items()}
     if order.kind != NODE_LOST:
         acts[order.victim] = (order.kind, at_s)
     draft = stage.folder / ".order"
-    draft.write_text(json.dumps({"acts": acts, "reactions": order.reactions}))
+    draft.write_text(json.dumps({"leave_s": now_s + LEAVE_S, "acts": acts, "reactions": order.reactions}))
     draft.rename(stage.folder / f"order.{generation}.json")
     lost: list[dict[str, Any]] = []
     if order.kind == NODE_LOST:
@@ -222,7 +226,7 @@ def _play(stage: Stage, generation: int, outcome: Outcome) -> None:
     notes = [one for one in _notes(stage) if one["generation"] == generation and one["kind"] != "training"]
     outcome.moments = sorted((*notes, *lost), key=lambda one: float(one["boottime_s"]))
     outcome.first, outcome.culprit = outcome.moments[0]["kind"], outcome.moments[0]["worker"]
-    outcome.said = {where: text.splitlines()[0] for where, text in said.items()}
+    outcome.said = said
     rank = outcome.moments[0].get("rank")
     outcome.wrong = [where for where, text in said.items() if not _is_right(outcome, rank, text)]
     if lost:
@@ -270,6 +274,6 @@ def _is_right(outcome: Outcome, rank: int | None, text: str) -> bool:
     if outcome.first == NODE_LOST:
         machine = re.escape(f"10.213.77.{NODES.index(node) + 1}")
         return re.search(rf"node {node} (was lost|stopped reporting) on {machine}", line) is not None
-    what = WORDS[outcome.first].format(worker=outcome.culprit, file=outcome.culprit.replace("/", "-"))
+    what = WORDS[outcome.first].format(worker=outcome.culprit)
     worker = re.escape(f"worker {outcome.culprit} (rank {rank}) on host-{node}")
     return re.search(rf"root cause: {worker}.*(?:{what})", line) is not None

@@ -26,9 +26,6 @@ WORKER = f"{os.environ['ELASTIC_AGENT_NODE_ID']}/{os.environ['LOCAL_RANK']}"
 GROUP_TIMEOUT_S = 3.0
 PAUSE_S = 0.004
 STEADY_STEPS = 10
-EARLY_S = 0.06
-"""So long before its moment a worker leaves the loop; the others then wait for it in a collective."""
-
 KINDS: dict[str, Callable[[], object]] = {}
 """What ends a worker, by name."""
 REACTIONS: dict[str, Callable[[RuntimeError], object]] = {}
@@ -124,17 +121,16 @@ def _() -> None:
 
 
 class _Damaged(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, at_s: float) -> None:
+        self._at_s = at_s
+
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        wait_until(self._at_s)
         note("loader exception")
         raise ValueError(f"cannot identify image file of {WORKER}")
-
-
-@kind("loader exception")
-def _() -> None:
-    next(iter(torch.utils.data.DataLoader(_Damaged(), num_workers=1)))
 
 
 @kind("CUDA out of memory")
@@ -222,14 +218,21 @@ def ordered() -> dict[str, Any] | None:
         return None
 
 
-def act(name: str, at_s: float) -> None:
-    """Fail at this moment (CLOCK_BOOTTIME)."""
+def wait_until(at_s: float) -> None:
+    """Until this moment (CLOCK_BOOTTIME), as exactly as the machine allows."""
     time.sleep(max(0.0, at_s - time.clock_gettime(time.CLOCK_BOOTTIME) - 0.001))
     while time.clock_gettime(time.CLOCK_BOOTTIME) < at_s:
         pass
-    if name != "loader exception":  # its process notes the moment
+
+
+def act(name: str, at_s: float) -> None:
+    """Fail at this moment."""
+    if name == "loader exception":  # its process is started before, and notes the moment
+        next(iter(torch.utils.data.DataLoader(_Damaged(at_s), num_workers=1)))
+    else:
+        wait_until(at_s)
         note(name)
-    KINDS[name]()
+        KINDS[name]()
 
 
 def main() -> None:
@@ -237,18 +240,18 @@ def main() -> None:
     order: dict[str, Any] | None = None
     step = 0
     while True:
+        is_time = order is not None and time.clock_gettime(time.CLOCK_BOOTTIME) > order["leave_s"]
+        votes = torch.full((256,), float(is_time))
         try:
-            dist.all_reduce(torch.ones(256))
+            dist.all_reduce(votes)
         except RuntimeError as error:
             REACTIONS[(order or {}).get("reactions", {}).get(WORKER, "none")](error)
         step += 1
         if step == STEADY_STEPS:
             note("training")
+        if order is not None and votes[0] > 0 and WORKER in order["acts"]:  # in the same step on all of them
+            act(*order["acts"][WORKER])
         order = order or ordered()
-        if order is not None and WORKER in order["acts"]:
-            name, at_s = order["acts"][WORKER]
-            if time.clock_gettime(time.CLOCK_BOOTTIME) > at_s - EARLY_S:
-                act(name, at_s)
         time.sleep(PAUSE_S)
 
 

@@ -7,6 +7,7 @@ decides among equals. See `docs/diagnosis.md`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -87,8 +88,11 @@ def _choose(
     lost = _lost(missing, consequences, plan)
     if first is not None and first.standing <= Standing.FAILED_WHILE_STOPPED:
         first = different_collective(failures) if _symptom(first) == "collective-mismatch" else first
-        if lost is not None and _blame(consequences, lost) and not _blame_node(consequences, first):
+        if lost is not None and _is_lost_first(lost, consequences, first):
             return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
+        early = _exited_before(failures, consequences, first)
+        if early is not None:
+            return _exited_early(generation, early, consequences, findings)
         return _worker_failed(generation, first, findings)
     if lost is not None:
         return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
@@ -159,7 +163,8 @@ def _exited_early(
         else "",
         tail=waiting.worker.tail,
         tail_of=waiting.id,
-        is_certain=first.order[1] <= min(one.order[1] for one in consequences),
+        is_certain=first.failed_s <= min(one.failed_s for one in consequences)
+        and all(one.standing > Standing.FAILED_WHILE_STOPPED for one in findings),
     )
 
 
@@ -272,10 +277,44 @@ def _is_reported_lost(seat: Seat, plan: Plan | None) -> bool:
 
 def _blame(consequences: Iterable[Finding], seat: Seat) -> bool:
     """Whether a broken connection led to this node."""
-    return any(one.recognised is not None and one.recognised.peer == seat.address for one in consequences)
+    return any(_peer(one) == seat.address for one in consequences)
 
 
-def _blame_node(consequences: Iterable[Finding], first: Finding) -> bool:
-    return any(
-        one.recognised is not None and one.recognised.peer == first.report.address for one in consequences
+def _is_lost_first(lost: Seat, consequences: Sequence[Finding], first: Finding) -> bool:
+    """Whether connections to a lost node broke before a worker of another node failed by itself."""
+    blaming = [one for one in consequences if _peer(one) == lost.address]
+    if not blaming:
+        return False
+    others_blame_first = any(_peer(one) == first.report.address for one in consequences)
+    return not others_blame_first or min(one.failed_s for one in blaming) < first.failed_s
+
+
+def _exited_before(
+    failures: Sequence[Finding], consequences: Sequence[Finding], first: Finding
+) -> Finding | None:
+    """The worker that exited with 0 before another one failed by itself, if it is why connections broke.
+
+    It is if they broke before the process of the other one had ended. A worker that exits with 0 while nothing breaks
+    has finished its part.
+    """
+    if math.isinf(first.ended_s):
+        return None
+    broken = [
+        one for one in consequences if one.standing is Standing.LOST_PEER and one.failed_s < first.ended_s
+    ]
+    peers = {_peer(one) for one in broken} - {""}
+    since_s = min((one.failed_s for one in broken), default=-math.inf)
+    exited = (one for one in failures if one.standing is Standing.EXITED)
+    return next(
+        (
+            one
+            for one in exited
+            if one.failed_s < min(since_s, first.failed_s) and (not peers or one.report.address in peers)
+        ),
+        None,
     )
+
+
+def _peer(one: Finding) -> str:
+    """The address of the machine to which its connection broke, if it is known."""
+    return one.recognised.peer if one.recognised is not None else ""
