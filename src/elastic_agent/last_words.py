@@ -47,18 +47,21 @@ class Writer:
         return cls(path, int(slot)) if path and slot.isdecimal() else None
 
     def write(self, error: BaseException | None, code: int | None) -> None:
-        """The script ends now, with this exception and exit code (None: not known). Never raises."""
+        """The script ends now, with this exception and exit code (None: not known). Never raises.
+
+        Only the first note of a worker counts.
+        """
         try:
             moment = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
             if os.getpid() != self._pid:
                 return
             head = (moment << 8) + (UNKNOWN_CODE if code is None else code & 255)
             # Not closed: that would release the claim on the cell that this process may hold.
-            fd = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             size = os.fstat(fd).st_size
             slots = size // (self._cell_bytes + NOTE_BYTES)
-            if self._slot < slots:
-                start = slots * self._cell_bytes + self._slot * NOTE_BYTES
+            start = slots * self._cell_bytes + self._slot * NOTE_BYTES
+            if self._slot < slots and not any(os.pread(fd, _HEAD_BYTES, start)):
                 os.pwrite(fd, head.to_bytes(_HEAD_BYTES, sys.byteorder) + _text_of(error), start)
         except Exception:  # never the script's problem, even if an exception cannot be printed
             pass

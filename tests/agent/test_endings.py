@@ -240,7 +240,9 @@ def test_without_a_thread_to_watch_the_end_of_the_process_counts() -> None:
 TWO_FAIL = """
 import os, signal, sys, time
 from pathlib import Path
+import torch.distributed as dist
 
+dist.init_process_group("gloo")
 mark = Path(sys.argv[1])
 if os.environ["RANK"] == "1":
     class Slow:

@@ -318,11 +318,20 @@ def test_an_own_failure_is_the_cause_although_another_node_sent_no_report() -> N
     assert "no report from n2" in cause.others
 
 
-@pytest.mark.parametrize(("killed_s", "node_id"), [(1e9 + 0.01, "n2"), (1e9 - 0.01, "n1")])
+@pytest.mark.parametrize(
+    ("how", "failed_s", "node_id"),
+    [
+        ("sigkill", 1e9 + 0.01, "n2"),
+        ("sigkill", 1e9 - 0.01, "n1"),
+        ("exit_3", 1e9 - 0.01, "n2"),
+        ("exit_3", 1e9 - 0.3, "n1"),
+    ],
+)
 def test_a_lost_node_comes_before_a_worker_that_failed_after_connections_to_the_node_broke(
-    killed_s: float, node_id: str
+    how: str, failed_s: float, node_id: str
 ) -> None:
-    killed = report(1, worker(0, 1, scene("sigkill")[0], killed_s))
+    """One that exits without an error may have noticed the loss a little sooner."""
+    killed = report(1, worker(0, 1, scene(how)[0], 1e9 + 0.02, failed_s=failed_s))
     blaming = report(
         0,
         worker(0, 0, end_of_connection("10.0.0.2"), 1e9),

@@ -308,6 +308,17 @@ def test_several_runs_are_listed_and_told_apart() -> None:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_shows_at_once_why_a_run_failed() -> None:
+    status = running(3)
+    ended = replace(status.generations[1], ended_s=90.0, cause="generation 2: root cause: a full disk")
+    failed = replace(status, phase="failed", generations=(status.generations[0], ended))
+    with served(lambda: failed) as server:
+        assert '<pre id="cause">generation 2: root cause: a full disk</pre>' in dump(server.url)
+    with served(lambda: status) as server:
+        assert '<pre id="cause"></pre>' in dump(server.url)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_a_browser_lists_several_runs_and_shows_one_of_them() -> None:
     server = StatusServer(Endpoint("127.0.0.1", 0), TwoRuns())
     server.start()

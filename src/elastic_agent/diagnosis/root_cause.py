@@ -21,7 +21,11 @@ from .mismatch import different_collective
 from .others import describe_others, where
 from .planned import is_hang, planned_failure
 from .records import NodeReport, WorkerState
+from .signals import signal_name
 from .symptoms import Nature
+
+_SAME_LOSS_S = 0.1
+"""So much apart workers may notice that a node was lost: the kernel frees the memory of its processes first."""
 
 _CONNECTING = frozenset({"connect-refused", "store-timeout"})
 """Errors of connections that could not be made."""
@@ -285,8 +289,16 @@ def _is_lost_first(lost: Seat, consequences: Sequence[Finding], first: Finding) 
     blaming = [one for one in consequences if _peer(one) == lost.address]
     if not blaming:
         return False
-    others_blame_first = any(_peer(one) == first.report.address for one in consequences)
-    return not others_blame_first or min(one.failed_s for one in blaming) < first.failed_s
+    broke_s = min(one.failed_s for one in blaming)
+    if broke_s < first.failed_s or not any(_peer(one) == first.report.address for one in consequences):
+        return True
+    # Not because of the other worker, which still held its own connections. It may have ended because of the same loss.
+    return _says_nothing(first) and broke_s < min(first.ended_s, first.failed_s + _SAME_LOSS_S)
+
+
+def _says_nothing(one: Finding) -> bool:
+    """Whether it may have ended like this because a collective failed: with a code or an abort, and no error."""
+    return one.kind is CauseKind.EXIT_CODE or signal_name(one.worker.returncode) == "SIGABRT"
 
 
 def _exited_before(

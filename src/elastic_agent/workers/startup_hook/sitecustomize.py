@@ -29,26 +29,9 @@ def _watch() -> None:
     except ImportError:  # another interpreter
         return
     watch()
-    _note_end()
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] == "elastic_agent" or name == "atexit":
+        if name.partition(".")[0] == "elastic_agent":
             del sys.modules[name]
-
-
-def _note_end() -> None:
-    """Have the process note when its script ends, see :mod:`elastic_agent.last_words`."""
-    import atexit
-
-    from elastic_agent.last_words import Writer
-
-    writer = Writer.of_worker(os.environ)
-    if writer is not None:
-
-        def note() -> None:
-            error = getattr(sys, "last_value", None)  # none after sys.exit, whose code is not known here
-            writer.write(error, 1 if error is not None else None)
-
-        atexit.register(note)
 
 
 _leave()
