@@ -72,8 +72,8 @@ LATER = tuple(
     one for one in WORDS if one not in (HANG, "loader exception", "exception in a finally", "sys.exit(0)")
 )
 """Of further workers that fail by themselves. The moment of the others is not that of the order."""
-ALONE = (HANG, "sys.exit(0)", "exception in a finally", NODE_LOST)
-"""Causes that have no effect, or are not known, at the moment at which they happen: nothing else fails by itself."""
+ALONE = (HANG, NODE_LOST, "sys.exit(0)", "exception in a finally", "loader exception")
+"""Causes that no worker can know at the moment at which they happen: nothing else fails by itself meanwhile."""
 REACTIONS = ("none", "chained", "another exception", "logs, sys.exit(1)", "os._exit(7)", "aborts")
 RECOGNISABLE = REACTIONS[:2]
 REPLACED_SHARE = 0.4
