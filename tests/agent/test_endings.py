@@ -182,11 +182,15 @@ def test_a_note_from_the_future_is_ignored() -> None:
 # -- the beginning of an end ----------------------------------------------------------------------
 
 LARGE = """
-import threading
+import sys, threading
+first = threading.Thread(target=sys.stdin.readline)
+first.start()
 for _ in range(3):
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 memory = bytearray(b"x") * (256 << 20)
 print("ready", flush=True)
+first.join()
+print("ended", flush=True)
 threading.Event().wait()
 """
 
@@ -210,16 +214,22 @@ def _watches_threads() -> bool:
 
 
 @pytest.mark.skipif(not _watches_threads(), reason="this kernel cannot watch threads (Linux 6.9)")
-def test_a_killed_process_is_known_to_end_before_it_has_ended() -> None:
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_killed_process_is_known_to_end_before_it_has_ended(ends_first: bool) -> None:
+    """A thread that has ended by itself a little before is no sign of it."""
+
     async def scene() -> tuple[float, float, float]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", LARGE, stdout=asyncio.subprocess.PIPE
-        )
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", LARGE, stdin=pipe, stdout=pipe)
+        assert process.stdin is not None
         assert process.stdout is not None
         await process.stdout.readline()
         ends = EarlyEnds()
         ends.watch(0, process.pid)
         await asyncio.sleep(2 * AFTER_S)  # it looks at the threads then
+        if ends_first:
+            process.stdin.write(b"\n")
+            assert await process.stdout.readline() == b"ended\n"
         killed_s = boottime_s()
         process.kill()
         await process.wait()

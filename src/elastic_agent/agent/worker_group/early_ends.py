@@ -13,14 +13,11 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from elastic_agent.linux import boottime_s, threads
+from elastic_agent.linux import boottime_s, is_ending, threads
 
 WATCHED_THREADS = 2
 AFTER_S = 0.25
 """How long after its introduction the threads of a worker are looked for: the process group has some of its own."""
-
-LONGEST_END_S = 0.5
-"""A thread that ended longer before its process did not end because of the process."""
 
 _PIDFD_THREAD = os.O_EXCL
 
@@ -30,8 +27,7 @@ class EarlyEnds:
 
     def __init__(self) -> None:
         """Watch nothing yet."""
-        self._ends_s: dict[int, list[float]] = {}
-        """Of threads, by slot."""
+        self._ends_s: dict[int, float] = {}
         self._fds: dict[int, list[int]] = {}
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -43,8 +39,7 @@ class EarlyEnds:
 
     def began_s(self, slot: int, ended_s: float) -> float:
         """When a worker that had ended at ``ended_s`` began to end (CLOCK_BOOTTIME); the same if that is not known."""
-        ends_s = self._ends_s.get(slot, [])
-        return min((one for one in ends_s if 0 <= ended_s - one <= LONGEST_END_S), default=ended_s)
+        return min(self._ends_s.get(slot, ended_s), ended_s)
 
     def close(self) -> None:
         """Watch no more; what is known remains."""
@@ -62,11 +57,13 @@ class EarlyEnds:
             with contextlib.suppress(OSError):  # it has just ended, or the kernel is too old
                 fd = os.pidfd_open(tid, _PIDFD_THREAD)
                 self._fds[slot].append(fd)
-                asyncio.get_running_loop().add_reader(fd, self._ended(slot, fd))
+                asyncio.get_running_loop().add_reader(fd, self._ended(slot, pid, fd))
 
-    def _ended(self, slot: int, fd: int) -> Callable[[], None]:
+    def _ended(self, slot: int, pid: int, fd: int) -> Callable[[], None]:
         def ended() -> None:
-            self._ends_s.setdefault(slot, []).append(boottime_s())
+            at_s = boottime_s()
+            if is_ending(pid):  # else the thread has ended by itself
+                self._ends_s[slot] = min(at_s, self._ends_s.get(slot, at_s))
             self._fds[slot].remove(fd)
             self._close(fd)
 
