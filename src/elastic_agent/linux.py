@@ -25,8 +25,8 @@ _MCL_CURRENT = 1
 _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
 _IN_MOVED_TO, _IN_CREATE = 0x80, 0x100
-_PF_EXITING = 0x4
-"""Of the flags of a task in /proc/PID/stat: it has begun to exit."""
+_PF_ENDING = 0x4 | 0x200 | 0x400
+"""Of the flags of a task in /proc/PID/stat: it exits, dumps core, was killed by a signal (include/linux/sched.h)."""
 _CPUCLOCK_SCHED = 2
 """The kind of clock in the number of another process's clock, as clock_getcpuclockid(3) makes it."""
 
@@ -366,7 +366,7 @@ def is_ending(pid: int) -> bool:
         fields = stat_fields(pid)
     except OSError:
         return True
-    is_exiting = fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
+    is_exiting = fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_ENDING)
     return (
         is_exiting or _in_mask(pid, b"SigPnd:", signal.SIGKILL) is True
     )  # its threads get one, for any reason

@@ -215,7 +215,10 @@ def _watches_threads() -> bool:
 
 @pytest.mark.skipif(not _watches_threads(), reason="this kernel cannot watch threads (Linux 6.9)")
 @pytest.mark.parametrize("ends_first", [False, True])
-def test_a_killed_process_is_known_to_end_before_it_has_ended(ends_first: bool) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_process_is_known_to_end_before_it_has_ended(
+    signum: signal.Signals, ends_first: bool
+) -> None:
     """A thread that has ended by itself a little before is no sign of it."""
 
     async def scene() -> tuple[float, float, float]:
@@ -231,7 +234,7 @@ def test_a_killed_process_is_known_to_end_before_it_has_ended(ends_first: bool) 
             process.stdin.write(b"\n")
             assert await process.stdout.readline() == b"ended\n"
         killed_s = boottime_s()
-        process.kill()
+        process.send_signal(signum)
         await process.wait()
         ended_s = boottime_s()
         ends.close()

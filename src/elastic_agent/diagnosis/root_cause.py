@@ -167,7 +167,7 @@ def _exited_early(
         else "",
         tail=waiting.worker.tail,
         tail_of=waiting.id,
-        is_certain=first.failed_s <= min(one.failed_s for one in consequences)
+        is_certain=first.ended_s <= min(one.ended_s for one in consequences)
         and all(one.standing > Standing.FAILED_WHILE_STOPPED for one in findings),
     )
 
