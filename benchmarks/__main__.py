@@ -35,9 +35,10 @@ BENCHMARKS = {
     "hangs": "what the detection of hangs costs a training step",
     "stopping": "stopping workers before a restart, by what they do at SIGTERM",
     "first_screen": "failures that people meet, and what the terminals say about each of them",
+    "causes": "is the root cause right when several workers fail within 50 ms, the first one drawn at random",
     "notices": "a signal to one agent until all workers are told, have left, and what follows",
 }
-LONG = ("etcd", "coordinator", "first_screen")
+LONG = ("etcd", "coordinator", "first_screen", "causes")
 """Not part of a quick run unless named."""
 STAGE_TABLES = {"start_stages": START_STAGES, "recovery_stages": RECOVERY_STAGES}
 ISOLATED = "BENCH_ISOLATED"
@@ -77,6 +78,7 @@ def parse() -> tuple[Options, list[str], Path]:
         help="most things once, leaving out what takes minutes",
     )
     parser.add_argument("--runs", type=int, default=5, help="how often each thing is measured (default: 5)")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run of causes (default: 1)")
     parser.add_argument(
         "--json",
         metavar="FILE",
@@ -89,7 +91,7 @@ def parse() -> tuple[Options, list[str], Path]:
         parser.error(f"{unknown[0]}: no such benchmark; there are {', '.join(BENCHMARKS)}")
     if given.runs < 1:
         parser.error(f"--runs {given.runs}: expected at least 1")
-    options = Options(given.runs, given.quick, os.environ.get(ISOLATED) == "1")
+    options = Options(given.runs, given.quick, os.environ.get(ISOLATED) == "1", given.seed)
     usual = [name for name in BENCHMARKS if not (given.quick and name in LONG)]
     return options, given.names or usual, given.json or _usual_json_file()
 

@@ -13,6 +13,8 @@ class Options:
     quick: bool = False
     isolated: bool = False
     """In a network namespace of our own, where every look-up of a name fails at once."""
+    seed: int = 1
+    """Of the first run of a benchmark that draws what happens; each further run has the next one."""
 
     @property
     def times(self) -> int:

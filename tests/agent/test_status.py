@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import urllib.error
+import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,15 @@ def answer(agent: subprocess.Popen[str], text: str) -> None:
     agent.stdin.flush()
 
 
+def page(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
 def status(*more: str) -> str:
     done = elastic_agent("status", "shown", *more)
     assert done.returncode == 0, done.stderr
@@ -96,8 +107,11 @@ def status_json(*more: str) -> dict[str, Any]:
 def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_path: Path) -> None:
     with ExitStack() as stack:
         run = Agents(tmp_path, stack)
-        first = run.start("n1")
+        first = run.start("n1", "--status-port", "0")
+        url = line_with(first, "status page at ").partition("status page at ")[2].strip()
         line_with(first, "waiting for 1 more node")
+        code, text = page(f"{url}readyz")
+        assert (code, "forming" in text) == (503, True)
         forming = status()
         assert f"run shown at {run.endpoint}: forming generation 1 for" in forming
         assert "waiting for 1 more node (at least 2 required); joined: n1 (1 worker)" in forming
@@ -113,12 +127,16 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         shown = {one["node_id"]: (one["role"], one["state"], one["first_rank"]) for one in running["nodes"]}
         assert shown == {"n1": ("in the world", "running", 0), "n2": ("in the world", "running", 1)}
         assert 17 in [one.get("step") for one in running["nodes"]], "at least the node that was asked knows"
+        assert (page(f"{url}healthz"), page(f"{url}readyz")) == ((200, "ok\n"), (200, "running\n"))
+        assert 'elastic_agent_world_size{run="shown"} 2.0' in page(f"{url}metrics")[1]
 
         answer(second, "fail")
         assert worker_is_up(first)
         assert worker_is_up(second)
         again = status()
         assert "generation 2 running for" in again
+        first_one = json.loads(page(f"{url}api/status")[1])["generations"][0]
+        assert "root cause: worker n2/0 (rank 1)" in first_one["cause"]
         assert "restarts: 1 of 3 used" in again
         assert re.search(
             r"^1 .* 2 nodes, 2 workers +worker n2/0 exited with code 1: ValueError: bad sample$",

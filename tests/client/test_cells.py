@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.client._cells import CELL_BYTES, PREFIX, SUFFIX, HeartbeatFile, claim_cell
+from elastic_agent.client._cells import PREFIX, SLOT_BYTES, SUFFIX, HeartbeatFile, claim_cell
 
 
 def test_file_is_small_complete_and_for_its_owner_only(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_file_is_small_complete_and_for_its_owner_only(tmp_path: Path) -> None:
     with closing(file):
         path = Path(file.path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert path.read_bytes() == bytes(8 * CELL_BYTES)
+        assert path.read_bytes() == bytes(8 * SLOT_BYTES)
         assert path.stat().st_blocks > 0, "its space is not reserved: a beat on a full disk would be a SIGBUS"
         assert [file.read(slot) for slot in range(file.slots)] == [(0, 0)] * 8
         assert [*tmp_path.iterdir()] == [path]
@@ -38,7 +38,7 @@ def test_each_cell_is_at_its_documented_offset(tmp_path: Path) -> None:
         assert raw[:64] == bytes(64)
         assert int.from_bytes(raw[64:72], "little") == 3
         assert int.from_bytes(raw[72:80], "little", signed=True) == -5
-        assert raw[80:] == bytes(48)
+        assert raw[80:] == bytes(2 * SLOT_BYTES - 80)
 
 
 def test_names_of_heartbeat_files_are_unpredictable(tmp_path: Path) -> None:

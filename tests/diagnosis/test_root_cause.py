@@ -154,6 +154,54 @@ def test_of_several_failures_of_their_own_the_earliest_is_the_cause() -> None:
     assert any("No space left" in line for line in cause.others)
 
 
+def test_a_failure_counts_from_when_it_happened_and_not_from_the_end_of_the_process() -> None:
+    """Python needs some time to end; a process that is killed, too."""
+    known = [
+        report(0, worker(0, 0, scene("exception")[0], 1e9 + 0.4, failed_s=1e9)),
+        report(1, worker(0, 1, scene("sigkill")[0], 1e9 + 0.03, failed_s=1e9 + 0.01)),
+        report(2, worker(0, 2, scene("exit_3")[0], 1e9 + 0.02)),
+    ]
+    cause = found(known)
+    assert cause.worker == "n0/0"
+    assert "n1/0 (rank 1) failed too 10 ms later: was killed by SIGKILL" in cause.others
+
+
+HIDDEN = End(
+    1, 0.0, 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: training failed\n'
+)
+
+
+@pytest.mark.parametrize("end", [HIDDEN, End(1, 0.0, "training failed\n"), End(1, 0.0, "")])
+def test_an_error_that_replaced_that_of_a_broken_connection_is_a_consequence(end: End) -> None:
+    """As by ``raise ValueError from None`` or ``sys.exit(1)`` in a handler: no traceback shows it."""
+    origin = scene("sigkill")[1].stderr.splitlines()[-1].removeprefix("[rank1]: ")
+    known = [
+        report(0, worker(0, 0, scene("sigkill")[0], 1e9 + 0.03)),
+        report(1, worker(0, 1, end, 1e9, origin=origin)),
+    ]
+    assert found(known).rank == 0
+    own = [known[0], report(1, worker(0, 1, end, 1e9, origin="KeyError: 'label'"))]
+    assert found(own).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("broke_s", "exited_s", "rank"),
+    [(0.02, 0.0, 0), (0.35, 0.0, 1), (0.02, 0.015, 1)],
+    ids=["others needed it", "nothing broke before", "it exited later"],
+)
+def test_an_exit_with_0_is_the_cause_if_connections_broke_before_a_later_failure_could_break_them(
+    broke_s: float, exited_s: float, rank: int
+) -> None:
+    known = [
+        report(0, worker(0, 0, scene("exit_0")[0], 1e9 + exited_s)),
+        report(1, worker(0, 1, scene("exception")[0], 1e9 + 0.3, failed_s=1e9 + 0.01)),
+        report(2, worker(0, 2, end_of_connection("10.0.0.0"), 1e9 + 0.4, failed_s=1e9 + broke_s)),
+    ]
+    cause = found(known)
+    assert cause.rank == rank
+    assert cause.is_certain == (rank == 1)
+
+
 def test_identical_errors_are_folded() -> None:
     end = scene("disk_full")[0]
     known = [
@@ -236,10 +284,12 @@ def plan(reason: str = "", failure: Failure | None = None, failed_node: str | No
     return Plan(1, 2, Phase.FORMING, 2, reason, Policy(), world, failure=failure, failed_node=failed_node)
 
 
-def broken(rank: int, peer: str = "10.0.0.2") -> NodeReport:
-    end = scene("sigkill")[1]
-    stderr = end.stderr.replace("[127.0.0.1]", f"[{peer}]")
-    return report(rank, worker(0, rank, End(1, 0.0, stderr), 1e9))
+def end_of_connection(peer: str) -> End:
+    return End(1, 0.0, scene("sigkill")[1].stderr.replace("[127.0.0.1]", f"[{peer}]"))
+
+
+def broken(rank: int, peer: str = "10.0.0.2", failed_s: float = 1e9) -> NodeReport:
+    return report(rank, worker(0, rank, end_of_connection(peer), failed_s))
 
 
 def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
@@ -266,6 +316,28 @@ def test_an_own_failure_is_the_cause_although_another_node_sent_no_report() -> N
     cause = found([broken(0, "10.0.0.1"), killed], plan("worker n1/0 was killed by SIGKILL"))
     assert cause.worker == "n1/0"
     assert "no report from n2" in cause.others
+
+
+@pytest.mark.parametrize(
+    ("how", "failed_s", "node_id"),
+    [
+        ("sigkill", 1e9 + 0.01, "n2"),
+        ("sigkill", 1e9 - 0.01, "n1"),
+        ("exit_3", 1e9 - 0.01, "n2"),
+        ("exit_3", 1e9 - 0.3, "n1"),
+    ],
+)
+def test_a_lost_node_comes_before_a_worker_that_failed_after_connections_to_the_node_broke(
+    how: str, failed_s: float, node_id: str
+) -> None:
+    """One that exits without an error may have noticed the loss a little sooner."""
+    killed = report(1, worker(0, 1, scene(how)[0], 1e9 + 0.02, failed_s=failed_s))
+    blaming = report(
+        0,
+        worker(0, 0, end_of_connection("10.0.0.2"), 1e9),
+        worker(1, 3, end_of_connection("10.0.0.1"), 1e9 + 0.02),
+    )
+    assert found([blaming, killed], plan("worker n1/0 was killed by SIGKILL")).node_id == node_id
 
 
 def test_a_broken_connection_between_workers_that_ran_on_is_a_network_failure() -> None:

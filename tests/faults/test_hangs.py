@@ -50,6 +50,12 @@ def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_clust
             )
             assert told, (kind, node)
 
+    early = kinds.index("exits") + 1
+    for node in nodes:
+        (cause,) = cluster.agents[node].lines(f"generation {early}: root cause: ")
+        assert "worker b/1 (rank 3)" in cause
+        assert "exited with code 0 while other workers still ran" in cause
+
     told = elastic_agent(
         "why", RUN_ID, "--generation", "1", "--state-dir", str(cluster.folder / "state")
     ).stdout

@@ -120,13 +120,15 @@ def _rated(kind: Kind, generation: int, texts: dict[str, str]) -> Rating:
     words = Words(kind.cause, kind.machine, kind.remedy)
     terminals = []
     for node, text in texts.items():
-        screen, after_s = screen_of(generation, text)
-        terminals.append(Terminal(node, words.points(screen), after_s, screen, words.said(screen)))
+        screen, explained, after_s = screen_of(generation, text)
+        # The screen may also show what is said of the generation before.
+        points = words.points(screen) if words.points(explained) >= 2 else min(1, words.points(screen))
+        terminals.append(Terminal(node, points, after_s, screen, words.said(explained)))
     return Rating(kind.name, kind.source, tuple(terminals))
 
 
-def screen_of(generation: int, text: str) -> tuple[str, float | None]:
-    """The screen on which the explanation of a generation's failure ends, or the warning of a stall.
+def screen_of(generation: int, text: str) -> tuple[str, str, float | None]:
+    """The screen on which the explanation of a generation's failure ends, or the warning of a stall, and that itself.
 
     And how long that was after the generation's start, seconds.
     """
@@ -136,8 +138,9 @@ def screen_of(generation: int, text: str) -> tuple[str, float | None]:
     cause = rf"{head}\d+\] generation {generation}: (?:probable )?root cause.*\n(?:  .*\n)*"
     found = stall or re.search(cause, text)
     if start is None or found is None:
-        return "", None
-    return last_lines(plain(text[: found.end()])), _time_s(found[0]) - _time_s(start[0])
+        return "", "", None
+    screen = last_lines(plain(text[: found.end()]))
+    return screen, plain(found[0]), _time_s(found[0]) - _time_s(start[0])
 
 
 def _time_s(line: str) -> float:

@@ -8,10 +8,13 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -23,6 +26,14 @@ from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStat
 from elastic_agent.values import Endpoint
 from elastic_agent.web.loop_source import LoopSource
 from elastic_agent.web.server import CLIENTS, StatusServer
+from tests.ports import free_port
+
+SCRAPE = """
+global: {{scrape_interval: 1s}}
+scrape_configs:
+- job_name: run
+  static_configs: [{{targets: ["{target}"]}}]
+"""
 
 
 def running(nodes: int = 2) -> RunStatus:
@@ -143,6 +154,56 @@ def test_page_json_metrics_and_probes_of_a_running_run() -> None:
         assert get(f"{server.url}../../etc/passwd")[0] == 404
 
 
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="needs Prometheus's promtool (Debian: prometheus)"
+)
+def test_promtool_accepts_the_metrics() -> None:
+    with served(running) as server:
+        _, text = get(f"{server.url}metrics")
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Prometheus (Debian: prometheus)")
+def test_a_real_prometheus_scrapes_the_metrics(tmp_path: Path) -> None:
+    port = free_port()
+    with served(running) as server:
+        target = server.url.removeprefix("http://").rstrip("/")
+        (tmp_path / "prometheus.yml").write_text(SCRAPE.format(target=target))
+        command = [
+            "prometheus",
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/data",
+        ]
+        with (
+            (tmp_path / "log").open("wb") as log,
+            subprocess.Popen(
+                [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
+            ) as prometheus,
+        ):
+            try:
+                scraped = scraped_by(f"http://127.0.0.1:{port}")
+            finally:
+                prometheus.terminate()
+    found = {(one["metric"]["__name__"], one["metric"].get("node")): one["value"][1] for one in scraped}
+    assert found["up", None] == "1"
+    assert found["elastic_agent_generation", None] == "2"
+    assert found["elastic_agent_training_step", "n1"] == "7"
+
+
+def scraped_by(url: str) -> list[Any]:
+    """The newest values of all series, once the target has been scraped; Prometheus has no event for that."""
+    query = quote('{job="run"}')
+    ends_s = time.monotonic() + 60
+    while time.monotonic() < ends_s:
+        with suppress(urllib.error.URLError):
+            code, text = get(f"{url}/api/v1/query?query={query}")
+            if code == 200 and (series := json.loads(text)["data"]["result"]):
+                return list(series)
+        time.sleep(0.1)
+    raise AssertionError("Prometheus has scraped nothing")
+
+
 def test_a_run_that_forms_is_not_ready_and_nothing_can_be_changed() -> None:
     with served(lambda: RunStatus("mnist", "host0:29400", 1.0, phase="forming")) as server:
         assert get(f"{server.url}readyz") == (503, "forming\n")
@@ -244,6 +305,17 @@ def test_several_runs_are_listed_and_told_apart() -> None:
         assert restarts == {"mnist": 1, "a run/with=odd&chars": 2}
     finally:
         server.close()
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_shows_at_once_why_a_run_failed() -> None:
+    status = running(3)
+    ended = replace(status.generations[1], ended_s=90.0, cause="generation 2: root cause: a full disk")
+    failed = replace(status, phase="failed", generations=(status.generations[0], ended))
+    with served(lambda: failed) as server:
+        assert '<pre id="cause">generation 2: root cause: a full disk</pre>' in dump(server.url)
+    with served(lambda: status) as server:
+        assert '<pre id="cause"></pre>' in dump(server.url)
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")

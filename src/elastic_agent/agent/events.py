@@ -208,13 +208,17 @@ class WorkerEnd:
     pid: int
     returncode: int
     ended_s: float
-    """Seconds since 1970."""
+    """When its process ended, seconds since 1970."""
     stopping: bool
     """Its agent was stopping it by then."""
     step: int
     """The last step that it reported by a heartbeat; 0: none."""
     failure: WorkerFailure | None
     """What it wrote about its end; None if that was in order."""
+    origin: str = ""
+    """The exception that led to the one that ended its script, if there is one; a traceback need not show it."""
+    failed_s: float | None = None
+    """When its script ended, or the process began to end; None: not known."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import threading
 
 from elastic_agent.config.errors import UsageError, quoted
 
-AGENT_FILES, FILES_PER_WORKER = 80, 6
+AGENT_FILES, FILES_PER_WORKER = 80, 8
 """Descriptors that an agent opens at most, and more for each worker, in it or in its guard (measured)."""
 
 AGENT_TASKS, TASKS_PER_WORKER = 15, 2

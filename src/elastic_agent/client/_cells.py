@@ -13,6 +13,9 @@ order:
     word 6   left: the serial number of the notice after which the worker has saved and left
     word 7   zero, kept for later
 
+Behind the cells, each slot has room for a note, which its worker writes when its script ends
+(:mod:`elastic_agent.last_words`).
+
 The worker stores the step before the beats, the agent a notice's serial number last, each as one aligned word: no
 half-written number is ever read. Several together are no snapshot: beside a given count of beats a later step may
 already stand.
@@ -28,11 +31,14 @@ import mmap
 import os
 
 from elastic_agent.client._notice import CAUSE, CAUSES, DEADLINE_NS, LEFT, LOOKS, NOTICE
+from elastic_agent.last_words import NOTE_BYTES, Note, read_note
 
 PREFIX, SUFFIX = "elastic-agent.", ".beat"
 """Of a file's name; what stands between them is random."""
 
 CELL_BYTES = 64
+SLOT_BYTES = CELL_BYTES + NOTE_BYTES
+"""In the file: a cell and a note."""
 WORD_BYTES = 8
 CELL_WORDS = CELL_BYTES // WORD_BYTES
 BEATS = 0
@@ -48,7 +54,7 @@ class HeartbeatFile:
     def __init__(self, path: str, fd: int, size: int) -> None:
         self.path = path
         """Where it is; workers get this as ELASTIC_AGENT_HEARTBEAT."""
-        self.slots = size // CELL_BYTES
+        self.slots = size // SLOT_BYTES
         """How many cells it has."""
         self._fd = fd
         self._memory = mmap.mmap(fd, size)
@@ -68,7 +74,7 @@ class HeartbeatFile:
         if slots < 1:
             raise ValueError(f"got a heartbeat file for {slots} slots; expected at least 1")
         path, fd = _make_locked(os.fspath(folder))
-        size = slots * CELL_BYTES
+        size = slots * SLOT_BYTES
         try:
             # Written, not merely truncated to size: a hole would first need its space when a worker
             # beats, and on a full disk kill it there with SIGBUS.
@@ -113,6 +119,15 @@ class HeartbeatFile:
             raise IndexError(f"got slot {slot}; expected 0 to {self.slots - 1} in {self.path}")
         first = slot * CELL_WORDS
         return self._words[first + BEATS], self._words[first + STEP]
+
+    def note(self, slot: int) -> Note | None:
+        """What the worker noted when its script ended; None: it did not, or could not.
+
+        Raises:
+            ValueError: the file was closed.
+        """
+        start = self.slots * CELL_BYTES + slot * NOTE_BYTES
+        return read_note(bytes(self._words.cast("B")[start : start + NOTE_BYTES]))
 
     def close(self) -> None:
         """Close the file and remove it. Repeatable.
@@ -168,7 +183,7 @@ def claim_cell(path: str, slot: int) -> memoryview | None:
     claimed = False
     try:
         size = os.fstat(fd).st_size
-        if start + CELL_BYTES > size:
+        if slot >= size // SLOT_BYTES:
             raise ValueError(f"{path} is {size} bytes long, too short for slot {slot}")
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, CELL_BYTES, start)

@@ -72,8 +72,18 @@ class Finding:
     @property
     def order(self) -> tuple[int, float, int]:
         """The first cause has the lowest."""
-        ended_s = self.worker.ended_s
-        return self.standing, float("inf") if ended_s is None else ended_s, self.worker.rank
+        return self.standing, self.failed_s, self.worker.rank
+
+    @property
+    def failed_s(self) -> float:
+        """When it failed, by the clock of its node; infinite: not known."""
+        moments = (self.worker.failed_s, self.worker.ended_s)
+        return next((one for one in moments if one is not None), float("inf"))
+
+    @property
+    def ended_s(self) -> float:
+        """When its process had ended, and its connections broke; infinite: not known."""
+        return self.worker.ended_s if self.worker.ended_s is not None else float("inf")
 
 
 def judge(report: NodeReport, worker: WorkerReport) -> Finding:
@@ -193,6 +203,8 @@ def first_error(worker: WorkerReport) -> str:
     if _FORWARDED.search(worker.error):
         errors = [line for line in worker.tail.splitlines() if _EXCEPTION.match(line)]
         return errors[-1] if errors else worker.error
+    if worker.origin and _is_consequence(worker.origin):
+        return worker.origin
     links = [one for one in _links(worker.tail) if not _HANDLED.match(one)]
     if not links or not worker.error:
         return worker.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from elastic_agent.protocol import Seat
@@ -74,10 +75,10 @@ def _own_failures(cause: RootCause, own: list[Finding], findings: Sequence[Findi
 
 def _later(first: Finding | None, other: Finding) -> str:
     """Clocks of machines differ, so an order that contradicts the cause is not shown."""
-    if first is None or first.worker.ended_s is None or other.worker.ended_s is None:
+    if first is None:
         return ""
-    later_s = other.worker.ended_s - first.worker.ended_s
-    if later_s <= 0:
+    later_s = other.failed_s - first.failed_s
+    if not 0 < later_s < math.inf:
         return ""
     return f" {1000 * later_s:.0f} ms later" if later_s < 1 else f" {later_s:.1f} s later"
 

@@ -75,6 +75,7 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     returncode: int | None = None
     """Negative: the signal that killed it."""
     ended_s: Moment | None = None
+    """When its process ended: its connections break then."""
     error: Text = ""
     """The error in one line. Of a stopped worker too, if it wrote a traceback: it may have failed before the stop."""
     tail: LongText = ""
@@ -96,6 +97,10 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """The function of ``torch.distributed`` that its main thread is in; empty: none."""
     is_silent: bool = False
     """It was asked for its progress, and did not answer."""
+    origin: Text = ""
+    """The exception that led to the one that ended its script, if there is one; a traceback need not show it."""
+    failed_s: Moment | None = None
+    """When its script ended, or the process began to end; up to half a second before ``ended_s``. None: not known."""
     waits: Annotated[float, Meta(ge=0, le=1)] | None = None
     """The part of the last minutes in which it waited in a collective; None: not known yet."""
 

@@ -7,6 +7,7 @@ decides among equals. See `docs/diagnosis.md`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -20,7 +21,11 @@ from .mismatch import different_collective
 from .others import describe_others, where
 from .planned import is_hang, planned_failure
 from .records import NodeReport, WorkerState
+from .signals import signal_name
 from .symptoms import Nature
+
+_SAME_LOSS_S = 0.1
+"""So much apart workers may notice that a node was lost: the kernel frees the memory of its processes first."""
 
 _CONNECTING = frozenset({"connect-refused", "store-timeout"})
 """Errors of connections that could not be made."""
@@ -87,8 +92,11 @@ def _choose(
     lost = _lost(missing, consequences, plan)
     if first is not None and first.standing <= Standing.FAILED_WHILE_STOPPED:
         first = different_collective(failures) if _symptom(first) == "collective-mismatch" else first
-        if lost is not None and _blame(consequences, lost) and not _blame_node(consequences, first):
+        if lost is not None and _is_lost_first(lost, consequences, first):
             return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
+        early = _exited_before(failures, consequences, first)
+        if early is not None:
+            return _exited_early(generation, early, consequences, findings)
         return _worker_failed(generation, first, findings)
     if lost is not None:
         return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
@@ -159,7 +167,8 @@ def _exited_early(
         else "",
         tail=waiting.worker.tail,
         tail_of=waiting.id,
-        is_certain=first.order[1] <= min(one.order[1] for one in consequences),
+        is_certain=first.ended_s <= min(one.ended_s for one in consequences)
+        and all(one.standing > Standing.FAILED_WHILE_STOPPED for one in findings),
     )
 
 
@@ -272,10 +281,52 @@ def _is_reported_lost(seat: Seat, plan: Plan | None) -> bool:
 
 def _blame(consequences: Iterable[Finding], seat: Seat) -> bool:
     """Whether a broken connection led to this node."""
-    return any(one.recognised is not None and one.recognised.peer == seat.address for one in consequences)
+    return any(_peer(one) == seat.address for one in consequences)
 
 
-def _blame_node(consequences: Iterable[Finding], first: Finding) -> bool:
-    return any(
-        one.recognised is not None and one.recognised.peer == first.report.address for one in consequences
+def _is_lost_first(lost: Seat, consequences: Sequence[Finding], first: Finding) -> bool:
+    """Whether connections to a lost node broke before a worker of another node failed by itself."""
+    blaming = [one for one in consequences if _peer(one) == lost.address]
+    if not blaming:
+        return False
+    broke_s = min(one.failed_s for one in blaming)
+    if broke_s < first.failed_s or not any(_peer(one) == first.report.address for one in consequences):
+        return True
+    # Not because of the other worker, which still held its own connections. It may have ended because of the same loss.
+    return _says_nothing(first) and broke_s < min(first.ended_s, first.failed_s + _SAME_LOSS_S)
+
+
+def _says_nothing(one: Finding) -> bool:
+    """Whether it may have ended like this because a collective failed: with a code or an abort, and no error."""
+    return one.kind is CauseKind.EXIT_CODE or signal_name(one.worker.returncode) == "SIGABRT"
+
+
+def _exited_before(
+    failures: Sequence[Finding], consequences: Sequence[Finding], first: Finding
+) -> Finding | None:
+    """The worker that exited with 0 before another one failed by itself, if it is why connections broke.
+
+    It is if they broke before the process of the other one had ended. A worker that exits with 0 while nothing breaks
+    has finished its part.
+    """
+    if math.isinf(first.ended_s):
+        return None
+    broken = [
+        one for one in consequences if one.standing is Standing.LOST_PEER and one.failed_s < first.ended_s
+    ]
+    peers = {_peer(one) for one in broken} - {""}
+    since_s = min((one.failed_s for one in broken), default=-math.inf)
+    exited = (one for one in failures if one.standing is Standing.EXITED)
+    return next(
+        (
+            one
+            for one in exited
+            if one.failed_s < min(since_s, first.failed_s) and (not peers or one.report.address in peers)
+        ),
+        None,
     )
+
+
+def _peer(one: Finding) -> str:
+    """The address of the machine to which its connection broke, if it is known."""
+    return one.recognised.peer if one.recognised is not None else ""

@@ -141,7 +141,7 @@ class WorkerContext(PContext):
     @property
     def failures(self) -> list[failure.WorkerFailure]:
         """Workers that failed by themselves, the first one first; not those that a stop ended. Reads their files."""
-        return [self.failure(slot, self.final_output(slot)) for slot in self._failed]
+        return [self.failure(self._exits[slot], self.final_output(slot)) for slot in self._failed]
 
     def final_output(self, slot: int) -> FinalOutput:
         """What is known of the end of a worker: its files, and memory. May block as long as a file system hangs."""
@@ -158,16 +158,16 @@ class WorkerContext(PContext):
         folders = {os.path.dirname(path) for path in self.error_files.values()}
         return facts.machine_facts(self._before, killed, [os.getcwd(), *sorted(folders)])
 
-    def failure(self, slot: int, words: FinalOutput) -> failure.WorkerFailure:
-        """How a worker failed, by its exit, which `handle` has received, and by the content of its files."""
-        event = self._exits[slot]
+    def failure(self, event: Exited, words: FinalOutput, noted: str = "") -> failure.WorkerFailure:
+        """How a worker failed, by its exit, by the content of its files, and by the error that it noted itself."""
         return failure.describe(
-            slot,
+            event.slot,
             event.returncode,
             words.error_file,
             words.stderr or event.stderr_tail,
             words.no_room,
             words.facts,
+            noted,
         )
 
     def pids(self) -> dict[int, int]:
@@ -275,7 +275,9 @@ class WorkerContext(PContext):
             result = ProcessFailure(slot, pid, exitcode, "")
         if message:
             result.message = message
-        elif slot in self._failed and (reported := self.failure(slot, self.final_output(slot)).message):
+        elif slot in self._failed and (
+            reported := self.failure(self._exits[slot], self.final_output(slot)).message
+        ):
             result.message = reported
         # torch finds the first failure by whole seconds, of which the error file's are the worker's own;
         # the order of the deaths, in which these are made, decides among equal ones.

@@ -96,18 +96,20 @@ def describe(
     stderr_tail: str,
     no_room: str = "",
     facts: Mapping[str, str] | None = None,
+    noted: str = "",
 ) -> WorkerFailure:
     """The failure of a worker that ended with `returncode`.
 
     `error_file` is the content of the file that torch's `@record` writes, "" when there is none; anything
-    but what torch writes is ignored. Without it the error is read from the end of stderr.
+    but what torch writes is ignored. Without it the error is read from the end of stderr. `noted` is the error that
+    the worker noted before it wrote a traceback; it may have been stopped in between.
     """
     message, tail = _from_error_file(error_file) if error_file else ("", "")
     stderr_tail = plain(stderr_tail)
     stderr = _RANK_PREFIX.sub("", stderr_tail)
     trace = _final_traceback(returncode, stderr)
     if not message:
-        message = _error_in(stderr, returncode, trace)
+        message = _error_in(stderr, returncode, trace) if trace is not None or not noted else noted
         tail = trace.text.removesuffix(f"\n{_ABORTED_AFTER_EXCEPTION}") if trace is not None else ""
     known = _one_line(message)
     recognised = known_error("\n".join((message, *_message_lines(tail))), stderr) if message else None

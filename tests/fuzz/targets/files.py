@@ -16,7 +16,7 @@ from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.agent.worker_group.learning import _read_known
 from elastic_agent.agent.worker_group.script_files import _names_in
 from elastic_agent.agent.worker_group.script_scan import needs_own_python, variables_set
-from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.client._cells import SLOT_BYTES, HeartbeatFile
 from elastic_agent.diagnosis.goodput import Account, Goodput, SavedGoodput
 from elastic_agent.diagnosis.status_text import status_text
 from elastic_agent.doctor import interpreter
@@ -128,7 +128,7 @@ def targets() -> list[Target]:
             0.3,
         ),
         Target("file-error", _error_files(), _error_file, ("workers/failure.py _from_error_file",), 0.5),
-        Target("file-heartbeats", (bytes(128), b"\x01" * 128), _heartbeats(folder), weight=0.2),
+        Target("file-heartbeats", (bytes(128), b"\x01" * 256), _heartbeats(folder), weight=0.2),
         Target(
             "file-trainer-state",
             (_trainer_state(),),
@@ -328,8 +328,11 @@ def _heartbeats(folder: support.Folder) -> Callable[[bytes], None]:
     made = HeartbeatFile.create(folder.path, 2)
 
     def feed(data: bytes) -> None:
-        made._memory[:128] = data[:128].ljust(128, b"\x00")
+        made._memory[:] = data[: 2 * SLOT_BYTES].ljust(2 * SLOT_BYTES, b"\x00")
         for slot in range(2):
+            note = made.note(slot)
+            if note is not None:
+                msgspec.json.encode((note.at_boottime_s, note.code, note.errors))
             beats, step = made.read(slot)
             msgspec.json.encode((beats, step, made.left(slot), made.handles_notices(slot)))
 

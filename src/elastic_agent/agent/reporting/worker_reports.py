@@ -65,6 +65,8 @@ def ended_worker(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
         failure.signature if failure is not None else "",
         end.step or None,
         symptom=failure.symptom.name if failure is not None and failure.symptom is not None else "",
+        origin=end.origin,
+        failed_s=end.failed_s,
     )
 
 

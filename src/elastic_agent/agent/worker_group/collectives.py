@@ -6,7 +6,7 @@ A worker introduces itself when it makes its first process group (`integrations/
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -99,6 +99,8 @@ class Collectives:
         self._peers: dict[int, bytes] = {}
         """Where each slot is asked."""
         self._workers: dict[int, WorkerCollectives] = {}
+        self.on_introduced: Callable[[int], None] = lambda slot: None
+        """Called when the worker of this slot makes its first process group."""
 
     @property
     def address(self) -> str | None:
@@ -144,6 +146,7 @@ class Collectives:
         if answer.groups is None:
             self._peers[answer.slot] = peer
             self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s)
+            self.on_introduced(answer.slot)
         elif known is not None and self._peers[answer.slot] == peer:
             self._workers[answer.slot] = _updated(known, answer, now_s)
 

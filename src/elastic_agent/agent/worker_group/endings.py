@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from elastic_agent.agent import events
+from elastic_agent.last_words import Note
 from elastic_agent.linux import boottime_s
+from elastic_agent.printable import plain
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard.client import Exited
 
@@ -18,14 +22,33 @@ ENDED_BY_STOP = (0, -signal.SIGTERM, -signal.SIGKILL)
 """Ends of a worker that was being stopped, which need no explanation, unless it wrote a traceback before."""
 
 
+_LONGEST_ERROR = 500
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a worker left in the heartbeat file."""
+
+    step: int = 0
+    """The last step that it reported by a heartbeat; 0: none."""
+    note: Note | None = None
+    """On the end of its script."""
+    began_s: float | None = None
+    """When its process began to end (CLOCK_BOOTTIME); None: not known."""
+
+
 def report_endings(
-    context: WorkerContext, steps: Mapping[int, int], report: Callable[[events.Event], None]
+    context: WorkerContext,
+    left: Mapping[int, Left],
+    stopped_s: float | None,
+    report: Callable[[events.Event], None],
 ) -> None:
     """Publish :class:`~elastic_agent.agent.events.GenerationEnded` soon, in this loop.
 
     Args:
         context: the workers, all of which have ended; their files may be read for some seconds yet.
-        steps: the last step that each slot reported by a heartbeat; 0: none.
+        left: what the workers left, by slot.
+        stopped_s: when the agent began to stop them (CLOCK_BOOTTIME); None: it did not.
         report: publishes the event.
     """
     loop = asyncio.get_running_loop()
@@ -33,7 +56,7 @@ def report_endings(
 
     def read() -> None:
         ends = tuple(
-            _worker_end(context, one, steps.get(slot, 0), offset_s)
+            _worker_end(context, one, left.get(slot, Left()), stopped_s, offset_s)
             for slot, one in sorted(context.exits.items())
         )
         failed = any(one.failure is not None for one in ends)
@@ -44,13 +67,47 @@ def report_endings(
     threading.Thread(target=read, name="worker-endings", daemon=True).start()
 
 
-def _worker_end(context: WorkerContext, exit_: Exited, step: int, offset_s: float) -> events.WorkerEnd:
+def _worker_end(
+    context: WorkerContext, exit_: Exited, left: Left, stopped_s: float | None, offset_s: float
+) -> events.WorkerEnd:
+    note = left.note
+    if note is not None and not 0 < note.at_boottime_s <= exit_.at_boottime_s:
+        note = None
+    failed_s = _failed_s(exit_, note, left.began_s)
+    exit_ = _by_itself(exit_, note, failed_s, stopped_s)
+    errors = tuple(plain(one)[:_LONGEST_ERROR] for one in note.errors) if note is not None else ()
     failure = None
     if exit_.returncode != 0:
-        failure = context.failure(exit_.slot, context.final_output(exit_.slot))
+        words = context.final_output(exit_.slot)
+        failure = context.failure(exit_, words, errors[0] if errors and not words.no_room else "")
     # A worker may have failed just before its agent stopped it because of what this caused elsewhere.
     if failure is not None and exit_.stopping and exit_.returncode in ENDED_BY_STOP and not failure.message:
         failure = None
     return events.WorkerEnd(
-        exit_.slot, exit_.pid, exit_.returncode, exit_.at_boottime_s + offset_s, exit_.stopping, step, failure
+        exit_.slot,
+        exit_.pid,
+        exit_.returncode,
+        exit_.at_boottime_s + offset_s,
+        exit_.stopping,
+        left.step,
+        failure,
+        errors[-1] if len(errors) > 1 else "",
+        failed_s + offset_s,
     )
+
+
+def _failed_s(exit_: Exited, note: Note | None, began_s: float | None) -> float:
+    """When its script ended; when its process began to end, if that was killed, or crashed after the script."""
+    has_crashed = exit_.returncode < 0 and (note is None or not note.code)
+    if note is not None and not has_crashed:
+        return note.at_boottime_s
+    return began_s if began_s is not None else exit_.at_boottime_s
+
+
+def _by_itself(exit_: Exited, note: Note | None, failed_s: float, stopped_s: float | None) -> Exited:
+    """A worker that had failed before the agent began to stop it: as it would have ended without the stop."""
+    if not exit_.stopping or stopped_s is None or failed_s >= stopped_s:
+        return exit_
+    if note is None:
+        return dataclasses.replace(exit_, stopping=False)
+    return exit_ if note.code is None else dataclasses.replace(exit_, returncode=note.code, stopping=False)

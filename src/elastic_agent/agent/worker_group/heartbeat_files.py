@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 
-from elastic_agent.client._cells import CELL_BYTES, PREFIX, SUFFIX, HeartbeatFile, lock_as_agent
+from elastic_agent.client._cells import PREFIX, SLOT_BYTES, SUFFIX, HeartbeatFile, lock_as_agent
 from elastic_agent.logs import get_logger
 
 IN_MEMORY = "/dev/shm"
@@ -29,7 +29,7 @@ def make_heartbeat_file(slots: int, folder: str = IN_MEMORY) -> HeartbeatFile:
     except OSError as error:
         raise OSError(
             f"cannot create a heartbeat file in {folder} ({why}) or in $TMPDIR "
-            f"({error.strerror or error}); expected one of them to be writable with {slots * CELL_BYTES} "
+            f"({error.strerror or error}); expected one of them to be writable with {slots * SLOT_BYTES} "
             f"bytes free: see df {folder}"
         ) from None
     get_logger().warning(

@@ -29,7 +29,8 @@ from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .collectives import Collectives
-from .endings import report_endings
+from .early_ends import EarlyEnds
+from .endings import Left, report_endings
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .stalls import Progress, StallWatch
 
@@ -52,6 +53,7 @@ class _Running:
     heartbeats: HeartbeatFile
     cleanup: Cleanup
     interruptions: Interruptions
+    early_ends: EarlyEnds = field(default_factory=EarlyEnds)
     held: list[guard_events.Exited] = field(default_factory=list)
     """Ends that a signal may have caused which the agent has not received yet."""
     interrupted: bool = False
@@ -64,6 +66,8 @@ class _Running:
     reported: bool = False
     """A worker's failure was reported."""
     stalls: StallWatch | None = None
+    stopped_s: float | None = None
+    """When the agent began to stop the workers (CLOCK_BOOTTIME)."""
 
     @property
     def generation(self) -> int:
@@ -97,6 +101,7 @@ class Runner:
         self._report = report
         self._hang_timeout_s = hang_timeout_s
         self._collectives = collectives if collectives is not None else Collectives()
+        self._collectives.on_introduced = self._watch_end
         self._stop_signals = stop_signals
         self._gpu = GpuMemory()
         self._running: _Running | None = None
@@ -152,6 +157,8 @@ class Runner:
         """
         if self._running is not None:
             self._running.stopping = True
+            if self._running.stopped_s is None:
+                self._running.stopped_s = boottime_s()
             self._stop_watching(self._running)
             if self._running.gone:
                 return
@@ -258,6 +265,8 @@ class Runner:
         self._report(event)
         if not running.stopping:
             self._collectives.begin(running.generation)
+            for slot in self._collectives.workers:
+                self._watch_end(slot)
             running.stalls = StallWatch(
                 running.generation,
                 partial(self._watched, running),
@@ -385,7 +394,7 @@ class Runner:
         threading.Thread(target=read, name="final-output", daemon=True).start()
 
     def _failure(self, running: _Running, event: guard_events.Exited, words: FinalOutput) -> Failure:
-        reported = running.context.failure(event.slot, words)
+        reported = running.context.failure(event, words)
         return Failure(
             FailureKind.WORKER,
             reported.summary(self._node_id)[:512],
@@ -396,14 +405,26 @@ class Runner:
             progressed=any(self._progressed(running, slot) for slot in running.pids),
         )
 
+    def _watch_end(self, slot: int) -> None:
+        running = self._running
+        if running is not None and not running.gone and slot in running.pids:
+            running.early_ends.watch(slot, running.pids[slot])
+
     def _progressed(self, running: _Running, slot: int) -> bool:
         """Whether the worker has reported a step that no earlier generation reached, or heartbeats without steps."""
         beats, step = running.heartbeats.read(slot)
         return bool(beats) and (not step or step > self._highest_step)
 
     def _report_endings(self, running: _Running) -> None:
-        steps = {slot: running.heartbeats.read(slot)[1] for slot in running.pids}
-        report_endings(running.context, steps, self._report)
+        cells, early = running.heartbeats, running.early_ends
+        early.close()
+        left = {
+            slot: Left(
+                cells.read(slot)[1], cells.note(slot), early.began_s(slot, running.exited[slot].at_boottime_s)
+            )
+            for slot in running.exited
+        }
+        report_endings(running.context, left, running.stopped_s, self._report)
 
     def _close_heartbeats(self, running: _Running) -> None:
         steps = [step for _, step in map(running.heartbeats.read, running.pids)]

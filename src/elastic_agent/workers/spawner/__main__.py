@@ -39,7 +39,7 @@ if __name__ == "__main__":
     except BaseException as error:
         failure = error
     finally:
-        worker.finish()
+        worker.finish(failure)
     if failure is not None:  # not in the handler above, whose exception would become the context of others
         worker.report(failure)
         raise failure

@@ -1,0 +1,306 @@
+"""When and why workers of one generation failed, although their processes end later or are stopped meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent import events
+from elastic_agent.agent.worker_group.early_ends import AFTER_S, EarlyEnds
+from elastic_agent.agent.worker_group.endings import Left, report_endings
+from elastic_agent.client._cells import HeartbeatFile
+from elastic_agent.last_words import Note, Writer, exit_code, read_note
+from elastic_agent.linux import boottime_s
+from elastic_agent.workers.failure import WorkerFailure, describe
+from elastic_agent.workers.guard.client import Exited
+from elastic_agent.workers.output.final_output import FinalOutput
+from tests.cli.support import COMMAND, clean_environment
+
+# -- the note -------------------------------------------------------------------------------------
+
+
+def noted(folder: Path, error: BaseException | None, slot: int = 1) -> Note | None:
+    with closing(HeartbeatFile.create(folder, 2)) as file:
+        Writer(file.path, slot).write(error, exit_code(error))
+        assert file.read(0) == file.read(1) == (0, 0)
+        assert file.note(1 - slot) is None
+        return file.note(slot)
+
+
+def raised(how: str) -> BaseException:
+    try:
+        exec(how)
+    except BaseException as error:
+        return error
+    raise AssertionError(how)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "errors"),
+    [
+        ("raise ValueError('bad\\nbatch')", 1, ("ValueError: bad batch",)),
+        ("raise SystemExit(3)", 3, ("",)),
+        ("raise SystemExit", 0, ("",)),
+        ("raise SystemExit('no data')", 1, ("no data",)),
+        ("raise KeyboardInterrupt", None, ("KeyboardInterrupt",)),
+        ("import subprocess\nraise subprocess.SubprocessError('x')", 1, ("subprocess.SubprocessError: x",)),
+        ("try: 1 / 0\nexcept Exception: raise SystemExit(1)", 1, ("", "ZeroDivisionError: division by zero")),
+        ("try: {}[2]\nexcept Exception: raise OSError from None", 1, ("OSError", "KeyError: 2")),
+    ],
+)  # fmt: skip
+def test_a_note_tells_the_code_and_the_exceptions_also_hidden_ones(
+    tmp_path: Path, how: str, code: int | None, errors: tuple[str, ...]
+) -> None:
+    before_s = boottime_s()
+    note = noted(tmp_path, raised(how))
+    assert note is not None
+    assert (note.code, note.errors) == (code, errors)
+    assert before_s - 1e-3 <= note.at_boottime_s <= boottime_s()
+
+
+def test_of_a_long_chain_the_ends_are_kept_and_of_long_messages_the_beginnings(tmp_path: Path) -> None:
+    first = last = ValueError("0" + "é" * 5000)
+    for number in range(1, 10):
+        error = ValueError(f"{number}{'é' * 5000}")
+        error.__context__, last = last, error
+    first.__context__ = last  # a circle must not keep it from ending
+    note = noted(tmp_path, last, slot=1)
+    assert note is not None
+    assert [one[:13] for one in note.errors] == [f"ValueError: {number}" for number in (9, 1, 0)]
+
+
+def test_a_process_that_a_worker_forks_writes_no_note_of_the_worker(tmp_path: Path) -> None:
+    with closing(HeartbeatFile.create(tmp_path, 1)) as file:
+        writer = Writer(file.path, 0)
+        pid = os.fork()
+        if pid == 0:
+            writer.write(None, 0)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert file.note(0) is None
+
+
+@pytest.mark.parametrize("path", ["/nowhere/at/all", ""])
+def test_a_note_that_cannot_be_written_is_not_the_scripts_problem(path: str) -> None:
+    Writer(path, 0).write(ValueError(), 1)
+
+
+def test_an_exception_that_cannot_be_printed_leaves_no_note(tmp_path: Path) -> None:
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert noted(tmp_path, BrokenError()) is None
+
+
+def test_an_empty_note_is_none() -> None:
+    assert read_note(bytes(1024)) is None
+    assert read_note(b"") is None
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+
+class Context:
+    """What is known of one worker."""
+
+    generation = 1
+
+    def __init__(self, exit_: Exited, stderr: str) -> None:
+        self.exits = {exit_.slot: exit_}
+        self._stderr = stderr
+
+    def final_output(self, slot: int) -> FinalOutput:
+        return FinalOutput()
+
+    def failure(self, event: Exited, words: FinalOutput, noted: str = "") -> WorkerFailure:
+        return describe(event.slot, event.returncode, "", self._stderr, noted=noted)
+
+    def machine_facts(self) -> Mapping[str, str]:
+        return {}
+
+
+def reported(exit_: Exited, left: Left, stopped_s: float | None, stderr: str = "") -> events.WorkerEnd:
+    async def scene() -> events.GenerationEnded:
+        future: asyncio.Future[events.Event] = asyncio.get_running_loop().create_future()
+        report_endings(Context(exit_, stderr), {0: left}, stopped_s, future.set_result)  # type: ignore[arg-type]
+        event = await asyncio.wait_for(future, 10.0)
+        assert isinstance(event, events.GenerationEnded)
+        return event
+
+    (end,) = asyncio.run(scene()).workers
+    assert end.failed_s is not None
+    return end
+
+
+def exited(returncode: int, *, stopping: bool) -> Exited:
+    return Exited(1, 0, 4711, returncode, 100.0, stopping=stopping)
+
+
+def test_a_worker_that_is_stopped_while_it_ends_because_of_an_exception_has_failed() -> None:
+    note = Note(99.8, 1, ("ValueError: bad batch",))
+    end = reported(exited(-signal.SIGTERM, stopping=True), Left(7, note), 99.9, "Epoch 1\n")
+    assert (end.returncode, end.stopping, end.step) == (1, False, 7)
+    assert end.failure is not None
+    assert end.failure.message == "ValueError: bad batch"
+    assert end.failed_s == pytest.approx(end.ended_s - 0.2, abs=0.01)
+
+
+def test_a_worker_whose_script_ends_because_of_the_stop_was_stopped() -> None:
+    end = reported(exited(-signal.SIGTERM, stopping=True), Left(0, Note(99.95, 1, ("KeyError: 1",))), 99.9)
+    assert end.stopping
+
+
+@pytest.mark.parametrize(("began_s", "stopping"), [(99.8, False), (99.95, True), (None, True)])
+def test_a_worker_that_began_to_die_before_the_stop_was_killed_by_something_else(
+    began_s: float | None, stopping: bool
+) -> None:
+    end = reported(exited(-signal.SIGKILL, stopping=True), Left(0, None, began_s), 99.9)
+    assert (end.stopping, end.failure is None) == (stopping, stopping)
+
+
+def test_a_crash_after_the_script_ended_happens_when_the_process_dies() -> None:
+    end = reported(exited(-signal.SIGSEGV, stopping=False), Left(0, Note(99.0, 0, ("",)), 99.99), None)
+    assert end.failed_s == pytest.approx(end.ended_s - 0.01, abs=0.005)
+
+
+def test_a_note_from_the_future_is_ignored() -> None:
+    end = reported(exited(1, stopping=False), Left(0, Note(100.5, 1, ("ValueError: x",))), None, "boom\n")
+    assert end.failure is not None
+    assert end.failure.message == "boom"
+    assert end.failed_s == end.ended_s
+
+
+# -- the beginning of an end ----------------------------------------------------------------------
+
+LARGE = """
+import sys, threading
+first = threading.Thread(target=sys.stdin.readline)
+first.start()
+for _ in range(3):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+memory = bytearray(b"x") * (256 << 20)
+print("ready", flush=True)
+first.join()
+print("ended", flush=True)
+threading.Event().wait()
+"""
+
+
+def _watches_threads() -> bool:
+    ready, done = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(done)
+        os.read(ready, 1)
+        os._exit(0)
+    try:
+        os.close(os.pidfd_open(pid, os.O_EXCL))
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(done)
+        os.close(ready)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.skipif(not _watches_threads(), reason="this kernel cannot watch threads (Linux 6.9)")
+@pytest.mark.parametrize("ends_first", [False, True])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_process_is_known_to_end_before_it_has_ended(
+    signum: signal.Signals, ends_first: bool
+) -> None:
+    """A thread that has ended by itself a little before is no sign of it."""
+
+    async def scene() -> tuple[float, float, float]:
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", LARGE, stdin=pipe, stdout=pipe)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        await process.stdout.readline()
+        ends = EarlyEnds()
+        ends.watch(0, process.pid)
+        await asyncio.sleep(2 * AFTER_S)  # it looks at the threads then
+        if ends_first:
+            process.stdin.write(b"\n")
+            assert await process.stdout.readline() == b"ended\n"
+        killed_s = boottime_s()
+        process.send_signal(signum)
+        await process.wait()
+        ended_s = boottime_s()
+        ends.close()
+        return killed_s, ends.began_s(0, ended_s), ended_s
+
+    killed_s, began_s, ended_s = asyncio.run(scene())
+    assert killed_s <= began_s < ended_s
+
+
+def test_without_a_thread_to_watch_the_end_of_the_process_counts() -> None:
+    assert EarlyEnds().began_s(0, 5.0) == 5.0
+
+
+# -- all of it ------------------------------------------------------------------------------------
+
+TWO_FAIL = """
+import os, signal, sys, time
+from pathlib import Path
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+mark = Path(sys.argv[1])
+if os.environ["RANK"] == "1":
+    class Slow:
+        def __del__(self):  # a process that needs long to end
+            time.sleep(30)
+
+    sys.kept = Slow()
+    mark.with_suffix(".draft").touch()
+    mark.with_suffix(".draft").rename(mark)
+    how = sys.argv[2]
+    if how == "exception":
+        raise ValueError("bad sample")
+    sys.exit(3)
+while not mark.exists():
+    time.sleep(0.001)
+time.sleep(0.1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "how", "what"),
+    [
+        ("warm", "exit", "exited with code 3"),
+        ("cold", "exception", "ValueError: bad sample"),
+    ],
+)
+def test_of_two_failures_the_first_is_the_cause_although_its_process_lives_longer(
+    tmp_path: Path, start: str, how: str, what: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TWO_FAIL)
+    done = subprocess.run(
+        [
+            *COMMAND,
+            *("run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "0", "--worker-start", start),
+            *("--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs")),
+            *(str(script), str(tmp_path / "mark"), how),
+        ],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        check=False,
+        timeout=120,
+    )
+    assert f"root cause: worker {os.uname().nodename}/1 (rank 1)" in done.stderr, done.stderr
+    (line,) = [one for one in done.stderr.splitlines() if "root cause" in one]
+    assert what in line
