@@ -17,7 +17,7 @@ from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.early_ends import AFTER_S, EarlyEnds
 from elastic_agent.agent.worker_group.endings import Left, report_endings
 from elastic_agent.client._cells import HeartbeatFile
-from elastic_agent.last_words import Note, Writer, exit_code, read_note
+from elastic_agent.exit_note import Note, Writer, exit_code, read_note
 from elastic_agent.linux import boottime_s
 from elastic_agent.workers.failure import WorkerFailure, describe
 from elastic_agent.workers.guard.client import Exited

@@ -25,7 +25,7 @@ FLOORS = [
     {"integrations"},
     {"transport", "config", "data", "diagnosis"},
     {"protocol", "client", "logs"},
-    {"exit_codes", "last_words", "sd_notify", "values"},
+    {"exit_codes", "exit_note", "sd_notify", "values"},
     {"files", "linux", "printable", "worker_variables"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
@@ -51,7 +51,7 @@ STANDARD_LIBRARY_ONLY = {
     "exit_codes",
     "printable",
     "linux",
-    "last_words",
+    "exit_note",
     "sd_notify",
     "worker_variables",
     "files",

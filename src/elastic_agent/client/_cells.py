@@ -14,7 +14,7 @@ order:
     word 7   zero, kept for later
 
 Behind the cells, each slot has room for a note, which its worker writes when its script ends
-(:mod:`elastic_agent.last_words`).
+(:mod:`elastic_agent.exit_note`).
 
 The worker stores the step before the beats, the agent a notice's serial number last, each as one aligned word: no
 half-written number is ever read. Several together are no snapshot: beside a given count of beats a later step may
@@ -31,7 +31,7 @@ import mmap
 import os
 
 from elastic_agent.client._notice import CAUSE, CAUSES, DEADLINE_NS, LEFT, LOOKS, NOTICE
-from elastic_agent.last_words import NOTE_BYTES, Note, read_note
+from elastic_agent.exit_note import NOTE_BYTES, Note, read_note
 
 PREFIX, SUFFIX = "elastic-agent.", ".beat"
 """Of a file's name; what stands between them is random."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elastic_agent.agent import events
-from elastic_agent.last_words import Note
+from elastic_agent.exit_note import Note
 from elastic_agent.linux import boottime_s
 from elastic_agent.printable import plain
 from elastic_agent.workers.context import WorkerContext

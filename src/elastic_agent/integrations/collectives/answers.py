@@ -18,8 +18,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from elastic_agent.exit_note import Writer
 from elastic_agent.integrations.collectives.private_names import Recorders
-from elastic_agent.last_words import Writer
 from elastic_agent.worker_variables import GENERATION, SLOT
 
 DETAILS = b"details"
@@ -59,7 +59,7 @@ class Answers:
             "pid": os.getpid(),
         }
         self._recorders = Recorders()
-        self._last_words = Writer.of_worker(os.environ)
+        self._exit_note = Writer.of_worker(os.environ)
         self._foreign = tuple(
             {sysconfig.get_path(one) for one in ("stdlib", "platstdlib", "purelib", "platlib")} - {None}
         )
@@ -82,9 +82,9 @@ class Answers:
 
     def _end(self) -> None:
         self._ending = True
-        if self._last_words is not None:  # a worker that was forked has noted more before
+        if self._exit_note is not None:  # a worker that was forked has noted more before
             error = getattr(sys, "last_value", None)  # none after sys.exit, whose code is not known here
-            self._last_words.write(error, 1 if error is not None else None)
+            self._exit_note.write(error, 1 if error is not None else None)
 
     def _answer(self) -> None:
         while True:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any, NoReturn
 
+from elastic_agent.exit_note import Writer, exit_code
 from elastic_agent.integrations import post_import
-from elastic_agent.last_words import Writer, exit_code
 from elastic_agent.worker_variables import STACKS_SIGNAL
 from elastic_agent.workers.cold_start import with_startup_hook
 from elastic_agent.workers.spawner import process_title
@@ -62,13 +62,13 @@ class PythonProgram:
         self.run = run
         self.arguments = arguments
         self.reports: ImportReports | None = None
-        self.last_words: Writer | None = None
+        self.exit_note: Writer | None = None
 
     def finish(self, failure: BaseException | None) -> None:
         """Call when it has ended, however it has: with the exception that ended it, unless that is being handled."""
-        if self.last_words is not None:
+        if self.exit_note is not None:
             error = failure if failure is not None else sys.exc_info()[1]
-            self.last_words.write(error, exit_code(error))
+            self.exit_note.write(error, exit_code(error))
         if self.reports is not None:
             self.reports.finish()
 
@@ -139,7 +139,7 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     try:
         renew_modules()
         program = _program(argv)
-        program.last_words = Writer.of_worker(env)
+        program.exit_note = Writer.of_worker(env)
         if launch["reports_to"]:
             program.reports = ImportReports(launch["reports_to"], launch["slot"], changed)
             program.reports.start()
