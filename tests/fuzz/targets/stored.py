@@ -134,4 +134,4 @@ def _hint(data: bytes) -> None:
 
 def _etcd_plan(data: bytes) -> None:
     reader = EtcdPlanReader(_PLAIN, b"/run/plan", lambda problem: None)  # type: ignore[arg-type]
-    reader.follow([News(2, {b"/run/plan": data}, frozenset())])
+    reader.follow([News(2, {b"/run/plan": data}, frozenset(), ((b"/run/plan", data),))])
