@@ -207,6 +207,8 @@ def test_a_life_that_another_client_ends_or_writes_back_is_another_one(scene: Et
     with pytest.raises(StoreLostError, match="removed the records"):
         node.write(member("a"))
     assert scene.node().store_id != node.store_id
+    leader.resign()
+    assert scene.leadership().store_age_s() == 0.0, "nodes of the earlier life may still train"
 
 
 def test_connected_nodes_remove_what_another_client_writes_as_life_of_the_run(scene: EtcdScene) -> None:

@@ -249,14 +249,24 @@ class Leadership:
     def store_age_s(self) -> float:
         """For how long this etcd has had its data at least; infinite if that is longer than any lease may last.
 
-        Counted from when the first agent came after etcd was set up, or after it had lost its data.
+        Counted from when the first agent came after etcd was set up, or after it had lost its data; from now on if
+        another program has ended an earlier life of the run, whose nodes may not have registered again.
         """
+        if self._has_records_of_an_earlier_life():
+            return 0.0
         found = self._client.get(self._keys.id)
         if found is None:  # lost this moment: who dials next begins the next life
             return 0.0
         named = NAME_WITH_AGE.fullmatch(found.value.decode("ascii", "replace"))
         left_s = self._client.left_s(int(named[1], 16)) if named is not None else -1
         return max(0.0, AGE_KNOWN_S - left_s - 1.0) if left_s >= 0 else math.inf  # etcd reports whole seconds
+
+    def _has_records_of_an_earlier_life(self) -> bool:
+        """Whether records of nodes, or a plan, are older than the life of the run: who removes a run leaves none."""
+        plan, members, leases = self._keys.plan, self._keys.members, self._keys.leases
+        spans = (plan, None), (members, prefix_end(members)), (leases, prefix_end(leases))
+        found = [one for span in spans for one in self._client.range(*span).kvs]
+        return any(one.create_revision < self._life.revision for one in found)
 
     # -- writing --------------------------------------------------------------------------------
 
