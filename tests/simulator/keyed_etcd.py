@@ -507,7 +507,8 @@ class KeyedEtcd(Etcd):
     def _elected(self, machine: Machine) -> None:
         newest, kept = self.checker.newest_history, machine.disk
         self.cluster.story("etcd", "an agent on {} is elected", machine.name)
-        if PLAN not in self.pairs and newest is not None and not self._forgotten and self.ended is None:
+        has_plan = PLAN in self.pairs and not self._plans_begin_anew
+        if not has_plan and newest is not None and not self._forgotten and self.ended is None:
             is_newer = kept is not None and kept.rank > newest.rank
             machine.disk = kept if is_newer else newest  # an assumption, see the package's docstring
 
