@@ -34,7 +34,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--forgers",
         action="store_true",
-        help="authenticated runs in c10d stores, into which another client writes",
+        help="authenticated runs, into whose store another client writes",
     )
     parser.add_argument(
         "--pairs", action="store_true", help="each seed draws one pair of kinds of faults in turn"

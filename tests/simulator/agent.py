@@ -48,11 +48,11 @@ from elastic_agent.transport.base import StoreLostError, TransportError, Unreach
 from elastic_agent.transport.c10d import Numbers
 
 from .asking import Asking
-from .election import SimulatedElection
 from .etcd import EtcdConnection
 from .guard import Group, Guard
 from .kernel import Inbox, Process, Routine
 from .keyed import KeyedStore
+from .keyed_etcd_links import KeyedElection
 from .keyed_links import NodeLink
 from .links import EtcdLink, Link
 from .machine import Machine
@@ -123,6 +123,9 @@ class SessionPerformer(Performer):
 
     def _connect(self) -> Routine:
         """The agent of the endpoint's machine hosts the store if no other does."""
+        election = self._agent.election
+        if isinstance(election, KeyedElection):
+            return (yield from election.dial())
         connection = self._cluster.endpoint.connect(self._agent)
         if connection is None:
             raise UnreachableError("no answer")
@@ -207,8 +210,7 @@ class Agent:
         self.asking = Asking(cluster, self)
         self._performer = SessionPerformer(self)
         cluster.embodied(self)
-        in_etcd = cluster.scenario.hosting == "etcd"
-        self.election = SimulatedElection(cluster, self) if in_etcd else None
+        self.election = cluster.election_of(self)
         self._life = self._performer.spawn(self.session.live())
         self.process.spawn(self._main())
 

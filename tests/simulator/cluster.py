@@ -11,17 +11,22 @@ import msgspec
 
 from elastic_agent.protocol.node import Grace, Outcome
 from elastic_agent.protocol.records import Address, Phase, Plan, Policy
+from elastic_agent.transport.etcd.leadership import LEAST_LEADER_S
 from elastic_agent.values import SHORTEST_LEASE_S
 
 from .agent import Agent, Offer
 from .checker import Checker
 from .coordination import Coordination, HostedCoordinator
+from .election import SimulatedElection
 from .etcd import Etcd, EtcdConnection
+from .etcd_forgers import EtcdForgers
 from .forgers import Forgers
 from .guard import Group
 from .job import Job
 from .kernel import Kernel, Process
 from .keyed import KeyedStore
+from .keyed_etcd import KeyedEtcd
+from .keyed_etcd_links import KeyedElection
 from .keyed_links import KeyedCoordinator
 from .machine import Machine
 from .network import Connection, Network
@@ -30,6 +35,15 @@ from .store import Store
 
 if TYPE_CHECKING:
     from .faults import Faults
+
+
+STORES: dict[tuple[bool, bool], type[Store]] = {
+    (False, False): Store,
+    (True, False): Etcd,
+    (False, True): KeyedStore,
+    (True, True): KeyedEtcd,
+}
+"""By whether it is an etcd, and whether the run is authenticated."""
 
 
 @dataclass
@@ -134,15 +148,14 @@ class Endpoint:
         """A new, empty store in this process, with a coordinator beside it unless it is elected."""
         self.lives += 1
         self.host = process
-        kind: type[Store] = Etcd if self.cluster.scenario.hosting == "etcd" else Store
-        if self.cluster.forgers is not None:
-            kind = KeyedStore
+        in_etcd, forged = self.cluster.scenario.hosting == "etcd", self.cluster.forgers is not None
+        kind: type[Store] = STORES[in_etcd, forged]
         self.store = kind(
             f"store{self.lives}", self.machine, process, self.cluster.network, self.cluster.checker
         )
         self.store.hint_loss = self.cluster.scenario.hint_loss
         known, kept = self.cluster.checker.newest_history, self.machine.disk
-        knows_less = kind is not Etcd and known is not None and (kept is None or kept.rank < known.rank)
+        knows_less = not in_etcd and known is not None and (kept is None or kept.rank < known.rank)
         if knows_less and (kept is None or self.machine.disk_is_behind):
             self.may_forget = True  # its disk was lost, or full
         self.cluster.checker.store_opened()
@@ -177,7 +190,7 @@ class Cluster:
             quirks: bugs that the simulated drivers know.
             focus: the only kinds of faults; none: drawn.
             hosting: where the store lives (see :class:`Scenario`); None: as the seed says.
-            forged: whether the run is authenticated, and another client writes into its store (c10d as it ships).
+            forged: whether the run is authenticated, and another client writes into its store.
             tell: whether to record the story.
         """
         self.seed = seed
@@ -218,15 +231,26 @@ class Cluster:
         """All that ever were."""
         self._incarnations = 0
         # Who writes into the store without the secret; None: the run is not authenticated.
-        self.forgers = Forgers(self, seed) if forged else None
+        self.forgers = self._forgers() if forged else None
         self._build()
 
     def _draw(self, focus: Collection[str], hosting: str | None, *, forged: bool) -> Scenario:
-        hosting = hosting or (("serve" if forged else "etcd") if self.seed % 3 == 2 else None)
+        hosting = hosting or ("etcd" if self.seed % 3 == 2 else None)
         scenario = draw(self.kernel.random, focus, hosting)
+        if forged and scenario.hosting == "etcd":
+            return replace(scenario, least_leader_s=LEAST_LEADER_S)
         if forged and scenario.hosting not in ("agent", "serve"):
             return replace(scenario, hosting="agent")
         return scenario
+
+    def _forgers(self) -> Forgers:
+        return (EtcdForgers if self.scenario.hosting == "etcd" else Forgers)(self, self.seed)
+
+    def election_of(self, agent: Agent) -> SimulatedElection | None:
+        """Its part in the election of the coordinator, if there is one."""
+        if self.scenario.hosting != "etcd":
+            return None
+        return (SimulatedElection if self.forgers is None else KeyedElection)(self, agent)
 
     def _build(self) -> None:
         first = Machine(self.kernel, "m0", self.scenario.max_skew)

@@ -1,6 +1,6 @@
 """Blocking code in virtual time: it runs in a thread, which goes on only while the simulator waits for it.
 
-So the shipped links to a c10d store, which block, run here as they are. One thread at a time runs, in an order that
+So the shipped links to a store, which block, run here as they are. One thread at a time runs, in an order that
 only the seed decides.
 """
 
@@ -48,7 +48,9 @@ _active: dict[int, Fiber] = {}
 class Fiber:
     """One piece of blocking code, and how far it is."""
 
-    def __init__(self, code: Callable[[], Any]) -> None:
+    def __init__(self, code: Callable[[], Any], host: Any = None) -> None:
+        """``host``: whose code it is."""
+        self.host = host
         self._code = code
         self._worker = _idle.pop() if _idle else _Worker()
         self._worker.fiber = self
@@ -100,9 +102,9 @@ class Fiber:
             self.resume(error=AbandonedError())
 
 
-def blocking(code: Callable[[], Any]) -> Routine:
-    """Run this code as a sub-routine of the calling task."""
-    fiber = Fiber(code)
+def blocking(code: Callable[[], Any], host: Any = None) -> Routine:
+    """Run this code as a sub-routine of the calling task. ``host``: whose code it is."""
+    fiber = Fiber(code, host)
     try:
         wanted = fiber.resume()
         while wanted is not None:

@@ -2,14 +2,14 @@
 
 It forges records, replays what it recorded in this life of the store and in earlier ones (also under other keys), and
 deletes and damages what it finds: at random moments, and just after the agents have written something. It ends before
-the faults do.
+the faults do. What it does in etcd alone is in :mod:`.etcd_forgers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,10 +23,12 @@ from elastic_agent.transport.sealing import ID_BYTES, MAGIC, SEQUENCE_BYTES, TAG
 
 from .checker import FORGER
 from .keyed import HEAD_BYTES, INBOX, PREFIX, SECRET, KeyedStore
+from .keyed_etcd import KeyedEtcd
 
 if TYPE_CHECKING:
     from .cluster import Cluster
 
+Keyed = KeyedStore | KeyedEtcd
 OTHER = Secret((b"a secret of the forger's own",))
 MOST_RECORDED = 4000
 ENDS = 0.85
@@ -37,17 +39,21 @@ KINDS = ("forge", "replay", "move", "renumber", "delete", "damage", "revive", "w
 class Forgers:
     """What such a client does under one seed. It draws from random numbers of its own."""
 
+    all_kinds: tuple[str, ...] = KINDS
+
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
         self.random = random = Random(f"forgers {seed}")
         self.acts = random.choice((0, 3, 10, 30, 60))
         """How often it may act."""
-        self.kinds = tuple(random.sample(KINDS, random.choice((1, 2, 3, len(KINDS)))))
+        self.kinds = tuple(random.sample(self.all_kinds, random.choice((1, 2, 3, len(self.all_kinds)))))
         self._share_after_writes = random.choice((0.0, 0.02, 0.2))
         """After how many writes of the agents it acts at once."""
         for quirk in cluster.quirks:
             if quirk.startswith("forgers "):
-                self.kinds, self.acts, self._share_after_writes = (quirk.removeprefix("forgers "),), 60, 0.2
+                wanted = quirk.removeprefix("forgers ").split(",")
+                self.kinds = tuple(kind for kind in wanted if kind in self.all_kinds) or self.kinds
+                self.acts, self._share_after_writes = 60, 0.2
         self.recorded: dict[str, list[bytes]] = {}
         """Key → what the agents wrote there, in every life of the store."""
         self._count = 0
@@ -65,7 +71,7 @@ class Forgers:
                 self.cluster.kernel.after(at_s, self._act, None)
                 at_s = min(self._ends_s, at_s + 0.01 * self.random.random())
 
-    def record(self, store: KeyedStore, key: str, value: bytes) -> None:
+    def record(self, store: Keyed, key: str, value: bytes) -> None:
         """An agent of the run has written this; perhaps something is done with it at once."""
         if self._count < MOST_RECORDED:
             self._count += 1
@@ -83,11 +89,16 @@ class Forgers:
     def _act_as(self, kind: str, key: str | None) -> None:
         store = self.cluster.endpoint.store
         late = self.cluster.calm or self.cluster.over or self.cluster.kernel.now > self._ends_s
-        if isinstance(store, KeyedStore) and not late:
+        if isinstance(store, Keyed) and not late:
             store.process.do(self._do, store, kind, key)
 
-    def _do(self, store: KeyedStore, kind: str, key: str | None) -> None:
-        acts: dict[str, Callable[[KeyedStore, str | None], None]] = {
+    def _do(self, store: Any, kind: str, key: str | None) -> None:
+        self.cluster.trouble()
+        self._acts[kind](store, key)
+
+    @property
+    def _acts(self) -> dict[str, Callable[[Any, str | None], None]]:
+        return {
             "forge": self._forge,
             "replay": self._replay,
             "move": self._move,
@@ -99,10 +110,8 @@ class Forgers:
             "point": self._point,
             "greet": self._greet,
         }
-        self.cluster.trouble()
-        acts[kind](store, key)
 
-    def _write(self, store: KeyedStore, key: str, value: bytes | None) -> None:
+    def _write(self, store: Keyed, key: str, value: bytes | None) -> None:
         there = store.data.get(key)
         if there == value:
             return
@@ -113,14 +122,15 @@ class Forgers:
             if there
             else f"writes {value[:60]!r} as"
         )
-        self.cluster.story(FORGER, "{} {}", what, key.removeprefix(f"{ROOT}/"))
+        shown = key.removeprefix(f"{ROOT}/") if isinstance(store, KeyedStore) else key
+        self.cluster.story(FORGER, "{} {}", what, shown)
         store.tamper(key, value)
 
-    def _some_key(self, store: KeyedStore) -> str:
+    def _some_key(self, store: Keyed) -> str:
         """Of all that is there, as often of each kind."""
         by_kind: dict[str, list[str]] = {} if store.data else {"": [f"{ROOT}/runs"]}
         for key in store.data:
-            kind = key.removeprefix(f"{PREFIX}/").rpartition("/")[0]
+            kind = key.removeprefix(f"{store.prefix}/").rpartition("/")[0]
             by_kind.setdefault(kind, []).append(key)
         return self.random.choice(by_kind[self.random.choice(sorted(by_kind))])
 
@@ -139,13 +149,13 @@ class Forgers:
         assert len(own_id) == ID_BYTES
         return b"".join((MAGIC, own_id, tag, random.randbytes(SEQUENCE_BYTES), record))
 
-    def _forge(self, store: KeyedStore, key: str | None) -> None:
+    def _forge(self, store: Keyed, key: str | None) -> None:
         self.random.choice((self._forge_node, self._forge_change, self._forge_lease, self._forge_plan))(store)
 
-    def _known(self, store: KeyedStore) -> list[str]:
+    def _known(self, store: Keyed) -> list[str]:
         return sorted({*store.names(), *store.members, *store.leases})
 
-    def _forge_node(self, store: KeyedStore) -> None:
+    def _forge_node(self, store: Keyed) -> None:
         """A node that is none, perhaps with the id of another."""
         self._names += 1
         name = f"{FORGER}-i{self._names}"
@@ -157,15 +167,14 @@ class Forgers:
         )
         self._write_records(store, name, encode(member), encode(Lease(name, policy.lease_ttl_s)))
 
-    def _write_records(self, store: KeyedStore, name: str, member: bytes, lease: bytes) -> None:
+    def _write_records(self, store: Keyed, name: str, member: bytes, lease: bytes) -> None:
         for kind, record in (("m", member), ("l", lease)):
-            key = f"{PREFIX}/{kind}/{name}"
+            key = f"{store.prefix}/{kind}/{name}"
             self._write(store, key, self._sealed(key, record))
-        roster = store.data.get(f"{PREFIX}/roster", b"")
-        store.tamper(f"{PREFIX}/roster", roster + f"\n{name}\n".encode())
-        store.push(INBOX, f"run {name}".encode())
+        store.enlist(name)
+        store.notify(name)
 
-    def _forge_change(self, store: KeyedStore) -> None:
+    def _forge_change(self, store: Keyed) -> None:
         """A node says something else of itself."""
         if not store.members:
             return
@@ -175,15 +184,15 @@ class Forgers:
         changed = msgspec.structs.replace(
             member, state=state, slots=60, bootstrap=Address(FORGER, 1), failure=None
         )
-        key = f"{PREFIX}/m/{name}"
+        key = f"{store.prefix}/m/{name}"
         self._write(store, key, self._sealed(key, encode(changed)))
-        store.push(INBOX, f"run {name}".encode())
+        store.notify(name)
 
-    def _forge_lease(self, store: KeyedStore) -> None:
+    def _forge_lease(self, store: Keyed) -> None:
         names = self._known(store)
         if names:
             name = self.random.choice(names)
-            key = f"{PREFIX}/l/{name}"
+            key = f"{store.prefix}/l/{name}"
             revoked = self.random.random() < 0.5
             lease = Lease(
                 name, self.cluster.policy.lease_ttl_s, beat=self.random.randrange(10**6), revoked=revoked
@@ -192,36 +201,42 @@ class Forgers:
 
     def _forge_plan(self, store: KeyedStore) -> None:
         """The run has ended, or goes on elsewhere."""
-        if store.plan is None:
+        changed = self._changed_plan(store)
+        if changed is None:
             return
+        envelope, parts = _pack(changed)
+        for digest, body in parts.items():
+            self._write(store, f"{PREFIX}/part/{digest}", body)
+        key = f"{PREFIX}/plan/{changed.version}"
+        self._write(store, key, self._sealed(key, msgspec.json.encode(envelope)))
+        if self.random.random() < 0.5:
+            self._write(store, f"{PREFIX}/latest", str(changed.version).encode())
+
+    def _changed_plan(self, store: Keyed) -> Plan | None:
+        """What the newest plan might have been followed by."""
+        if store.plan is None:
+            return None
         plan = decode(Plan, store.plan)
         phase = self.random.choice((Phase.FINISHED, Phase.FAILED, Phase.STOPPED, Phase.FORMING))
         version = plan.version + self.random.choice((0, 1, 1, 1, 2, 100))
         generation = plan.generation + self.random.choice((0, 1, 1000))
-        changed = msgspec.structs.replace(
+        return msgspec.structs.replace(
             plan, version=version, phase=phase, generation=generation, reason=f"{FORGER} says so"
         )
-        envelope, parts = _pack(changed)
-        for digest, body in parts.items():
-            self._write(store, f"{PREFIX}/part/{digest}", body)
-        key = f"{PREFIX}/plan/{version}"
-        self._write(store, key, self._sealed(key, msgspec.json.encode(envelope)))
-        if self.random.random() < 0.5:
-            self._write(store, f"{PREFIX}/latest", str(version).encode())
 
     # -- replaying ------------------------------------------------------------------------------
 
     def _some_recorded(self) -> str | None:
         return self.random.choice(sorted(self.recorded)) if self.recorded else None
 
-    def _replay(self, store: KeyedStore, key: str | None) -> None:
+    def _replay(self, store: Keyed, key: str | None) -> None:
         """Something that was written there before, in this life of the store or an earlier one."""
         key = key or self._some_recorded()
         if key is not None and key in self.recorded:
             values = self.recorded[key]
             self._write(store, key, self.random.choice((self.random.choice(values), values[0], values[-1])))
 
-    def _move(self, store: KeyedStore, key: str | None) -> None:
+    def _move(self, store: Keyed, key: str | None) -> None:
         """Something that was written elsewhere."""
         source = self._some_recorded()
         target = key or self._some_recorded()
@@ -232,11 +247,11 @@ class Forgers:
             target = self.random.choice(
                 [one for one in sorted(self.recorded) if one.rpartition("/")[0] == kind]
             )
-        if kind.endswith("/plan") and self.random.random() < 0.7:
+        if isinstance(store, KeyedStore) and kind.endswith("/plan") and self.random.random() < 0.7:
             target = f"{kind}/{store.version + 1}"
         self._write(store, target, self.random.choice(self.recorded[source]))
 
-    def _renumber(self, store: KeyedStore, key: str | None) -> None:
+    def _renumber(self, store: Keyed, key: str | None) -> None:
         """Something that was written there before, as if it were newer."""
         key = key or self._some_recorded()
         if key is not None and key in self.recorded:
@@ -245,26 +260,27 @@ class Forgers:
             number = self.random.choice((0, 2**20, 2**62)).to_bytes(SEQUENCE_BYTES, "big")
             self._write(store, key, data[:start] + number + data[end:])
 
-    def _revive(self, store: KeyedStore, key: str | None) -> None:
+    def _revive(self, store: Keyed, key: str | None) -> None:
         """A node that is revoked or forgotten gets its last lease back."""
         gone = [name for name in self._known(store) if self._is_gone(store, name)]
         if not gone:
             return
         name = self.random.choice(gone)
         for kind in self.random.choice(("l", "lm", "m")):
-            values = self.recorded.get(f"{PREFIX}/{kind}/{name}", [])
+            key = f"{store.prefix}/{kind}/{name}"
+            values = self.recorded.get(key, [])
             if values:
-                self._write(store, f"{PREFIX}/{kind}/{name}", self.random.choice((values[0], *values[-3:])))
-        store.push(INBOX, f"run {name}".encode())
+                self._write(store, key, self.random.choice((values[0], *values[-3:])))
+        store.notify(name)
 
-    def _is_gone(self, store: KeyedStore, name: str) -> bool:
+    def _is_gone(self, store: Keyed, name: str) -> bool:
         agent = self.cluster.agents.get(name)
         dead = agent is None or not agent.process.alive or agent.incarnation != name
         return dead or name not in store.leases or decode(Lease, store.leases[name]).revoked
 
     # -- deleting and damaging ------------------------------------------------------------------
 
-    def _damage(self, store: KeyedStore, key: str | None) -> None:
+    def _damage(self, store: Keyed, key: str | None) -> None:
         key = key if key in store.data else self._some_key(store)
         data = bytearray(store.data.get(key, b""))
         if data and self.random.random() < 0.7:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch.distributed import DistStoreError
 
@@ -30,6 +30,9 @@ from .kernel import Inbox, Routine
 from .network import Connection
 from .store import Answer, Store, readable
 
+if TYPE_CHECKING:
+    from .checker import Checker
+
 RUN = "run"
 SECRET = Secret((b"the secret of the run",))
 PREFIX = run_prefix(RUN)
@@ -43,6 +46,9 @@ NUMBERED = re.compile(rf"{PREFIX}/[ml]/[^/]+")
 
 class KeyedStore(Store):
     """One life of such a store."""
+
+    prefix = PREFIX
+    sealed, numbered = SEALED, NUMBERED
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -209,6 +215,15 @@ class KeyedStore(Store):
         if not isinstance(record, Unverified) and number >= seals.newest.get(key, 0):
             self.revived.add(key.rpartition("/")[2])
 
+    def enlist(self, name: str) -> None:
+        """Put this incarnation on the roster."""
+        roster = self.data.get(f"{PREFIX}/roster", b"")
+        self.tamper(f"{PREFIX}/roster", roster + f"\n{name}\n".encode())
+
+    def notify(self, name: str) -> None:
+        """Have the coordinator read the records of this incarnation."""
+        self.push(INBOX, f"{RUN} {name}".encode())
+
     def names(self) -> list[str]:
         """Incarnations on the roster."""
         return names_in(self.data.get(f"{PREFIX}/roster", b""))
@@ -325,17 +340,29 @@ def opened(
     return made
 
 
+class Truth(Protocol):
+    """What agents of the run have written."""
+
+    checker: Checker
+    written: dict[str, dict[bytes, int]]
+    """Key → what they wrote there, and when last (a count)."""
+    sealed: re.Pattern[str]
+    """Keys whose content counts only if an agent of the run wrote it."""
+    numbered: re.Pattern[str]
+    """Keys under which nothing counts that is older than what was taken before."""
+
+
 class Watched:
     """Records as the run stores them; requires that nothing counts but what its agents have written."""
 
-    def __init__(self, records: RecordFormat, store: KeyedStore, who: str, *, in_order: bool) -> None:
-        """``in_order``: nothing counts that is older than what was taken before (at the coordinator)."""
-        self._records, self._store, self._who, self._in_order = records, store, who, in_order
+    def __init__(self, records: RecordFormat, truth: Truth, who: str, *, in_order: bool) -> None:
+        """``in_order``: nothing counts that is older than what was taken before (in c10d at the coordinator)."""
+        self._records, self._truth, self._who, self._in_order = records, truth, who, in_order
         self._newest: dict[str, int] = {}
 
     def closed(self, key: str, record: bytes) -> bytes:
         """The bytes to store."""
-        self._store.written.setdefault(key, {}).setdefault(record, 0)  # it is counted when it arrives
+        self._truth.written.setdefault(key, {}).setdefault(record, 0)  # it is counted when it arrives
         return self._records.closed(key, record)
 
     def expected(self, key: str, record: bytes) -> bytes:
@@ -349,16 +376,16 @@ class Watched:
     def opened(self, key: str, data: bytes) -> bytes:
         """The record in them."""
         record = self._records.opened(key, data)
-        if isinstance(record, Unverified) or not data or not SEALED.fullmatch(key):
+        if isinstance(record, Unverified) or not data or not self._truth.sealed.fullmatch(key):
             return record
-        written = self._store.written.get(key, {})
-        require = self._store.checker.require
+        written = self._truth.written.get(key, {})
+        require = self._truth.checker.require
         require(
             record in written,
             "only what an agent of the run wrote there counts",
             f"{self._who} takes {key}: {record[:80]!r}",
         )
-        if self._in_order and NUMBERED.fullmatch(key):
+        if self._in_order and self._truth.numbered.fullmatch(key):
             older = 0 < written[record] < self._newest.get(key, 0)
             require(not older, "no earlier record counts", f"{self._who} takes {key}: {record[:200]!r}")
             self._newest[key] = max(self._newest.get(key, 0), written[record])

@@ -22,6 +22,7 @@ from elastic_agent.rendezvous.coordinator_effects import (
     WriteStatus,
 )
 from elastic_agent.rendezvous.effects import Effect
+from elastic_agent.transport import base
 from elastic_agent.transport.c10d import C10dCoordinatorLink, C10dLink, StoreClient, greeting, link
 from elastic_agent.transport.c10d.greeting import Numbers, greeted
 from elastic_agent.transport.c10d.sealed import sealed
@@ -66,9 +67,11 @@ def ignore(problem: str) -> None:
 class NodeLink:
     """A node's link: see ``C10dLink``. Its methods are sub-routines of the calling task."""
 
-    def __init__(self, connection: Connection, made: C10dLink) -> None:
+    def __init__(self, connection: Connection | None, made: base.NodeLink, host: Any = None) -> None:
+        """``connection``: closed with the link, unless it closes that itself; ``host``: whose link it is."""
         self.connection = connection
         self._link = made
+        self._host = host
         self.store_id = made.store_id
         self.local_address = made.local_address
 
@@ -93,31 +96,35 @@ class NodeLink:
     def close(self) -> None:
         """Let go of the connection."""
         self._link.close()
-        self.connection.close()
+        if self.connection is not None:
+            self.connection.close()
+
+    def _blocking(self, code: Callable[[], Any]) -> Routine:
+        return fibers.blocking(code, self._host)
 
     def register(self, member: Member, lease: Lease) -> Routine:
         """Write the first records."""
-        return fibers.blocking(lambda: self._link.register(member, lease))
+        return self._blocking(lambda: self._link.register(member, lease))
 
     def write(self, member: Member) -> Routine:
         """Replace the member record."""
-        return fibers.blocking(lambda: self._link.write(member))
+        return self._blocking(lambda: self._link.write(member))
 
     def renew(self, expected: Lease, renewed: Lease) -> Routine:
         """Compare-and-set the lease."""
-        return fibers.blocking(lambda: self._link.renew(expected, renewed))
+        return self._blocking(lambda: self._link.renew(expected, renewed))
 
     def read_lease(self, incarnation: str) -> Routine:
         """The lease as it stands, or None."""
-        return fibers.blocking(lambda: self._link.read_lease(incarnation))
+        return self._blocking(lambda: self._link.read_lease(incarnation))
 
     def read_plan(self) -> Routine:
         """The newest plan, or None before the first."""
-        return fibers.blocking(lambda: self._link.read_plan())
+        return self._blocking(lambda: self._link.read_plan())
 
     def next_plan(self, after_version: int, timeout_s: float) -> Routine:
         """Wait for a newer plan."""
-        return fibers.blocking(lambda: self._link.next_plan(after_version, timeout_s))
+        return self._blocking(lambda: self._link.next_plan(after_version, timeout_s))
 
 
 class KeyedCoordinator(HostedCoordinator):

@@ -36,6 +36,8 @@ from elastic_agent.rendezvous.node_session import NodeSession
 from elastic_agent.rendezvous.store_requests import Connection
 from elastic_agent.transport import sealed_records, sealing
 from elastic_agent.transport.c10d import plans, sealed
+from elastic_agent.transport.etcd import leadership, link
+from elastic_agent.transport.etcd.sealed import RunSecret
 
 from . import guard, keyed
 from .kernel import Routine
@@ -840,7 +842,141 @@ def _without(kind: str) -> Callable[[Any], Any]:
     return lambda right: replace(right, of_run=re.compile(right.of_run.pattern.replace(f"{kind}|", "", 1)))
 
 
+def _without_revision(right: Any) -> Any:
+    """What seals the epoch: the revision in which the life was written, and the life."""
+    return lambda root, epoch: right(root, epoch.partition(b"/")[2] if b"/" in epoch else epoch)
+
+
+def _without_in_etcd(kind: str) -> Callable[[Any], Any]:
+    def changed(right: Any) -> Any:
+        def init(self: RunSecret, secret: sealing.Secret, run_root: str) -> None:
+            right(self, secret, run_root)
+            self._kinds = _without(kind)(self._kinds)
+
+        return init
+
+    return changed
+
+
+def _gives_up_a_removed_record(right: Any) -> Any:
+    def replace_record(self: link.EtcdLink, name: str, data: bytes, known: int) -> None:
+        if self._client.get(self._keys.member(name)) is not None:
+            right(self, name, data, known)
+
+    return replace_record
+
+
+def _ignores_the_life(right: Any) -> Any:
+    def init(self: leadership.Leadership, *args: Any) -> None:
+        right(self, *args)
+        self._life_is_ours = self._is_leader
+
+    return init
+
+
+def _names_the_store_by_its_life(right: Any) -> Any:
+    def init(self: link.EtcdLink, *args: Any, **kwargs: Any) -> None:
+        right(self, *args, **kwargs)
+        self.store_id = self.store_id.rpartition(".")[0]
+
+    return init
+
+
+def _in_etcd(name: str, what: str, *patches: Patch, forgers: str = "", **more: Any) -> Mutant:
+    """One that another client of etcd shows."""
+    quirks = (f"forgers {forgers}",) if forgers else ()
+    return Mutant(f"etcd-{name}", what, patches, quirks=quirks, hosting="etcd", forged=True, **more)
+
+
+_OF_SEALS_IN_ETCD = (
+    _in_etcd(
+        "seal-without-path",
+        "what authenticates a record in etcd does not cover its key",
+        (sealing, "_tag", _without_path),
+        forgers="move",
+    ),
+    _in_etcd(
+        "seal-without-number",
+        "what authenticates a record in etcd does not cover its number",
+        (sealing, "_tag", _without_number),
+        forgers="renumber",
+    ),
+    _in_etcd(
+        "seal-without-epoch",
+        "records of an earlier life of the run in etcd count",
+        (sealing, "_epoch_key", _without_epoch),
+        forgers="end life,replay",
+    ),
+    _in_etcd(
+        "epoch-without-revision",
+        "a life of the run in etcd that is written back is the earlier one",
+        (sealing, "_epoch_key", _without_revision),
+        forgers="end life,replay",
+    ),
+    _in_etcd(
+        "accepts-unverified-records",
+        "a record in etcd counts whether or not it is authenticated",
+        (sealing.Unverified, "of", _takes_the_record_as_it_is),
+    ),
+    _in_etcd(
+        "accepts-earlier-records",
+        "a record in etcd counts although a newer one was there before",
+        (sealed_records.SealedRecords, "opened", _remembers_no_number),
+        forgers="replay",
+    ),
+    _in_etcd(
+        "plans-not-authenticated",
+        "plans in etcd are not authenticated",
+        (RunSecret, "__init__", _without_in_etcd("plan")),
+    ),
+    _in_etcd(
+        "members-not-authenticated",
+        "member records in etcd are not authenticated",
+        (RunSecret, "__init__", _without_in_etcd("m")),
+    ),
+    _in_etcd(
+        "leases-not-authenticated",
+        "leases in etcd are not authenticated",
+        (RunSecret, "__init__", _without_in_etcd("l")),
+    ),
+    _in_etcd(
+        "earlier-plans-are-unknown",
+        "a coordinator in etcd goes on from the plan that it finds, and not from the newest that was there",
+        (leadership.Leadership, "_read_earlier_plans", _always(None)),
+        forgers="withhold,depose",
+    ),
+    _in_etcd(
+        "withheld-plans-stay-away",
+        "the coordinator does not write the newest plan in etcd again when another client has removed it",
+        (leadership.Leadership, "_keep", _always(None)),
+        forgers="withhold",
+        first=10,
+    ),
+    _in_etcd(
+        "removed-members-stay-away",
+        "a node does not write its record in etcd again when another client has removed it",
+        (link.EtcdLink, "_keep", _always(None)),
+        (link.EtcdLink, "_replace", _gives_up_a_removed_record),
+        forgers="delete",
+        first=115,
+    ),
+    _in_etcd(
+        "leads-an-ended-life",
+        "a coordinator goes on when another client has ended the life of the run in etcd",
+        (leadership.Leadership, "__init__", _ignores_the_life),
+        forgers="end life",
+        first=5,
+    ),
+    _in_etcd(
+        "names-the-store-by-its-life",
+        "nodes take a life of the run in etcd that is written back for the earlier one",
+        (link.EtcdLink, "__init__", _names_the_store_by_its_life),
+        first=1075,
+    ),
+)
+
 _OF_SEALS = (
+    *_OF_SEALS_IN_ETCD,
     Mutant(
         "seal-without-path",
         "what authenticates a record does not cover the key that it is stored under",
@@ -921,6 +1057,7 @@ _OF_SEALS = (
             ),
         ),
         quirks=("forgers delete",),
+        hosting="serve",
         first=152,
         forged=True,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
 
@@ -13,6 +13,7 @@ from .checker import RuleBrokenError
 from .cluster import Cluster
 from .coordination import KEEP_OVER_LEASES
 from .faults import Faults
+from .keyed_etcd_links import etcd_in_virtual_time
 from .keyed_links import in_virtual_time
 from .mutants import MUTANTS, Mutant, applied
 from .pairs import ANYTHING, Draw, drawn, pair_of
@@ -44,7 +45,7 @@ def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = ANYTHING, *, 
         cluster = Cluster(seed, quirks, draw.focus, hosting=draw.hosting, forged=draw.forged, tell=tell)
         rule, what = None, ""
         try:
-            with in_virtual_time(cluster.kernel, seed) if draw.forged else contextlib.nullcontext():
+            with _virtual_time(cluster):
                 _live(cluster)
         except RuleBrokenError as broken:
             rule, what = broken.rule, str(broken)
@@ -58,6 +59,16 @@ def run_seed(seed: int, mutant: Mutant | None = None, draw: Draw = ANYTHING, *, 
         final = cluster.checker.final
         verdict = final.phase.value if final is not None else "none"
         return Result(seed, rule, what, cluster.kernel.events, verdict, tuple(cluster.told or ()))
+
+
+@contextlib.contextmanager
+def _virtual_time(cluster: Cluster) -> Iterator[None]:
+    """For shipped code that blocks."""
+    with contextlib.ExitStack() as time_of:
+        if cluster.forgers is not None:
+            time_of.enter_context(in_virtual_time(cluster.kernel, cluster.seed))
+            time_of.enter_context(etcd_in_virtual_time(cluster.kernel, cluster.seed))
+        yield
 
 
 def catch(mutant: Mutant) -> Result | None:

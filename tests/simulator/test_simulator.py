@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from .cluster import Cluster
 from .pairs import ANYTHING, PAIRS, Draw, drawn, pair_of
 from .run import run_seed, story_of
 from .scenario import ETCD, FAULTS
@@ -16,6 +17,7 @@ SEEDS = 300
 PAIR_SEEDS = 200
 SLICE = 100
 FORGED_SEEDS = 5
+FORGED_ETCD_SEEDS = 8
 
 
 def story(seed: int) -> str:
@@ -53,13 +55,19 @@ def test_every_rule_holds_for_pairs_of_fault_kinds(first: int) -> None:
             pytest.fail(f"{draw}: {told.what}\n{story_of(told)}\nreplay: {replay}")
 
 
-def test_every_rule_holds_while_another_client_forges_and_replays_records() -> None:
-    draw = Draw(forged=True)
-    for seed in range(FORGED_SEEDS):
+@pytest.mark.parametrize(("hosting", "seeds"), [("agent", FORGED_SEEDS), ("etcd", FORGED_ETCD_SEEDS)])
+def test_every_rule_holds_while_another_client_forges_and_replays_records(hosting: str, seeds: int) -> None:
+    draw = Draw(hosting=hosting, forged=True)
+    for seed in range(seeds):
         if run_seed(seed, None, draw).rule is not None:
             told = run_seed(seed, None, draw, tell=True)
-            replay = f"python -m tests.simulator --seed {seed} --story --forgers"
+            replay = f"python -m tests.simulator --seed {seed} --story --forgers --hosting {hosting}"
             pytest.fail(f"{told.what}\n{story_of(told)}\nreplay: {replay}")
+
+
+def test_forged_seeds_are_of_every_hosting_that_authenticates_runs() -> None:
+    hostings = {Cluster(seed, forged=True).scenario.hosting for seed in range(30)}
+    assert hostings == {"agent", "serve", "etcd"}
 
 
 def test_a_share_of_high_seeds_is_authenticated_and_earlier_seeds_mean_what_they_meant() -> None:
@@ -72,7 +80,7 @@ def test_an_authenticated_seed_is_replayed_exactly() -> None:
     assert first == second
 
 
-REPLAYED = {"etcd": 8, "c10d": 9}
+REPLAYED = {"etcd": 8, "c10d": 9, "etcd, forged": 1_000_001}
 TELL_STORIES = """
 import sys
 from tests.simulator.__main__ import main

@@ -166,7 +166,7 @@ class EtcdStranger:
 def sharing_office(leadership: Leadership, client: EtcdClient) -> Leadership:
     """The same office over another connection."""
     own: Any = leadership
-    return Leadership(client, own._keys, own._lease_id, own.ttl_s, own._since, own._who)
+    return Leadership(client, own._keys, own._lease_id, own.ttl_s, own._since, own._who, own._life)
 
 
 def endpoint_of(cluster: EtcdCluster) -> Endpoint:

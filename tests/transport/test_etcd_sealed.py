@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_agent.transport import Secret, WrongKeyError
+from elastic_agent.protocol import RENEWALS_PER_LEASE
+from elastic_agent.transport import Secret, StoreLostError, WrongKeyError
+from elastic_agent.transport.etcd import NotLeaderError
 from tests.etcd import EtcdCluster
 
 from .support import lease, member, plan
@@ -123,3 +125,97 @@ def test_a_node_whose_lease_was_removed_registers_above_it(scene: EtcdScene) -> 
     assert again is not None
     assert again.beat > held.beat
     assert coordinator.read_leases() == {"a": again}, "it is not an older one"
+
+
+def test_a_new_coordinator_continues_from_the_newest_plan_whatever_was_written_over_it(
+    scene: EtcdScene,
+) -> None:
+    scene.joined("a")
+    outsider, coordinator = scene.outsider(), scene.coordinator()
+    key = f"{scene.root()}/plan"
+    assert coordinator.publish(plan(1))
+    earlier = outsider.get(key)
+    assert coordinator.publish(plan(2))
+    outsider.set(key, earlier)
+    coordinator.resign()
+    successor = of_another_process(scene, OURS).coordinator()
+    assert successor.read_plan() == plan(2), "an earlier plan was written back"
+    outsider.delete_key(key)
+    successor.resign()
+    last = of_another_process(scene, OURS).coordinator()
+    assert last.read_plan() == plan(2), "the plan was deleted"
+    assert last.publish(plan(3))
+    assert of_another_process(scene, OURS).node().read_plan() == plan(3)
+
+
+def test_a_coordinator_continues_from_the_plan_that_etcd_has_not_compacted(scene: EtcdScene) -> None:
+    scene.joined("a")
+    outsider, coordinator = scene.outsider(), scene.coordinator()
+    for version in (1, 2):
+        assert coordinator.publish(plan(version))
+    revision = scene.client().range(scene.keys().plan).header.revision
+    scene.cluster.ctl("compact", str(revision))
+    outsider.delete_key(f"{scene.root()}/plan")
+    coordinator.resign()
+    assert of_another_process(scene, OURS).coordinator().read_plan() == plan(2)
+
+
+def test_the_coordinator_writes_the_newest_plan_again_that_another_client_removed_or_changed(
+    scene: EtcdScene,
+) -> None:
+    scene.joined("a")
+    outsider, coordinator = scene.outsider(), scene.coordinator()
+    assert coordinator.publish(plan(1))
+    key = f"{scene.root()}/plan"
+    outsider.delete_key(key)
+    coordinator.read(None)
+    assert of_another_process(scene, OURS).node().read_plan() == plan(1)
+    outsider.set(key, b"{}")
+    coordinator.read(None)
+    assert of_another_process(scene, OURS).node().read_plan() == plan(1)
+    outsider.delete_key(key)
+    assert coordinator.publish(plan(2)), "nor does it count from the beginning"
+
+
+def test_a_node_writes_its_record_again_that_another_client_removed_or_changed(scene: EtcdScene) -> None:
+    node, outsider, coordinator = scene.joined("a"), scene.outsider(), scene.coordinator()
+    key, held = f"{scene.root()}/m/a", lease("a")
+    for damage in (lambda: outsider.delete_key(key), lambda: outsider.set(key, b"{}")):
+        damage()
+        assert "a" not in coordinator.read(None).members
+        for _ in range(RENEWALS_PER_LEASE):
+            assert node.renew(held, held.renewed())
+            held = held.renewed()
+        assert coordinator.read(None).members == {"a": member("a")}
+    outsider.delete_key(key)
+    node.write(member("a", slots=3))
+    assert coordinator.read(None).members == {"a": member("a", slots=3)}
+
+
+@pytest.mark.parametrize("how", ["deleted", "written back"])
+def test_a_life_that_another_client_ends_or_writes_back_is_another_one(scene: EtcdScene, how: str) -> None:
+    node, leader, outsider = scene.joined("a"), scene.leadership(), scene.outsider()
+    key = f"{scene.root()}/life"
+    if how == "deleted":
+        outsider.delete_key(key)
+    else:
+        outsider.set(key, outsider.get(key))
+    with pytest.raises(NotLeaderError, match="ended the life"):
+        leader.write_status("still here")
+    with pytest.raises(StoreLostError, match="removed the records"):
+        node.renew(lease("a"), lease("a").renewed())
+    with pytest.raises(StoreLostError, match="removed the records"):
+        node.write(member("a"))
+    assert scene.node().store_id != node.store_id
+    leader.resign()
+    assert scene.leadership().store_age_s() == 0.0, "nodes of the earlier life may still train"
+
+
+def test_connected_nodes_remove_what_another_client_writes_as_life_of_the_run(scene: EtcdScene) -> None:
+    node, outsider = scene.joined("a"), scene.outsider()
+    outsider.set(f"{scene.root()}/life", b"evil")
+    with pytest.raises(WrongKeyError):
+        of_another_process(scene, OURS).node()
+    with pytest.raises(StoreLostError):
+        node.renew(lease("a"), lease("a").renewed())
+    of_another_process(scene, OURS).joined("b")

@@ -197,4 +197,4 @@ def _munge(data: bytes) -> None:
 
 def _etcd_plan(data: bytes) -> None:
     reader = EtcdPlanReader(_PLAIN, b"/run/plan", lambda problem: None)  # type: ignore[arg-type]
-    reader.follow([News(2, {b"/run/plan": data}, frozenset())])
+    reader.follow([News(2, {b"/run/plan": data}, frozenset(), ((b"/run/plan", data),))])

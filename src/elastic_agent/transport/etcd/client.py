@@ -43,6 +43,11 @@ _EXPIRED_LOGIN = ("invalid auth token", "invalid auth revision", "revision of au
 class CompactedError(Exception):
     """The revisions that were to be watched are gone; what is there now has to be read."""
 
+    def __init__(self, what: str, revision: int = 0) -> None:
+        """``revision``: the first that is still there, if known."""
+        super().__init__(what)
+        self.revision = revision
+
 
 class LeaseGoneError(Exception):
     """The etcd lease ran out or was revoked."""
@@ -62,6 +67,8 @@ class News:
     next_revision: int
     written: dict[bytes, bytes]
     deleted: frozenset[bytes]
+    puts: tuple[tuple[bytes, bytes], ...] = ()
+    """Every key that was written, with its value, in order."""
 
 
 @dataclass(frozen=True)
@@ -407,7 +414,8 @@ class EtcdClient:
 
     def _cancelled(self, response: Any) -> Exception:
         if response.compact_revision:
-            return CompactedError(f"compacted up to revision {response.compact_revision}")
+            revision = int(response.compact_revision)
+            return CompactedError(f"compacted up to revision {revision}", revision)
         reason = response.cancel_reason
         if "permission denied" in reason:
             return _RefusedError(_no_permission(str(self.endpoint), self._access))
@@ -562,7 +570,8 @@ def _news(response: Any) -> News:
             written.pop(event.kv.key, None)
     # The header may be ahead of what was sent.
     newest = max(event.kv.mod_revision for event in response.events)
-    return News(newest + 1, written, frozenset(deleted))
+    puts = tuple((event.kv.key, event.kv.value) for event in response.events if event.type == 0)
+    return News(newest + 1, written, frozenset(deleted), puts)
 
 
 def _code(error: Any) -> Any:

@@ -8,6 +8,7 @@ Keys, all under ``<prefix>/1/``:
                              if the run has a secret (see :mod:`.sealed`)
     r/<run>/m/<incarnation>  member record        r/<run>/l/<incarnation>  lease
     r/<run>/plan             the newest plan (see :mod:`.plans`)
+    r/<run>/plan.read        written by a coordinator that reads what the key before it has held
     r/<run>/status           what the coordinator waits for, in words
     r/<run>/leader           the coordinator
     r/<run>/report/<node>    the node's newest report (see :mod:`elastic_agent.diagnosis.records`)
@@ -20,10 +21,10 @@ import re
 import secrets
 from typing import Any
 
-from elastic_agent.transport.base import NotAStoreError, StoreLostError
+from elastic_agent.transport.base import NotAStoreError, StoreLostError, WrongKeyError
 from elastic_agent.transport.sealing import Secret
 
-from .client import EtcdClient, is_missing, put
+from .client import EtcdClient, delete, is_missing, put, was_written_at
 from .sealed import RunLife, RunSecret, check_needs_no_secret
 
 AGE_KNOWN_S = 2 * 3600
@@ -46,6 +47,7 @@ class RunKeys:
         self.members, self.leases = self.root + b"m/", self.root + b"l/"
         self.reports = self.root + b"report/"
         self.plan, self.status, self.leader = (self.root + name for name in (b"plan", b"status", b"leader"))
+        self.plan_mark = self.plan + b".read"
         self.life, self.ended = self.root + b"life", self.root + b"ended"
         self.id = id_key(prefix)
         self.run_id = run_id
@@ -124,6 +126,19 @@ def _life_in(keys: RunKeys, stored: bytes, revision: int) -> RunLife:
     else:
         name = keys.secret.name_of_life(stored)
     return RunLife(bytes(stored), name.decode("ascii", "replace"), revision)
+
+
+def remove_foreign_life(client: EtcdClient, keys: RunKeys, stored: bytes, revision: int) -> None:
+    """Remove what stands in place of the run's life if no agent with the secret wrote it, so that the next can begin.
+
+    As long as it stands there, no agent can connect.
+    """
+    if keys.secret is None:
+        return
+    try:
+        keys.secret.name_of_life(stored)
+    except WrongKeyError:
+        client.transact([was_written_at(keys.life, revision)], [delete(keys.life)])
 
 
 def found_in(response: Any) -> Any | None:

@@ -27,8 +27,24 @@ def _decode_plan(data: bytes) -> Plan:
 class PlanReader:
     """The newest plan, over one connection; anything else in the key is reported once."""
 
-    def __init__(self, client: EtcdClient, key: bytes, report_invalid: Callable[[str], None]) -> None:
-        """``report_invalid`` is called with everything in the key that is not a plan."""
+    def __init__(
+        self,
+        client: EtcdClient,
+        key: bytes,
+        report_invalid: Callable[[str], None],
+        *,
+        is_writer: bool = False,
+    ) -> None:
+        """Prepare; :meth:`read` reads.
+
+        Args:
+            client: the connection.
+            key: of the plan.
+            report_invalid: called with everything in the key that is not a plan.
+            is_writer: whether nothing else writes plans meanwhile: then one that is missing was removed by another
+                program, and the newest is the last that was read or written.
+        """
+        self._is_writer = is_writer
         self._client = client
         self._key = key
         self._report_invalid = report_invalid
@@ -42,19 +58,31 @@ class PlanReader:
         """Another version of elastic-agent coordinates the run, in words; empty: none does, as far as is known."""
         self.unknown = False
         """There was a plan, which cannot be read any more: no other may be published in its place."""
+        self.knows_all = False
+        """Every plan of this life of the run's records that etcd holds was taken."""
+        self.is_damaged = False
+        """The key holds no plan, or an earlier one, as of the last reading."""
+
+    def wrote(self, plan: Plan, revision: int) -> None:
+        """This plan was written in this revision."""
+        self.revision, self.best, self.is_damaged = revision, plan, False
 
     def read(self) -> Plan | None:
         """The newest plan as a majority of etcd has it; a damaged one is skipped."""
         found = self._client.range(self._key)
         self.next_revision = found.header.revision + 1
         self.unknown = False
+        self.is_damaged = True
         if not found.kvs:
-            self.revision, self.best = 0, None
-            return None
+            self.revision = 0
+            if not self._is_writer:
+                self.best = None
+            return self.best
         (stored,) = found.kvs
         self.revision = stored.mod_revision
-        if not self._take(stored.value) and self.best is None:
-            self.unknown = not self._look_back(stored)
+        self.is_damaged = not self._take(stored.value)
+        if self.is_damaged and self.best is None:
+            self.unknown = not self.knows_all and not self._look_back(stored)
         return self.best
 
     def _look_back(self, stored: Any) -> bool:
@@ -75,9 +103,20 @@ class PlanReader:
         for one in news:
             if one.next_revision > self.next_revision:
                 self.next_revision = one.next_revision
-                for key, data in one.written.items():
-                    self._take(self._client.opened(key, data))
+                self.learn(one)
         return self.best
+
+    def learn(self, news: News) -> None:
+        """Take every plan that the key held meanwhile."""
+        for key, data in news.puts:
+            if key == self._key:
+                self._take(self._client.opened(key, data))
+
+    def learn_at(self, revision: int, least: int) -> bool:
+        """Take the plan that the key held in this revision; False if it held something else, written in ``least``
+        or later."""
+        found = self._client.range(self._key, revision=revision).kvs
+        return all(self._take(stored.value) or stored.mod_revision < least for stored in found)
 
     def _take(self, data: bytes) -> bool:
         """This is what the key holds now, or held; whether it is a plan."""
