@@ -286,6 +286,12 @@ def resident_bytes(pid: int) -> int:
     return int(_read(f"/proc/{pid}/statm").split()[1]) * mmap.PAGESIZE
 
 
+def own_bytes(pid: int) -> int:
+    """Memory that its own data take, swapped or not, without files that are mapped. Raises OSError: it is gone."""
+    lines = (line.split() for line in _read(f"/proc/{pid}/status").splitlines())
+    return sum(int(line[1]) for line in lines if line[0] in (b"RssAnon:", b"VmSwap:")) * 1024
+
+
 def threads(pid: int) -> list[int]:
     """The threads of a process; none when it is gone."""
     try:

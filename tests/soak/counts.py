@@ -21,7 +21,8 @@ class Agent:
 
     pid: int
     age_s: float
-    resident: int
+    memory: int
+    """Bytes of its own data. Of mapped files, more or less is resident as the kernel sees fit."""
     descriptors: int
     threads: int
 
@@ -60,7 +61,7 @@ def agent_of(cluster: SoakCluster, name: str, now_s: float) -> Agent:
     return Agent(
         pid,
         now_s,
-        linux.resident_bytes(pid),
+        linux.own_bytes(pid),
         len(os.listdir(f"/proc/{pid}/fd")),
         len(linux.threads(pid)),
     )

@@ -17,9 +17,9 @@ def memory(witness: list[Agent]) -> tuple[float, float] | None:
     """Bytes in the third quarter and in the last one (medians); None if there are too few samples."""
     if len(witness) < 8:
         return None
-    resident = [one.resident for one in witness]
-    quarter = len(resident) // 4
-    return median(resident[2 * quarter : 3 * quarter]), median(resident[-quarter:])
+    used = [one.memory for one in witness]
+    quarter = len(used) // 4
+    return median(used[2 * quarter : 3 * quarter]), median(used[-quarter:])
 
 
 def memory_problem(witness: list[Agent]) -> str | None:
