@@ -155,12 +155,15 @@ def _own(recognised: Recognised | None, otherwise: str) -> str:
     return recognised.symptom.remedy or otherwise if recognised is not None else otherwise
 
 
+_KILLED = re.compile(r"Killed process (\d+)\b", re.ASCII)
+
+
 def _was_out_of_memory(report: NodeReport, worker: WorkerReport, recognised: Recognised | None) -> bool:
     killed = signal_name(worker.returncode) == "SIGKILL" or (
         recognised is not None and recognised.symptom.name == "loader-killed"
     )
-    named = re.search(rf"Killed process {worker.pid}\b", report.facts.get("kernel_log", ""))
-    return killed and (report.facts.get("oom_kills", "0") not in ("", "0") or named is not None)
+    is_named = str(worker.pid) in _KILLED.findall(report.facts.get("kernel_log", ""))
+    return killed and (report.facts.get("oom_kills", "0") not in ("", "0") or is_named)
 
 
 def _out_of_memory(report: NodeReport, worker: WorkerReport, error: str) -> Finding:

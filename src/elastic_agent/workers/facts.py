@@ -29,6 +29,7 @@ _KERNEL_LOG = "/dev/kmsg"
 _MOST_RECORDS = 20_000
 _LOG_SLACK_S = 1.0
 """The kernel's log counts time a little differently from CLOCK_MONOTONIC."""
+_NUMBER = re.compile(r"\b[0-9]+\b")
 _KILL = re.compile(r"[Oo]ut of memory|Killed process|segfault|general protection|traps?:|NVRM: Xid")
 _OF_THE_MACHINE = re.compile(r"[Oo]ut of memory|Killed process|NVRM: Xid")
 """These may concern any process; a crash concerns the one that it names."""
@@ -173,10 +174,11 @@ def _available_memory() -> str:
 def _last_kernel_message(since_s: float, pids: Collection[int]) -> str:
     """The last message on one of these processes, or else on the memory or a GPU; empty if there is none."""
     own = other = ""
+    numbers = {str(pid) for pid in pids}
     for at_s, message in _kernel_messages():
         if at_s < since_s - _LOG_SLACK_S or not _KILL.search(message):
             continue
-        if any(re.search(rf"\b{pid}\b", message) for pid in pids):
+        if not numbers.isdisjoint(_NUMBER.findall(message)):
             own = message
         elif _OF_THE_MACHINE.search(message):
             other = message
