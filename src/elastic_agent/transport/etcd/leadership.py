@@ -348,9 +348,15 @@ class Leadership:
 
         Raises:
             NotLeaderError: another agent coordinates, or the run's records have another life; nothing was written.
+                Also if leadership was found lost while the answer was awaited.
         """
         conditions = [self._is_leader, self._life_is_ours, *compare]
-        done = self._client.transact(conditions, then, [get(self._keys.leader), get(self._keys.life)])
+        try:
+            done = self._client.transact(conditions, then, [get(self._keys.leader), get(self._keys.life)])
+        except StoreLostError:
+            if self._lost:
+                raise NotLeaderError(self._lost) from None
+            raise
         if not done.succeeded:
             leader, life = map(found_in, done.responses)
             if leader is None:
