@@ -386,7 +386,9 @@ class Watched:
             f"{self._who} takes {key}: {record[:80]!r}",
         )
         if self._in_order and self._truth.numbered.fullmatch(key):
-            older = 0 < written[record] < self._newest.get(key, 0)
+            # Once revoked, a lease stays revoked, whichever of its records is written back.
+            is_revoked = b'"condemned":true' in record
+            older = 0 < written[record] < self._newest.get(key, 0) and not is_revoked
             require(not older, "no earlier record counts", f"{self._who} takes {key}: {record[:200]!r}")
             self._newest[key] = max(self._newest.get(key, 0), written[record])
         return record

@@ -19,6 +19,8 @@ from elastic_agent.transport.base import NotAStoreError, StoreLostError
 from elastic_agent.transport.etcd import EtcdLink, KeptLeases, Leadership, NotLeaderError
 from elastic_agent.transport.etcd import link as etcd
 from elastic_agent.transport.etcd.client import EtcdClient, prefix_end
+from elastic_agent.transport.etcd.keys import run_life
+from elastic_agent.transport.etcd.leadership import campaign_for
 from elastic_agent.transport.etcd.plans import UnknownPlanError
 from elastic_agent.values import EtcdAccess
 from tests.etcd import EtcdCluster
@@ -62,6 +64,20 @@ def test_a_former_leader_cannot_write(etcd_scene: EtcdScene, write: str, succeed
     with pytest.raises(NotLeaderError, match=f"{found}|the coordinator's etcd lease expired"):
         WRITES[write](deposed)
     assert everything(etcd_scene) == before
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_an_agent_that_was_paused_for_longer_than_its_etcd_lease_is_not_elected(
+    etcd_scene: EtcdScene, monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    if leads:
+        etcd_scene.leadership()
+    client, keys = etcd_scene.client(), etcd_scene.keys()
+    life = run_life(client, keys)
+    gone = client.grant(60)
+    client.revoke(gone)
+    monkeypatch.setattr(client, "grant", lambda ttl_s: gone)
+    assert campaign_for(client, keys, "late", 5.0, life.stored) is None
 
 
 def test_one_agent_is_elected_and_the_next_when_it_resigns(etcd_scene: EtcdScene) -> None:

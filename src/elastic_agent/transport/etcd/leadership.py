@@ -406,9 +406,12 @@ def campaign_for(
     ttl_s = max(LEAST_LEADER_S, math.floor(lease_ttl_s * LEADER_LEASES))
     lease_id = client.grant(ttl_s)
     free = [was_written_at(keys.life, known.revision), is_missing(keys.leader)]
-    done = client.transact(free, [put(keys.leader, who.encode(), lease_id)])
-    if not done.succeeded:
-        client.revoke(lease_id)
+    try:
+        done = client.transact(free, [put(keys.leader, who.encode(), lease_id)])
+        if not done.succeeded:
+            client.revoke(lease_id)
+            return None
+    except LeaseGoneError:  # this process was paused for longer than the lease, or another program revoked it
         return None
     return Leadership(client, keys, lease_id, ttl_s, int(done.header.revision), who, known)
 
