@@ -386,9 +386,10 @@ class Watched:
             f"{self._who} takes {key}: {record[:80]!r}",
         )
         if self._in_order and self._truth.numbered.fullmatch(key):
-            # Once revoked, a lease stays revoked, whichever of its records is written back.
-            is_revoked = b'"condemned":true' in record
-            older = 0 < written[record] < self._newest.get(key, 0) and not is_revoked
+            # A lease that was revoked stays so, and a node that was forgotten, too: nothing newer counts instead. (In
+            # etcd, a new coordinator may have revoked an earlier lease again that was written back.)
+            is_final = record == GONE or b'"condemned":true' in record
+            older = 0 < written[record] < self._newest.get(key, 0) and not is_final
             require(not older, "no earlier record counts", f"{self._who} takes {key}: {record[:200]!r}")
             self._newest[key] = max(self._newest.get(key, 0), written[record])
         return record

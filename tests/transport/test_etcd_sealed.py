@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 from elastic_agent.protocol import RENEWALS_PER_LEASE
 from elastic_agent.transport import Secret, StoreLostError, WrongKeyError
@@ -146,6 +147,17 @@ def test_a_new_coordinator_continues_from_the_newest_plan_whatever_was_written_o
     assert last.read_plan() == plan(2), "the plan was deleted"
     assert last.publish(plan(3))
     assert of_another_process(scene, OURS).node().read_plan() == plan(3)
+
+
+def test_a_coordinator_that_takes_over_reports_none_of_the_many_earlier_plans(scene: EtcdScene) -> None:
+    node, first = scene.joined("a"), scene.leadership()
+    for version in range(1, 51):
+        assert first.publish(plan(version))
+    assert node.read_plan() == plan(50)
+    first.resign()
+    with structlog.testing.capture_logs() as logs:
+        assert scene.leadership().read_plan() == plan(50)
+    assert [line for line in logs if line["log_level"] == "warning"] == []
 
 
 def test_a_coordinator_continues_from_the_plan_that_etcd_has_not_compacted(scene: EtcdScene) -> None:

@@ -221,8 +221,9 @@ class Leadership:
                 self._follow_plans(begin, written)
                 break
             except CompactedError as error:
-                is_complete = self._plans.learn_at(error.revision, self._life.revision)
+                is_complete = self._plans.remember_at(error.revision, self._life.revision)
                 begin = error.revision + 1
+        self._plans.take_remembered()
         self._plans.knows_all = is_complete
 
     def _follow_plans(self, begin: int, end: int) -> None:
@@ -230,7 +231,7 @@ class Leadership:
         keys = self._keys
         with closing(self._client.follow(keys.plan, keys.plan_mark + b"\0", begin, self.ttl_s)) as changes:
             for news in changes:
-                self._plans.learn(news)
+                self._plans.remember(news)
                 if news.next_revision > end:
                     return
         raise StoreLostError("etcd did not answer with the earlier plans in time")

@@ -58,6 +58,7 @@ class PlanReader:
         """Another version of elastic-agent coordinates the run, in words; empty: none does, as far as is known."""
         self.unknown = False
         """There was a plan, which cannot be read any more: no other may be published in its place."""
+        self._remembered = b""
         self.knows_all = False
         """Every plan of this life of the run's records that etcd holds was taken."""
         self.is_damaged = False
@@ -103,20 +104,36 @@ class PlanReader:
         for one in news:
             if one.next_revision > self.next_revision:
                 self.next_revision = one.next_revision
-                self.learn(one)
+                for key, data in one.puts:
+                    if key == self._key:
+                        self._take(self._client.opened(key, data))
         return self.best
 
-    def learn(self, news: News) -> None:
-        """Take every plan that the key held meanwhile."""
+    def remember(self, news: News) -> None:
+        """Remember the newest of the plans that the key held meanwhile, for :meth:`take_remembered`.
+
+        Earlier ones are expected among them. They are neither decoded nor reported: there may be very many.
+        """
         for key, data in news.puts:
             if key == self._key:
-                self._take(self._client.opened(key, data))
+                self._remember(self._client.opened(key, data))
 
-    def learn_at(self, revision: int, least: int) -> bool:
-        """Take the plan that the key held in this revision; False if it held something else, written in ``least``
-        or later."""
+    def remember_at(self, revision: int, least: int) -> bool:
+        """The same of what the key held in this revision; False if that was no plan, written in ``least`` or later."""
         found = self._client.range(self._key, revision=revision).kvs
-        return all(self._take(stored.value) or stored.mod_revision < least for stored in found)
+        return all(self._remember(stored.value) or stored.mod_revision < least for stored in found)
+
+    def _remember(self, record: bytes) -> bool:
+        if not record or isinstance(record, Unverified):
+            return False
+        self._remembered = record
+        return True
+
+    def take_remembered(self) -> None:
+        """Take the newest of the plans that were remembered."""
+        if self._remembered:
+            self._take(self._remembered)
+            self._remembered = b""
 
     def _take(self, data: bytes) -> bool:
         """This is what the key holds now, or held; whether it is a plan."""
