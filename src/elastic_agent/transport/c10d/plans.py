@@ -283,9 +283,8 @@ class PlanWriter:
             self._client.put(key, self._newest[key])
         if self._last > 1 and before not in found:
             self._client.put(before, _CLEARED)  # nodes look for it, too
-        following = self._client.peek_awaited(
-            after
-        )  # by itself: looking for several is slow if one is missing
+        # Usually missing: read together with the others, it would cause a request for each half of them.
+        following = self._client.peek_awaited(after)
         if following is not None and not self._reader.is_plan(following, self._last + 1):
             self._client.delete([after])  # or nodes wait for the version after it
 
