@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from .scene import Scene
 KINDS = {"elastic-spawner": "spawner", "elastic-standby": "standbys"}
 """Of our processes, by the name that the kernel shows; the others are the guard, the agent and the workers."""
 MB = 1e6
+CPUCLOCK_SCHED = 2
 
 
 def by_kind(scene: Scene, node: str) -> dict[str, list[psutil.Process]]:
@@ -47,14 +49,10 @@ def rss_mb(processes: Iterable[psutil.Process]) -> float:
 
 
 def processor_s(processes: Iterable[psutil.Process]) -> float:
-    """What the threads of these processes have used, in nanoseconds' resolution where the kernel has it."""
-    return sum(_used_s(one) for one in processes if one.is_running())
+    """What these processes have used, their ended threads included, in nanoseconds' resolution."""
+    return sum(time.clock_gettime(_processor_clock(one.pid)) for one in processes if one.is_running())
 
 
-def _used_s(process: psutil.Process) -> float:
-    try:
-        threads = Path(f"/proc/{process.pid}/task").iterdir()
-        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
-    except OSError:  # a kernel without it: hundredths of a second must do
-        times = process.cpu_times()
-        return float(times.user + times.system)
+def _processor_clock(pid: int) -> int:
+    """The clock that clock_getcpuclockid(3) gives for another process."""
+    return ~pid << 3 | CPUCLOCK_SCHED

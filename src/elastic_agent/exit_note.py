@@ -3,7 +3,7 @@
 A Python program needs up to half a second to end after an exception or ``sys.exit``. Only then its connections break,
 and only then its agent sees that it has ended. If another worker is killed meanwhile, the agent stops this one. The
 note tells what happened first, and that an exception was raised while another one was handled, also where a traceback
-does not show it (``raise … from None``, ``sys.exit(1)`` in a handler).
+does not show it (``raise … from None``, ``sys.exit(1)`` or ``os._exit(1)`` in a handler).
 
 The notes are behind the cells of the heartbeat file (:mod:`elastic_agent.client._cells`), :data:`NOTE_BYTES` for each
 slot: eight bytes in the machine's own byte order, which are the microseconds of CLOCK_BOOTTIME times 256 plus the exit
@@ -17,6 +17,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import NoReturn
 
 NOTE_BYTES = 1024
 UNKNOWN_CODE = 255
@@ -65,6 +66,20 @@ class Writer:
                 os.pwrite(fd, head.to_bytes(_HEAD_BYTES, sys.byteorder) + _text_of(error), start)
         except Exception:  # never the script's problem, even if an exception cannot be printed
             pass
+
+
+def note_immediate_exits(note: Writer) -> None:
+    """Have ``os._exit`` write the note of this process before it ends it, as nothing else is called any more."""
+    end = os._exit
+
+    def _exit(status: int) -> "NoReturn":
+        """Exit to the system with specified status, without normal exit processing."""
+        error = SystemExit(status)
+        error.__context__ = sys.exc_info()[1]
+        note.write(error, exit_code(error))
+        end(status)
+
+    os._exit = _exit
 
 
 def exit_code(error: BaseException | None) -> int | None:

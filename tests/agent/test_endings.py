@@ -88,6 +88,30 @@ def test_a_process_that_a_worker_forks_writes_no_note_of_the_worker(tmp_path: Pa
         assert file.note(0) is None
 
 
+def test_an_immediate_exit_notes_its_code_and_the_exception_that_was_being_handled(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from elastic_agent.exit_note import Writer, note_immediate_exits
+note_immediate_exits(Writer(sys.argv[1], 1))
+child = os.fork()
+if not child:
+    os._exit(5)
+os.waitpid(child, 0)
+try:
+    1 / 0
+except ZeroDivisionError:
+    os._exit(status=7)
+"""
+    with closing(HeartbeatFile.create(tmp_path, 2)) as file:
+        done = subprocess.run(
+            [sys.executable, "-c", script, file.path], env=clean_environment(), check=False, capture_output=True
+        )
+        note = file.note(1)
+    assert done.returncode == 7, done.stderr
+    assert note is not None
+    assert (note.code, note.errors) == (7, ("", "ZeroDivisionError: division by zero"))
+
+
 @pytest.mark.parametrize("path", ["/nowhere/at/all", ""])
 def test_a_note_that_cannot_be_written_is_not_the_scripts_problem(path: str) -> None:
     Writer(path, 0).write(ValueError(), 1)

@@ -40,6 +40,9 @@ READ_EARLY = 1 / 500
 """Of a lease: how much sooner than the last one a renewal is looked for, so that it is noticed less and less late. When
 it is not there yet, it is looked for again like one that is overdue."""
 
+FULL_READ_EARLY = 1 / 10
+"""Of a lease: how much sooner all records are read when the leases are read anyway."""
+
 PAUSE_LEASES, PAUSE_S = 1 / 3, 1.0
 """A coordinator that comes this much of a lease, or this long, too late was paused, or its whole machine was."""
 
@@ -167,12 +170,13 @@ class RunDriver:
     def _turn(self, hints: Collection[str]) -> Steps[None]:
         """Read what may have changed, and act until there is nothing to do."""
         now_s = self._clock()
-        if now_s >= self._full_read_s:
+        reads_leases = now_s >= self._lease_read_s
+        if now_s >= self._full_read_s - (self._ttl_s * FULL_READ_EARLY if reads_leases else 0.0):
             yield from self._read_all()
         else:
             if hints:
                 yield from self._read(hints)
-            if now_s >= self._lease_read_s:
+            if reads_leases:
                 yield from self._read_leases()
         decision = yield from self._act()
         self._decide_s = decision.wake_s

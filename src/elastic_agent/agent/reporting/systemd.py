@@ -11,11 +11,14 @@ import faulthandler
 from collections.abc import Callable
 
 from elastic_agent.agent import events
+from elastic_agent.agent.timers import call_periodically
 from elastic_agent.protocol import Announce, State
 from elastic_agent.rendezvous.events import LeaseLost, Registered
 from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, extend, status
 
 LOOK_EVERY_S = 0.5
+LOOK_EVERY_RUNNING_S = 5.0
+"""While workers run, only the step in the status changes."""
 LOOK_EVERY_AT_START_S = 0.1
 """Short, because other units may wait for the start to complete."""
 
@@ -49,6 +52,7 @@ class SystemdReporter:
         self._registered_since_s: float | None = None
         self._alive_due_s = 0.0
         self._extend_due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Notify systemd from now on; to be called in the agent's loop."""
@@ -59,6 +63,13 @@ class SystemdReporter:
 
     def on_event(self, event: events.Event) -> None:
         """Update the status from an event; the timer notifies systemd."""
+        was_running = self._runs
+        self._take_in(event)
+        if was_running and not self._runs and self._timer is not None:
+            self._timer.cancel()
+            self._tick()
+
+    def _take_in(self, event: events.Event) -> None:
         match event:
             case events.LeaveSignalled(reason=reason):
                 self._stop(reason)
@@ -95,8 +106,12 @@ class SystemdReporter:
 
     def _tick(self) -> None:
         self._send_status()
-        pause_s = LOOK_EVERY_S if self._up else LOOK_EVERY_AT_START_S
-        asyncio.get_running_loop().call_later(pause_s, self._tick)
+        if self._up and self._runs:
+            period_s = min(LOOK_EVERY_RUNNING_S, self._manager.alive_every_s / 2)
+            self._timer = call_periodically(period_s, self._tick)
+        else:
+            pause_s = LOOK_EVERY_S if self._up else LOOK_EVERY_AT_START_S
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tick)
 
     def _send_status(self) -> None:
         now_s = asyncio.get_running_loop().time()

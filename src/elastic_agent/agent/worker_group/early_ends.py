@@ -2,8 +2,9 @@
 
 A process that is killed, or that calls ``os._exit``, has ended only after the kernel has freed its memory, which takes
 5 to 100 ms for one that has loaded torch. Meanwhile another worker may fail, too. The threads of the process end at
-once, except for the last one, which frees the memory. So it is enough to watch two of them. Linux 6.9 and newer tell
-when a thread ends (``PIDFD_THREAD``); with an older one, the end of the process is all that is known.
+once, except for the last one, which frees the memory. So it is enough to watch two of them; of more, the first one is
+noticed earlier where threads wait for a processor. Linux 6.9 and newer tell when a thread ends (``PIDFD_THREAD``); with
+an older one, the end of the process is all that is known.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Callable
 
 from elastic_agent.linux import boottime_s, is_ending, threads
 
-WATCHED_THREADS = 2
+LEAST_THREADS, MOST_THREADS = 2, 8
+"""So many threads of a worker are watched; with fewer, the only one may be the last one."""
 AFTER_S = 0.25
 """How long after its introduction the threads of a worker are looked for: the process group has some of its own."""
 
@@ -50,8 +52,8 @@ class EarlyEnds:
                 self._close(fds.pop())
 
     def _open(self, slot: int, pid: int) -> None:
-        oldest = [tid for tid in sorted(threads(pid)) if tid != pid][:WATCHED_THREADS]
-        if len(oldest) < WATCHED_THREADS:  # the only one may be the last one
+        oldest = [tid for tid in sorted(threads(pid)) if tid != pid][:MOST_THREADS]
+        if len(oldest) < LEAST_THREADS:
             return
         for tid in oldest:
             with contextlib.suppress(OSError):  # it has just ended, or the kernel is too old

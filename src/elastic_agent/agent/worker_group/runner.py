@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from elastic_agent.agent import events
+from elastic_agent.agent.timers import call_periodically
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.linux import boottime_s, catches, is_frozen
 from elastic_agent.protocol import Failure, FailureKind, Notice
@@ -37,7 +38,7 @@ from .stalls import Progress, StallWatch
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 6
 """A real-time signal that neither glibc, Python, torch nor NCCL uses."""
 
-NOTICE_POLL_EVERY_S = (0.05, 3.0)
+NOTICE_POLL_EVERY_S = (0.05, 5.0)
 """The shortest and longest pause between checks whether workers handle notices; it grows."""
 
 FINAL_OUTPUT_S = 2.0
@@ -509,7 +510,7 @@ class Runner:
         if self.handles_notices:
             self._report(events.NoticesHandled(running.generation))
             return
-        longer_s = min(1.2 * pause_s, NOTICE_POLL_EVERY_S[1])
-        self._notice_poll_timer = asyncio.get_running_loop().call_later(
-            pause_s, self._poll_notice_handling, longer_s
-        )
+        longest_s = NOTICE_POLL_EVERY_S[1]
+        call_later = call_periodically if pause_s >= longest_s else asyncio.get_running_loop().call_later
+        longer_s = min(1.2 * pause_s, longest_s)
+        self._notice_poll_timer = call_later(pause_s, self._poll_notice_handling, longer_s)

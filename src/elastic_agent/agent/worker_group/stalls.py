@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from elastic_agent.agent import events
+from elastic_agent.agent.timers import call_periodically
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.workers.guard.client import Exited
 
@@ -145,8 +146,10 @@ class StallWatch:
             self._timer = loop.call_later(self._answer_s, self._tell, over, silent)
         else:
             self._collectives.ask(details=False)
-            pause_s = self._pause_s if quiet_s == 0 else min(self._pause_s, STALLED_LOOK_EVERY_S)
-            self._timer = loop.call_later(pause_s, self._look)
+            if quiet_s == 0:
+                self._timer = call_periodically(self._pause_s, self._look)
+            else:
+                self._timer = loop.call_later(min(self._pause_s, STALLED_LOOK_EVERY_S), self._look)
 
     def _look_at_heartbeats(self, alive: Collection[int], now_s: float) -> int | None:
         """A slot whose heartbeats have stopped for the time-out."""

@@ -35,6 +35,8 @@ MAX_COMPARED_BYTES = 4 * 1024 * 1024
 
 _NOTHING = b"\x00elastic-agent: no such key\x00"
 _BATCH = 512
+_FEW = 2
+"""So few values are read one by one: a batch takes three requests, as ``multi_get`` itself first waits for the keys."""
 
 
 @contextmanager
@@ -132,7 +134,9 @@ class StoreClient:
         return there
 
     def peek_many(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """The values of those keys that exist."""
+        """The values of those keys that exist. Not for keys that a client may be waiting for."""
+        if len(keys) <= _FEW:
+            return self._peek_each(keys)
         found: dict[str, bytes] = {}
         for start in range(0, len(keys), _BATCH):
             found.update(self._peek_batch(keys[start : start + _BATCH]))
@@ -148,8 +152,11 @@ class StoreClient:
             return {key: self._records.opened(key, data) for key, data in zip(present, values, strict=True)}
         except StoreLostError:
             # One of them was deleted after the check, or the connection is gone: then this raises too.
-            found = {key: self.peek(key) for key in present}
-            return {key: value for key, value in found.items() if value is not None}
+            return self._peek_each(present)
+
+    def _peek_each(self, keys: Collection[str]) -> dict[str, bytes]:
+        found = {key: self.peek(key) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
 
     def _present(self, keys: Sequence[str]) -> list[str]:
         """Those that exist. One request checks all; only if some are missing, each half is checked."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any, NoReturn
 
-from elastic_agent.exit_note import Writer, exit_code
+from elastic_agent.exit_note import Writer, exit_code, note_immediate_exits
 from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
 from elastic_agent.workers.cold_start import with_startup_hook
@@ -140,6 +140,8 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
         renew_modules()
         program = _program(argv)
         program.exit_note = Writer.of_worker(env)
+        if program.exit_note is not None:
+            note_immediate_exits(program.exit_note)
         if launch["reports_to"]:
             program.reports = ImportReports(launch["reports_to"], launch["slot"], changed)
             program.reports.start()

@@ -21,8 +21,11 @@ from elastic_agent.rendezvous.effects import Effect, Steps, back_offs, run_until
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import CoordinatorLink, StoreLostError
 
-RUNS_READ_EVERY_S = 2.0
+RUNS_READ_EVERY_S = 5.0
 """How often the list of runs is read, for runs without a hint."""
+
+LOOK_EVERY_S = 0.2
+"""How often runs that are only on that list are checked."""
 
 MAX_RUNS = 1000
 """How many runs of a store are coordinated at a time."""
@@ -139,7 +142,7 @@ class CoordinatorThread(threading.Thread):
             moments = [run.until_s for run in self._coordinated.values()]
             moments += [rest.until_s for rest in self._resting.values()]
             if self._hinted or self._listed:
-                moments.append(now_s if self._hinted else now_s + RUNS_READ_EVERY_S / 10)
+                moments.append(now_s if self._hinted else now_s + LOOK_EVERY_S)
             hints = self._inbox.wait(max(LEAST_WAIT_S, min([*moments, now_s + self._idle_s]) - now_s))
 
     def _turn(self, hints: list[tuple[str, str]]) -> None:
