@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.early_ends import AFTER_S, EarlyEnds
 from elastic_agent.agent.worker_group.endings import Left, report_endings
+from elastic_agent.agent.worker_group.exit_moments import ExitMoment
 from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.exit_note import Note, Writer, exit_code, read_note
 from elastic_agent.linux import boottime_s
@@ -104,7 +106,10 @@ except ZeroDivisionError:
 """
     with closing(HeartbeatFile.create(tmp_path, 2)) as file:
         done = subprocess.run(
-            [sys.executable, "-c", script, file.path], env=clean_environment(), check=False, capture_output=True
+            [sys.executable, "-c", script, file.path],
+            env=clean_environment(),
+            check=False,
+            capture_output=True,
         )
         note = file.note(1)
     assert done.returncode == 7, done.stderr
@@ -266,6 +271,62 @@ def test_a_killed_process_is_known_to_end_before_it_has_ended(
 
     killed_s, began_s, ended_s = asyncio.run(scene())
     assert killed_s <= began_s < ended_s
+
+
+def _is_dated_by_the_kernel() -> bool:
+    try:
+        ExitMoment(os.getpid()).close()
+    except OSError:
+        return False
+    return True
+
+
+FORKS_AND_DIES = """
+import os, subprocess, sys, threading
+for _ in range(200):
+    thread = threading.Thread(target=str)
+    thread.start()
+    thread.join()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+memory = bytearray(b"x") * (256 << 20)
+print("ready", flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(not _is_dated_by_the_kernel(), reason="this kernel refuses perf_event_open to this user")
+def test_the_kernel_dates_the_end_of_a_process_whose_agent_looks_later() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FORKS_AND_DIES], stdin=pipe, stdout=pipe) as process:
+        ends = EarlyEnds()
+        ends.date(0, process.pid)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        told_s = boottime_s()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        process.wait()
+        ended_s = boottime_s()
+        ends.close()
+    assert told_s <= ends.began_s(0, ended_s) < ended_s
+
+
+@pytest.mark.skipif(not _is_dated_by_the_kernel(), reason="this kernel refuses perf_event_open to this user")
+def test_a_process_that_has_not_ended_has_no_date() -> None:
+    with closing(ExitMoment(os.getpid())) as moment:
+        thread = threading.Thread(target=str)
+        thread.start()
+        thread.join()
+        assert moment.at_boottime_s is None
+
+
+def test_a_process_that_is_gone_has_no_date() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    with pytest.raises(OSError):  # noqa: PT011 - the kernel may refuse it for another reason
+        ExitMoment(process.pid)
 
 
 def test_without_a_thread_to_watch_the_end_of_the_process_counts() -> None:

@@ -202,6 +202,20 @@ def test_an_exit_with_0_is_the_cause_if_connections_broke_before_a_later_failure
     assert cause.is_certain == (rank == 1)
 
 
+@pytest.mark.parametrize(("earlier_s", "rank"), [(0.013, 0), (0.5, 1)], ids=["shortly before", "long before"])
+def test_of_two_exits_with_0_shortly_after_one_another_the_first_is_the_cause(
+    earlier_s: float, rank: int
+) -> None:
+    """Only connections to the later one are known to have broken."""
+    known = [
+        report(0, worker(0, 0, scene("exit_0")[0], 1e9 + 0.02, failed_s=1e9 - earlier_s)),
+        report(1, worker(0, 1, scene("exit_0")[0], 1e9 + 0.01, failed_s=1e9)),
+        report(2, worker(0, 2, scene("exception")[0], 1e9 + 0.3, failed_s=1e9 + 0.036)),
+        report(3, worker(0, 3, end_of_connection("10.0.0.1"), 1e9 + 0.4, failed_s=1e9 + 0.01)),
+    ]
+    assert found(known).rank == rank
+
+
 def test_identical_errors_are_folded() -> None:
     end = scene("disk_full")[0]
     known = [

@@ -24,8 +24,8 @@ from .records import NodeReport, WorkerState
 from .signals import signal_name
 from .symptoms import Nature
 
-_SAME_LOSS_S = 0.1
-"""So much apart workers may notice that a node was lost: the kernel frees the memory of its processes first."""
+_FREEING_S = 0.1
+"""So much later than a process ended its connections may break: the kernel frees its memory first."""
 
 _CONNECTING = frozenset({"connect-refused", "store-timeout"})
 """Errors of connections that could not be made."""
@@ -293,7 +293,7 @@ def _is_lost_first(lost: Seat, consequences: Sequence[Finding], first: Finding) 
     if broke_s < first.failed_s or not any(_peer(one) == first.report.address for one in consequences):
         return True
     # Not because of the other worker, which still held its own connections. It may have ended because of the same loss.
-    return _says_nothing(first) and broke_s < min(first.ended_s, first.failed_s + _SAME_LOSS_S)
+    return _says_nothing(first) and broke_s < min(first.ended_s, first.failed_s + _FREEING_S)
 
 
 def _says_nothing(one: Finding) -> bool:
@@ -307,7 +307,7 @@ def _exited_before(
     """The worker that exited with 0 before another one failed by itself, if it is why connections broke.
 
     It is if they broke before the process of the other one had ended. A worker that exits with 0 while nothing breaks
-    has finished its part.
+    has finished its part. Of several that exit shortly after one another, those of a later one may break first.
     """
     if math.isinf(first.ended_s):
         return None
@@ -316,15 +316,14 @@ def _exited_before(
     ]
     peers = {_peer(one) for one in broken} - {""}
     since_s = min((one.failed_s for one in broken), default=-math.inf)
-    exited = (one for one in failures if one.standing is Standing.EXITED)
-    return next(
-        (
-            one
-            for one in exited
-            if one.failed_s < min(since_s, first.failed_s) and (not peers or one.report.address in peers)
-        ),
-        None,
-    )
+    exited = [
+        one
+        for one in failures
+        if one.standing is Standing.EXITED and one.failed_s < min(since_s, first.failed_s)
+    ]
+    left = [one for one in exited if not peers or one.report.address in peers]
+    since_s = min((one.failed_s for one in left), default=math.inf) - _FREEING_S
+    return next((one for one in exited if one.failed_s >= since_s), None)
 
 
 def _peer(one: Finding) -> str:

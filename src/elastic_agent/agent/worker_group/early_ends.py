@@ -1,10 +1,12 @@
-"""Notices that a worker is about to end some milliseconds before it has ended.
+"""When workers began to end, which is some milliseconds before they have ended.
 
-A process that is killed, or that calls ``os._exit``, has ended only after the kernel has freed its memory, which takes
+A process that is killed, or that calls ``_exit``, has ended only after the kernel has freed its memory, which takes
 5 to 100 ms for one that has loaded torch. Meanwhile another worker may fail, too. The threads of the process end at
-once, except for the last one, which frees the memory. So it is enough to watch two of them; of more, the first one is
-noticed earlier where threads wait for a processor. Linux 6.9 and newer tell when a thread ends (``PIDFD_THREAD``); with
-an older one, the end of the process is all that is known.
+once, except for the last one, which frees the memory.
+
+If the kernel may be asked to, it dates the end of the main thread itself (:mod:`.exit_moments`). Otherwise, Linux 6.9
+and newer tell when a thread ends (``PIDFD_THREAD``), and it is enough to watch two of them; where the processors are
+busy, this comes some milliseconds late. With an older one, the end of the process is all that is known.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from collections.abc import Callable
 
 from elastic_agent.linux import boottime_s, is_ending, threads
 
-LEAST_THREADS, MOST_THREADS = 2, 8
-"""So many threads of a worker are watched; with fewer, the only one may be the last one."""
+from .exit_moments import ExitMoment
+
+WATCHED_THREADS = 2
 AFTER_S = 0.25
 """How long after its introduction the threads of a worker are looked for: the process group has some of its own."""
 
@@ -32,10 +35,17 @@ class EarlyEnds:
         self._ends_s: dict[int, float] = {}
         self._fds: dict[int, list[int]] = {}
         self._timers: list[asyncio.TimerHandle] = []
+        self._moments: dict[int, ExitMoment] = {}
+
+    def date(self, slot: int, pid: int) -> None:
+        """Have the kernel date the end of this worker, which has just been started."""
+        if slot not in self._moments:
+            with contextlib.suppress(OSError):
+                self._moments[slot] = ExitMoment(pid)
 
     def watch(self, slot: int, pid: int) -> None:
-        """Watch this worker, which has made its first process group just now."""
-        if slot not in self._fds:
+        """Watch this worker, which has made its first process group just now, unless the kernel dates its end."""
+        if slot not in self._fds and slot not in self._moments:
             self._fds[slot] = []
             self._timers.append(asyncio.get_running_loop().call_later(AFTER_S, self._open, slot, pid))
 
@@ -45,6 +55,12 @@ class EarlyEnds:
 
     def close(self) -> None:
         """Watch no more; what is known remains."""
+        for slot, moment in self._moments.items():
+            at_s = moment.at_boottime_s
+            if at_s is not None:
+                self._ends_s[slot] = at_s
+            moment.close()
+        self._moments.clear()
         for timer in self._timers:
             timer.cancel()
         for fds in self._fds.values():
@@ -52,8 +68,8 @@ class EarlyEnds:
                 self._close(fds.pop())
 
     def _open(self, slot: int, pid: int) -> None:
-        oldest = [tid for tid in sorted(threads(pid)) if tid != pid][:MOST_THREADS]
-        if len(oldest) < LEAST_THREADS:
+        oldest = [tid for tid in sorted(threads(pid)) if tid != pid][:WATCHED_THREADS]
+        if len(oldest) < WATCHED_THREADS:  # the only one may be the last one
             return
         for tid in oldest:
             with contextlib.suppress(OSError):  # it has just ended, or the kernel is too old
