@@ -87,8 +87,6 @@ class RunObserver:
         self._blocked = BlockedConnections(observed.node_id, self._reports, self._tasks)
         self._last_view = RunReports()
         self._ages = LeaseAges()
-        self._final: int | None = None
-        """The generation that the end of the run ended."""
         self._shown_tail = ""
         """The end of the output of this node's failed worker, which was logged when it failed."""
 
@@ -115,8 +113,6 @@ class RunObserver:
     def _plan_seen(self, plan: Plan) -> None:
         change = self._log.see(plan, time.time())
         self._comparison.on_plan()
-        if plan.is_terminal and change.ended:
-            self._final = change.ended[-1]
         for number in change.ended:
             if is_failure(plan):
                 self._tasks.start(self._explain_failure(number, plan))
@@ -133,8 +129,7 @@ class RunObserver:
         if cause:
             self._log.explain(generation, cause, self._judge.stacks(generation))
             get_logger().info(explain(world, plan, gathered, self._shown_tail))
-        if generation == self._final:
-            self._reports.confirm(generation)
+        self._reports.confirm(generation)
         self._save()
 
     # -- the status -----------------------------------------------------------------------------
@@ -197,8 +192,9 @@ class RunObserver:
             get_logger().info(run_goodput_text(goodput))
 
     async def others_have_read(self, timeout_s: float) -> None:
-        """Wait until all nodes that are not lost have read the reports on the generation that the run failed in."""
-        world = self._log.world(self._final) if self._final is not None else None
+        """Wait until all nodes that are not lost have read the reports on the last generation, in which the run failed."""
+        last = self._log.generations[-1:]
+        world = self._log.world(last[0].generation) if last else None
         if world is not None:
             await self._reports.gather(world.generation, world, lambda one: one.has_read, timeout_s)
 

@@ -1,0 +1,84 @@
+"""The nodes of a run that has failed read each other's reports before the store ends with its host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.agent import events
+from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
+from elastic_agent.agent.reporting.status_files import StatusFiles
+from elastic_agent.diagnosis.goodput import Account
+from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
+from elastic_agent.rendezvous.events import PlanSeen
+from elastic_agent.rendezvous.reports import Reports
+from elastic_agent.workers.failure import WorkerFailure
+from tests.transport.support import C10dScene, plan, world
+
+LATER_S = 0.5
+FAILURE = Failure(FailureKind.WORKER, "worker n1/0 exited with code 1", slot=0, returncode=1)
+ENDS = {
+    "at once": (plan(2, phase=Phase.FAILED, generation=2, failure=FAILURE, failed_node="n1"),),
+    "after another attempt to form a world": (
+        plan(2, phase=Phase.FORMING, generation=2, failure=FAILURE, failed_node="n1"),
+        plan(3, phase=Phase.FAILED, generation=2, failure=FAILURE, failed_node="n1"),
+    ),
+}
+
+
+@pytest.fixture
+def scene() -> Iterator[C10dScene]:
+    scene = C10dScene()
+    yield scene
+    scene.host.close()
+
+
+def observer(scene: C10dScene, node_id: str, state_dir: Path) -> RunObserver:
+    observed = Observed(
+        run_id="run",
+        node_id=node_id,
+        endpoint=lambda: "127.0.0.1",
+        reports=Reports(scene.reports),
+        files=StatusFiles(state_dir, "run", node_id),
+        progress=lambda: None,
+        log_dir="",
+        facts={},
+        goodput=lambda: Account(0.0).goodput(1.0),
+        report_hang=lambda *_: None,
+    )
+    observer = RunObserver(observed)
+    observer.on_event(PlanSeen(plan(1, phase=Phase.RUNNING, world=world(2))))
+    return observer
+
+
+def fails(one: RunObserver, plans: tuple[Plan, ...], end: events.WorkerEnd) -> None:
+    for seen in plans:
+        one.on_event(PlanSeen(seen))
+    one.on_event(events.GenerationEnded(1, (end,), {}))
+
+
+@pytest.mark.parametrize("plans", ENDS.values(), ids=ENDS.keys())
+def test_the_host_waits_until_the_others_have_read_its_report(
+    scene: C10dScene, tmp_path: Path, plans: tuple[Plan, ...]
+) -> None:
+    def ended() -> events.WorkerEnd:
+        failure = WorkerFailure(0, 1, "", "KeyError: 'learning_rate'", "")
+        return events.WorkerEnd(0, 1, 1, 1.0, stopping=False, step=0, failure=failure)
+
+    async def story() -> float:
+        host, other = (observer(scene, node_id, tmp_path) for node_id in ("n0", "n1"))
+        fails(host, plans, ended())
+        waiting = asyncio.create_task(host.others_have_read(10.0))
+        await asyncio.sleep(LATER_S)
+        assert not waiting.done()
+        began_s = asyncio.get_running_loop().time()
+        fails(other, plans, ended())
+        await waiting
+        for one in (host, other):
+            one.close()
+        return asyncio.get_running_loop().time() - began_s
+
+    assert asyncio.run(story()) < 5.0
