@@ -54,7 +54,7 @@ def test_the_same_error_before_any_progress_ends_the_run_after_one_retry(make_cl
         assert agent.lines(
             "the run failed: the same failure repeated without progress: worker",
             "exited with code 1: ValueError: a typo of the test",
-            "; fix the script, then start the run again",
+            "; remove the cause, then start the run again",
         ), cluster.story()
     check_safety(cluster)
     check_nothing_left(cluster)

@@ -207,7 +207,7 @@ def test_a_failure_that_repeats_before_any_progress_ends_the_run_after_one_retry
     assert table.stand == (FAILED, 3)
     assert table.plan.reason == (
         "the same failure repeated without progress: worker b/1 exited with code 1: NameError: x; "
-        "fix the script, then start the run again"
+        "remove the cause, then start the run again"
     )
     assert table.plan.charged == 1
 
@@ -218,7 +218,7 @@ def test_advice_is_kept_when_a_long_failure_is_shortened() -> None:
     fail_and_restart(table, wordy)
     fail(table, failure=wordy)
     assert len(table.plan.reason) == 512
-    assert table.plan.reason.endswith("…; fix the script, then start the run again")
+    assert table.plan.reason.endswith("…; remove the cause, then start the run again")
 
 
 @pytest.mark.parametrize("failures", [(TYPO, OTHER, TYPO), (CRASH, CRASH, CRASH), (TYPO, CRASH, TYPO)])

@@ -75,5 +75,5 @@ LOSING = (
          {"a": LEFT, "b": Words("SIGINT|interrupted|Ctrl-C", "this node|\\bb\\b", "")}),
     Case("SIGTERM to one agent", 34, terminated, {"a": LEFT, "b": Words("SIGTERM", "this node|\\bb\\b", "")}),
     Case("the disk of the workers' output is full", 20, full_log_disk,
-         dict.fromkeys("ab", Words("root cause: .*no space for its output", "on host-b", "free space there"))),
+         dict.fromkeys("ab", Words("root cause: .*no space for its output", "on host-b", "free space on that disk"))),
 )  # fmt: skip

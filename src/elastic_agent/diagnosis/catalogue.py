@@ -154,7 +154,7 @@ _MEMORY_AND_DISK = (
         r"No space left on device|ENOSPC|Disk quota exceeded|EDQUOT|File too large"
         r"|PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos",
         "a disk or quota is full",
-        "free space there, or write checkpoints and logs elsewhere",
+        "free space on that disk, or write checkpoints and logs elsewhere",
         fact="disk_full",
     ),
     _symptom(

@@ -196,7 +196,7 @@ class _Comparison:
         )
         what = sample.name if sample is not None and missing == 1 else ""
         count = f"one {what or 'collective'}" if missing == 1 else f"{missing} collectives"
-        size = f"{_size(sample.size_bytes)}, " if sample is not None and sample.size_bytes is not None else ""
+        size = f"{_size(sample.size_bytes)}, " if sample is not None and sample.size_bytes else ""
         line = sample.line if sample is not None and sample.line else self._common_line(front)
         called = f", called by {_ranks(front)}{f' at {line}' if line else ''}"
         state = self._what_it_does(ranks)
@@ -382,7 +382,7 @@ def _place(worker: WorkerReport) -> str:
 
 
 def _described(one: Collective) -> str:
-    return one.name if one.size_bytes is None else f"{one.name} of {_size(one.size_bytes)}"
+    return one.name if not one.size_bytes else f"{one.name} of {_size(one.size_bytes)}"
 
 
 def _size(size: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Iterable
@@ -97,7 +98,14 @@ def own_frames(tail: str, most_lines: int) -> list[str]:
             skipping = False
         if not skipping:
             kept.append(line)
-    return kept[-most_lines:] if most_lines > 0 else []
+    return _whole_frames(kept[-most_lines:]) if most_lines > 0 else []
+
+
+def _whole_frames(lines: list[str]) -> list[str]:
+    """Without the source line of a frame that was cut off."""
+    if not any(line.startswith(_FRAME) for line in lines):
+        return lines
+    return list(itertools.dropwhile(lambda line: line.startswith("    "), lines))
 
 
 def _who(cause: RootCause) -> str:

@@ -75,8 +75,8 @@ class Standstill(Struct, frozen=True, omit_defaults=True):
     """Where all ranks are, with their stacks."""
 
 
-class RunStatus(Struct, frozen=True, omit_defaults=True):
-    """The status of a run at one time."""
+class RunStatus(Struct, frozen=True):
+    """The status of a run at one time. As JSON it has all these keys."""
 
     run_id: str
     endpoint: str

@@ -11,6 +11,8 @@ from .goodput import Activity, Goodput, RunGoodput
 from .status import GenerationStatus, NodeStatus, RunStatus, Standstill
 
 SHOWN_GENERATIONS = 10
+LONGEST_END = 100
+"""So many characters are shown of why a generation ended."""
 
 
 def duration(length_s: float) -> str:
@@ -190,7 +192,9 @@ def _generations(generations: Sequence[GenerationStatus]) -> list[str]:
     shown = generations[-SHOWN_GENERATIONS:]
     left_out = len(generations) - len(shown)
     head = f"generations (the last {len(shown)} of {len(generations)}):" if left_out else "generations:"
-    return [head, *_table(("", "BEGAN", "LASTED", "WORLD", "END"), [_generation_row(one) for one in shown])]
+    table = _table(("", "BEGAN", "LASTED", "WORLD", "END"), [_generation_row(one) for one in shown])
+    hint = ["root causes: elastic-agent why"] if any(one.cause for one in shown) else []
+    return [head, *table, *hint]
 
 
 def _generation_row(one: GenerationStatus) -> tuple[str, ...]:
@@ -200,7 +204,11 @@ def _generation_row(one: GenerationStatus) -> tuple[str, ...]:
         began = "?"  # another client wrote it
     lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "running"
     world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
-    return str(one.generation), began, lasted, world, one.end or "-"
+    return str(one.generation), began, lasted, world, _shortened(one.end) or "-"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_END else f"{text[: LONGEST_END - 1]}…"
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

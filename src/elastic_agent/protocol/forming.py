@@ -130,7 +130,7 @@ def _repeated(now: ClusterView) -> Decision:
     reason = _sentence(
         "the same failure repeated without progress: ",
         failure.summary,
-        "; fix the script, then start the run again",
+        "; remove the cause, then start the run again",
     )
     return _fail(now, reason, failure)
 

@@ -21,7 +21,7 @@ from elastic_agent.diagnosis.run_log import RunLog, is_failure
 from elastic_agent.diagnosis.status import RunStatus, run_status
 from elastic_agent.diagnosis.status_text import run_goodput_text
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import Plan
+from elastic_agent.protocol import Phase, Plan
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import TransportError
@@ -87,6 +87,8 @@ class RunObserver:
         self._blocked = BlockedConnections(observed.node_id, self._reports, self._tasks)
         self._last_view = RunReports()
         self._ages = LeaseAges()
+        self._repeated = ""
+        """The first line of the explanation of the failure that ended the run, if it was logged before that end."""
         self._shown_tail = ""
         """The end of the output of this node's failed worker, which was logged when it failed."""
 
@@ -113,6 +115,8 @@ class RunObserver:
     def _plan_seen(self, plan: Plan) -> None:
         change = self._log.see(plan, time.time())
         self._comparison.on_plan()
+        if plan.phase is Phase.FAILED and not change.ended:
+            self._repeated = next((one.cause for one in self._log.generations[-1:]), "").partition("\n")[0]
         for number in change.ended:
             if is_failure(plan):
                 self._tasks.start(self._explain_failure(number, plan))
@@ -128,7 +132,9 @@ class RunObserver:
         cause = explain(world, plan, gathered)
         if cause:
             self._log.explain(generation, cause, self._judge.stacks(generation))
-            get_logger().info(explain(world, plan, gathered, self._shown_tail))
+            is_over = self._log.plan is not None and self._log.plan.is_terminal
+            log = get_logger().error if is_over else get_logger().warning
+            log(explain(world, plan, gathered, self._shown_tail))
         self._reports.confirm(generation)
         self._save()
 
@@ -179,6 +185,8 @@ class RunObserver:
         self._reports.stop()
         self._blocked.stop()
         await self._tasks.settle(timeout_s)
+        if self._repeated:  # the reason for which the run failed may name a consequence
+            get_logger().error(self._repeated)
         self._save()
         await self._observed.files.written(timeout_s)
 
@@ -192,7 +200,7 @@ class RunObserver:
             get_logger().info(run_goodput_text(goodput))
 
     async def others_have_read(self, timeout_s: float) -> None:
-        """Wait until all nodes that are not lost have read the reports on the last generation, in which the run failed."""
+        """Wait until all nodes that are not lost have read the reports on the last generation: the run failed in it."""
         last = self._log.generations[-1:]
         world = self._log.world(last[0].generation) if last else None
         if world is not None:
