@@ -31,6 +31,7 @@ def test_a_generation_ends_with_the_plan_that_forms_the_next_one() -> None:
     assert (first.began_s, first.ended_s, first.nodes, first.workers) == (10.0, 70.0, ("n0", "n1"), 3)
     assert (first.end, first.cause) == ("worker n1/0 exited with code 1", "root cause: worker n1/0")
     assert list(log.failures) == [1]
+    assert first.failed
 
 
 def test_a_generation_that_ended_as_planned_is_no_failure() -> None:
@@ -41,6 +42,7 @@ def test_a_generation_that_ended_as_planned_is_no_failure() -> None:
     )
     assert log.failures == {}
     assert log.generations[0].end == "all workers succeeded"
+    assert not log.generations[0].failed
 
 
 def test_the_history_of_a_run_that_restarts_for_ever_stays_small() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +14,7 @@ from elastic_agent.protocol import (
     RECORD_VERSION,
     Address,
     Cause,
+    Lease,
     Member,
     Notice,
     Phase,
@@ -32,10 +35,15 @@ def member(name: str, state: State) -> Member:
     return Member(RECORD_VERSION, name, f"i{name}", "10.0.0.9", 1, state, 3, Policy())
 
 
-def shown(plan: Plan, *members: Member) -> RunStatus:
-    known = {one.incarnation: one for one in members}
+def shown(plan: Plan, *members: Member, leases: Sequence[Lease] = ()) -> RunStatus:
     return run_status(
-        run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, members=known, since_s=990.0
+        run_id="r",
+        endpoint="host0:29400",
+        asked_s=1000.0,
+        plan=plan,
+        members={one.incarnation: one for one in members},
+        leases={one.incarnation: one for one in leases},
+        since_s=990.0,
     )
 
 
@@ -55,6 +63,37 @@ def test_while_the_next_world_forms_the_table_tells_who_has_left_and_who_takes_p
     left = {"a": "joining (ready)", "b": "left"}
     assert rows(shown(forming, member("a", State.READY), member("b", State.LEFT))) == left
     assert rows(shown(forming, member("a", State.READY))) == left
+
+
+def test_a_node_that_has_left_is_not_lost_when_its_lease_is_over() -> None:
+    over = [Lease(f"i{name}", 5.0).revoke("did not renew its lease within 5 s") for name in "ab"]
+    forming = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b is leaving", leaving=("ib",))
+    assert rows(shown(forming, member("a", State.RUNNING), member("b", State.LEFT), leases=over)) == {
+        "a": "lost (running): did not renew its lease within 5 s",
+        "b": "left",
+    }
+
+
+def test_the_nodes_of_a_run_that_has_ended_stay_ended_when_their_leases_are_over() -> None:
+    over = [Lease(f"i{name}", 5.0).revoke("did not renew its lease within 5 s") for name in "ab"]
+    failed = replace(PLAN, phase=Phase.FAILED, reason="b failed")
+    status = shown(failed, member("a", State.LEFT), member("b", State.RUNNING), leases=over)
+    assert rows(status) == {"a": "ended", "b": "ended"}
+    assert [(one.role, one.state, one.note) for one in status.nodes] == [("ended", "", "")] * 2
+
+
+def test_the_generation_of_a_run_that_has_ended_is_the_last_one_that_ran() -> None:
+    past = GenerationStatus(3, 900.0, 980.0, ("a", "b"), 2, "b failed")
+
+    def generation(phase: Phase, *known: GenerationStatus) -> int:
+        plan = replace(PLAN, phase=phase, generation=4)
+        return run_status(
+            run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, generations=known
+        ).generation
+
+    assert generation(Phase.FAILED, past) == 3
+    assert generation(Phase.FORMING, past) == 4
+    assert generation(Phase.FAILED) == 4, "a server that was started later knows no other"
 
 
 def stalled(node: str, rank: int, called: int, written_s: float, stalled_s: float | None) -> NodeReport:

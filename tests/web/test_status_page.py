@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import socket
@@ -27,6 +28,7 @@ from elastic_agent.values import Endpoint
 from elastic_agent.web.loop_source import LoopSource
 from elastic_agent.web.server import CLIENTS, StatusServer
 from tests.ports import free_port
+from tests.web.browser import browser
 
 SCRAPE = """
 global: {{scrape_interval: 1s}}
@@ -34,6 +36,9 @@ scrape_configs:
 - job_name: run
   static_configs: [{{targets: ["{target}"]}}]
 """
+
+
+needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 
 
 def running(nodes: int = 2) -> RunStatus:
@@ -55,7 +60,14 @@ def running(nodes: int = 2) -> RunStatus:
         for i in range(nodes)
     )
     past = GenerationStatus(
-        1, 10.0, 60.0, ("n0",), 2, "worker n0/1 exited with code 1: <b>boom</b>", cause="root cause"
+        1,
+        10.0,
+        60.0,
+        ("n0",),
+        2,
+        "worker n0/1 exited with code 1: <b>boom</b>",
+        cause="root cause",
+        failed=True,
     )
     now = GenerationStatus(2, 61.0, None, tuple(one.node_id for one in rows), 2 * nodes)
     return RunStatus(
@@ -121,6 +133,27 @@ def dump(url: str) -> str:
     """The page after its scripts have run, as a browser has it."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
     return subprocess.run(["chromium", *options, url], capture_output=True, text=True, timeout=120).stdout
+
+
+def failed(nodes: int = 3) -> RunStatus:
+    """A run that ended long ago; generation 2 was the last one that ran."""
+    status = running(nodes)
+    cause = "generation 2: root cause: a full disk"
+    ended = replace(status.generations[1], ended_s=110.0, end="n1/0 failed", cause=cause, failed=True)
+    rows = tuple(
+        NodeStatus(one.node_id, "ended", address=one.address, workers=2, seen_s=99.0) for one in status.nodes
+    )
+    return replace(
+        status,
+        asked_s=100000.0,
+        phase="failed",
+        since_s=111.0,
+        reason="the restart budget is used up",
+        world_size=0,
+        nodes=rows,
+        generations=(status.generations[0], ended),
+        stragglers=(),
+    )
 
 
 def test_page_json_metrics_and_probes_of_a_running_run() -> None:
@@ -248,20 +281,20 @@ def test_an_agent_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) -> 
         assert (code, text) == (503, "the agent did not answer within 0.1 s\n")
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@needs_chromium
 def test_a_browser_shows_300_nodes_and_takes_no_markup_from_messages() -> None:
     with served(lambda: running(300)) as server:
         shown = dump(server.url)
     assert "run mnist" in shown
-    assert "<td>598–599</td>" not in shown, "all rows only on request"
+    assert ">598–599</td>" not in shown, "all rows only on request"
     assert "show all 300" in shown
     assert "&lt;b&gt;boom&lt;/b&gt;" in shown
     assert "1 of 3" in shown
     assert "75 %</b>goodput of this node<" in shown
     assert "90 %</b>goodput of all 300 nodes<" in shown
     assert "2.5</b>steps per second<" in shown
-    assert "<td>10–30 %</td>" in shown
-    assert "<td>1.5 s ago</td>" in shown
+    assert ">10–30 %</td>" in shown
+    assert ">1.5 s ago</td>" in shown
     assert "worker n1/1 (rank 3) is slower than the others" in shown
     assert "Output of the workers on each node: /logs/mnist" in shown
     assert 'title="training 1 min, repeated 15 s, starting 5.0 s"' in shown
@@ -276,7 +309,8 @@ class TwoRuns:
     def status(self, run_id: str) -> RunStatus:
         if run_id == "gone":
             raise LookupError("gone")
-        return replace(running(), run_id=run_id, restarts=2 if "odd" in run_id else 1)
+        odd = "odd" in run_id
+        return replace(failed() if odd else running(), run_id=run_id, restarts=2 if odd else 1)
 
     def readiness(self) -> tuple[bool, str]:
         return True, "serving"
@@ -288,6 +322,7 @@ def test_several_runs_are_listed_and_told_apart() -> None:
     try:
         runs = json.loads(get(f"{server.url}api/runs")[1])
         assert [one["run_id"] for one in runs] == ["mnist", "a run/with=odd&chars"]
+        assert [one["reason"] for one in runs] == ["", "the restart budget is used up"]
         odd = quote("a run/with=odd&chars", safe="")
         assert json.loads(get(f"{server.url}api/status?run={odd}")[1])["restarts"] == 2
         code, text = get(f"{server.url}api/status")
@@ -307,18 +342,112 @@ def test_several_runs_are_listed_and_told_apart() -> None:
         server.close()
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@needs_chromium
 def test_a_browser_shows_at_once_why_a_run_failed() -> None:
-    status = running(3)
-    ended = replace(status.generations[1], ended_s=90.0, cause="generation 2: root cause: a full disk")
-    failed = replace(status, phase="failed", generations=(status.generations[0], ended))
-    with served(lambda: failed) as server:
+    with served(failed) as server:
         assert '<pre id="cause">generation 2: root cause: a full disk</pre>' in dump(server.url)
-    with served(lambda: status) as server:
+    with served(running) as server:
         assert '<pre id="cause"></pre>' in dump(server.url)
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+BARS = """[...document.querySelectorAll("#timeline rect")].map(
+  one => ["x", "width"].map(name => +one.getAttribute(name)).concat(one.getAttribute("fill")))"""
+"""Of the timeline: where each bar begins, how long it is, and its colour."""
+
+
+@needs_chromium
+def test_a_run_that_has_ended_is_shown_as_of_its_end(tmp_path: Path) -> None:
+    with served(failed) as server, browser(tmp_path) as page:
+        page.resize(1200)
+        page.open(server.url)
+        page.wait_until("document.querySelector('#timeline rect')")
+        text = page.text()
+        assert "1 d 3 h ago, in generation 2" in text
+        assert "nodes in the world" not in text
+        assert "0\nworkers" not in text
+        assert "ended by a failure" in text, "the legend"
+        width = page.evaluate("document.getElementById('timeline').clientWidth")
+        first, its_end, second, end = page.evaluate(BARS)
+    # 100 of the 101 s from the first generation to the end of the run are covered, not a sliver of a day.
+    assert second[0] + second[1] > 0.95 * width
+    assert [first[2], second[2]] == ["var(--blue)"] * 2
+    for bar, edge in ((first, its_end), (second, end)):
+        assert edge[2] == "var(--bad)"
+        assert edge[1] < 0.05 * bar[1]
+        assert edge[0] + edge[1] == pytest.approx(bar[0] + bar[1])
+
+
+@needs_chromium
+def test_a_phone_shows_all_of_a_node_without_scrolling_sideways(tmp_path: Path) -> None:
+    with served(lambda: running(300)) as server, browser(tmp_path) as page:
+        page.resize(390, is_phone=True)
+        page.open(server.url)
+        page.wait_until("document.querySelectorAll('#nodes td').length")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.evaluate(
+            "[...document.querySelectorAll('.wide')].every(one => one.scrollWidth <= one.clientWidth)"
+        )
+        right = "[...document.querySelectorAll('#nodes td')].map(one => one.getBoundingClientRect().right)"
+        assert page.evaluate(f"Math.max(...{right})") <= 390
+        # Without a header, each value has its name in front.
+        assert page.evaluate("getComputedStyle(document.querySelector('#nodes tr')).display") == "none"
+        named = "[...document.querySelectorAll('#nodes tr:last-child td')].map(one => one.dataset.name || '')"
+        assert [one for one in page.evaluate(named) if one] == [
+            "ranks",
+            "step",
+            "steps/s",
+            "waits",
+            "lease",
+            "seen",
+        ]
+
+
+@needs_chromium
+def test_a_root_cause_that_is_unfolded_stays_so_while_the_page_is_refreshed(tmp_path: Path) -> None:
+    asked = itertools.count(7)
+
+    def advancing() -> RunStatus:
+        step, status = next(asked), running()
+        rows = tuple(replace(one, step=step) for one in status.nodes)
+        # A generation that begins adds a row.
+        more = (*status.generations, GenerationStatus(3, 99.0, None, ("n0",), 2)) if step > 9 else ()
+        return replace(status, nodes=rows, generations=more or status.generations)
+
+    with served(advancing) as server, browser(tmp_path) as page:
+        page.open(server.url)
+        page.wait_until("document.querySelector('details')")
+        page.evaluate("document.querySelector('details').open = true")
+        page.evaluate("getSelection().selectAllChildren(document.querySelector('details pre'))")
+        seen = int(page.evaluate(STEP))
+        page.wait_until(f"{STEP} > {seen}")
+        assert page.evaluate("getSelection().toString()") == "root cause"
+        page.wait_until("document.querySelectorAll('#generations tr').length === 4")
+        assert page.evaluate("document.querySelector('details').open")
+
+
+STEP = (
+    "+[...document.querySelectorAll('#facts div')]."
+    "find(one => /training step/.test(one.textContent)).firstChild.textContent"
+)
+"""The step that the page shows."""
+
+
+@needs_chromium
+def test_the_timeline_follows_the_width_of_the_window(tmp_path: Path) -> None:
+    with served(failed) as server, browser(tmp_path) as page:
+        page.resize(1200)
+        page.open(server.url)
+        page.wait_until("document.querySelector('#timeline rect')")
+        # Without the refreshing every 2 seconds.
+        page.evaluate("window.fetch = () => new Promise(() => {})")
+        page.resize(600)
+        page.wait_until(
+            "+[...document.querySelectorAll('#timeline text')].pop().getAttribute('x') === "
+            "document.getElementById('timeline').clientWidth && innerWidth === 600"
+        )
+
+
+@needs_chromium
 def test_a_browser_lists_several_runs_and_shows_one_of_them() -> None:
     server = StatusServer(Endpoint("127.0.0.1", 0), TwoRuns())
     server.start()
@@ -327,5 +456,9 @@ def test_a_browser_lists_several_runs_and_shows_one_of_them() -> None:
     finally:
         server.close()
     assert '<a href="?run=a%20run%2Fwith%3Dodd%26chars">' in listed
+    assert '<span class="phase failed">failed</span>' in listed
+    assert "the restart budget is used up" in listed
+    assert '<a id="back" href="./" hidden="">' in listed
+    assert '<a id="back" href="./">' in one
     assert "run mnist" in one
     assert "1 of 3" in one

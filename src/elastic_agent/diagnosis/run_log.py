@@ -80,11 +80,12 @@ class RunLog:
             for number, one in self._generations.items()
             if one.ended_s is None and (plan.generation > number or plan.phase is not Phase.RUNNING)
         )
+        failed = is_failure(plan)
         for number in ended:
             self._generations[number] = msgspec.structs.replace(
-                self._generations[number], ended_s=now_s, end=plan.reason
+                self._generations[number], ended_s=now_s, end=plan.reason, failed=failed
             )
-            if is_failure(plan):
+            if failed:
                 self._failures[number] = plan
         return ended
 

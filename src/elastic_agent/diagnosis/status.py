@@ -31,6 +31,8 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     """The report on its root cause, if it failed."""
     stacks: str = ""
     """Where its workers were, with their stacks, if they hung."""
+    failed: bool = False
+    """It ended because of a failure, or of the loss of a node."""
 
 
 class NodeStatus(Struct, frozen=True, omit_defaults=True):
@@ -85,6 +87,7 @@ class RunStatus(Struct, frozen=True):
     phase: str = ""
     """``forming``, ``running``, ``finished``, ``failed`` or ``stopped``; empty: there is no plan yet."""
     generation: int = 0
+    """The present one; of a run that has ended, the last one that ran, as far as this agent knows."""
     since_s: float | None = None
     """Since when it is in this phase, as far as this agent knows."""
     reason: str = ""
@@ -168,7 +171,7 @@ def run_status(
     return RunStatus(
         **common,  # type: ignore[arg-type]
         phase=plan.phase.value,
-        generation=plan.generation,
+        generation=_shown_generation(plan, generations),
         since_s=since_s,
         reason=plan.reason,
         waiting_for=waiting_for if plan.phase is Phase.FORMING else "",
@@ -180,6 +183,11 @@ def run_status(
         stragglers=tuple(one.words for one in find_stragglers(present)) if running is not None else (),
         standstill=_standstill(present, running.world_size, asked_s) if running is not None else None,
     )
+
+
+def _shown_generation(plan: Plan, generations: Sequence[GenerationStatus]) -> int:
+    # The plan that ends a run may have a number of its own, as it ended a generation that was still forming.
+    return generations[-1].generation if plan.is_terminal and generations else plan.generation
 
 
 def _standstill(present: Sequence[NodeReport], world_size: int, asked_s: float) -> Standstill | None:
@@ -231,7 +239,8 @@ class _Nodes:
         runs = plan.phase is Phase.RUNNING
         role = self._seated_role(plan, seat, member)
         note = ""
-        if lease is not None and lease.revoked:
+        # Who has left renews its lease no more, so it is revoked, too.
+        if lease is not None and lease.revoked and role not in ("left", "ended"):
             role, note = "lost", lease.why
         state = member.state.value if member is not None and role not in ("left", "ended") else ""
         row = self._row(

@@ -233,7 +233,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _runs(self) -> None:
         shown = [
-            {"run_id": one.run_id, "phase": one.phase, "generation": one.generation, "since_s": one.since_s}
+            {
+                "run_id": one.run_id,
+                "phase": one.phase,
+                "generation": one.generation,
+                "since_s": one.since_s,
+                "asked_s": one.asked_s,
+                "reason": one.reason,
+            }
             for one in self.server.pages.statuses()
         ]
         self._answer(HTTPStatus.OK, "application/json", msgspec.json.encode(shown))
