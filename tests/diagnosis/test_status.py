@@ -77,9 +77,18 @@ def test_a_node_that_has_left_is_not_lost_when_its_lease_is_over() -> None:
 def test_the_nodes_of_a_run_that_has_ended_stay_ended_when_their_leases_are_over() -> None:
     over = [Lease(f"i{name}", 5.0).revoke("did not renew its lease within 5 s") for name in "ab"]
     failed = replace(PLAN, phase=Phase.FAILED, reason="b failed")
-    status = shown(failed, member("a", State.LEFT), member("b", State.RUNNING), leases=over)
+    status = shown(failed, member("a", State.LEFT), leases=over)
     assert rows(status) == {"a": "ended", "b": "ended"}
     assert [(one.role, one.state, one.note) for one in status.nodes] == [("ended", "", "")] * 2
+
+
+def test_a_node_that_was_lost_before_the_end_of_the_run_stays_lost() -> None:
+    over = [Lease("ib", 5.0).revoke("did not renew its lease within 5 s")]
+    failed = replace(PLAN, phase=Phase.FAILED, reason="b lost")
+    assert rows(shown(failed, member("a", State.LEFT), member("b", State.RUNNING), leases=over)) == {
+        "a": "ended",
+        "b": "lost (running): did not renew its lease within 5 s",
+    }
 
 
 def test_the_generation_of_a_run_that_has_ended_is_the_last_one_that_ran() -> None:

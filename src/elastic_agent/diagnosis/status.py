@@ -239,8 +239,9 @@ class _Nodes:
         runs = plan.phase is Phase.RUNNING
         role = self._seated_role(plan, seat, member)
         note = ""
-        # Who has left renews its lease no more, so it is revoked, too.
-        if lease is not None and lease.revoked and role not in ("left", "ended"):
+        # A node that has left renews its lease no more, so it is revoked, too.
+        has_left = role in ("left", "ended") and (member is None or member.state is State.LEFT)
+        if lease is not None and lease.revoked and not has_left:
             role, note = "lost", lease.why
         state = member.state.value if member is not None and role not in ("left", "ended") else ""
         row = self._row(
