@@ -218,3 +218,55 @@ def test_the_records_of_a_run_that_never_began_are_removed_after_a_while(run: Ru
         run.wait()
     assert run.kinds()[-1] is RemoveRun
     assert run.now_s == begun_s + 60.0
+
+
+def trained(run: Run, leases: float) -> int:
+    """Let a world train for so many leases, all nodes renewing; how often the coordinator decided meanwhile."""
+    decided, decide = 0, run.driver._coordinator.decide
+
+    def counted(now_s: float) -> Any:
+        nonlocal decided
+        decided += 1
+        return decide(now_s)
+
+    run.driver._coordinator.decide = counted  # type: ignore[method-assign]
+    until_s, renew_s = run.now_s + leases * LEASE_S, run.now_s
+    while run.now_s < until_s:
+        if run.now_s >= renew_s:
+            renew_s += LEASE_S / 3
+            run.leases = {name: lease.renewed() for name, lease in run.leases.items()}
+        run.wait()
+    run.driver._coordinator.decide = decide  # type: ignore[method-assign]
+    return decided
+
+
+def training() -> Run:
+    run = Run()
+    run.resume([run.come(name, generation=1) for name in "ab"])
+    run.wait_for(Phase.RUNNING)
+    run.resume([run.come(name, state=State.RUNNING, generation=1) for name in "ab"])
+    return run
+
+
+def test_while_training_goes_on_undisturbed_not_every_renewal_is_decided_on() -> None:
+    """Only where a lease would have ended without it, and where all records are read."""
+    run = training()
+    trained(run, 3.0)
+    assert 3 <= trained(run, 3.0) <= 2 * 3 + 1
+
+
+def test_a_change_or_a_lost_node_is_acted_on_at_once_after_a_long_rest() -> None:
+    run = training()
+    trained(run, 10.0)
+    run.come("b", state=State.FAILED, generation=1)
+    run.resume(["b-1"])
+    assert run.plan is not None
+    assert run.plan.phase is Phase.FORMING
+
+    run = training()
+    trained(run, 10.0)
+    alone_since_s = run.now_s
+    while run.plan is not None and run.plan.phase is Phase.RUNNING:
+        run.leases["a-1"] = run.leases["a-1"].renewed()
+        run.wait()
+    assert run.now_s - alone_since_s <= LEASE_S + 0.01
