@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from elastic_agent.transport.addresses import connect, local_address_towards
-from elastic_agent.transport.base import NotAStoreError
+import os
+
+from elastic_agent.transport.addresses import connect, is_local, local_address_towards, resolve
+from elastic_agent.transport.base import NotAStoreError, UnreachableError
+from elastic_agent.transport.port_holder import holder_of
 from elastic_agent.transport.record_reader import log_invalid
 from elastic_agent.values import Endpoint
 
 from .greeting import StoreSecret, agreed, check_no_secret_needed, released
 from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
 from .store import StoreClient
-from .wire import probe_store
+from .wire import SilentError, probe_store
 
 BIRTH_S = 2.0
 """A new store's id is written within this time of its port being open."""
@@ -28,11 +31,30 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, 
     try:
         local_address = local_address_towards(endpoint.host, probe)
         answering = str(probe.getpeername()[0])
-        probe_store(probe, timeout_s, str(endpoint))
+        try:
+            probe_store(probe, timeout_s, str(endpoint))
+        except SilentError:
+            holder = holder_here(endpoint)
+            if not holder:
+                raise
+            raise UnreachableError(
+                f"{endpoint} accepts connections but did not answer within {timeout_s:g} s: {holder} of this machine "
+                "has the port; stop it, or use another port (unless it is the agent that hosts the store: then it is "
+                "frozen or overloaded)"
+            ) from None
     finally:
         probe.close()
     client = StoreClient(answering, endpoint.port, timeout_s)
     return client, _store_id(client, endpoint), local_address
+
+
+def holder_here(endpoint: Endpoint) -> str:
+    """The other process of this machine that has the endpoint's port, in words; empty: none, or it is not known."""
+    try:
+        holder = holder_of(endpoint.port) if is_local(resolve(endpoint.host)) else ""
+    except (UnreachableError, OSError):
+        return ""
+    return "" if holder.endswith(f"(pid {os.getpid()})") else holder
 
 
 def _store_id(client: StoreClient, endpoint: Endpoint) -> str:
