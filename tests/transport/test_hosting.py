@@ -120,9 +120,13 @@ def test_a_silent_program_of_this_machine_is_named() -> None:
     assert f"(pid {pid}) of this machine has the port; stop it, or use another port" in str(error)
 
 
-def test_a_program_that_takes_no_connection_from_this_machine_is_named() -> None:
+def test_a_program_that_takes_no_connection_from_its_queue_is_named() -> None:
     with silent_program(0) as (endpoint, pid), socket.create_connection((endpoint.host, endpoint.port)):
-        with pytest.raises(NotAStoreError, match=rf"sleep \(pid {pid}\) has it\) and no store answers there"):
+        assert f"(no answer within 1 s): sleep (pid {pid}) of this machine has the port" in str(
+            why_not(endpoint)
+        )
+        named = rf"sleep \(pid {pid}\) has it\) and no store answers there"
+        with pytest.raises(NotAStoreError, match=named):
             c10d.find_or_host(endpoint, 0.5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from elastic_agent.transport.addresses import connect, is_local, local_address_towards, resolve
 from elastic_agent.transport.base import NotAStoreError, UnreachableError
@@ -27,25 +28,43 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, 
         NotAStoreError: what answers is not a store of elastic-agent.
         StoreLostError: it broke off in between.
     """
-    probe = connect(endpoint.host, endpoint.port, timeout_s)
+    probe = _connected(endpoint, timeout_s)
     try:
         local_address = local_address_towards(endpoint.host, probe)
         answering = str(probe.getpeername()[0])
-        try:
-            probe_store(probe, timeout_s, str(endpoint))
-        except SilentError:
-            holder = holder_here(endpoint)
-            if not holder:
-                raise
-            raise UnreachableError(
-                f"{endpoint} accepts connections but did not answer within {timeout_s:g} s: {holder} of this machine "
-                "has the port; stop it, or use another port (unless it is the agent that hosts the store: then it is "
-                "frozen or overloaded)"
-            ) from None
+        probe_store(probe, timeout_s, str(endpoint))
+    except SilentError as error:
+        raise _held_here(
+            endpoint, f"accepts connections but did not answer within {timeout_s:g} s", error
+        ) from None
     finally:
         probe.close()
     client = StoreClient(answering, endpoint.port, timeout_s)
     return client, _store_id(client, endpoint), local_address
+
+
+def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    try:
+        return connect(endpoint.host, endpoint.port, timeout_s)
+    except UnreachableError as error:
+        if "no answer within" in str(
+            error
+        ):  # the queue of a program that takes no connections from it may be full
+            raise _held_here(
+                endpoint, f"accepts no more connections (no answer within {timeout_s:g} s)", error
+            ) from None
+        raise
+
+
+def _held_here(endpoint: Endpoint, what: str, error: UnreachableError) -> UnreachableError:
+    """The error to raise instead, if a process of this machine has the port: one that names it."""
+    holder = holder_here(endpoint)
+    if not holder:
+        return error
+    return UnreachableError(
+        f"{endpoint} {what}: {holder} of this machine has the port; stop it, or use another port (unless it is the "
+        "agent that hosts the store: then it is frozen or overloaded)"
+    )
 
 
 def holder_here(endpoint: Endpoint) -> str:
