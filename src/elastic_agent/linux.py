@@ -386,6 +386,10 @@ def _in_mask(pid: int, mask: bytes, signum: int) -> bool | None:
     return None
 
 
+GUARD_NAME = "elastic-guard"
+"""What `ps` calls the process between an agent and its workers."""
+
+
 def process_name(pid: int) -> str:
     """What `ps` calls it, or nothing when it is gone."""
     return _name(f"/proc/{pid}/comm")

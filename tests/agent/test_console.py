@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
 import subprocess
 import sys
 
 import pytest
+
+from elastic_agent.agent.reporting.store_problem import StoreProblem, without_endpoint
 
 PROGRAM = """
 import asyncio, sys
@@ -212,3 +216,93 @@ def test_a_node_that_is_not_let_in_yet_says_why() -> None:
     assert re.search(r"this node was lost 4 times in a row: it is admitted [\d.]+ s after", scene("was lost"))
     assert "could not be started 2 times in a row" in scene("does not start")
     assert "a new node joins when the next generation forms (--grow never)" in scene("is new")
+
+
+DIALLING = """
+import asyncio, sys
+from elastic_agent.agent.reporting import console, store_problem
+from elastic_agent.rendezvous.events import Connected, Disconnected
+from elastic_agent.logs import configure_logging
+
+console.PATIENCE_S = store_problem.PATIENCE_S = 0.05
+
+async def main(reasons):
+    configure_logging("auto", "info", sys.stderr)
+    reporter = console.ConsoleReporter(lambda: "gpunode01:29430", lambda: None, "common causes: many")
+    for reason in reasons:
+        reporter.on_event(Disconnected(reason))
+        for _ in range(2):
+            await asyncio.sleep(0.06)
+            reporter.on_event(Disconnected(reason))
+            reporter._tick()
+    reporter.on_event(Connected("store", False))
+    reporter.close()
+
+asyncio.run(main(sys.argv[1:]))
+"""
+NO_NAME = (
+    "the host name gpunode01 does not resolve on this machine (Name or service not known); give an address"
+)
+REFUSED = "10.0.0.7: connection refused (nothing is listening there yet)"
+
+
+def on_a_terminal(*reasons: str) -> str:
+    """All that is written to a terminal of 80 columns while the store does not answer for these reasons."""
+    master, slave = pty.openpty()
+    with open(master, "rb", buffering=0) as terminal:
+        command = [sys.executable, "-c", DIALLING, *reasons]
+        process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
+        os.close(slave)
+        output = b""
+        try:
+            while piece := terminal.read(4096):
+                output += piece
+        except OSError:  # Linux's way of saying that the other end is closed
+            pass
+        assert process.wait(timeout=60) == 0, output.decode()
+    return output.decode()
+
+
+def test_on_a_terminal_a_lasting_problem_of_the_store_is_logged_once_in_full() -> None:
+    output = on_a_terminal(NO_NAME, NO_NAME.replace("Name", "No name"), REFUSED, NO_NAME)
+    warning = "the store at gpunode01:29430 does not answer: the host name does not resolve on this machine (Name or"
+    assert output.count(" does not answer: ") == 1
+    assert f"{warning} service not known); give an address\r\n" in output
+    assert "\x1b[Kwaiting for the store at gpunode01:29430: the host name does not resol" in output
+
+
+def test_on_a_terminal_another_problem_of_the_store_is_logged_too() -> None:
+    output = on_a_terminal(NO_NAME, "10.0.0.7: no answer within 5 s (a firewall drops packets)")
+    assert output.count(" does not answer: ") == 2
+    assert "gpunode01:29430 does not answer: 10.0.0.7: no answer within 5 s" in output
+
+
+def test_a_store_that_has_not_started_yet_is_no_problem() -> None:
+    assert "does not answer" not in on_a_terminal(REFUSED)
+
+
+def test_a_problem_is_told_when_it_has_lasted_and_then_once() -> None:
+    problem = StoreProblem()
+    problem.seen(NO_NAME, 100.0)
+    assert problem.due(101.0) == ""
+    problem.seen(NO_NAME, 102.0)
+    assert problem.due(102.0) == NO_NAME
+    assert problem.due(200.0) == ""
+    problem.seen("the host is unreachable", 200.0)
+    assert problem.due(201.0) == ""
+    silent = "gpunode01:29430 accepts connections but did not answer within 5 s"
+    problem.seen(silent, 201.5)  # which has taken 5 s
+    assert problem.due(201.5) == silent
+    problem.over()
+    assert problem.due(300.0) == ""
+    problem.seen(NO_NAME, 300.0)
+    assert problem.due(302.0) == NO_NAME
+
+
+def test_the_live_line_does_not_repeat_the_endpoint() -> None:
+    assert without_endpoint("10.0.0.7: no answer", "10.0.0.7:29400") == "no answer"
+    assert without_endpoint("10.0.0.7: no answer", "host0:29400") == "10.0.0.7: no answer"
+    assert without_endpoint("fd00::1: no answer", "[fd00::1]:29400") == "no answer"
+    assert without_endpoint("host0:1 accepts connections", "host0:1") == "it accepts connections"
+    assert without_endpoint("etcd at host0:1: connection refused", "host0:1") == "connection refused"
+    assert without_endpoint("the host name host0 is odd", "host0:1") == "the host name is odd"

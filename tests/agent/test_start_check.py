@@ -10,7 +10,9 @@ import pytest
 
 MISSES_MODULE = "import module_that_is_not_installed\n"
 PROGRAM = """
-import asyncio, sys
+import asyncio, os, sys
+from elastic_agent.agent.control.socket import Answer, ControlSocket
+from elastic_agent.agent.events import RunAgreed
 from elastic_agent.agent.reporting.start_check import StartCheck
 from elastic_agent.config.load import load_settings
 from elastic_agent.logs import configure_logging
@@ -20,11 +22,18 @@ from elastic_agent.rendezvous.events import Disconnected, PlanSeen
 
 async def main(words, what):
     configure_logging("console", "info", sys.stderr)
+    if what == "another agent":
+        async def describe(command):
+            yield Answer(run_id="job", node="n2")
+
+        served = await ControlSocket.open(describe)
+        os.getpid = lambda: 0  # so that this process's socket is another agent's
     check = StartCheck(load_settings(words, {"HOME": "/root"}).settings, {}, patience_s=0.0)
     phase = Phase.RUNNING if what == "starts" else Phase.FORMING
     plan = Plan(RECORD_VERSION, 1, phase, 1, "", Policy())
+    check.on_event(RunAgreed("job"))
     check.on_event(Disconnected("no answer") if what == "unreachable" else PlanSeen(plan))
-    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    await asyncio.wait([check.task, *check._others])
 
 asyncio.run(main(sys.argv[2:], sys.argv[1]))
 """
@@ -67,3 +76,17 @@ def test_a_store_that_does_not_answer_is_explained(tmp_path: Path) -> None:
         "cannot reach the endpoint 192.0.2.1:29400: no answer. Remedy: check that the endpoint is an address of"
         in lines
     )
+
+
+def test_loopback_is_not_reported_when_another_agent_of_the_run_is_here(tmp_path: Path) -> None:
+    words = "means a different machine on every machine"
+    options = ("--rdzv-endpoint", "localhost:29400", "--nnodes", "2")
+    assert words in logged("waits", tmp_path, *options, source="")
+    assert words not in logged("another agent", tmp_path, *options, source="")
+
+
+def test_loopback_is_not_reported_when_another_program_has_the_port(tmp_path: Path) -> None:
+    options = ("--rdzv-endpoint", "localhost:29400", "--nnodes", "2")
+    lines = logged("unreachable", tmp_path, *options, source="")
+    assert "means a different machine" not in lines
+    assert "cannot reach the endpoint localhost:29400" in lines

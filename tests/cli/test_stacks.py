@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+import pty
 import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from tests.cli.support import elastic_agent
 
 OTHER_USER = 61_002
+WORKER = """
+import faulthandler, signal
+faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
+signal.alarm(600)
+print('ready', flush=True)
+while True:
+    signal.pause()
+"""
 CLAIMANT = """
 import os, signal, sys
 signal.alarm(600)
@@ -60,3 +71,52 @@ def test_a_process_with_an_invalid_stacks_signal_is_not_a_worker(claims: str) ->
     told = elastic_agent("stacks", claims)
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)
     assert f"no running worker of run {claims}" in told.stderr
+
+
+@contextmanager
+def worker(run_id: str, worker_id: str, stderr: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is a worker as far as ``stacks`` can tell."""
+    env = {
+        "ELASTIC_AGENT_RUN_ID": run_id,
+        "ELASTIC_AGENT_WORKER_ID": worker_id,
+        "ELASTIC_AGENT_STACKS_SIGNAL": str(int(signal.SIGUSR1)),
+    }
+    command = [sys.executable, "-S", "-c", WORKER]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=stderr, cwd="/") as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_stacks_in_a_shared_output_name_their_workers() -> None:
+    run_id = f"shared-{secrets.token_hex(4)}"
+    master, slave = pty.openpty()  # as the agent makes one for the worker
+    try:
+        with worker(run_id, "n1/0", slave) as first, worker(run_id, "n1/1", slave) as second:
+            told = elastic_agent("stacks", run_id).stdout
+            time.sleep(0.2)
+            written = os.read(master, 65536).decode()
+    finally:
+        os.close(master)
+        os.close(slave)
+    assert "/dev/pts" not in told
+    assert told.count("requested, see the output of its agent") == 2
+    lines = [line for line in written.splitlines() if line.startswith(("stacks of", "Current thread"))]
+    assert lines[0] == f"stacks of worker n1/0 (pid {first.pid}):"
+    assert lines[1].startswith("Current thread")
+    assert lines[2] == f"stacks of worker n1/1 (pid {second.pid}):"
+    assert lines[3].startswith("Current thread")
+
+
+def test_of_several_runs_one_has_to_be_named() -> None:
+    runs = sorted(f"several-{secrets.token_hex(4)}" for _ in range(2))
+    with worker(runs[0], "n1/0", subprocess.PIPE), worker(runs[1], "n1/0", subprocess.PIPE):
+        refused = elastic_agent("stacks")
+        assert elastic_agent("stacks", runs[0]).returncode == 0
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "this machine has workers of several runs" in refused.stderr
+    assert all(run in refused.stderr for run in runs)
+    assert "select one with elastic-agent stacks RUN" in refused.stderr

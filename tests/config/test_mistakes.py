@@ -243,6 +243,16 @@ def test_a_script_that_cannot_be_started_is_an_error(shell: Shell) -> None:
     load_settings([str(shell.folder)], shell.environ)
 
 
+def test_a_mistyped_script_is_recognised(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.write("train_model.py", "")
+    mistyped = str(shell.folder / "trian_model.py")
+    assert "(did you mean train_model.py?); expected a Python file" in refused(shell, mistyped)
+    monkeypatch.chdir(shell.folder)
+    assert "(did you mean train_model.py?); expected a Python file" in refused(shell, "trian_model.py")
+    assert "did you mean" not in refused(shell, "something_else.py")
+    assert "did you mean" not in refused(shell, str(shell.folder / "no_folder" / "trian_model.py"))
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can read every file")
 def test_an_unreadable_script_is_an_error(shell: Shell) -> None:
     Path(shell.script).chmod(0)

@@ -22,10 +22,11 @@ from elastic_agent.doctor.environment import (
 from elastic_agent.doctor.findings import Finding, error, grouped
 from elastic_agent.doctor.gpus import check_gpus, find_gpus
 from elastic_agent.doctor.interpreter import ask_interpreter
-from elastic_agent.doctor.network import check_endpoint, foreign_port_holder, holder_of
+from elastic_agent.doctor.network import check_endpoint, foreign_port_holder
 from elastic_agent.doctor.request import Request
 from elastic_agent.doctor.script import check_source, top_level_imports
 from elastic_agent.doctor.system import check_folders, check_limits
+from elastic_agent.transport import holder_of
 from elastic_agent.values import Endpoint
 from tests.cli.support import elastic_agent
 

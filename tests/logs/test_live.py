@@ -177,6 +177,7 @@ def test_on_a_terminal_the_status_is_rewritten_below_the_log_lines() -> None:
     shown = [line for line in screen.seen if line.startswith("waiting")]
     assert any(line.startswith("waiting for 1 more node") for line in shown)
     assert all(len(line) < 80 for line in shown)
+    assert any(line.endswith("x... (1 s)") for line in shown), "a line that is cut still tells how long"
     assert "waiting for no node (1 min 15 s)" in shown
 
 

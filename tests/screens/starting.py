@@ -227,7 +227,7 @@ STARTING = (
     Case("a web server has the endpoint's port", 2, web_server,
          both("is used by another program", STORE, "use another port, or stop")),
     Case("a silent program has the endpoint's port", 2, silent_server,
-         both("accepts connections but did not answer", STORE, "ss -ltnp.*use another port")),
+         both("accepts connections but did not answer", STORE, "(ss -ltnp|has the port).*use another port")),
     Case("an agent of an earlier start still runs on a machine", 2, earlier_agent,
          {"b": Words("another agent on this machine .* as node host-b", r"process \d+, started", "stop it")}),
     Case("more machines than --nnodes allows", 0, one_too_many,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -94,6 +95,39 @@ def test_a_server_that_never_answers_is_reported() -> None:
         error = why_not(endpoint, 0.3)
     assert isinstance(error, UnreachableError)
     assert "did not answer within 0.3 s" in str(error)
+
+
+@contextmanager
+def silent_program(backlog: int) -> Iterator[tuple[Endpoint, int]]:
+    """Another process that listens and never answers: its endpoint, and its process id."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(backlog)
+        endpoint = Endpoint("127.0.0.1", server.getsockname()[1])
+        process = subprocess.Popen(["sleep", "600"], pass_fds=[server.fileno()])
+    try:
+        yield endpoint, process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_silent_program_of_this_machine_is_named() -> None:
+    with silent_program(100) as (endpoint, pid):
+        error = why_not(endpoint)
+    assert isinstance(error, UnreachableError)
+    assert "accepts connections but did not answer within 1 s: sleep (pid" in str(error)
+    assert f"(pid {pid}) of this machine has the port; stop it, or use another port" in str(error)
+
+
+def test_a_program_that_takes_no_connection_from_its_queue_is_named() -> None:
+    with silent_program(0) as (endpoint, pid), socket.create_connection((endpoint.host, endpoint.port)):
+        assert f"(no answer within 1 s): sleep (pid {pid}) of this machine has the port" in str(
+            why_not(endpoint)
+        )
+        named = rf"sleep \(pid {pid}\) has it\) and no store answers there"
+        with pytest.raises(NotAStoreError, match=named):
+            c10d.find_or_host(endpoint, 0.5)
 
 
 def test_a_torchrun_store_at_the_endpoint_is_recognised() -> None:

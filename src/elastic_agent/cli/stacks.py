@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from argparse import ArgumentError
 from collections.abc import Sequence
 
@@ -14,11 +16,15 @@ from elastic_agent.linux import catches
 from elastic_agent.printable import escaped
 from elastic_agent.workers.find_workers import RunningWorker, find_workers
 
+APART_S = 0.1
+"""Between workers that share an output: the stacks of one are written when the next one's begin."""
+
 PAGE = """\
 Usage: elastic-agent stacks [RUN] [--user USER]
 
-Makes every worker of this user on this machine, or of one run, write the Python stacks of all its threads to its
-standard error: its log file if output is redirected, otherwise the output of its agent. The workers keep running.
+Makes every worker of a run on this machine write the Python stacks of all its threads to its standard error: its log
+file if output is redirected, otherwise the output of its agent. The workers keep running. RUN can be left out if this
+user has workers of only one run on this machine.
 Warm workers always support this; cold workers (--worker-start) do if their script has imported elastic_agent.client.
 Others are listed and left alone.
 
@@ -29,7 +35,7 @@ def stacks(argv: Sequence[str]) -> int:
     """Request the stacks of the workers, and print a line for each.
 
     Raises:
-        UsageError: more than a run's name was given, or no worker is found.
+        UsageError: more than a run's name was given, no worker is found, or workers of several runs are.
     """
     if any(word in ("-h", "--help") for word in argv):
         raise HelpRequested(PAGE)
@@ -41,7 +47,15 @@ def stacks(argv: Sequence[str]) -> int:
             f"stacks: no running worker {whose}of user {name_of(uid)} found on this machine; run the "
             "command where the agent runs, as the same user (or as root, with --user)"
         )
-    for worker in workers:
+    runs = sorted({escaped(one.run_id) for one in workers})
+    if len(runs) > 1:
+        raise UsageError(
+            f"stacks: this machine has workers of several runs ({', '.join(runs)}); select one with "
+            "elastic-agent stacks RUN"
+        )
+    for number, worker in enumerate(workers):
+        if number > 0 and worker.shares_output:
+            time.sleep(APART_S)
         what = f"{worker.run_id}  {worker.worker_id}  pid {worker.pid}  {_ask(worker)}"
         print(escaped(what), flush=True)
     return ExitCode.FINISHED
@@ -64,8 +78,23 @@ def _parse(argv: Sequence[str]) -> tuple[str | None, int]:
 def _ask(worker: RunningWorker) -> str:
     if not catches(worker.pid, worker.stacks_signal):
         return "not possible: started cold, and its script has not imported elastic_agent.client"
+    if worker.shares_output:
+        _label(worker)
     try:
         os.kill(worker.pid, worker.stacks_signal)
     except OSError as error:
         return f"not possible: {error.strerror}"
     return f"requested, see {worker.output or 'its standard error'}"
+
+
+def _label(worker: RunningWorker) -> None:
+    """Write the worker's name into its standard error: stacks alone do not say whose they are."""
+    # Root writes to nothing that another user's process calls its standard error: it could be any file.
+    with contextlib.suppress(OSError):
+        if os.stat(f"/proc/{worker.pid}").st_uid != os.geteuid():
+            return
+        fd = os.open(f"/proc/{worker.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            os.write(fd, escaped(f"stacks of worker {worker.worker_id} (pid {worker.pid}):").encode() + b"\n")
+        finally:
+            os.close(fd)

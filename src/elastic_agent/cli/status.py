@@ -82,7 +82,9 @@ def why(argv: Sequence[str]) -> int:
     found = _find("why", wanted)
     if len({one.status.run_id for one in found}) > 1:
         runs = ", ".join(sorted(escaped(one.status.run_id) for one in found))
-        raise UsageError(f"why: this machine has agents of several runs ({runs}); name one")
+        raise UsageError(
+            f"why: this machine has agents of several runs ({runs}); select one with elastic-agent why RUN"
+        )
     run = found[0].status
     chosen = [one for one in run.generations if wanted.generation in (None, one.generation)]
     if wanted.generation is not None and not chosen:

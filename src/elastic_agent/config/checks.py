@@ -13,7 +13,7 @@ from pathlib import Path
 
 from elastic_agent.config.builder import SettingsBuilder
 from elastic_agent.config.directories import problem_with_file, problem_with_folder
-from elastic_agent.config.errors import UsageError, quoted
+from elastic_agent.config.errors import UsageError, did_you_mean, quoted
 from elastic_agent.config.sources.base import Layer, Source
 from elastic_agent.config.value_types import ETCD, NO_SIGNAL
 from elastic_agent.values import largest_world
@@ -134,7 +134,9 @@ def _check_python_script(script: str) -> None:
         mode = os.stat(script).st_mode
     except FileNotFoundError:
         where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
-        raise UsageError(f"script {quoted(script)} does not exist{where}; {expected}") from None
+        raise UsageError(
+            f"script {quoted(script)} does not exist{where}{_similar(script)}; {expected}"
+        ) from None
     except (OSError, ValueError) as error:
         # A folder on the way cannot be searched, a part of the name is too long, there is a NUL in it.
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -148,6 +150,17 @@ def _check_python_script(script: str) -> None:
         raise UsageError(f"script {quoted(script)} is a directory without __main__.py; {expected}")
     if not os.access(script, os.R_OK):
         raise UsageError(f"script {quoted(script)} is not readable by this user; {expected}")
+
+
+def _similar(script: str) -> str:
+    """Which Python file of the same folder was probably meant, in brackets; empty: none has a similar name."""
+    folder, name = os.path.split(script)
+    try:
+        names = [one for one in os.listdir(folder or ".") if one.endswith(".py")]
+    except (OSError, ValueError):
+        return ""
+    found = did_you_mean(name, names)
+    return f" ({found})" if found else ""
 
 
 def _problem_with_program(program: str, search_path: str) -> str:

@@ -9,18 +9,22 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-from elastic_agent.linux import open_files, process_ids, process_name
-from elastic_agent.transport import UnreachableError, interface_of, is_local, is_loopback_name, resolve
+from elastic_agent.transport import (
+    UnreachableError,
+    holder_of,
+    interface_of,
+    is_local,
+    is_loopback_name,
+    resolve,
+)
 from elastic_agent.values import Endpoint
 
 from .findings import Finding, error, warning
 
 SLOW_LOOKUP_S = 1.0
-_LISTEN = "0A"
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,9 @@ def explain_unreachable(endpoint: Endpoint, problem: str) -> Finding:
     except UnreachableError:
         local = False
     refused = "refused" in problem
-    if local:
+    if local and "accepts connections" in problem:
+        remedy = "stop what listens there, or use another port in --rdzv-endpoint on all machines"
+    elif local:
         remedy = "look at the problem reported for the port"
     elif refused:
         remedy = (
@@ -161,26 +167,6 @@ def _resolved(host: str) -> list[tuple[int, str]]:
         return resolve(host)
     except UnreachableError:
         return []
-
-
-def holder_of(port: int) -> str:
-    """The process that listens on a TCP port of this machine, as "program (pid N)"; empty: none, or not visible."""
-    inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    for pid in process_ids() if inodes else ():
-        with contextlib.suppress(OSError):
-            if inodes.intersection(open_files(pid)):
-                return f"{process_name(pid)} (pid {pid})"
-    return "a process of another user or container" if inodes else ""
-
-
-def _listening_inodes(port: int) -> Iterator[str]:
-    wanted = f":{port:04X}"
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
-                fields = line.split()
-                if fields[1].endswith(wanted) and fields[3] == _LISTEN:
-                    yield fields[9]
 
 
 # -- this machine's own name ----------------------------------------------------------------------

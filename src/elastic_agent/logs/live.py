@@ -17,6 +17,7 @@ _CHANGE_GAP_S = 1.0
 _LOG_AFTER_S = (0.0, 10.0, 30.0, 60.0)
 _LOG_EVERY_S = 60.0
 _USUAL_COLUMNS = 80
+_CUT = "..."
 
 
 class StatusLine:
@@ -33,10 +34,13 @@ class StatusLine:
             prefix = _ERASE_LINE if self._status else ""
             self._write(f"{prefix}{text}\n{self._status}")
 
-    def show(self, status: str) -> None:
-        """Replace the status by ``status``; it is cut at the terminal's width."""
+    def show(self, status: str, ending: str = "") -> None:
+        """Replace the status by this one; if the terminal is too narrow, it is cut before the ending."""
         with self._lock:
-            line = status[: self._columns() - 1]
+            room = self._columns() - 1 - len(ending)
+            if len(status) > room:
+                status = status[: max(0, room - len(_CUT))] + _CUT
+            line = (status + ending)[: self._columns() - 1]
             if line != self._status:
                 self._status = line
                 self._write(_ERASE_LINE + line)
@@ -103,6 +107,11 @@ class WaitingReporter:
             self._logs_due = 0
         self.tick()
 
+    @property
+    def is_live(self) -> bool:
+        """Whether a live line shows the wait, and nothing is logged."""
+        return self._status is not None
+
     def clear(self) -> None:
         """The wait is over; the next ``update`` starts a new one."""
         self._since_s = None
@@ -115,7 +124,7 @@ class WaitingReporter:
             return
         now_s = self._clock()
         if self._status is not None:
-            self._status.show(f"{self._text} ({_duration(now_s - self._since_s)})")
+            self._status.show(self._text, f" ({_duration(now_s - self._since_s)})")
             self._told_s = now_s
             return
         due_s = self.next_due_s

@@ -24,6 +24,7 @@ from .base import (
 )
 from .munge import Munge, MungeError
 from .name_lookups import shorten_lookups
+from .port_holder import holder_of
 from .sealing import Seal, Secret, Unverified
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Unverified",
     "WrongKeyError",
     "connect",
+    "holder_of",
     "interface_of",
     "is_local",
     "is_loopback_name",

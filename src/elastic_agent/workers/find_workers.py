@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from elastic_agent.linux import environment, open_file, processes_of, read_process
+from elastic_agent.linux import GUARD_NAME, environment, open_file, process_name, processes_of, read_process
 from elastic_agent.worker_variables import RUN_ID, STACKS_SIGNAL, WORKER_ID
 
 
@@ -24,8 +24,23 @@ class RunningWorker:
     @property
     def output(self) -> str:
         """Where its standard error goes, in words: a path, or the agent's own output; empty if that is not known."""
+        if not self.shares_output:
+            return open_file(self.pid, 2)
+        agent = _agent_of(self.pid)
+        if agent is None:
+            return "the output of its agent"
+        path = open_file(agent, 2)
+        where = f", {path}" if path.startswith("/") else ""
+        return f"the output of its agent (pid {agent}{where})"
+
+    @property
+    def shares_output(self) -> bool:
+        """Whether its standard error is passed on by its agent, with that of the agent's other workers.
+
+        On a terminal it is a pseudo-terminal that the agent made, whose name is of no use to anybody else.
+        """
         path = open_file(self.pid, 2)
-        return "the output of its agent" if path.startswith(("pipe:", "socket:")) else path
+        return path.startswith(("pipe:", "socket:", "/dev/pts/"))
 
 
 def find_workers(uid: int, run_id: str | None = None) -> list[RunningWorker]:
@@ -41,6 +56,14 @@ def find_workers(uid: int, run_id: str | None = None) -> list[RunningWorker]:
 def _is_child_of(worker: RunningWorker, others: dict[int, RunningWorker]) -> bool:
     parent = others.get(_parent(worker.pid))
     return parent is not None and parent.worker_id == worker.worker_id
+
+
+def _agent_of(pid: int) -> int | None:
+    """The agent that this process descends from: the parent of its guard."""
+    while (pid := _parent(pid)) > 1:
+        if process_name(pid) == GUARD_NAME:
+            return _parent(pid) or None
+    return None
 
 
 def _parent(pid: int) -> int:

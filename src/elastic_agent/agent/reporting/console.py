@@ -10,6 +10,8 @@ from elastic_agent.logs import bind_context, get_logger, waiting_reporter
 from elastic_agent.protocol import Depart, Failure, Growth, Phase, Plan, World, count, readmission_delay_s
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 
+from .store_problem import StoreProblem, without_endpoint
+
 JOIN_CAUSES = (
     "common causes: an agent that has not started yet or ended with an error, a different --rdzv-endpoint or "
     "--rdzv-id on some machine, or a firewall between the machines"
@@ -49,6 +51,7 @@ class ConsoleReporter:
         self._causes = ""
         self._told_causes = ""
         self._facts: dict[str, object] = {}
+        self._problem = StoreProblem()
         self.node_id = ""
         """Of this node, when it is known."""
         self._incarnation = ""
@@ -67,8 +70,11 @@ class ConsoleReporter:
         self._release: asyncio.TimerHandle | None = None
         self._shown_tail = ""
         """The output of a failed worker that was shown last."""
-        self.last_problem = ""
+
+    @property
+    def last_problem(self) -> str:
         """Why the store did not answer when it was dialled last."""
+        return self._problem.reason
 
     def headline(self, step: int | None = None) -> str:
         """The status in one line; ``step``: the newest that a worker reported."""
@@ -111,22 +117,34 @@ class ConsoleReporter:
             again = " again" if self._was_connected else ""
             self._log.info(f"the store at {self._endpoint()} answers{again}")
         self._dialling, self._was_connected = False, True
+        self._problem.over()
         self._rest()
 
     def _disconnected(self, reason: str) -> None:
+        self._problem.seen(reason, asyncio.get_running_loop().time())
         if not self._dialling:
             self._dialling = True
-            self._await_soon(False)
+            self._await_soon(False, 0.0 if self._problem.took_time else PATIENCE_S)
             if self._was_connected:
                 self._log.warning(
                     f"lost the connection to the store at {self._endpoint()}; workers keep running until "
                     "the lease expires",
                     reason=reason,
                 )
-        self._text = f"waiting for the store at {self._endpoint()}: {reason}"
+        shown = without_endpoint(reason, self._endpoint()) if self._reporter.is_live else reason
+        self._text = f"waiting for the store at {self._endpoint()}: {shown}"
         self._facts = {"endpoint": self._endpoint()}
         self._causes = self._dial_causes
-        self.last_problem = reason
+
+    def _tell_problem(self) -> None:
+        """Log why the store does not answer: a live line has no room for all of it, and does not stay."""
+        if self._reporter.is_live and self._dialling:
+            reason = self._problem.due(asyncio.get_running_loop().time())
+            if reason:
+                endpoint = self._endpoint()
+                self._log.warning(
+                    f"the store at {endpoint} does not answer: {without_endpoint(reason, endpoint)}"
+                )
 
     # -- the run --------------------------------------------------------------------------------
 
@@ -227,11 +245,13 @@ class ConsoleReporter:
 
     # -- waiting --------------------------------------------------------------------------------
 
-    def _await_soon(self, status: bool) -> None:
+    def _await_soon(self, status: bool, after_s: float | None = None) -> None:
         """Report the wait once it has lasted long enough to matter."""
         self._awaits_status = status
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(
+            PATIENCE_S if after_s is None else after_s, self._tick
+        )
 
     def _tick(self) -> None:
         if not self._awaits_status:
@@ -252,6 +272,7 @@ class ConsoleReporter:
     def _report(self) -> None:
         """Show the wait; its common causes are logged once, in a line that stays."""
         self._reporter.update(self._text, self._facts, already_s=PATIENCE_S)
+        self._tell_problem()
         if self._causes and self._causes != self._told_causes:
             self._told_causes = self._causes
             self._log.info(self._causes)

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from elastic_agent.agent.events import Event
+from elastic_agent.agent.events import Event, RunAgreed
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.logs import get_logger
@@ -32,6 +32,9 @@ PATIENCE_S = 10.0
 """A run that has not started after this time may have a problem."""
 
 PREPARATION_S = 10.0
+
+LOOPBACK = "loopback-endpoint"
+"""A finding of the examination: it cannot know whether all agents run on one machine."""
 
 LOOKUP_S = 1.5
 """Looking up a name that takes longer is reported. This process gives up after 2 s (`name_lookups`), workers later."""
@@ -61,6 +64,7 @@ class StartCheck:
         self._log = get_logger()
         self._problem = ""
         """Why the store does not answer."""
+        self._run_id = settings.rdzv_id
         self.task = asyncio.create_task(self._examine())
         """The examination of a run that does not start; ends with it, or is cancelled."""
         self._others = [asyncio.create_task(one) for one in self._quick_checks()]
@@ -70,6 +74,8 @@ class StartCheck:
         match event:
             case PlanSeen(plan=plan) if plan.phase is Phase.RUNNING or plan.world is not None:
                 self.task.cancel()
+            case RunAgreed(run_id=run_id):
+                self._run_id, self._problem = run_id, ""
             case Connected():
                 self._problem = ""
             case Disconnected(reason=reason) | Unusable(reason=reason):
@@ -134,10 +140,21 @@ class StartCheck:
             return
         local = await examine_alone(request)
         errors = [one for one in local.findings if one.severity.value == "error"]
+        if any(one.check == LOOPBACK for one in errors) and await self._loopback_is_meant():
+            errors = [one for one in errors if one.check != LOOPBACK]
         self._tell(errors or unreachable)
         self._log.info(
             "to examine all machines of the run, run elastic-agent doctor with the same options on each of them"
         )
+
+    async def _loopback_is_meant(self) -> bool:
+        """Whether a loopback endpoint is right, or not what keeps the run from starting."""
+        if self._problem:  # this machine's port is not free for the store
+            return True
+        from elastic_agent.agent.control.socket import agents_here, describe_all
+
+        others = [one for one in agents_here() if one.pid != os.getpid()]
+        return any(one.run_id == self._run_id for one in (await describe_all(others)).values())
 
     def _prepared(self) -> tuple[Callable[[Request], Awaitable[LocalResult]], Request]:
         """In a thread: importing takes a while, and the endpoint's name may be looked up."""

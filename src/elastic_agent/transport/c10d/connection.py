@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from elastic_agent.transport.addresses import connect, local_address_towards
-from elastic_agent.transport.base import NotAStoreError
+import os
+import socket
+
+from elastic_agent.transport.addresses import connect, is_local, local_address_towards, resolve
+from elastic_agent.transport.base import NotAStoreError, UnreachableError
+from elastic_agent.transport.port_holder import holder_of
 from elastic_agent.transport.record_reader import log_invalid
 from elastic_agent.values import Endpoint
 
 from .greeting import StoreSecret, agreed, check_no_secret_needed, released
 from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
 from .store import StoreClient
-from .wire import probe_store
+from .wire import SilentError, probe_store
 
 BIRTH_S = 2.0
 """A new store's id is written within this time of its port being open."""
@@ -24,15 +28,52 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, 
         NotAStoreError: what answers is not a store of elastic-agent.
         StoreLostError: it broke off in between.
     """
-    probe = connect(endpoint.host, endpoint.port, timeout_s)
+    probe = _connected(endpoint, timeout_s)
     try:
         local_address = local_address_towards(endpoint.host, probe)
         answering = str(probe.getpeername()[0])
         probe_store(probe, timeout_s, str(endpoint))
+    except SilentError as error:
+        raise _held_here(
+            endpoint, f"accepts connections but did not answer within {timeout_s:g} s", error
+        ) from None
     finally:
         probe.close()
     client = StoreClient(answering, endpoint.port, timeout_s)
     return client, _store_id(client, endpoint), local_address
+
+
+def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
+    try:
+        return connect(endpoint.host, endpoint.port, timeout_s)
+    except UnreachableError as error:
+        if "no answer within" in str(
+            error
+        ):  # the queue of a program that takes no connections from it may be full
+            raise _held_here(
+                endpoint, f"accepts no more connections (no answer within {timeout_s:g} s)", error
+            ) from None
+        raise
+
+
+def _held_here(endpoint: Endpoint, what: str, error: UnreachableError) -> UnreachableError:
+    """The error to raise instead, if a process of this machine has the port: one that names it."""
+    holder = holder_here(endpoint)
+    if not holder:
+        return error
+    return UnreachableError(
+        f"{endpoint} {what}: {holder} of this machine has the port; stop it, or use another port (unless it is the "
+        "agent that hosts the store: then it is frozen or overloaded)"
+    )
+
+
+def holder_here(endpoint: Endpoint) -> str:
+    """The other process of this machine that has the endpoint's port, in words; empty: none, or it is not known."""
+    try:
+        holder = holder_of(endpoint.port) if is_local(resolve(endpoint.host)) else ""
+    except (UnreachableError, OSError):
+        return ""
+    return "" if holder.endswith(f"(pid {os.getpid()})") else holder
 
 
 def _store_id(client: StoreClient, endpoint: Endpoint) -> str:

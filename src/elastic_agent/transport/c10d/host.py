@@ -12,6 +12,7 @@ from elastic_agent.transport.base import NotAStoreError, StoreLostError, Unreach
 from elastic_agent.values import Endpoint
 
 from .bootstrap import allow_many_connections, own_address, serve
+from .connection import holder_here
 from .coordinator_link import C10dCoordinatorLink, C10dInbox
 from .greeting import Doorkeeper, StoreSecret, announce
 from .keys import ROOT
@@ -45,8 +46,10 @@ def find_or_host(endpoint: Endpoint, timeout_s: float, secret: StoreSecret | Non
         try:
             connect(endpoint.host, endpoint.port, timeout_s).close()  # another agent was quicker
         except UnreachableError:
+            holder = holder_here(endpoint)
+            has = f": {holder} has it" if holder else ""
             raise NotAStoreError(
-                f"port {endpoint.port} of this machine cannot be used ({error.strerror}) and no store "
+                f"port {endpoint.port} of this machine cannot be used ({error.strerror}{has}) and no store "
                 "answers there; use another port"
             ) from None
         return None

@@ -18,11 +18,16 @@ _MAGIC = 0x3C85F7CE
 PROVOKED_S = 0.5
 
 
+class SilentError(UnreachableError):
+    """Something accepts the connection, and sends nothing."""
+
+
 def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: bool = True) -> None:
     """Check that the other end answers as a TCPStore does; ``provoke``: also send what makes other servers answer.
 
     Raises:
-        UnreachableError: no answer in time: a frozen store, or something that only listens.
+        SilentError: no answer in time: a frozen store, or something that only listens.
+        UnreachableError: it hung up.
         NotAStoreError: another answer, or none before hanging up.
     """
     nonce = secrets.randbits(32)
@@ -33,7 +38,7 @@ def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: b
     except TimeoutError:
         if provoke and (spoken := _provoke(sock)):
             raise _not_a_store(shown, spoken) from None
-        raise UnreachableError(
+        raise SilentError(
             f"{shown} accepts connections but did not answer within {timeout_s:g} s (the agent that "
             "hosts the store is frozen or overloaded, or another program listens there: `ss -ltnp` on that machine "
             "shows which; stop it, or use another port)"

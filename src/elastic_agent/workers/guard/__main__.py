@@ -290,7 +290,7 @@ def main(arguments: list[str]) -> None:
     for signum in linux.JOB_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
     linux.become_subreaper()
-    linux.set_process_name("elastic-guard")
+    linux.set_process_name(linux.GUARD_NAME)
     guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]))
     linux.unblock_job_signals()
     if len(arguments) > 4:
