@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from elastic_agent.diagnosis.differences import differences
-from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Phase, Plan
+from elastic_agent.protocol import RENEWALS_PER_LEASE, Coordinator, Decision, History, Member, Plan
 from elastic_agent.transport import Snapshot
 
 from .coordinator_effects import (
@@ -39,13 +39,6 @@ MANY_NODES = 50
 READ_EARLY = 1 / 500
 """Of a lease: how much sooner than the last one a renewal is looked for, so that it is noticed less and less late. When
 it is not there yet, it is looked for again like one that is overdue."""
-
-FULL_READ_EARLY = 1 / 10
-"""Of a lease: how much sooner all records are read when the leases are read anyway."""
-
-STEADY_LEASES = 2.0
-"""When nothing but renewals was read for so many leases, a further renewal changes no decision: those that prove that
-a node is alive have been counted. It only postpones the end of a lease, before which there is another decision."""
 
 PAUSE_LEASES, PAUSE_S = 1 / 3, 1.0
 """A coordinator that comes this much of a lease, or this long, too late was paused, or its whole machine was."""
@@ -112,8 +105,6 @@ class RunDriver:
         """Since when the run is over, or never began, and no node of it is alive."""
         self._on_time_s = now_s
         """When this was last known to be where it should be."""
-        self._changed_s = now_s
-        """When anything but a renewal was last read or decided."""
         self._reported: set[str] = set()
         self._compared: set[str] = set()
         self._model: Member | None = None
@@ -176,17 +167,13 @@ class RunDriver:
     def _turn(self, hints: Collection[str]) -> Steps[None]:
         """Read what may have changed, and act until there is nothing to do."""
         now_s = self._clock()
-        reads_leases = now_s >= self._lease_read_s
-        if now_s >= self._full_read_s - (self._ttl_s * FULL_READ_EARLY if reads_leases else 0.0):
+        if now_s >= self._full_read_s:
             yield from self._read_all()
         else:
             if hints:
-                self._changed_s = now_s
                 yield from self._read(hints)
-            if reads_leases:
+            if now_s >= self._lease_read_s:
                 yield from self._read_leases()
-            if self._is_steady:
-                return
         decision = yield from self._act()
         self._decide_s = decision.wake_s
         self.over = decision.done
@@ -194,18 +181,6 @@ class RunDriver:
         self.needed = self._coordinator.has_live_members and not decision.done
         unused = not self._coordinator.has_live_members and (decision.done or self.plan is None)
         self._unused_since_s = min(self._unused_since_s, now_s) if unused else math.inf
-
-    @property
-    def _is_steady(self) -> bool:
-        """Whether training goes on, and nothing that was read lately calls for a decision."""
-        now_s = self._clock()
-        return (
-            self.plan is not None
-            and self.plan.phase is Phase.RUNNING
-            and now_s - self._changed_s >= STEADY_LEASES * self._ttl_s
-            and now_s < self._decide_s
-            and self._late_s <= self._tolerated_pause_s
-        )
 
     def _remove_unused(self) -> Steps[bool]:
         """Remove the run's records, unless a node has registered meanwhile: its records are then read at once."""
@@ -237,9 +212,6 @@ class RunDriver:
         for key, member in snapshot.members.items():
             lease = snapshot.leases.get(key)
             if lease is not None:
-                known = self._coordinator.ledger.sightings.get(key)
-                if known is None or known.member != member or known.lease.revoked != lease.revoked:
-                    self._changed_s = now_s
                 self._coordinator.observe(member, lease, now_s, snapshot.written_s.get(key))
                 self._compare(member)
         return snapshot
@@ -251,8 +223,6 @@ class RunDriver:
         sightings = self._coordinator.ledger.sightings
         for key, lease in leases.items():
             if key in sightings:
-                if lease.revoked and sightings[key].alive:
-                    self._changed_s = now_s
                 self._coordinator.observe(sightings[key].member, lease, now_s)
         self._lease_read_s = self._next_lease_read_s(started_s)
 
@@ -299,13 +269,6 @@ class RunDriver:
                     decision.revoke
                 )  # the hint to a node's newest record may have been lost
                 decision = self._coordinator.decide(self._clock())
-            if (
-                decision.plan is not None
-                or decision.revoke
-                or decision.forget
-                or decision.reason != self._reason
-            ):
-                self._changed_s = self._clock()
             yield from self._report(decision)
             progress = yield from self._revoke(decision.revoke)
             if decision.plan is not None and (yield from self._publish(decision.plan)):
@@ -320,21 +283,12 @@ class RunDriver:
 
     def _allow_for_own_pause(self) -> Steps[None]:
         """If this process was paused: count neither that time nor what was read before against any node."""
-        late_s = self._late_s
-        if late_s > self._tolerated_pause_s:
-            self._changed_s = self._clock()
+        late_s = self._clock() - self._on_time_s
+        if late_s > min(self._ttl_s * PAUSE_LEASES, PAUSE_S):
             self._log.info("the coordinator was paused", for_s=round(late_s, 3))
             yield from self._read_all()
             self._coordinator.stood_still(self._clock(), late_s)
         self._on_time_s = self._clock()
-
-    @property
-    def _late_s(self) -> float:
-        return self._clock() - self._on_time_s
-
-    @property
-    def _tolerated_pause_s(self) -> float:
-        return min(self._ttl_s * PAUSE_LEASES, PAUSE_S)
 
     def _report(self, decision: Decision) -> Steps[None]:
         if decision.reason != self._reason:

@@ -18,7 +18,7 @@ from elastic_agent.sd_notify import ALIVE, READY, STOPPING, SystemdNotifier, ext
 
 LOOK_EVERY_S = 0.5
 LOOK_EVERY_RUNNING_S = 5.0
-"""While workers run, only the step in the status changes."""
+"""While workers run and are not to stop, only the step in the status changes."""
 LOOK_EVERY_AT_START_S = 0.1
 """Short, because other units may wait for the start to complete."""
 
@@ -63,11 +63,15 @@ class SystemdReporter:
 
     def on_event(self, event: events.Event) -> None:
         """Update the status from an event; the timer notifies systemd."""
-        was_running = self._runs
+        was_undisturbed = self._trains_undisturbed
         self._take_in(event)
-        if was_running and not self._runs and self._timer is not None:
+        if was_undisturbed and not self._trains_undisturbed and self._timer is not None:
             self._timer.cancel()
             self._tick()
+
+    @property
+    def _trains_undisturbed(self) -> bool:
+        return self._up and self._runs and not self._stopping
 
     def _take_in(self, event: events.Event) -> None:
         match event:
@@ -106,7 +110,7 @@ class SystemdReporter:
 
     def _tick(self) -> None:
         self._send_status()
-        if self._up and self._runs:
+        if self._trains_undisturbed:
             period_s = min(LOOK_EVERY_RUNNING_S, self._manager.alive_every_s / 2)
             self._timer = call_periodically(period_s, self._tick)
         else:
