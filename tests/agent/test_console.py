@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from elastic_agent.agent.reporting.store_problem import StoreProblem, without_endpoint
+from elastic_agent.transport import Obstacle
 
 PROGRAM = """
 import asyncio, sys
@@ -223,17 +224,20 @@ import asyncio, sys
 from elastic_agent.agent.reporting import console, store_problem
 from elastic_agent.rendezvous.events import Connected, Disconnected
 from elastic_agent.logs import configure_logging
+from elastic_agent.transport import Obstacle
 
+OBSTACLES = {"connection refused": Obstacle.REFUSED, "no answer within 5 s": Obstacle.NO_ANSWER}
 console.PATIENCE_S = store_problem.PATIENCE_S = 0.05
 
 async def main(reasons):
     configure_logging("auto", "info", sys.stderr)
     reporter = console.ConsoleReporter(lambda: "gpunode01:29430", lambda: None, "common causes: many")
     for reason in reasons:
-        reporter.on_event(Disconnected(reason))
+        event = Disconnected(reason, OBSTACLES.get(reason.split(":")[-1].split("(")[0].strip(), Obstacle.OTHER))
+        reporter.on_event(event)
         for _ in range(2):
             await asyncio.sleep(0.06)
-            reporter.on_event(Disconnected(reason))
+            reporter.on_event(event)
             reporter._tick()
     reporter.on_event(Connected("store", False))
     reporter.close()
@@ -283,19 +287,19 @@ def test_a_store_that_has_not_started_yet_is_no_problem() -> None:
 
 def test_a_problem_is_told_when_it_has_lasted_and_then_once() -> None:
     problem = StoreProblem()
-    problem.seen(NO_NAME, 100.0)
+    problem.seen(NO_NAME, Obstacle.OTHER, 100.0)
     assert problem.due(101.0) == ""
-    problem.seen(NO_NAME, 102.0)
+    problem.seen(NO_NAME, Obstacle.OTHER, 102.0)
     assert problem.due(102.0) == NO_NAME
     assert problem.due(200.0) == ""
-    problem.seen("the host is unreachable", 200.0)
+    problem.seen("the host is unreachable", Obstacle.OTHER, 200.0)
     assert problem.due(201.0) == ""
     silent = "gpunode01:29430 accepts connections but did not answer within 5 s"
-    problem.seen(silent, 201.5)  # which has taken 5 s
+    problem.seen(silent, Obstacle.NO_ANSWER, 201.5)  # which has taken 5 s
     assert problem.due(201.5) == silent
     problem.over()
     assert problem.due(300.0) == ""
-    problem.seen(NO_NAME, 300.0)
+    problem.seen(NO_NAME, Obstacle.OTHER, 300.0)
     assert problem.due(302.0) == NO_NAME
 
 

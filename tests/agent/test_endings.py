@@ -300,7 +300,7 @@ def test_the_kernel_dates_the_end_of_a_process_whose_agent_looks_later() -> None
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", FORKS_AND_DIES], stdin=pipe, stdout=pipe) as process:
         ends = EarlyEnds()
-        ends.date(0, process.pid)
+        ends.date({0: process.pid}).join()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()
@@ -320,6 +320,15 @@ def test_a_process_that_has_not_ended_has_no_date() -> None:
         thread.start()
         thread.join()
         assert moment.at_boottime_s is None
+
+
+def test_a_generation_that_is_over_before_the_kernel_has_answered_keeps_nothing_open() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    ends = EarlyEnds()
+    ends.close()
+    ends.date({0: os.getpid()}).join()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert ends.began_s(0, 5.0) == 5.0
 
 
 def test_a_process_that_is_gone_has_no_date() -> None:

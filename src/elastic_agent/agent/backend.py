@@ -83,7 +83,7 @@ async def agree_on_run(backend: RendezvousBackend, fingerprint: str, publish: Ca
         try:
             run_id = await run_abandonable(lambda: backend.agree(fingerprint), 6 * DIAL_TIMEOUT_S)
         except (UnreachableError, StoreLostError) as error:
-            publish(Disconnected(str(error)))
+            publish(Disconnected.by(error))
             await asyncio.sleep(REDIAL_S)
         else:
             publish(RunAgreed(run_id))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from elastic_agent.protocol import Failure, Plan
+from elastic_agent.transport import Obstacle, TransportError, UnreachableError
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,13 @@ class Disconnected:
     """The store does not answer; the session continues to dial."""
 
     reason: str
+    obstacle: Obstacle = Obstacle.OTHER
+
+    @classmethod
+    def by(cls, error: TransportError) -> Disconnected:
+        """Because of this error."""
+        obstacle = error.obstacle if isinstance(error, UnreachableError) else Obstacle.OTHER
+        return cls(str(error), obstacle)
 
 
 @dataclass(frozen=True)

@@ -281,7 +281,7 @@ class NodeSession:
                 self._callback((events.Disconnected if known else events.OtherVersion)(str(error)))
                 yield from Sleep(REDIAL_MAX_S)
             except TransportError as error:  # also: no port is free for an offer, or none of ours answers
-                self._callback(events.Disconnected(str(error)))
+                self._callback(events.Disconnected.by(error))
                 yield from Sleep(REDIAL_MIN_S)
 
     def _attend(self) -> Steps[None]:
@@ -303,7 +303,7 @@ class NodeSession:
             except NotAStoreError as error:
                 self._callback(events.Unusable(str(error)))
             except UnreachableError as error:
-                self._callback(events.Disconnected(str(error)))
+                self._callback(events.Disconnected.by(error))
             yield from BackOff(next(pauses_s))
 
     def _connected(self, commands: Connection) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
-from .base import UnreachableError
+from .base import Obstacle, UnreachableError
 
 Address = tuple[int, str]
 """An address family and a numeric address (with scope for link-local IPv6)."""
@@ -139,12 +139,20 @@ def connect(host: str, port: int, timeout_s: float) -> socket.socket:
     """
     addresses = resolve(host)
     problems: list[str] = []
+    obstacles: set[Obstacle] = set()
     for family, address in addresses:
         try:
             return _connect_to(family, address, port, max(0.1, timeout_s / len(addresses)))
         except OSError as error:
             problems.append(f"{address}: {_explain(error, timeout_s)}")
-    raise UnreachableError("; ".join(problems))
+            obstacles.add(_obstacle(error))
+    raise UnreachableError("; ".join(problems), obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
+
+
+def _obstacle(error: OSError) -> Obstacle:
+    if isinstance(error, ConnectionRefusedError):
+        return Obstacle.REFUSED
+    return Obstacle.NO_ANSWER if isinstance(error, TimeoutError) else Obstacle.OTHER
 
 
 def _connect_to(family: int, address: str, port: int, timeout_s: float) -> socket.socket:

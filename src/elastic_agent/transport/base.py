@@ -7,6 +7,7 @@ at a time: a blocking wait occupies it.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,8 +23,24 @@ class StoreLostError(TransportError):
     """The store did not answer, or the connection broke. The request may or may not have been carried out."""
 
 
+class Obstacle(enum.Enum):
+    """Why a store was not reached, as far as callers need to know."""
+
+    REFUSED = enum.auto()
+    """The machine answers that nothing listens there."""
+    CLOSED = enum.auto()
+    """The connection was closed without an answer."""
+    NO_ANSWER = enum.auto()
+    """The time-out is over."""
+    OTHER = enum.auto()
+
+
 class UnreachableError(TransportError):
     """Nothing answers at the endpoint, or its name cannot be resolved; dialling again may help."""
+
+    def __init__(self, message: str, obstacle: Obstacle = Obstacle.OTHER) -> None:
+        super().__init__(message)
+        self.obstacle = obstacle
 
 
 class NotAStoreError(TransportError):

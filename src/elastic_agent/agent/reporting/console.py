@@ -9,6 +9,7 @@ from elastic_agent.agent import events
 from elastic_agent.logs import bind_context, get_logger, waiting_reporter
 from elastic_agent.protocol import Depart, Failure, Growth, Phase, Plan, World, count, readmission_delay_s
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
+from elastic_agent.transport import Obstacle
 
 from .store_problem import StoreProblem, without_endpoint
 
@@ -91,8 +92,10 @@ class ConsoleReporter:
                 self._connected(False)
             case Connected(replaced=replaced):
                 self._connected(replaced)
-            case Disconnected(reason=reason) | Unusable(reason=reason):
-                self._disconnected(reason)
+            case Disconnected(reason=reason, obstacle=obstacle):
+                self._disconnected(reason, obstacle)
+            case Unusable(reason=reason):
+                self._disconnected(reason, Obstacle.OTHER)
             case events.AgentStarted(incarnation=incarnation) | events.Rejoining(incarnation=incarnation):
                 self._incarnation = incarnation
             case PlanSeen(plan=plan):
@@ -120,8 +123,8 @@ class ConsoleReporter:
         self._problem.over()
         self._rest()
 
-    def _disconnected(self, reason: str) -> None:
-        self._problem.seen(reason, asyncio.get_running_loop().time())
+    def _disconnected(self, reason: str, obstacle: Obstacle) -> None:
+        self._problem.seen(reason, obstacle, asyncio.get_running_loop().time())
         if not self._dialling:
             self._dialling = True
             self._await_soon(False, 0.0 if self._problem.took_time else PATIENCE_S)

@@ -88,7 +88,7 @@ class RunObserver:
         self._last_view = RunReports()
         self._ages = LeaseAges()
         self._repeated = ""
-        """The first line of the explanation of the failure that ended the run, if it was logged before that end."""
+        """What is logged of an earlier explanation at the end, because the reason of the end names a consequence."""
         self._shown_tail = ""
         """The end of the output of this node's failed worker, which was logged when it failed."""
 
@@ -116,12 +116,18 @@ class RunObserver:
         change = self._log.see(plan, time.time())
         self._comparison.on_plan()
         if plan.phase is Phase.FAILED and not change.ended:
-            self._repeated = next((one.cause for one in self._log.generations[-1:]), "").partition("\n")[0]
+            self._repeated = self._unnamed_cause(plan)
         for number in change.ended:
             if is_failure(plan):
                 self._tasks.start(self._explain_failure(number, plan))
             else:
                 self._save()
+
+    def _unnamed_cause(self, plan: Plan) -> str:
+        """The first line of the explanation of the last generation, if the reason why the run failed is another one."""
+        cause = next((one.cause for one in self._log.generations[-1:]), "").partition("\n")[0]
+        slot = plan.failure.slot if plan.failure is not None else None
+        return "" if f" worker {plan.failed_node}/{slot} " in cause else cause
 
     async def _explain_failure(self, generation: int, plan: Plan) -> None:
         """Log and keep the root cause, once the nodes of the generation have reported, or are not likely to."""
@@ -185,7 +191,7 @@ class RunObserver:
         self._reports.stop()
         self._blocked.stop()
         await self._tasks.settle(timeout_s)
-        if self._repeated:  # the reason for which the run failed may name a consequence
+        if self._repeated:
             get_logger().error(self._repeated)
         self._save()
         await self._observed.files.written(timeout_s)
@@ -200,9 +206,9 @@ class RunObserver:
             get_logger().info(run_goodput_text(goodput))
 
     async def others_have_read(self, timeout_s: float) -> None:
-        """Wait until all nodes that are not lost have read the reports on the last generation: the run failed in it."""
-        last = self._log.generations[-1:]
-        world = self._log.world(last[0].generation) if last else None
+        """Wait until all nodes that are not lost have read the reports on the last generation, if that failed."""
+        last = [one.generation for one in self._log.generations[-1:] if one.failed]
+        world = self._log.world(last[0]) if last else None
         if world is not None:
             await self._reports.gather(world.generation, world, lambda one: one.has_read, timeout_s)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+
+from elastic_agent.transport import Obstacle
 
 PATIENCE_S = 2.0
 """A shorter problem is not reported."""
-_TRANSIENT = ("connection refused", "closed the connection")
-"""So does a machine end connections while the agent there starts or dies; the start check warns of it if it lasts."""
-_TOOK_TIME = ("no answer within", "did not answer within")
-"""Such a problem has lasted for some seconds when it is noticed."""
+_TRANSIENT = (Obstacle.REFUSED, Obstacle.CLOSED)
+"""As while the agent there starts or dies; the start check warns of it if it lasts."""
 
 
 class StoreProblem:
@@ -19,14 +18,15 @@ class StoreProblem:
     def __init__(self) -> None:
         self.reason = ""
         """As the last attempt to connect ended; empty: the store answers."""
+        self._obstacle = Obstacle.OTHER
         self._since_s = 0.0
         self._told: set[str] = set()
 
-    def seen(self, reason: str, now_s: float) -> None:
+    def seen(self, reason: str, obstacle: Obstacle, now_s: float) -> None:
         """An attempt to connect failed; ``now_s`` is on a clock that never goes back."""
         if _essence(reason) != _essence(self.reason):
             self._since_s = now_s
-        self.reason = reason
+        self.reason, self._obstacle = reason, obstacle
 
     def over(self) -> None:
         """The store answers."""
@@ -36,13 +36,13 @@ class StoreProblem:
     @property
     def took_time(self) -> bool:
         """Whether it has lasted for long when it was noticed first."""
-        return _contains(self.reason, _TOOK_TIME)
+        return self._obstacle is Obstacle.NO_ANSWER
 
     def due(self, now_s: float) -> str:
         """The reason, if it is to be told now; from then on it counts as told."""
         essence = _essence(self.reason)
         has_lasted = self.took_time or now_s - self._since_s >= PATIENCE_S
-        if not essence or not has_lasted or essence in self._told or _contains(self.reason, _TRANSIENT):
+        if not essence or not has_lasted or essence in self._told or self._obstacle in _TRANSIENT:
             return ""
         self._told.add(essence)
         return self.reason
@@ -55,10 +55,6 @@ def without_endpoint(reason: str, endpoint: str) -> str:
     if plain.startswith(f"{endpoint} "):
         plain = f"it {plain.removeprefix(f'{endpoint} ')}"
     return plain.replace(f"the host name {host} ", "the host name ", 1)
-
-
-def _contains(reason: str, problems: Sequence[str]) -> bool:
-    return any(one in reason for one in problems)
 
 
 def _essence(reason: str) -> str:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 
 from elastic_agent.linux import boottime_s, is_ending, threads
 
@@ -36,16 +37,33 @@ class EarlyEnds:
         self._fds: dict[int, list[int]] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._moments: dict[int, ExitMoment] = {}
+        self._lock = threading.Lock()
+        """Held by those who add to these or close them."""
+        self._closed = False
 
-    def date(self, slot: int, pid: int) -> None:
-        """Have the kernel date the end of this worker, which has just been started."""
-        if slot not in self._moments:
-            with contextlib.suppress(OSError):
-                self._moments[slot] = ExitMoment(pid)
+    def date(self, pids: Mapping[int, int]) -> threading.Thread:
+        """Have the kernel date the ends of these workers (slot → pid), which have just been started.
+
+        In the thread that is returned: the first request on a machine takes 7 ms, in which the kernel waits for all
+        processors.
+        """
+        thread = threading.Thread(target=self._date, args=(dict(pids),), name="exit-moments", daemon=True)
+        thread.start()
+        return thread
+
+    def _date(self, pids: Mapping[int, int]) -> None:
+        for slot, pid in pids.items():
+            with contextlib.suppress(OSError):  # the kernel refuses it, or the worker is gone
+                moment = ExitMoment(pid)
+                with self._lock:
+                    if self._closed:
+                        moment.close()
+                    else:
+                        self._moments[slot] = moment
 
     def watch(self, slot: int, pid: int) -> None:
         """Watch this worker, which has made its first process group just now, unless the kernel dates its end."""
-        if slot not in self._fds and slot not in self._moments:
+        if slot not in self._fds:
             self._fds[slot] = []
             self._timers.append(asyncio.get_running_loop().call_later(AFTER_S, self._open, slot, pid))
 
@@ -55,12 +73,14 @@ class EarlyEnds:
 
     def close(self) -> None:
         """Watch no more; what is known remains."""
-        for slot, moment in self._moments.items():
-            at_s = moment.at_boottime_s
-            if at_s is not None:
-                self._ends_s[slot] = at_s
-            moment.close()
-        self._moments.clear()
+        with self._lock:
+            self._closed = True
+            for slot, moment in self._moments.items():
+                at_s = moment.at_boottime_s
+                if at_s is not None:
+                    self._ends_s[slot] = at_s
+                moment.close()
+            self._moments.clear()
         for timer in self._timers:
             timer.cancel()
         for fds in self._fds.values():
@@ -68,6 +88,8 @@ class EarlyEnds:
                 self._close(fds.pop())
 
     def _open(self, slot: int, pid: int) -> None:
+        if slot in self._moments:
+            return
         oldest = [tid for tid in sorted(threads(pid)) if tid != pid][:WATCHED_THREADS]
         if len(oldest) < WATCHED_THREADS:  # the only one may be the last one
             return

@@ -263,8 +263,7 @@ class Runner:
         if running is None or running.generation != event.generation:
             return
         running.cleanup.started(event.pids.values())
-        for slot, pid in event.pids.items():
-            running.early_ends.date(slot, pid)
+        running.early_ends.date(event.pids)
         self._report(event)
         if not running.stopping:
             self._collectives.begin(running.generation)

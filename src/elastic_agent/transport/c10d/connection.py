@@ -6,7 +6,7 @@ import os
 import socket
 
 from elastic_agent.transport.addresses import connect, is_local, local_address_towards, resolve
-from elastic_agent.transport.base import NotAStoreError, UnreachableError
+from elastic_agent.transport.base import NotAStoreError, Obstacle, UnreachableError
 from elastic_agent.transport.port_holder import holder_of
 from elastic_agent.transport.record_reader import log_invalid
 from elastic_agent.values import Endpoint
@@ -14,7 +14,7 @@ from elastic_agent.values import Endpoint
 from .greeting import StoreSecret, agreed, check_no_secret_needed, released
 from .keys import CLEARING, ROOT, enlist, name_in, names_in, run_prefix
 from .store import StoreClient
-from .wire import SilentError, probe_store
+from .wire import probe_store
 
 BIRTH_S = 2.0
 """A new store's id is written within this time of its port being open."""
@@ -33,10 +33,9 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, 
         local_address = local_address_towards(endpoint.host, probe)
         answering = str(probe.getpeername()[0])
         probe_store(probe, timeout_s, str(endpoint))
-    except SilentError as error:
-        raise _held_here(
-            endpoint, f"accepts connections but did not answer within {timeout_s:g} s", error
-        ) from None
+    except UnreachableError as error:
+        what = f"accepts connections but did not answer within {timeout_s:g} s"
+        raise _named(endpoint, what, error) from None
     finally:
         probe.close()
     client = StoreClient(answering, endpoint.port, timeout_s)
@@ -46,24 +45,20 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> tuple[StoreClient, str, 
 def _connected(endpoint: Endpoint, timeout_s: float) -> socket.socket:
     try:
         return connect(endpoint.host, endpoint.port, timeout_s)
-    except UnreachableError as error:
-        if "no answer within" in str(
-            error
-        ):  # the queue of a program that takes no connections from it may be full
-            raise _held_here(
-                endpoint, f"accepts no more connections (no answer within {timeout_s:g} s)", error
-            ) from None
-        raise
+    except UnreachableError as error:  # the queue of a program that takes no connections from it may be full
+        what = f"accepts no more connections (no answer within {timeout_s:g} s)"
+        raise _named(endpoint, what, error) from None
 
 
-def _held_here(endpoint: Endpoint, what: str, error: UnreachableError) -> UnreachableError:
-    """The error to raise instead, if a process of this machine has the port: one that names it."""
-    holder = holder_here(endpoint)
+def _named(endpoint: Endpoint, what: str, error: UnreachableError) -> UnreachableError:
+    """The error to raise instead, if a process of this machine has the port and does not answer: one that names it."""
+    holder = holder_here(endpoint) if error.obstacle is Obstacle.NO_ANSWER else ""
     if not holder:
         return error
     return UnreachableError(
         f"{endpoint} {what}: {holder} of this machine has the port; stop it, or use another port (unless it is the "
-        "agent that hosts the store: then it is frozen or overloaded)"
+        "agent that hosts the store: then it is frozen or overloaded)",
+        error.obstacle,
     )
 
 

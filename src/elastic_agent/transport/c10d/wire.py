@@ -11,23 +11,18 @@ import secrets
 import socket
 import struct
 
-from elastic_agent.transport.base import NotAStoreError, UnreachableError
+from elastic_agent.transport.base import NotAStoreError, Obstacle, UnreachableError
 
 _VALIDATE, _PING = 0, 13
 _MAGIC = 0x3C85F7CE
 PROVOKED_S = 0.5
 
 
-class SilentError(UnreachableError):
-    """Something accepts the connection, and sends nothing."""
-
-
 def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: bool = True) -> None:
     """Check that the other end answers as a TCPStore does; ``provoke``: also send what makes other servers answer.
 
     Raises:
-        SilentError: no answer in time: a frozen store, or something that only listens.
-        UnreachableError: it hung up.
+        UnreachableError: no answer in time (a frozen store, or something that only listens), or it hung up.
         NotAStoreError: another answer, or none before hanging up.
     """
     nonce = secrets.randbits(32)
@@ -38,15 +33,16 @@ def probe_store(sock: socket.socket, timeout_s: float, shown: str, *, provoke: b
     except TimeoutError:
         if provoke and (spoken := _provoke(sock)):
             raise _not_a_store(shown, spoken) from None
-        raise SilentError(
+        raise UnreachableError(
             f"{shown} accepts connections but did not answer within {timeout_s:g} s (the agent that "
             "hosts the store is frozen or overloaded, or another program listens there: `ss -ltnp` on that machine "
-            "shows which; stop it, or use another port)"
+            "shows which; stop it, or use another port)",
+            Obstacle.NO_ANSWER,
         ) from None
     except OSError:
         answer = b""
     if not answer:  # a host that dies while it accepts, a proxy before one that is not there yet
-        raise UnreachableError(f"{shown} closed the connection without an answer")
+        raise UnreachableError(f"{shown} closed the connection without an answer", Obstacle.CLOSED)
     if answer != struct.pack("=I", nonce):
         raise _not_a_store(shown, answer)
 

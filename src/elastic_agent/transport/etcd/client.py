@@ -529,7 +529,7 @@ def _reach(endpoint: Endpoint, timeout_s: float) -> socket.socket:
         return connect(endpoint.host, endpoint.port, timeout_s)
     except UnreachableError as error:
         raise UnreachableError(
-            f"etcd at {endpoint}: {str(error).removeprefix(f'{endpoint.host}: ')}"
+            f"etcd at {endpoint}: {str(error).removeprefix(f'{endpoint.host}: ')}", error.obstacle
         ) from None
 
 

@@ -12,7 +12,7 @@ import socket
 import ssl
 
 from elastic_agent.transport.addresses import connect
-from elastic_agent.transport.base import NotAStoreError, TransportError, UnreachableError
+from elastic_agent.transport.base import NotAStoreError, Obstacle, TransportError, UnreachableError
 from elastic_agent.transport.c10d import wire
 from elastic_agent.values import Endpoint, EtcdAccess
 
@@ -147,7 +147,8 @@ def _silent(endpoint: Endpoint, timeout_s: float) -> TransportError:
         )
     return UnreachableError(
         f"{endpoint} accepts connections but did not answer within {timeout_s:g} s (etcd is frozen or "
-        "overloaded, or another program listens there)"
+        "overloaded, or another program listens there)",
+        Obstacle.NO_ANSWER,
     )
 
 
@@ -162,7 +163,7 @@ def _other_answer(answer: bytes, endpoint: Endpoint, access: EtcdAccess) -> Tran
     if not answer and access.tls:
         answer = _read_plaintext(endpoint)
     if not answer:  # one that is just ending, a proxy before one that is not there yet
-        return UnreachableError(f"{endpoint} closed the connection without an answer")
+        return UnreachableError(f"{endpoint} closed the connection without an answer", Obstacle.CLOSED)
     return NotAStoreError(
         f"{endpoint} is not etcd (it answered {answer[:32]!r}); expected etcd's client port, usually 2379"
     )

@@ -12,6 +12,7 @@ from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.transport import (
     NodeLink,
     NotAStoreError,
+    Obstacle,
     ReportLink,
     Secret,
     TransportError,
@@ -84,7 +85,8 @@ class Members:
         reasons = "; ".join(dict.fromkeys(str(problem) for problem in problems))
         if all(isinstance(problem, NotAStoreError) for problem in problems):
             raise NotAStoreError(reasons)
-        raise UnreachableError(reasons)
+        obstacles = {one.obstacle for one in problems if isinstance(one, UnreachableError)}
+        raise UnreachableError(reasons, obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER)
 
     def _dial_one(self, number: int) -> tuple[EtcdClient, str]:
         """Over the connection this process has to that member, or over a new one."""
