@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import subprocess
 import urllib.error
 import urllib.request
@@ -14,6 +15,9 @@ from typing import Any
 from elastic_agent.exit_codes import ExitCode
 from tests.cli.support import COMMAND, clean_environment, elastic_agent
 from tests.ports import free_port
+
+RUN_ID = f"shown-{secrets.token_hex(4)}"
+"""elastic-agent status asks all agents of the machine, also those of tests that run at the same time."""
 
 SCRIPT = """
 import sys
@@ -42,7 +46,7 @@ class Agents:
             "--nnodes",
             "2",
             "--rdzv-id",
-            "shown",
+            RUN_ID,
             "--node-id",
             node_id,
         ]
@@ -94,7 +98,7 @@ def page(url: str) -> tuple[int, str]:
 
 
 def status(*more: str) -> str:
-    done = elastic_agent("status", "shown", *more)
+    done = elastic_agent("status", RUN_ID, *more)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -113,7 +117,7 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         code, text = page(f"{url}readyz")
         assert (code, "forming" in text) == (503, True)
         forming = status()
-        assert f"run shown at {run.endpoint}: forming generation 1 for" in forming
+        assert f"run {RUN_ID} at {run.endpoint}: forming generation 1 for" in forming
         assert "waiting for 1 more node (at least 2 required); joined: n1 (1 worker)" in forming
         assert re.search(r"^n1 +127.0.0.1 +1 worker +joining \(ready\)", forming, re.MULTILINE), forming
 
@@ -128,7 +132,7 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
         assert shown == {"n1": ("in the world", "running", 0), "n2": ("in the world", "running", 1)}
         assert 17 in [one.get("step") for one in running["nodes"]], "at least the node that was asked knows"
         assert (page(f"{url}healthz"), page(f"{url}readyz")) == ((200, "ok\n"), (200, "running\n"))
-        assert 'elastic_agent_world_size{run="shown"} 2.0' in page(f"{url}metrics")[1]
+        assert f'elastic_agent_world_size{{run="{RUN_ID}"}} 2.0' in page(f"{url}metrics")[1]
 
         answer(second, "fail")
         assert worker_is_up(first)
@@ -149,9 +153,9 @@ def test_the_status_of_a_run_while_it_forms_while_it_runs_and_after_its_end(tmp_
             answer(agent, "go on")
         assert [agent.wait() for agent in (first, second)] == [ExitCode.FINISHED] * 2
         ended = status("--state-dir", str(run.state_dir))
-        assert re.search(r"^run shown at \S+: finished .* ago: generation 2 succeeded on 2 nodes", ended), (
-            ended
-        )
+        assert re.search(
+            rf"^run {RUN_ID} at \S+: finished .* ago: generation 2 succeeded on 2 nodes", ended
+        ), ended
         assert re.search(r"^n2 +127.0.0.1 +1 worker +ended ", ended, re.MULTILINE), ended
         assert "no agent of the run is running on this machine any more" in ended
         assert "bad sample" in ended

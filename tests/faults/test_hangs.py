@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300), on_c10d]
 
 HANGING = Path(__file__).parent / "hanging.py"
 
-RUN_ID = "hangs-of-six-workers"
+RUN_ID = f"hangs-{secrets.token_hex(4)}"
 """elastic-agent why asks all agents of the machine, also those of tests that run at the same time."""
 
 EXPECTED = {
