@@ -70,6 +70,19 @@ def test_an_outcome_is_kept_until_this_nodes_part_has_ended(backend: C10dBackend
     assert first_plan_of_a_new_store(backend).phase is Phase.FINISHED
 
 
+def test_an_outcome_is_kept_while_another_process_of_the_machine_hosts_the_store(tmp_path: Path) -> None:
+    endpoint = Endpoint("127.0.0.1", free_port())
+    host, other = (C10dBackend(endpoint, tmp_path, port_range=None, port_rest_s=1.0) for _ in range(2))
+    with contextlib.closing(host), contextlib.closing(other):
+        for backend in (host, other):
+            backend.run_id = "exp7"
+            backend.connect().close()
+        assert (host.is_host, other.is_host) == (True, False)
+        other.remember(last_plan(Phase.FINISHED))
+        other.run_ended()
+        assert first_plan_of_a_new_store(other).phase is Phase.FINISHED
+
+
 def test_a_node_that_left_a_running_run_keeps_its_history(backend: C10dBackend) -> None:
     backend.remember(last_plan(Phase.RUNNING))
     backend.run_ended()

@@ -382,6 +382,8 @@ class Cluster:
         self.checker.begin_again()
         for machine in self.machines:
             machine.boot()
+            if self.scenario.hosting == "etcd":
+                machine.settle()
         for holder in self.holders:
             if holder.asleep:
                 self.kernel.after(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+import msgspec
+
 from elastic_agent.protocol.records import History
 
 from .kernel import Kernel, Process
@@ -85,3 +87,12 @@ class Machine:
         if self.disk_is_full:
             raise OSError(errno.ENOSPC, "no space left on device")
         self.disk = history
+
+    def settle(self) -> None:
+        """Its nodes' parts have ended in order: if the run on disk has an outcome, the next one of its name is another.
+
+        Agents write that down when they end. A rule that counts every start after the outcome as one of the same run is
+        easier to check, so it is written down here when the operator starts everything again.
+        """
+        if self.disk is not None and self.disk.outcome is not None and not self.disk_is_full:
+            self.disk = msgspec.structs.replace(self.disk, settled=True)

@@ -18,7 +18,9 @@ from elastic_agent.transport import (
     Secret,
     UnreachableError,
     c10d,
+    is_local,
     is_loopback_name,
+    resolve,
 )
 from elastic_agent.values import Endpoint, PortRange
 
@@ -72,6 +74,8 @@ class C10dBackend(RendezvousBackend):
         self._host: c10d.C10dHost | None = None
         self._coordinator: CoordinatorThread | None = None
         self._fingerprint: str | None = None
+        self._is_store_here = False
+        """Whether the store's machine, as last dialled, is this one: its next host reads the same run history."""
 
     # -- which run ------------------------------------------------------------------------------
 
@@ -94,8 +98,13 @@ class C10dBackend(RendezvousBackend):
             c10d.release_run_id(self._endpoint, self._fingerprint, self.run_id, DIAL_TIMEOUT_S, self._secret)
 
     def run_ended(self) -> None:
-        """The next start of the same job is a new run; see :class:`RendezvousBackend`."""
-        super().run_ended()
+        """The next start of the same job is a new run; see :class:`RendezvousBackend`.
+
+        If another process of this machine hosts the store, its coordinator says so on disk when all nodes have
+        acknowledged the outcome: until then, a host that is started again has to tell it to those that have not.
+        """
+        if self.is_host or not self._is_store_here:
+            super().run_ended()
         if self._fingerprint is not None:
             self._jobs.remove(f"{self._endpoint} {self._fingerprint}")
 
@@ -115,6 +124,7 @@ class C10dBackend(RendezvousBackend):
         return self._dial(self.run_id)
 
     def _dial(self, run_id: str) -> NodeLink:
+        self._is_store_here = is_local(resolve(self._endpoint.host))
         return c10d.dial(self._endpoint, run_id, DIAL_TIMEOUT_S, self._secret, self._numbers)
 
     def connect_reports(self) -> ReportLink:
