@@ -59,17 +59,20 @@ COMPARED_IN_ANOTHER_WAY = {
 }
 
 _FINDER = "documented: it adapts transformers when the script imports it"
+_FAULTHANDLER = "documented: it writes the stacks when native code crashes"
 
 LEGITIMATE: dict[str, dict[str, str]] = {
     COLD.name: {
         "sys.meta_path": _FINDER,
         "torch: sys.meta_path": _FINDER,
+        "faulthandler": _FAULTHANDLER,
         "the kernel's copy of the environment": "documented: it still has the folder of the startup hook",
     },
     "torchrun": {
         "torch: distributed": "bare Python has a stand-in for torchrun's run id",
     },
     WARM.name: {
+        "faulthandler": _FAULTHANDLER,
         "sys.meta_path": _FINDER,
         "torch: sys.meta_path": _FINDER,
         "hash of a text": "drawn when an interpreter starts: a node's warm workers share one interpreter's",

@@ -32,7 +32,7 @@ def found(known: Iterable[NodeReport], plan: Plan | None = None) -> RootCause:
     ("name", "kind", "what", "remedy"),
     [
         ("sigkill", CauseKind.SIGNAL, "killed by SIGKILL", "dmesg"),
-        ("sigsegv", CauseKind.SIGNAL, "killed by SIGSEGV", "PYTHONFAULTHANDLER"),
+        ("sigsegv", CauseKind.SIGNAL, "killed by SIGSEGV", "stack"),
         ("sigterm", CauseKind.SIGNAL, "terminated by SIGTERM", "to the agent"),
         ("exit_3", CauseKind.EXIT_CODE, "exited with code 3", ""),
         ("exit_0", CauseKind.EARLY_EXIT, "exited with code 0", "same number of batches"),

@@ -73,7 +73,7 @@ def recorded(message: str, stack: str = "") -> str:
         (
             -11,
             "Fatal Python error: Segmentation fault\n\nCurrent thread 0x0 (most recent call first):\n",
-            "was killed by SIGSEGV: Segmentation fault",
+            "was killed by SIGSEGV (crash in native code)",
         ),
         (
             -6,
@@ -265,7 +265,7 @@ def test_an_exception_after_which_the_worker_aborted_is_reported() -> None:
     """A thread of gloo may abort the process while Python exits because of the exception."""
     stderr = TRACEBACK + "terminate called without an active exception\n"
     failed = describe(0, -signal.SIGABRT, "", stderr)
-    assert failed.summary("n2") == "worker n2/0 was killed by SIGABRT: RuntimeError: boom"
+    assert failed.summary("n2") == "worker n2/0 was killed by SIGABRT at train.py:3: RuntimeError: boom"
     assert failed.tail.endswith("RuntimeError: boom")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from elastic_agent.diagnosis.records import GroupProgress
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Announce, Cause, Depart, Failure, Grace, Notice, Outcome
 from elastic_agent.rendezvous.events import SessionEvent
@@ -219,6 +220,8 @@ class WorkerEnd:
     """The exception that led to the one that ended its script, if there is one; a traceback need not show it."""
     failed_s: float | None = None
     """When its script ended, or the process began to end; None: not known."""
+    progress: tuple[GroupProgress, ...] = ()
+    """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
 
 
 @dataclass(frozen=True)

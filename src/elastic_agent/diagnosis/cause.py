@@ -48,6 +48,8 @@ class RootCause(Struct, frozen=True, omit_defaults=True):
     rank: int | None = None
     where: str = ""
     """Which workers had the same error, such as ``on 6 of 6 workers`` or ``only on host1``."""
+    line: str = ""
+    """Where it happened in the script, such as ``train.py:88``; empty: not known, or `what` says so."""
     meaning: str = ""
     """What the error means, if it is one that is known."""
     remedy: str = ""

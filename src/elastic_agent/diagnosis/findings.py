@@ -65,6 +65,13 @@ class Finding:
         return f"{self.report.node_id}/{self.worker.slot}"
 
     @property
+    def line(self) -> str:
+        """Where in the script it failed; empty: not known."""
+        error = self.worker.error
+        is_last = first_error(self.worker) == error or _FORWARDED.search(error) is not None
+        return self.worker.line if is_last else ""
+
+    @property
     def key(self) -> str:
         """The same for the same error."""
         return _NEVER_THE_SAME.sub("#", self.what)

@@ -15,11 +15,10 @@ import msgspec
 
 from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
 
+from .collective_calls import described, different, known_calls, rank_words, size_words
+
 DATA_LOADER = "torch/utils/data/"
 """Part of the path of every module of torch's data loader, in a stack."""
-
-SAME_SIZE_EVERYWHERE = frozenset({"all_reduce", "allreduce", "broadcast", "reduce"})
-"""Collectives whose tensors have the same size on all ranks; of others they may differ."""
 
 MAKE_GROUPS = frozenset({"init_process_group", "new_group"})
 """Functions that end when the ranks of a new group are connected."""
@@ -141,10 +140,12 @@ class _Comparison:
 
     def _mismatch(self) -> Hang | None:
         for group in self.groups.values():
-            calls = {rank: {one.serial: one for one in _known(progress)} for rank, progress in group.items()}
+            calls = {
+                rank: {one.serial: one for one in known_calls(progress)} for rank, progress in group.items()
+            }
             for serial in sorted({serial for known in calls.values() for serial in known}):
                 at = {rank: known[serial] for rank, known in calls.items() if serial in known}
-                parts = _different(at)
+                parts = different(at)
                 if len(parts) > 1:
                     return self._mismatched(serial, at, parts)
         return None
@@ -153,8 +154,8 @@ class _Comparison:
         ranks = [rank for part in parts[1:] for rank in part]
         own, others = at[ranks[0]], at[parts[0][0]]
         words = (
-            f"{self._named(ranks)} called {_described(own)}{self._line_of(own, ranks[0])} where "
-            f"{_ranks(parts[0])} called {_described(others)}{self._line_of(others, parts[0][0])}, both with "
+            f"{self._named(ranks)} called {described(own)}{self._line_of(own, ranks[0])} where "
+            f"{rank_words(parts[0])} called {described(others)}{self._line_of(others, parts[0][0])}, both with "
             f"sequence number {serial}: all ranks of a group must call the same collectives in the same order; "
             "conditions on the rank and uneven numbers of batches are common reasons"
         )
@@ -192,13 +193,14 @@ class _Comparison:
         front = [rank for rank, one in group.items() if _is_waiting(one) and one.enqueued > lowest]
         missing = max(group[rank].enqueued for rank in front) - max(lowest, 0)
         sample = next(
-            (one for rank in front for one in _known(group[rank]) if one.serial == max(lowest, 0) + 1), None
+            (one for rank in front for one in known_calls(group[rank]) if one.serial == max(lowest, 0) + 1),
+            None,
         )
         what = sample.name if sample is not None and missing == 1 else ""
         count = f"one {what or 'collective'}" if missing == 1 else f"{missing} collectives"
-        size = f"{_size(sample.size_bytes)}, " if sample is not None and sample.size_bytes else ""
+        size = f"{size_words(sample.size_bytes)}, " if sample is not None and sample.size_bytes else ""
         line = sample.line if sample is not None and sample.line else self._common_line(front)
-        called = f", called by {_ranks(front)}{f' at {line}' if line else ''}"
+        called = f", called by {rank_words(front)}{f' at {line}' if line else ''}"
         state = self._what_it_does(ranks)
         words = (
             f"{self._named(ranks)} {_are(ranks)} {count} behind: {size}sequence number {max(lowest, 0) + 1}{called}"
@@ -207,9 +209,11 @@ class _Comparison:
         return self._hang(self._kind_of(ranks), ranks, words)
 
     def _crossed(self, depends: Mapping[str, list[int]]) -> Hang:
+        waiting = {
+            name: [rank for rank, one in self.groups[name].items() if _is_waiting(one)] for name in depends
+        }
         parts = [
-            f"{_ranks([rank for rank, one in self.groups[name].items() if _is_waiting(one)])} for {_ranks(late)} "
-            f"in group {name}"
+            f"{rank_words(waiting[name])} for {rank_words(late)} in group {name}"
             for name, late in depends.items()
         ]
         ranks = sorted({rank for late in depends.values() for rank in late})
@@ -228,7 +232,7 @@ class _Comparison:
         function = Counter(self.workers[rank].waits_in for rank in inside).most_common(1)[0][0]
         line = self._common_line(inside)
         words = (
-            f"{self._named(ranks)} {_are(ranks)} elsewhere while {_ranks(inside)} "
+            f"{self._named(ranks)} {_are(ranks)} elsewhere while {rank_words(inside)} "
             f"{'waits' if len(inside) == 1 else 'wait'} in {function}{f' at {line}' if line else ''}"
         )
         state = self._what_it_does(ranks)
@@ -254,7 +258,7 @@ class _Comparison:
         name, group = next(iter(self.groups.items()), ("", {}))
         sample = next((one.last for one in group.values() if one.last is not None), None)
         what = (
-            f"{_described(sample)}, sequence number {sample.serial}"
+            f"{described(sample)}, sequence number {sample.serial}"
             if sample is not None
             else "the same collective"
         )
@@ -320,7 +324,7 @@ class _Comparison:
             places.setdefault(place, []).append(rank)
         lines = []
         for (where, stack), ranks in places.items():
-            lines.append(f"{_ranks(ranks)}: {where}")
+            lines.append(f"{rank_words(ranks)}: {where}")
             lines.extend(f"    {line}" for line in stack.splitlines()[-SHOWN_FRAMES:])
         return "\n".join(lines)
 
@@ -332,21 +336,6 @@ def _as_known(one: GroupProgress, worker: WorkerReport) -> GroupProgress:
 
 def _is_waiting(one: GroupProgress) -> bool:
     return one.enqueued > max(one.completed, 0)
-
-
-def _known(one: GroupProgress) -> tuple[Collective, ...]:
-    last = () if one.last is None else (one.last,)
-    return (*(call for call in one.recent if one.last is None or call.serial != one.last.serial), *last)
-
-
-def _different(at: Mapping[int, Collective]) -> list[list[int]]:
-    """The ranks by what they called, the most frequent first; of two as frequent ones, that of the lowest rank."""
-    parts: dict[tuple[str, int | None], list[int]] = {}
-    for rank in sorted(at):
-        one = at[rank]
-        size = one.size_bytes if one.name in SAME_SIZE_EVERYWHERE else None
-        parts.setdefault((one.name, size), []).append(rank)
-    return sorted(parts.values(), key=len, reverse=True)
 
 
 def _doing(worker: WorkerReport) -> str:
@@ -368,7 +357,7 @@ def _place(worker: WorkerReport) -> str:
     newest = max(worker.progress, key=lambda one: one.enqueued, default=None)
     collective = ""
     if newest is not None and _is_waiting(newest):
-        what = _described(newest.last) if newest.last is not None else "a collective"
+        what = described(newest.last) if newest.last is not None else "a collective"
         collective = f"waits in {what}, sequence number {newest.enqueued}"
     elif worker.waits_in:
         collective = f"waits in {worker.waits_in}"
@@ -381,32 +370,5 @@ def _place(worker: WorkerReport) -> str:
     return ", ".join(filter(None, (collective, doing))) or "no collective yet"
 
 
-def _described(one: Collective) -> str:
-    return one.name if not one.size_bytes else f"{one.name} of {_size(one.size_bytes)}"
-
-
-def _size(size: int | None) -> str:
-    """Such as ``25 MB``."""
-    value = float(size or 0)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-        value /= 1000
-    raise AssertionError(size)
-
-
 def _are(ranks: list[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    """Such as ``rank 3`` or ``ranks 0-2, 5``."""
-    found = sorted(ranks)
-    spans: list[list[int]] = []
-    for rank in found:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    words = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"rank{'s' if len(found) > 1 else ''} {words}"

@@ -62,7 +62,7 @@ class GroupProgress(Struct, frozen=True, omit_defaults=True):
     ranks: tuple[Count, ...] = ()
     """The global ranks in the group; empty: all."""
     recent: tuple[Collective, ...] = ()
-    """The last ones enqueued, the newest last; only while nothing progresses."""
+    """The last ones enqueued, the newest last; only while nothing progresses, and after an exception."""
 
 
 class WorkerReport(Struct, frozen=True, omit_defaults=True):
@@ -148,7 +148,7 @@ KEPT_REPORTS = 3
 """Of how many generations: the other nodes may read a report when the next generation has ended already."""
 
 LONGEST_BULLETIN = 256 * 1024
-"""Bytes; tails and stacks are left out of a bulletin that would be longer."""
+"""Bytes; tails, stacks and recent collectives are left out of a bulletin that would be longer."""
 
 
 def encode_bulletin(reports: Sequence[NodeReport]) -> bytes:
@@ -161,8 +161,11 @@ def encode_bulletin(reports: Sequence[NodeReport]) -> bytes:
 
 
 def _without_texts(report: NodeReport) -> NodeReport:
-    bare = tuple(msgspec.structs.replace(one, tail="", stack="") for one in report.workers)
-    return msgspec.structs.replace(report, workers=bare)
+    def without(one: WorkerReport) -> WorkerReport:
+        progress = tuple(msgspec.structs.replace(group, recent=()) for group in one.progress)
+        return msgspec.structs.replace(one, tail="", stack="", progress=progress)
+
+    return msgspec.structs.replace(report, workers=tuple(map(without, report.workers)))
 
 
 def decode_bulletin(data: bytes) -> tuple[NodeReport, ...]:

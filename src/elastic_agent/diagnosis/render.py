@@ -122,7 +122,10 @@ def _short(line: str) -> str:
 
 
 def _folded(cause: RootCause) -> str:
-    return f" ({cause.where})" if cause.where else ""
+    """Where in the script, and on which workers."""
+    at = f"at {cause.line}" if cause.line and cause.line not in cause.what else ""
+    words = ", ".join(filter(None, (at, cause.where)))
+    return f" ({words})" if words else ""
 
 
 def _item(name: str, text: str) -> list[str]:

@@ -17,7 +17,7 @@ from elastic_agent.protocol import Plan, Seat, World
 from .announced import with_announced
 from .cause import CauseKind, RootCause
 from .findings import Finding, Standing, judge
-from .mismatch import different_collective
+from .mismatch import SYMPTOMS, Mismatch, find_mismatch
 from .others import describe_others, where
 from .planned import is_hang, planned_failure
 from .records import NodeReport, WorkerState
@@ -91,12 +91,14 @@ def _choose(
     first = failures[0] if failures else None
     lost = _lost(missing, consequences, plan)
     if first is not None and first.standing <= Standing.FAILED_WHILE_STOPPED:
-        first = different_collective(failures) if _symptom(first) == "collective-mismatch" else first
         if lost is not None and _is_lost_first(lost, consequences, first):
             return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
         early = _exited_before(failures, consequences, first)
         if early is not None:
             return _exited_early(generation, early, consequences, findings)
+        mismatch = find_mismatch(first, findings) if _symptom(first) in SYMPTOMS else None
+        if mismatch is not None:
+            return _called_another(generation, mismatch, first, findings)
         return _worker_failed(generation, first, findings)
     if lost is not None:
         return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
@@ -120,11 +122,33 @@ def _worker_failed(generation: int, first: Finding, findings: list[Finding]) -> 
         slot=first.worker.slot,
         rank=first.worker.rank,
         where=where(first, findings),
+        line=first.line,
         meaning=_with_fact(first),
         remedy=first.remedy,
         next_step=_next_step(first),
         tail=first.worker.tail,
         is_certain=first.standing is Standing.FAILED,
+    )
+
+
+def _called_another(
+    generation: int, mismatch: Mismatch, first: Finding, findings: list[Finding]
+) -> RootCause:
+    """``first``: the worker with the error that says that the collectives differ."""
+    found = _worker_failed(generation, first, findings)
+    found = replace(found, what=mismatch.what, where="", line="", tail="", is_certain=True)
+    odd = mismatch.odd
+    if odd is None:
+        next_step = "compare what these ranks do there: it cannot be told which of them is wrong"
+        return replace(found, node_id="", host="", slot=None, rank=None, next_step=next_step)
+    where_it_is = _worker_failed(generation, odd, findings)
+    return replace(
+        found,
+        node_id=where_it_is.node_id,
+        host=where_it_is.host,
+        slot=where_it_is.slot,
+        rank=where_it_is.rank,
+        is_certain=mismatch.is_certain,
     )
 
 

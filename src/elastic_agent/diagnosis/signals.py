@@ -19,11 +19,11 @@ MEANINGS = {
 
 REMEDIES = {
     "SIGKILL": "find out what killed it: the kernel log (dmesg), the job manager, or a user of this machine",
-    "SIGSEGV": "PYTHONFAULTHANDLER=1 shows where; often libraries of different CUDA or NCCL versions are mixed",
+    "SIGSEGV": "see the stack on its stderr; often libraries of different CUDA or NCCL versions are mixed",
     "SIGBUS": "enlarge /dev/shm (docker --shm-size=8g), or use fewer DataLoader workers",
     "SIGABRT": "the last lines on its stderr say why",
     "SIGILL": "install packages that are built for the processor of this machine",
-    "SIGFPE": "PYTHONFAULTHANDLER=1 shows where",
+    "SIGFPE": "see the stack on its stderr",
     "SIGTERM": "find out what sends SIGTERM; to stop a node or the run, send it to the agent instead of to a worker",
     "SIGHUP": "start the agent in a session of its own (setsid, nohup or systemd)",
 }

@@ -16,8 +16,9 @@ from elastic_agent.diagnosis.signals import MEANINGS, ending
 from elastic_agent.diagnosis.signals import signal_name as name_of_signal
 from elastic_agent.diagnosis.symptoms import CAUSES, Symptom, is_warning, readable
 from elastic_agent.printable import plain
+from elastic_agent.workers.fatal_errors import last_fatal_error
 from elastic_agent.workers.signature import signature
-from elastic_agent.workers.tracebacks import Traceback, last_of_script, shortened
+from elastic_agent.workers.tracebacks import Traceback, last_of_script, script_line, shortened
 
 MESSAGE_CHARACTERS = 500
 TAIL_BYTES = 2 * 1024
@@ -30,6 +31,8 @@ _NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTIL
 _ABORTED_AFTER_EXCEPTION = "terminate called without an active exception"
 """What the C++ runtime writes if a thread, such as one of gloo's, still runs when Python exits after an exception."""
 _LONGEST_SUMMARY = 510
+_KEPT_LINES = 4
+"""Of what a worker wrote before a signal ended it."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class WorkerFailure:
     """The known error that it is, if it is one."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Observations of the machine; see :mod:`.facts`."""
+    line: str = ""
+    """Where the script was, such as ``train.py:88``, if the tail tells."""
 
     @property
     def was_out_of_memory(self) -> bool:
@@ -65,6 +70,8 @@ class WorkerFailure:
     def summary(self, node_id: str) -> str:
         """One line, such as "worker n2/0 exited with code 1: RuntimeError: boom"."""
         head = f"worker {node_id}/{self.slot} {ending(self.returncode)}"
+        if self.signal_name and self.line:
+            head = f"{head} at {self.line}"
         if self.no_room:
             head = f"{head} (no space for its output: {self.no_room})"
         hint = "" if self.no_room else self._hint()
@@ -107,11 +114,16 @@ def describe(
     message, tail = _from_error_file(error_file) if error_file else ("", "")
     stderr_tail = plain(stderr_tail)
     stderr = _RANK_PREFIX.sub("", stderr_tail)
+    fatal = last_fatal_error(stderr) if returncode < 0 else None
+    if fatal is not None:
+        stderr = fatal.before
     trace = _final_traceback(returncode, stderr)
     if not message:
         message = _error_in(stderr, returncode, trace) if trace is not None or not noted else noted
         tail = trace.text.removesuffix(f"\n{_ABORTED_AFTER_EXCEPTION}") if trace is not None else ""
     known = _one_line(message)
+    if fatal is not None and trace is None:
+        tail = fatal.with_stack(_last_lines(stderr))
     recognised = known_error("\n".join((message, *_message_lines(tail))), stderr) if message else None
     return WorkerFailure(
         slot=slot,
@@ -123,6 +135,7 @@ def describe(
         signature="" if no_room else signature(_own_code(returncode, trace), known, tail or stderr),
         symptom=recognised.symptom if recognised is not None else None,
         facts=facts or {},
+        line=script_line(tail),
     )
 
 
@@ -191,6 +204,12 @@ def _error_in(stderr: str, returncode: int, trace: Traceback | None) -> str:
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
+
+
+def _last_lines(text: str) -> str:
+    """The last lines of stderr, without torch's warnings."""
+    lines = [line for line in text.splitlines() if line.strip() and not is_warning(line)]
+    return "\n".join(lines[-_KEPT_LINES:])
 
 
 def _last_bytes(text: str) -> str:

@@ -22,6 +22,7 @@ _MESSAGE_LINES = 40
 """So many lines of an exception's message are kept. Its end cannot be told from what is written next."""
 _INSTALLED = re.compile(r'^ *File "(?:[^"\n]*/)?(?:site-packages|dist-packages|lib/python3[^/"\n]*)/')
 _FRAME = re.compile(r'^ *File "')
+_PLACE = re.compile(r'^ *File "(?:[^"\n]*/)?([^"/<\n][^"/\n]*)", line (\d+)')
 _ELIDED = "  [frames in installed packages]"
 
 
@@ -90,3 +91,12 @@ def shortened(text: str, most_bytes: int) -> str:
         elif kept[-1:] != [_ELIDED]:
             kept.append(_ELIDED)
     return "\n".join(kept)
+
+
+def script_line(text: str) -> str:
+    """The innermost line of the script in a traceback, such as ``train.py:88``; empty if there is none."""
+    for line in reversed(text.splitlines()):
+        place = _PLACE.match(line)
+        if place is not None and not _INSTALLED.match(line):
+            return f"{place[1]}:{place[2]}"
+    return ""

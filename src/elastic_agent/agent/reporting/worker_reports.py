@@ -64,7 +64,9 @@ def ended_worker(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
         failure.tail[-4096:] if failure is not None else "",
         failure.signature if failure is not None else "",
         end.step or None,
+        end.progress,
         symptom=failure.symptom.name if failure is not None and failure.symptom is not None else "",
+        line=failure.line if failure is not None else "",
         origin=end.origin,
         failed_s=end.failed_s,
     )

@@ -20,6 +20,9 @@ from .datagrams import WorkerDatagrams
 SUMMARY, DETAILS = b"summary", b"details"
 _MOST_GROUPS = 64
 
+LAST_OF_GROUP = 4
+"""So many collectives of each group are known of a worker whose script was ended by an exception."""
+
 SAMPLES = 60
 """How many of the last answers tell for which part of the time a worker waits."""
 
@@ -52,6 +55,8 @@ class _Answer(msgspec.Struct):
     groups: Annotated[tuple[_Group, ...], Meta(max_length=4096)] | None = None
     """None: the worker introduces itself."""
     details: bool = False
+    is_last: bool = False
+    """An exception ends the worker's script."""
     line: Annotated[str, Meta(max_length=512)] = ""
     waits_in: Annotated[str, Meta(max_length=256)] = ""
     stack: Annotated[str, Meta(max_length=4096)] = ""
@@ -75,6 +80,8 @@ class WorkerCollectives:
     """When it was first known to be where it is, by the loop's clock."""
     asked: int = 0
     """How many questions it has been asked since its last answer."""
+    is_last: bool = False
+    """It has told this when an exception ended its script, or when it was asked because another worker had ended."""
     samples: tuple[bool, ...] = ()
     """Of its last answers while there was progress: whether it waited in a collective."""
 
@@ -99,6 +106,7 @@ class Collectives:
         self._peers: dict[int, bytes] = {}
         """Where each slot is asked."""
         self._workers: dict[int, WorkerCollectives] = {}
+        self._is_ending = False
         self.on_introduced: Callable[[int], None] = lambda slot: None
         """Called when the worker of this slot makes its first process group."""
 
@@ -121,17 +129,30 @@ class Collectives:
             self._generation = generation
             self._peers.clear()
             self._workers.clear()
+            self._is_ending = False
 
     @property
     def workers(self) -> Mapping[int, WorkerCollectives]:
         """By slot: those that have made a process group."""
         return self._workers
 
+    def last_of(self, slot: int, pid: int) -> tuple[GroupProgress, ...]:
+        """The last collectives of a worker when its script or another worker ended; empty: not known."""
+        known = self._workers.get(slot)
+        if known is None or known.pid != pid or not known.is_last:
+            return ()
+        return tuple(msgspec.structs.replace(one, recent=one.recent[-LAST_OF_GROUP:]) for one in known.groups)
+
     def ask(self, *, details: bool) -> None:
         """Ask all workers; what they answer is found in :attr:`workers` soon."""
         for slot, peer in self._peers.items():
             self._datagrams.send(DETAILS if details else SUMMARY, peer)
             self._workers[slot] = replace(self._workers[slot], asked=self._workers[slot].asked + 1)
+
+    def ask_at_the_end(self) -> None:
+        """The generation ends, and the last collectives of the workers that are left may tell why."""
+        self._is_ending = True
+        self.ask(details=True)
 
     def _receive(self, data: bytes, peer: bytes) -> None:
         if peer:
@@ -148,16 +169,21 @@ class Collectives:
             self._workers[answer.slot] = WorkerCollectives(answer.pid, since_s=now_s)
             self.on_introduced(answer.slot)
         elif known is not None and self._peers[answer.slot] == peer:
+            answer.is_last |= self._is_ending and answer.details
             self._workers[answer.slot] = _updated(known, answer, now_s)
 
 
 def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerCollectives:
-    groups = tuple(_progress(one, answer.line) for one in (answer.groups or ())[:_MOST_GROUPS])
+    if known.is_last:  # an answer that follows may be of a thread that reports the exception
+        return known
+    groups = tuple(_progress(one, answer) for one in (answer.groups or ())[:_MOST_GROUPS])
     fresh = WorkerCollectives(answer.pid, groups, answer.line, answer.waits_in, answer.stack)
     waits = [one for one in answer.groups or () if one.enqueued > max(one.completed, 0)]
     timeouts = [one.timeout_s for one in waits if one.timeout_s > 0]
     fresh = replace(fresh, timeout_s=min(timeouts, default=0.0), since_s=now_s)
     fresh = replace(fresh, samples=_sampled(known, bool(waits), answer.details, now_s))
+    if answer.is_last:
+        return replace(fresh, is_last=True)
     if fresh.position != known.position:
         return fresh
     if not answer.details:  # what is known in detail holds as long as it stays where it is
@@ -171,9 +197,11 @@ def _sampled(known: WorkerCollectives, is_waiting: bool, is_detailed: bool, now_
     return (*known.samples, is_waiting)[-SAMPLES:]
 
 
-def _progress(one: _Group, line: str) -> GroupProgress:
+def _progress(one: _Group, answer: _Answer) -> GroupProgress:
     recent = tuple(Collective(call.serial, call.name, call.size_bytes) for call in one.recent)
     last = next((call for call in recent if call.serial == one.enqueued), None)
-    if last is not None and one.enqueued > max(one.completed, 0):
-        last = msgspec.structs.replace(last, line=line)
+    # gloo counts a collective that failed as completed.
+    is_where_it_is = (answer.is_last and answer.waits_in != "") or one.enqueued > max(one.completed, 0)
+    if last is not None and is_where_it_is:
+        last = msgspec.structs.replace(last, line=answer.line)
     return GroupProgress(one.group, one.enqueued, one.started, one.completed, last, one.ranks, recent)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elastic_agent.agent import events
+from elastic_agent.diagnosis.records import GroupProgress
 from elastic_agent.exit_note import Note
 from elastic_agent.linux import boottime_s
 from elastic_agent.printable import plain
@@ -27,7 +28,7 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True)
 class Left:
-    """What a worker left in the heartbeat file."""
+    """What a worker left behind, in the heartbeat file and elsewhere."""
 
     step: int = 0
     """The last step that it reported by a heartbeat; 0: none."""
@@ -35,6 +36,8 @@ class Left:
     """On the end of its script."""
     began_s: float | None = None
     """When its process began to end (CLOCK_BOOTTIME); None: not known."""
+    progress: tuple[GroupProgress, ...] = ()
+    """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
 
 
 def report_endings(
@@ -93,6 +96,7 @@ def _worker_end(
         failure,
         errors[-1] if len(errors) > 1 else "",
         failed_s + offset_s,
+        left.progress,
     )
 
 

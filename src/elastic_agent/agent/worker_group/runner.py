@@ -44,6 +44,9 @@ NOTICE_POLL_EVERY_S = (0.05, 5.0)
 FINAL_OUTPUT_S = 2.0
 """How long reading a failed worker's files may take."""
 
+ANSWERED_S = 0.02
+"""For so long the others of a worker that aborted may tell their last collectives before they are stopped."""
+
 STACKS_TIME_S = 0.3
 """How long workers get to write their stacks before they are stopped."""
 
@@ -379,11 +382,15 @@ class Runner:
         """Report how a worker failed as soon as its files have been read; do not wait for a file server that hangs."""
         loop = asyncio.get_running_loop()
         context, slot = running.context, event.slot
+        answered_s = loop.time()
+        if event.returncode == -signal.SIGABRT:  # as gloo does if the collectives of workers differ
+            self._collectives.ask_at_the_end()
+            answered_s += ANSWERED_S
 
         def read() -> None:
             words = context.final_output(slot)
             with contextlib.suppress(RuntimeError):  # the loop is closed: the agent has ended
-                loop.call_soon_threadsafe(deliver, words)
+                loop.call_soon_threadsafe(loop.call_at, answered_s, deliver, words)
 
         def deliver(words: FinalOutput) -> None:
             late.cancel()
@@ -422,7 +429,10 @@ class Runner:
         early.close()
         left = {
             slot: Left(
-                cells.read(slot)[1], cells.note(slot), early.began_s(slot, running.exited[slot].at_boottime_s)
+                cells.read(slot)[1],
+                cells.note(slot),
+                early.began_s(slot, running.exited[slot].at_boottime_s),
+                self._collectives.last_of(slot, running.exited[slot].pid),
             )
             for slot in running.exited
         }

@@ -15,7 +15,8 @@ import socket
 import sys
 import sysconfig
 import threading
-from types import FrameType
+import traceback
+from types import FrameType, TracebackType
 from typing import Any
 
 from elastic_agent.exit_note import Writer
@@ -31,6 +32,9 @@ MOST_GROUPS = 16
 
 _DEEPEST_STACK = 60
 _LONGEST_STACK = 3500
+
+_Place = tuple[FrameType, int]
+"""A frame, and the number of the line that it has come to."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _STARTS_WORKERS = (os.path.join(_PACKAGE, "workers", ""), os.path.join(_PACKAGE, "__main__.py"))
@@ -79,6 +83,23 @@ class Answers:
             _thread.start_new_thread(self._answer, ())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._tell_if_the_script_fails()
+
+    def _tell_if_the_script_fails(self) -> None:
+        """Send the last collectives when an exception ends the script: those of others may show which rank is wrong."""
+        report = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            try:
+                if os.getpid() == self._hello["pid"]:
+                    place = self._place(list(traceback.walk_tb(trace))[: -_DEEPEST_STACK - 1 : -1])
+                    last = {"groups": self._recorders.details(), "details": True, "is_last": True, **place}
+                    self._socket.send(self._encoded(last), socket.MSG_DONTWAIT)
+            except Exception:  # never the script's problem
+                pass
+            report(kind, error, trace)
+
+        sys.excepthook = hook
 
     def _end(self) -> None:
         self._ending = True
@@ -111,26 +132,27 @@ class Answers:
 
     def _details(self) -> dict[str, Any]:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
-        frames: list[FrameType] = []
+        frames: list[_Place] = []
         while main is not None and len(frames) < _DEEPEST_STACK:
-            frames.append(main)
+            frames.append((main, main.f_lineno))
             main = main.f_back
         return {"groups": self._recorders.details(), "details": True, **self._place(frames)}
 
-    def _place(self, frames: list[FrameType]) -> dict[str, str]:
+    def _place(self, frames: list[_Place]) -> dict[str, str]:
         """Where the main thread is; ``frames``: the innermost first."""
-        started_by = next((at for at, one in enumerate(frames) if _starts_workers(one)), len(frames))
+        started_by = next((at for at, (one, _) in enumerate(frames) if _starts_workers(one)), len(frames))
         frames = frames[:started_by]
-        lines = [f"{one.f_code.co_filename}:{one.f_lineno} in {one.f_code.co_name}" for one in frames]
-        own = next((one for one in frames if self._is_script(one.f_code.co_filename)), None)
+        lines = [f"{one.f_code.co_filename}:{line} in {one.f_code.co_name}" for one, line in frames]
+        places = ((one.f_code.co_filename, line) for one, line in frames)
+        own = next((one for one in places if self._is_script(one[0])), None)
         stack: list[str] = []
         for line in lines:
             if sum(map(len, stack)) + len(line) > _LONGEST_STACK:
                 break
             stack.append(line)
         return {
-            "line": f"{os.path.basename(own.f_code.co_filename)}:{own.f_lineno}" if own is not None else "",
-            "waits_in": _waits_in(frames),
+            "line": f"{os.path.basename(own[0])}:{own[1]}" if own is not None else "",
+            "waits_in": _waits_in([one for one, _ in frames]),
             "stack": "\n".join(reversed(stack)),
         }
 

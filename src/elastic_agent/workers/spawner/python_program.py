@@ -129,6 +129,7 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     _renew_streams()
     forget_files()
     sys.orig_argv[:] = argv
+    faulthandler.enable(file=2)  # says in which line of the script native code crashed
     if STACKS_SIGNAL in env:
         faulthandler.register(int(env[STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
     changed = watch_changes(preloaded.learned.reads)

@@ -1,7 +1,8 @@
 """Python imports this before the script of a cold worker, see :mod:`elastic_agent.workers.cold_start`.
 
-It starts the integrations of frameworks, leaves as little else as possible, and then imports the `sitecustomize` that
-Python would have imported. The worker may be a wrapper that starts another version of Python, one without this package.
+It starts the integrations of frameworks and `faulthandler`, leaves as little else as possible, and then imports the
+`sitecustomize` that Python would have imported. The worker may be a wrapper that starts another version of Python, one
+without this package.
 """
 
 import os
@@ -34,7 +35,18 @@ def _watch() -> None:
             del sys.modules[name]
 
 
+def _write_stacks_of_crashes() -> None:
+    """Have Python say in which line of the script native code crashed."""
+    is_known = "faulthandler" in sys.modules
+    import faulthandler
+
+    faulthandler.enable(file=2)
+    if not is_known:
+        del sys.modules["faulthandler"]
+
+
 _leave()
 _watch()
+_write_stacks_of_crashes()
 del sys.modules[__name__]
 __import__(__name__)  # if there is none, the module `site` ignores that error of this name

@@ -50,8 +50,9 @@ def signal_masks():
 
 
 def signals_of_the_agent():
-    """SIGRTMIN+6 and SIGURG, on which it documents to have workers write their stacks and report imports."""
-    return 34 + 6, 23
+    """Those that it documents to have workers handle: SIGRTMIN+6 and SIGURG, on which they write their stacks and
+    report imports, and those of faulthandler (SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV)."""
+    return 34 + 6, 23, 4, 6, 7, 8, 11
 
 
 masks_at_start = signal_masks()

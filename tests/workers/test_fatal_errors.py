@@ -1,0 +1,115 @@
+"""A crash in native code is attributed to a line of the script, by the stacks that faulthandler writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.workers.failure import describe
+from elastic_agent.workers.fatal_errors import last_fatal_error
+from elastic_agent.workers.tracebacks import script_line
+from tests.cli.support import elastic_agent
+
+GLOO = """step 3
+terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 668 vs 336. Received data size
+Fatal Python error: Aborted
+
+Thread 0x00007fa00d7fa6c0 [answers] (most recent call first):
+  File "/env/site-packages/elastic_agent/integrations/collectives/answers.py", line 92 in _answer
+
+Thread 0x00007fa01f441b80 (most recent call first):
+  File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/home/me/train.py", line 6 in reduce
+  File "/home/me/train.py", line 14 in <module>
+  File "/env/site-packages/elastic_agent/__main__.py", line 24 in begin
+  File "/env/bin/elastic-agent", line 8 in <module>
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
+"""
+
+
+def test_an_abort_in_a_thread_of_gloo_is_attributed_to_the_line_where_the_main_thread_is() -> None:
+    failure = describe(0, -6, "", GLOO)
+    assert failure.line == "train.py:6"
+    assert failure.summary("n1").startswith(
+        "worker n1/0 was killed by SIGABRT at train.py:6: op.preamble.length <= op.nbytes. 668 vs 336."
+    )
+    assert failure.tail.splitlines() == [
+        "Fatal Python error (most recent call last):",
+        '  File "/home/me/train.py", line 14, in <module>',
+        '  File "/home/me/train.py", line 6, in reduce',
+        '  File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252, in all_reduce',
+        "step 3",
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+        "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 668 vs 336. Received data size",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("crash", "signal_name"), [("ctypes.string_at(0)", "SIGSEGV"), ("os.abort()", "SIGABRT")]
+)
+def test_the_crash_of_a_python_process_is_attributed_to_its_line(
+    tmp_path: Path, crash: str, signal_name: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import ctypes, faulthandler, os\nfaulthandler.enable()\ndef step():\n    {crash}\nstep()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    failure = describe(0, done.returncode, "", done.stderr)
+    assert (failure.signal_name, failure.line) == (signal_name, "train.py:4")
+
+
+def test_the_crash_of_a_process_that_the_worker_forked_is_not_the_workers() -> None:
+    assert describe(0, 1, "", GLOO + "Traceback (most recent call last):\nRuntimeError: boom").message == (
+        "RuntimeError: boom"
+    )
+
+
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        "",
+        "Fatal Python error: init_fs_encoding: failed to get the Python codec\n",
+        "fatal python error: Aborted",
+    ],
+)
+def test_other_output_is_no_crash(stderr: str) -> None:
+    assert last_fatal_error(stderr) is None
+
+
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        "Fatal Python error: Aborted",
+        "Fatal Python error: Aborted\nThread 0x1 (most recent call first):\n  File",
+    ],
+)
+def test_a_stack_may_be_cut_off(stderr: str) -> None:
+    found = last_fatal_error(stderr)
+    assert found is not None
+    assert found.stack == ()
+    assert describe(0, -6, "", stderr).line == ""
+
+
+def test_the_line_of_a_traceback_is_the_scripts_and_not_that_of_a_package() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/home/me/train.py", line 3, in <module>\n    fit()\n'
+        '  File "/env/lib/python3.11/site-packages/torch/x.py", line 9, in fit\n    raise ValueError\nValueError'
+    )
+    assert script_line(text) == "train.py:3"
+    assert script_line("no traceback") == script_line('  File "<string>", line 1, in <module>') == ""
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_the_log_names_the_line_in_which_a_worker_crashed(tmp_path: Path, start: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import ctypes\n\n\ndef step():\n    ctypes.string_at(0)\n\n\nstep()\n")
+    options = ["--state-dir", str(tmp_path / "state"), "--max-restarts", "0", "--worker-start", start]
+    done = elastic_agent("--standalone", "--log-format", "console", *options, str(script))
+    assert "was killed by SIGSEGV at train.py:5 (crash in native code)" in done.stderr
+    assert "was killed by SIGSEGV (at train.py:5)" in done.stderr, "the root cause"
