@@ -382,7 +382,7 @@ class Cluster:
         self.checker.begin_again()
         for machine in self.machines:
             machine.boot()
-            if self.scenario.hosting == "etcd":
+            if self.scenario.hosting == "etcd" and self.forgers is not None:
                 machine.settle()
         for holder in self.holders:
             if holder.asleep:

@@ -91,8 +91,8 @@ class Machine:
     def settle(self) -> None:
         """Its nodes' parts have ended in order: if the run on disk has an outcome, the next one of its name is another.
 
-        Agents write that down when they end. A rule that counts every start after the outcome as one of the same run is
-        easier to check, so it is written down here when the operator starts everything again.
+        Agents write that down when they end. Without other clients the simulator leaves it out, so that the record of
+        the outcome in etcd has to do alone; a forger may delete that record, which leaves what is on disk.
         """
         if self.disk is not None and self.disk.outcome is not None and not self.disk_is_full:
             self.disk = msgspec.structs.replace(self.disk, settled=True)
