@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def parse() -> tuple[Options, list[str], Path]:
-    listed = "\n".join(f"  {name:12}{what}" for name, what in BENCHMARKS.items())
+    listed = "\n".join(f"  {name:{1 + max(map(len, BENCHMARKS))}}{what}" for name, what in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=f"Benchmarks (all of them if none is named; with --quick all but those with etcd):\n{listed}",

@@ -174,3 +174,4 @@ def test_the_line_at_the_end_of_a_run() -> None:
         "as the workers report no steps)"
     )
     assert goodput_text(Goodput(waiting_s=3)) == "goodput 0 % over 3 s: waiting 3 s"
+    assert goodput_text(Goodput(waiting_s=0.04)) == "goodput 0 % over 0 s"

@@ -117,6 +117,30 @@ def test_a_worker_killed_by_a_signal_has_no_signature(returncode: int) -> None:
     assert signed(traced(DEVICES), returncode) == ""
 
 
+GLOO_ABORT = """\
+terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. {size} vs 336. Received data size
+Fatal Python error: Aborted
+
+Current thread 0x00007fa01f441b80 (most recent call first):
+  File "/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "{folder}/train.py", line {line} in step
+"""
+
+
+def aborted(size: int = 668, folder: str = "/job", line: int = 7) -> str:
+    return signed(GLOO_ABORT.format(size=size, folder=folder, line=line), -6)
+
+
+def test_tensors_of_different_sizes_at_the_same_line_are_the_same_error() -> None:
+    assert aborted() == aborted(size=1336, folder="/elsewhere") != ""
+    assert aborted() != aborted(line=8)
+
+
+def test_an_abort_by_gloo_without_a_line_of_the_script_has_no_signature() -> None:
+    assert signed(GLOO_ABORT.partition("Fatal Python error")[0], -6) == ""
+
+
 def test_a_worker_without_an_error_message_has_no_signature() -> None:
     assert signed("", 3) == ""
 

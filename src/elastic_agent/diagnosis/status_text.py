@@ -43,7 +43,8 @@ def _share_and_times(goodput: Goodput) -> str:
     ]
     at_most = "" if goodput.knows_steps or not goodput.training_s else "at most "
     share = f"{at_most}{100 * (goodput.share or 0.0):.0f} %"
-    return f"goodput {share} over {duration(round(goodput.total_s, 1))}: {', '.join(spent)}"
+    total = f"goodput {share} over {duration(round(goodput.total_s, 1))}"
+    return f"{total}: {', '.join(spent)}" if spent else total
 
 
 def run_goodput_text(goodput: RunGoodput) -> str:

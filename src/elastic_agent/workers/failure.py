@@ -17,7 +17,7 @@ from elastic_agent.diagnosis.signals import signal_name as name_of_signal
 from elastic_agent.diagnosis.symptoms import CAUSES, Symptom, is_warning, readable
 from elastic_agent.printable import plain
 from elastic_agent.workers.fatal_errors import last_fatal_error
-from elastic_agent.workers.signature import signature
+from elastic_agent.workers.signature import mismatch_signature, signature
 from elastic_agent.workers.tracebacks import Traceback, last_of_script, script_line, shortened
 
 MESSAGE_CHARACTERS = 500
@@ -30,6 +30,8 @@ _NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTIL
 
 _ABORTED_AFTER_EXCEPTION = "terminate called without an active exception"
 """What the C++ runtime writes if a thread, such as one of gloo's, still runs when Python exits after an exception."""
+_MISMATCH = "collective-shapes"
+"""The symptom of workers that pass tensors of different sizes to a collective; see :mod:`~..diagnosis.catalogue`."""
 _LONGEST_SUMMARY = 510
 _KEPT_LINES = 4
 """Of what a worker wrote before a signal ended it."""
@@ -125,6 +127,12 @@ def describe(
     if fatal is not None and trace is None:
         tail = fatal.with_stack(_last_lines(stderr))
     recognised = known_error("\n".join((message, *_message_lines(tail))), stderr) if message else None
+    symptom = recognised.symptom if recognised is not None else None
+    line = script_line(tail)
+    if returncode == -signal.SIGABRT and symptom is not None and symptom.name == _MISMATCH:
+        same = mismatch_signature(known, line)
+    else:
+        same = signature(_own_code(returncode, trace), known, tail or stderr)
     return WorkerFailure(
         slot=slot,
         returncode=returncode,
@@ -132,10 +140,10 @@ def describe(
         message=known,
         tail=_last_bytes(shortened(tail, TAIL_BYTES) if tail else stderr_tail),
         no_room=no_room,
-        signature="" if no_room else signature(_own_code(returncode, trace), known, tail or stderr),
-        symptom=recognised.symptom if recognised is not None else None,
+        signature="" if no_room else same,
+        symptom=symptom,
         facts=facts or {},
-        line=script_line(tail),
+        line=line,
     )
 
 

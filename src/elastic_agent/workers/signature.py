@@ -1,7 +1,8 @@
 """Determines whether two failures are the same error at the same line, so that a restart is of no use.
 
 Pure. A failure that another attempt may well cure has no signature: errors of memory, devices, collectives,
-connections and time-outs. Most of those are besides the mere consequence of what happened to another worker.
+connections and time-outs. Most of those are besides the mere consequence of what happened to another worker. Tensors
+of different sizes in one collective are an error of the script, although gloo reports them by SIGABRT.
 """
 
 from __future__ import annotations
@@ -64,8 +65,21 @@ def signature(returncode: int, message: str, trace: str) -> str:
         return ""
     places = _PLACE.findall(trace)
     words = _NEVER_THE_SAME.sub("#", message)
-    what = "\n".join((str(returncode), words, *(places[-1] if places else ())))
-    return hashlib.blake2b(what.encode(errors="replace"), digest_size=8).hexdigest()
+    return _digest(str(returncode), words, *(places[-1] if places else ()))
+
+
+def mismatch_signature(message: str, line: str) -> str:
+    """Of a worker that gloo aborted because others passed tensors of another size; "" if the line is not known.
+
+    Args:
+        message: gloo's.
+        line: of the script, such as ``train.py:88``, where the worker called the collective.
+    """
+    return _digest(_NEVER_THE_SAME.sub("#", message), line) if line else ""
+
+
+def _digest(*what: str) -> str:
+    return hashlib.blake2b("\n".join(what).encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _errors(trace: str) -> list[str]:
