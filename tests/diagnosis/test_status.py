@@ -65,6 +65,20 @@ def test_while_the_next_world_forms_the_table_tells_who_has_left_and_who_takes_p
     assert rows(shown(forming, member("a", State.READY))) == left
 
 
+def test_while_too_few_nodes_have_joined_a_new_run_the_common_causes_are_named() -> None:
+    missing = "waiting for 1 more node (at least 2 required); joined: a (1 worker)"
+    first = replace(PLAN, phase=Phase.FORMING, generation=1, world=None, reason="new run")
+    for plan, words, is_named in (
+        (first, missing, True),
+        (None, missing, True),
+        (first, "waiting up to 3 s for more nodes", False),
+        (replace(first, generation=4, world=WORLD), missing, False),  # the network works: a node was lost
+        (PLAN, "", False),
+    ):
+        status = run_status(run_id="r", endpoint="host0:29400", asked_s=1000.0, plan=plan, waiting_for=words)
+        assert ("common causes: an agent that has not started yet" in status_text(status)) is is_named
+
+
 def test_a_node_that_has_left_is_not_lost_when_its_lease_is_over() -> None:
     over = [Lease(f"i{name}", 5.0).revoke("did not renew its lease within 5 s") for name in "ab"]
     forming = replace(PLAN, phase=Phase.FORMING, generation=4, reason="b is leaving", leaving=("ib",))

@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from elastic_agent.protocol import Lease, Member, Phase, Plan, Seat, State
+from elastic_agent.protocol import Lease, Member, Phase, Plan, Seat, State, lacks_nodes
 
 from .goodput import Goodput, RunGoodput, sum_goodput
 from .hangs import find_standstill
 from .records import GroupProgress, NodeReport, WorkerReport, WorkerState
 from .stragglers import find_stragglers
+
+JOIN_CAUSES = (
+    "common causes: an agent that has not started yet or ended with an error, a different --rdzv-endpoint or "
+    "--rdzv-id on some machine, or a firewall between the machines"
+)
 
 
 class GenerationStatus(Struct, frozen=True, omit_defaults=True):
@@ -94,6 +99,8 @@ class RunStatus(Struct, frozen=True):
     """Why it is in this phase."""
     waiting_for: str = ""
     """What the coordinator is waiting for; empty while the run trains."""
+    common_causes: str = ""
+    """Of nodes not joining, while too few have and the run has not run yet."""
     notice: str = ""
     """Why workers are asked to save and exit."""
     world_size: int = 0
@@ -117,6 +124,15 @@ class RunStatus(Struct, frozen=True):
     def is_over(self) -> bool:
         """The run has ended."""
         return self.phase in ("finished", "failed", "stopped")
+
+
+def join_causes(waiting_for: str) -> str:
+    """What usually keeps nodes from joining a run for the first time, if too few have; empty otherwise.
+
+    Args:
+        waiting_for: what the coordinator waits for, in words.
+    """
+    return JOIN_CAUSES if lacks_nodes(waiting_for) else ""
 
 
 def run_status(
@@ -165,7 +181,7 @@ def run_status(
         "problem": problem,
     }
     if plan is None:
-        return RunStatus(**common, waiting_for=waiting_for)  # type: ignore[arg-type]
+        return RunStatus(**common, waiting_for=waiting_for, common_causes=join_causes(waiting_for))  # type: ignore[arg-type]
     present = [one for one in reports if one.generation == plan.generation]
     running = plan.world if plan.phase is Phase.RUNNING else None
     return RunStatus(
@@ -175,6 +191,7 @@ def run_status(
         since_s=since_s,
         reason=plan.reason,
         waiting_for=waiting_for if plan.phase is Phase.FORMING else "",
+        common_causes=join_causes(waiting_for) if plan.phase is Phase.FORMING and plan.world is None else "",
         notice=plan.notice.words if plan.notice is not None and not plan.is_terminal else "",
         world_size=running.world_size if running is not None else 0,
         restarts=max(0, plan.charged - plan.budget.forgiven),

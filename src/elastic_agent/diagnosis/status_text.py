@@ -72,7 +72,7 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
             f"the store at {status.endpoint} cannot be read ({status.problem}); this is what was known before"
         )
     if status.waiting_for and status.phase in ("", "forming"):
-        lines.append(status.waiting_for)
+        lines += [one for one in (status.waiting_for, status.common_causes) if one]
     if status.notice:
         lines.append(f"notice: {status.notice}; workers are saving and exiting")
     if status.standstill is not None:

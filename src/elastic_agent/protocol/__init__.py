@@ -19,6 +19,7 @@ from .codec import (
     encode,
 )
 from .coordinator import FINISHED_BEFORE, Coordinator
+from .forming import lacks_nodes
 from .leases import ANSWERS_PER_LEASE, RENEWALS_PER_LEASE, FirstSent, HeldLease, next_renewal_s
 from .node import (
     Action,
@@ -127,6 +128,7 @@ __all__ = [
     "count",
     "decode",
     "encode",
+    "lacks_nodes",
     "misquoted",
     "names",
     "next_renewal_s",

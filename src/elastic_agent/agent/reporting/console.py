@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_agent.agent import events
+from elastic_agent.diagnosis.status import join_causes
 from elastic_agent.logs import bind_context, get_logger, waiting_reporter
 from elastic_agent.protocol import Depart, Failure, Growth, Phase, Plan, World, count, readmission_delay_s
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
@@ -13,10 +14,6 @@ from elastic_agent.transport import Obstacle
 
 from .store_problem import StoreProblem, without_endpoint
 
-JOIN_CAUSES = (
-    "common causes: an agent that has not started yet or ended with an error, a different --rdzv-endpoint or "
-    "--rdzv-id on some machine, or a firewall between the machines"
-)
 SHOWN_HOLDERS = 8
 PATIENCE_S = 2.0
 """Shorter waits are not reported."""
@@ -269,7 +266,7 @@ class ConsoleReporter:
             return
         if words:
             self._text, self._facts = words, {"awaited": words}
-            self._causes = JOIN_CAUSES if "(at least" in words and not self._has_run else ""
+            self._causes = "" if self._has_run else join_causes(words)
         self._report()
 
     def _report(self) -> None:

@@ -18,7 +18,7 @@ from elastic_agent.diagnosis.goodput import Account, Activity, Goodput, SavedGoo
 from elastic_agent.diagnosis.status_text import goodput_text
 from elastic_agent.files import all_but_newest, write_atomically
 from elastic_agent.logs import get_logger
-from elastic_agent.protocol import FailureKind, Outcome, Phase, Plan
+from elastic_agent.protocol import FailureKind, Outcome, Phase, Plan, lacks_nodes
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import PlanSeen, Registered
 from elastic_agent.workers.guard.client import Fenced, GuardLost, Spawned
@@ -154,7 +154,7 @@ class GoodputRecorder:
         """The coordinator has said what it waits for."""
         is_forming = self._plan is not None and self._plan.phase is Phase.FORMING
         if is_forming and self._timer is None:
-            if "(at least" in text:
+            if lacks_nodes(text):
                 self._account.misses_nodes(time.monotonic())
             elif text:
                 self._account.switch(Activity.FORMING, time.monotonic())
