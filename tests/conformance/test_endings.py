@@ -17,7 +17,10 @@ BAD = functions_of(ENDINGS, "fails")
 
 SAID_OTHERWISE = {
     # Documented: faulthandler writes the stacks when native code crashes.
-    "aborts": re.compile(rb"^Fatal Python error: (?s:.*)\(total: \d+\)\n", re.MULTILINE),
+    "aborts": re.compile(
+        rb"^Fatal Python error: .*\n(?:\n|(?:Current thread|Thread) 0x.*\n|  File .*\n|Extension modules: .*\n)*",
+        re.MULTILINE,
+    ),
     # What stands above the module may be named by a warning about its caller: by bare Python as "sys:1".
     "warns": re.compile(rb"^\S+:\d+: (?=UserWarning: of its caller)|^  .*\n", re.MULTILINE),
 }
