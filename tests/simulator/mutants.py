@@ -1058,7 +1058,7 @@ _OF_SEALS = (
         ),
         quirks=("forgers delete",),
         hosting="serve",
-        first=152,
+        first=440,
         forged=True,
     ),
     Mutant(
