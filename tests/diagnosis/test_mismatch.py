@@ -73,6 +73,14 @@ def test_the_aborted_rank_is_the_cause_if_all_others_called_the_same() -> None:
     )
 
 
+def test_ranks_that_were_stopped_before_they_told_their_collectives_do_not_hide_the_others() -> None:
+    text = said(aborted(0, "train.py:9"), reset(1, call(2000)), reset(2), reset(3, call(2000)))
+    assert text.startswith(
+        "probable root cause: worker n1/0 (rank 0) on host-1 called another collective at train.py:9, or one of "
+        "another size, where ranks 1, 3 called all_reduce of 2 kB at train.py:6"
+    )
+
+
 def test_of_two_ranks_none_is_blamed() -> None:
     text = said(aborted(0, "train.py:9"), reset(1, call(4000)))
     assert text.startswith(
@@ -102,8 +110,9 @@ def test_the_first_call_that_differs_counts() -> None:
 
 def test_without_the_others_collectives_the_abort_itself_is_shown_with_its_line() -> None:
     text = said(aborted(0), reset(1), reset(2))
-    assert text.startswith("root cause: worker n1/0 (rank 0) on host-1: op.preamble.length")
+    assert text.startswith("probable root cause: worker n1/0 (rank 0) on host-1: op.preamble.length")
     assert "(at train.py:6)" in text.splitlines()[0]
+    assert "gloo may abort another worker than the one that is wrong" in text
 
 
 def test_of_two_ranks_with_different_collectives_none_is_blamed_by_torchs_error() -> None:

@@ -57,7 +57,7 @@ FAILING = (
     Kind("allocation", "no memory, in torch", 32, "can't allocate memory", "smaller batches"),
     Kind("memory-error", "no memory, in Python", 32, "MemoryError", "smaller batches"),
     Kind("corrupt-checkpoint", "half a checkpoint", 20, "checkpoint is incomplete", "temporary file and rename"),
-    Kind("other-size", "tensors of different sizes in a collective", 30, r"called (?:all_reduce of|another collective).* at faulty\.py:\d+",
+    Kind("other-size", "tensors of different sizes in a collective", 30, r"(?:called (?:all_reduce of|another collective)|op\.preamble).* \(?at faulty\.py:\d+",
          "same sequence of collectives"),
     Kind("init-twice", "init_process_group twice", 16, "initialize the default process group twice", "call it once"),
     Kind("atexit", "another error while Python exits", 31, "KeyError: 'labels'", LINE),

@@ -84,10 +84,13 @@ def _judged(
 def _all_but_the_first(
     first: Finding, calls: Mapping[int, Mapping[int, Collective]], world_size: int
 ) -> Mismatch | None:
-    """If all others are known to have called the same, the worker that was aborted has called something else."""
+    """If the others are known to have called the same, the worker that was aborted has called something else.
+
+    Of some of the others nothing may be known, because they were stopped first; most of those that are known count.
+    """
     ranks = sorted(calls)
     common = set.intersection(*(set(known) for known in calls.values())) if calls else set()
-    if first.worker.rank in calls or len(ranks) != world_size - 1 or not common:
+    if first.worker.rank in calls or not common or (len(ranks) == 1 and world_size > 2):
         return None
     serial = max(common)
     other = f"another collective{f' at {first.worker.line}' if first.worker.line else ''}, or one of another size,"

@@ -8,6 +8,7 @@ decides among equals. See `docs/diagnosis.md`.
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -96,9 +97,8 @@ def _choose(
         early = _exited_before(failures, consequences, first)
         if early is not None:
             return _exited_early(generation, early, consequences, findings)
-        mismatch = find_mismatch(first, findings) if _symptom(first) in SYMPTOMS else None
-        if mismatch is not None:
-            return _called_another(generation, mismatch, first, findings)
+        if _symptom(first) in SYMPTOMS:
+            return _mismatched(generation, first, findings)
         return _worker_failed(generation, first, findings)
     if lost is not None:
         return _node_lost(generation, lost, is_certain=_is_reported_lost(lost, plan))
@@ -129,6 +129,18 @@ def _worker_failed(generation: int, first: Finding, findings: list[Finding]) -> 
         tail=first.worker.tail,
         is_certain=first.standing is Standing.FAILED,
     )
+
+
+def _mismatched(generation: int, first: Finding, findings: list[Finding]) -> RootCause:
+    """``first``: the worker with the error that says that the collectives differ."""
+    mismatch = find_mismatch(first, findings)
+    if mismatch is not None:
+        return _called_another(generation, mismatch, first, findings)
+    found = _worker_failed(generation, first, findings)
+    if first.worker.returncode != -signal.SIGABRT:
+        return found
+    next_step = "gloo may abort another worker than the one that is wrong: compare what all ranks do there"
+    return replace(found, next_step=next_step, is_certain=False)
 
 
 def _called_another(
