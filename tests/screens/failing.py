@@ -14,8 +14,8 @@ from .cases import Rating
 from .stage import FAULTY, Stage, Terminal, Words, last_lines, plain
 
 CULPRIT = r"worker b/1 \(rank 3\)"
-LINE = r'faulty\.py", line \d+'
-"""Of a bug in the script, the remedy is to know the line."""
+LINE = r'faulty\.py(?:", line |:)\d+'
+"""Of a bug in the script, the remedy is to know the line, from the traceback or the root cause."""
 
 
 @dataclass(frozen=True)
