@@ -171,34 +171,42 @@ def run_status(
     nodes = _Nodes(
         plan, members or {}, leases or {}, {one.node_id: one for one in reports}, lease_ages_s or {}
     )
-    common = {
-        "run_id": run_id,
-        "endpoint": endpoint,
-        "asked_s": asked_s,
-        "nodes": nodes.all(),
-        "goodput": goodput,
-        "run_goodput": sum_goodput([one.goodput for one in reports if one.goodput is not None]),
-        "problem": problem,
-    }
+    status = RunStatus(
+        run_id,
+        endpoint,
+        asked_s,
+        waiting_for=waiting_for,
+        common_causes=join_causes(waiting_for),
+        nodes=nodes.all(),
+        goodput=goodput,
+        run_goodput=sum_goodput([one.goodput for one in reports if one.goodput is not None]),
+        problem=problem,
+    )
     if plan is None:
-        return RunStatus(**common, waiting_for=waiting_for, common_causes=join_causes(waiting_for))  # type: ignore[arg-type]
+        return status
     present = [one for one in reports if one.generation == plan.generation]
-    running = plan.world if plan.phase is Phase.RUNNING else None
-    return RunStatus(
-        **common,  # type: ignore[arg-type]
+    return replace(_planned(status, plan, present, generations), since_s=since_s)
+
+
+def _planned(
+    status: RunStatus, plan: Plan, present: Sequence[NodeReport], generations: Sequence[GenerationStatus]
+) -> RunStatus:
+    """The status with what the plan says, and the reports of its generation (``present``)."""
+    forms, running = plan.phase is Phase.FORMING, plan.world if plan.phase is Phase.RUNNING else None
+    return replace(
+        status,
         phase=plan.phase.value,
         generation=_shown_generation(plan, generations),
-        since_s=since_s,
         reason=plan.reason,
-        waiting_for=waiting_for if plan.phase is Phase.FORMING else "",
-        common_causes=join_causes(waiting_for) if plan.phase is Phase.FORMING and plan.world is None else "",
+        waiting_for=status.waiting_for if forms else "",
+        common_causes=status.common_causes if forms and plan.world is None else "",
         notice=plan.notice.words if plan.notice is not None and not plan.is_terminal else "",
         world_size=running.world_size if running is not None else 0,
         restarts=max(0, plan.charged - plan.budget.forgiven),
         max_restarts=plan.policy.max_restarts,
         generations=tuple(generations),
         stragglers=tuple(one.words for one in find_stragglers(present)) if running is not None else (),
-        standstill=_standstill(present, running.world_size, asked_s) if running is not None else None,
+        standstill=_standstill(present, running.world_size, status.asked_s) if running is not None else None,
     )
 
 

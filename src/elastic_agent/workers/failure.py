@@ -129,7 +129,7 @@ def describe(
     recognised = known_error("\n".join((message, *_message_lines(tail))), stderr) if message else None
     symptom = recognised.symptom if recognised is not None else None
     line = script_line(tail)
-    if returncode == -signal.SIGABRT and symptom is not None and symptom.name == _MISMATCH:
+    if _is_mismatch(returncode, symptom):
         same = mismatch_signature(known, line)
     else:
         same = signature(_own_code(returncode, trace), known, tail or stderr)
@@ -145,6 +145,11 @@ def describe(
         facts=facts or {},
         line=line,
     )
+
+
+def _is_mismatch(returncode: int, symptom: Symptom | None) -> bool:
+    """Whether gloo aborted the worker because others passed tensors of another size."""
+    return returncode == -signal.SIGABRT and symptom is not None and symptom.name == _MISMATCH
 
 
 def signal_name(returncode: int) -> str:
