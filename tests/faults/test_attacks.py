@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,13 @@ from elastic_agent import linux
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.node import NodeProcess
 from elastic_agent.transport import Secret
+from tests.other_users import (
+    OTHER_UID,
+    SPEAKS_TO_THE_STORE,
+    as_ordinary_user,
+    is_refused,
+    needs_other_users,
+)
 
 from .cluster import LEASE_S, Cluster
 from .conftest import MakeCluster
@@ -45,18 +50,6 @@ def secret_file(folder: Path, name: str) -> str:
     file.touch(mode=0o600)
     file.write_text(f"{name}: 0123456789abcdef")
     return str(file)
-
-
-TAKES_PART = """
-import os, sys
-from datetime import timedelta
-from torch.distributed import DistError, TCPStore
-os.setuid(int(sys.argv[1]))
-try:
-    TCPStore("127.0.0.1", int(sys.argv[2]), None, False, timedelta(seconds=1)).set("rank 0", "mallory")
-except DistError:
-    print("refused")
-"""
 
 
 class Attacker:
@@ -202,24 +195,20 @@ def test_a_run_on_one_machine_is_closed_to_other_users_by_default(make_cluster: 
     see_it_end(cluster, restarts=0)
 
 
-def test_other_users_of_the_machine_reach_neither_store_of_a_run_on_one_machine(
-    make_cluster: MakeCluster,
-) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can act as another user")
-    cluster = make_cluster("1", port=0)
-    a = cluster.start("a", 2)
-    first = cluster.wait_training("a")
-    workers_port = linux.environment(cluster.pid_of("a/0"))["MASTER_PORT"]
-    for port in (workers_port, store_port(a), workers_port, store_port(a)):
-        command = [sys.executable, "-c", TAKES_PART, "61004", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.stdout == "refused\n", done.stdout + done.stderr
-    undisturbed(cluster, first)
-    for store in ("the bootstrap store of the workers", "the store of this run"):
-        refusals = a.lines(f"refused a connection to {store} ", "another user of this machine, user id 61004")
-        assert len(refusals) == 1, cluster.story()
-    see_it_end(cluster, restarts=0)
+@needs_other_users
+def test_other_users_of_the_machine_reach_neither_store_of_an_ordinary_users_run() -> None:
+    # Not below pytest's folders, which only root can search.
+    with tempfile.TemporaryDirectory() as folder, Cluster(Path(folder), "1", port=0) as cluster:
+        a = cluster.start("a", 2, within=as_ordinary_user(cluster.folder))
+        first = cluster.wait_training("a")
+        workers_port = int(linux.environment(cluster.pid_of("a/0"))["MASTER_PORT"])
+        for port in (workers_port, store_port(a), workers_port, store_port(a)):
+            assert is_refused(OTHER_UID, "127.0.0.1", port, SPEAKS_TO_THE_STORE), cluster.story()
+        undisturbed(cluster, first)
+        for store in ("the bootstrap store of the workers", "the store of this run"):
+            user = f"another user of this machine, user id {OTHER_UID}"
+            assert len(a.lines(f"refused a connection to {store} ", user)) == 1, cluster.story()
+        see_it_end(cluster, restarts=0)
 
 
 def test_the_secret_does_not_leak(make_cluster: MakeCluster, tmp_path: Path) -> None:

@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic_agent import linux
+from tests.other_users import OTHER_UID, SPEAKS_TO_THE_STORE, as_ordinary_user, is_refused
 
-from .conftest import MakeCluster
+from .cluster import Cluster
 from .machines import Machines, built
 from .rules import see_it_end
 from .test_attacks import secret_file
 from .test_bad_input import undisturbed
 
 pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
-
-SPEAKS_TO_THE_STORE = """
-import encodings.idna, os, socket, struct, sys  # all that cannot be read later
-os.setuid(int(sys.argv[1]))
-with socket.create_connection((sys.argv[2], int(sys.argv[3])), 30) as sock:
-    sock.sendall(struct.pack("=BIBI", 0, 0x3C85F7CE, 13, 1))  # as a client of torch's store
-    try:
-        print(sock.recv(4))
-    except ConnectionResetError:  # closed before what was sent was read
-        print(b"")
-"""
-
-
-@pytest.fixture
-def etcd() -> None:
-    """These are about the c10d store; in etcd, the bootstrap store is the same."""
 
 
 @pytest.fixture
@@ -44,35 +28,33 @@ def machines() -> Iterator[Machines]:
         yield found
 
 
+@pytest.fixture
+def cluster(machines: Machines) -> Iterator[Cluster]:
+    # Not below pytest's folders, which only root can search.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        options = "--secret-file", secret_file(folder, "run.secret")
+        with Cluster(folder, "2", options, endpoint_host=machines.address("a")) as made:
+            yield made
+
+
 def test_only_the_runs_own_user_on_its_machines_reaches_the_bootstrap_store(
-    machines: Machines, make_cluster: MakeCluster, tmp_path: Path
+    cluster: Cluster, machines: Machines
 ) -> None:
-    secret = secret_file(tmp_path, "run.secret")
-    cluster = make_cluster("2", "--secret-file", secret, endpoint_host=machines.address("a"))
     for node in ("a", "b"):
-        machines.start(cluster, node)
+        machines.start(cluster, node, as_ordinary_user(cluster.folder))
     first = cluster.wait_training("a", "b")
     worker = linux.environment(cluster.pid_of("a/0"))
-    for machine, uid in (("a", 61004), ("b", 61004), ("other", 0), ("b", 61004)):
-        command = [
-            sys.executable,
-            "-c",
-            SPEAKS_TO_THE_STORE,
-            str(uid),
-            worker["MASTER_ADDR"],
-            worker["MASTER_PORT"],
-        ]
-        done = subprocess.run(
-            [*machines.within(machine), *command], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.stdout == "b''\n", done.stdout + done.stderr
+    store = worker["MASTER_ADDR"], int(worker["MASTER_PORT"])
+    for machine, uid in (("a", OTHER_UID), ("b", OTHER_UID), ("other", 0), ("b", OTHER_UID)):
+        assert is_refused(uid, *store, SPEAKS_TO_THE_STORE, machines.within(machine)), cluster.story()
     undisturbed(cluster, first)
     host = next(node for node in ("a", "b") if worker["MASTER_ADDR"] == machines.address(node))
-    store = f"refused a connection to the bootstrap store of the workers (port {worker['MASTER_PORT']})"
+    refused = f"refused a connection to the bootstrap store of the workers (port {worker['MASTER_PORT']})"
     for why in (
-        f"{store} by another user of this machine, user id 61004",
-        f"{store} from {machines.address('b')}: on that machine, no process of the agent's user owns it",
-        f"{store} from {machines.address('other')}: no agent of this run is connected from there",
+        f"{refused} by another user of this machine, user id {OTHER_UID}",
+        f"{refused} from {machines.address('b')}: on that machine, no process of the agent's user owns it",
+        f"{refused} from {machines.address('other')}: no agent of this run is connected from there",
     ):
         cluster.wait_said(host, why)
         assert len(cluster.agents[host].lines(why)) == 1, cluster.story()

@@ -52,9 +52,9 @@ from elastic_agent.transport.c10d.identification import (
 from elastic_agent.transport.c10d.responder import Responder, is_same_users
 from elastic_agent.transport.c10d.store_relay import StoreRelay
 from elastic_agent.values import Endpoint
+from tests.other_users import OTHER_UID, is_refused, needs_other_users
 
 from .support import raw_client
-from .test_store_relay import OTHER_UID, as_root, connect_as
 
 SECRET = Secret((b"the secret of the run",))
 SEAL = bootstrap_seal(SECRET, "job")
@@ -74,8 +74,8 @@ class Guarded:
         return raw_client(Endpoint(self.address.host, self.address.port))
 
     def close(self) -> None:
-        self.relay.close()
         self._store = None
+        self.relay.close()
 
 
 @pytest.fixture
@@ -96,11 +96,11 @@ def test_workers_of_a_machine_whose_agent_has_the_secret_connect(guarded: Guarde
         assert other.get("key") == b"value"
 
 
-@as_root
+@needs_other_users
 def test_other_users_of_that_machine_are_refused_and_reported_once(guarded: Guarded) -> None:
     with structlog.testing.capture_logs() as logs, closing(Responder(guarded.address, SEAL, 10.0)):
         for _ in range(2):
-            assert connect_as(OTHER_UID, guarded.address, b"\0").stdout == "b''\n"
+            assert is_refused(OTHER_UID, guarded.address.host, guarded.address.port, b"\0")
         guarded.client().set("key", "value")
     (refusal,) = refusals(logs)
     assert (

@@ -1,14 +1,12 @@
-"""Linux: which user a TCP connection within this machine comes from, and sockets that take connections of some only."""
+"""Linux: which user a TCP connection within this machine comes from."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _NLM_F_REQUEST, _NLMSG_ERROR = 1, 2
@@ -22,15 +20,6 @@ _INTERFACE_AND_COOKIE = struct.Struct("=III")
 _UID = struct.Struct("=I")
 _STATE_AT, _UID_AT = _HEADER.size + 1, _HEADER.size + 4 + 48 + 12
 """In an inet_diag_msg: after family, state, timer, retransmissions; the socket's id; expiry and two queues."""
-
-_SO_ATTACH_FILTER = 26
-_INSTRUCTION = struct.Struct("=HBBI")
-_LOAD_WORD, _LOAD_HALF, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
-_SOURCE_PORT, _SOURCE_IPV4 = 0, 0xFFF00000 + 12
-"""In a TCP header, and in the header of its IPv4 packet (SKF_NET_OFF)."""
-_ALL_BYTES = 0xFFFFFFFF
-MOST_PORTS = 128
-"""In one filter: the kernel limits its memory (net.core.optmem_max)."""
 
 
 def peer_uid(connection: socket.socket) -> int | None:
@@ -105,31 +94,3 @@ def _owner(family: int, own: tuple[str, int], peer: tuple[str, int]) -> int | No
     if answer[_STATE_AT] != _ESTABLISHED:
         return None  # of a socket that no process holds any more, the kernel gives root as the user
     return int(_UID.unpack_from(answer, _UID_AT)[0])
-
-
-def admit_only(listener: socket.socket, host: str, ports: Iterable[int]) -> None:
-    """Have the kernel drop what does not come from one of these ports of a host to a listening TCP socket (IPv4).
-
-    A connection that exists keeps the ports that were admitted when it was accepted.
-
-    Args:
-        listener: the socket; before it listens, if not even one connection of others is to be accepted.
-        host: a numeric IPv4 address.
-        ports: at most ``MOST_PORTS``.
-
-    Raises:
-        OSError: this kernel has no socket filters, or the ports are too many.
-    """
-    program = [
-        (_LOAD_WORD, 0, 0, _SOURCE_IPV4),
-        (_JUMP_IF_EQUAL, 1, 0, int.from_bytes(socket.inet_aton(host), "big")),
-        (_RETURN, 0, 0, 0),
-        (_LOAD_HALF, 0, 0, _SOURCE_PORT),
-    ]
-    for port in ports:
-        program += [(_JUMP_IF_EQUAL, 0, 1, port), (_RETURN, 0, 0, _ALL_BYTES)]
-    program.append((_RETURN, 0, 0, 0))
-    code = ctypes.create_string_buffer(b"".join(_INSTRUCTION.pack(*one) for one in program))
-    listener.setsockopt(
-        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(code))
-    )

@@ -155,9 +155,9 @@ class BootstrapStore:
     def close(self) -> None:
         """Stop serving; connected workers lose it."""
         if self._store is not None:
+            self._store = None
             if self._relay is not None:
                 self._relay.close()
-            self._store = None
             self._ports.released(self.address.port, rests=self.rests)
 
 

@@ -122,6 +122,6 @@ class C10dHost:
         """Stop serving."""
         if self._teller is not None:
             self._teller.close()
+        self._store = None
         if self._relay is not None:
             self._relay.close()
-        self._store = None

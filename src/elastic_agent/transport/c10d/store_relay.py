@@ -1,10 +1,10 @@
 """Keeps others away from a store: only processes of this user connect, on this machine and on those of the run.
 
 torch's store answers every client that can connect, and workers unpickle what they find there. So the store itself
-listens at another, loopback address, where the kernel drops all connections but the relay's, and the relay, to which
-the workers connect, asks the kernel whose each connection is:
+listens at another, loopback address, where only the relay can connect (:mod:`..hidden_listener`), and the relay, to
+which the workers connect, asks the kernel whose each connection is:
 
-    worker, 127.0.0.1:40123 ──▶ relay at 127.0.0.1:29401, 127.0.0.1:40124 ──▶ store at 127.93.7.20:29401
+    worker, 127.0.0.1:40123 ──▶ relay at 127.0.0.1:29401, 127.8.15.2:40124 ──▶ store at 127.93.7.20:29401
 
 For a connection from another machine, it asks the agent there (:mod:`.admission`), if the run has a secret.
 
@@ -19,28 +19,23 @@ import errno
 import ipaddress
 import math
 import os
-import secrets
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from elastic_agent.logs import get_logger
-from elastic_agent.transport.peers import MOST_PORTS, admit_only, check_peers_are_told, peer_uid
+from elastic_agent.transport.hidden_listener import HiddenListener
+from elastic_agent.transport.peers import check_peers_are_told, peer_uid
 from elastic_agent.transport.sealing import Seal
 
 from .admission import RemoteAdmission
 
-HOST = "127.0.0.1"
-"""Where the relay's connections to the store come from."""
-
 CHUNK_BYTES = 1 << 18
-BACKLOG = 4096
 PAUSE_S = 0.1
 """How long no connections are accepted when this process has no descriptors left."""
 
-_TRIES = 8
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -78,14 +73,12 @@ class StoreRelay:
         """
         self.port = int(public.getsockname()[1])
         check_peers_are_told(public.getsockname()[0], public.family)
-        self.store_listener = _hidden_listener(public)
+        self._hidden = HiddenListener(public)
+        self.store_listener = self._hidden.store_listener
         """For the store, which takes it over (:meth:`socket.socket.detach`)."""
-        self._filtered = self.store_listener.dup()
         self._what = what
         self._public = public
         self._public.setblocking(False)
-        self._pending: dict[_End, int] = {}
-        """The port of each connection to the store on which the store has not answered yet."""
         self._refused: set[int] = set()
         self._closing = False
         self._was_full = False
@@ -102,7 +95,7 @@ class StoreRelay:
         self._thread.start()
 
     def close(self) -> None:
-        """Close all connections. The port is free when this returns."""
+        """Close all connections, when the store has been closed. The port is free when this returns."""
         if not self._closing:
             self._closing = True
             os.eventfd_write(self._wake, 1)
@@ -139,7 +132,7 @@ class StoreRelay:
             self._remote.close()
         self._selector.close()
         self._public.close()
-        self._filtered.close()
+        self._hidden.close()
 
     def _resume_accepting(self) -> None:
         if self._accepts_from_s is not None and time.monotonic() >= self._accepts_from_s:
@@ -203,19 +196,14 @@ class StoreRelay:
         client.close()
 
     def _pair(self, client: socket.socket) -> None:
-        store = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        store = self._hidden.connect()
         here, there = _End(client), _End(store)
         here.other, there.other = there, here
         try:
-            store.bind((HOST, 0))  # no other socket has this port until it is closed
-            self._pending[there] = store.getsockname()[1]
-            admit_only(self._filtered, HOST, [*self._pending.values()][-MOST_PORTS:])
-            store.connect(self._filtered.getsockname())
             for one in (here, there):
                 one.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 one.sock.setblocking(False)
         except OSError:
-            self._pending.pop(there, None)
             store.close()
             raise
         self._ends |= {here, there}
@@ -246,7 +234,6 @@ class StoreRelay:
             data = end.sock.recv(CHUNK_BYTES)
         except BlockingIOError:
             return
-        self._pending.pop(end, None)
         if data:
             end.other.unsent += data
             self._send(end.other)
@@ -273,7 +260,6 @@ class StoreRelay:
 
     def _drop(self, end: _End) -> None:
         for one in (end, end.other):
-            self._pending.pop(one, None)
             self._ends.discard(one)
             if one.watched:
                 self._selector.unregister(one.sock)
@@ -289,9 +275,8 @@ def keep_other_users_out(sock: socket.socket, what: str) -> StoreRelay | None:
         return StoreRelay(sock, what)
     except OSError as error:
         get_logger().warning(
-            f"other users of this machine can connect to {what}: the system does not tell whose a connection "
-            "is, or has no socket filters, or only one loopback address",
-            error=str(error),
+            f"other users of this machine can connect to {what} ({error.strerror or error}): as root, modprobe "
+            "tcp_diag; or give the run a network of its own: unshare -rn, then ip link set lo up"
         )
         return None
 
@@ -299,42 +284,3 @@ def keep_other_users_out(sock: socket.socket, what: str) -> StoreRelay | None:
 def is_loopback(sock: socket.socket) -> bool:
     """Whether only this machine can connect to a listening socket."""
     return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
-
-
-def _hidden_listener(public: socket.socket) -> socket.socket:
-    """Listens on some loopback address, for connections that :func:`admit_only` admits; none as yet.
-
-    The port is that of ``public``, which may listen on all addresses.
-    """
-    port = int(public.getsockname()[1])
-    for host in _loopback_addresses():
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            with _port_shared(public, sock):
-                sock.bind((host, port))
-                admit_only(sock, HOST, ())
-                sock.listen(BACKLOG)
-        except OSError as error:
-            sock.close()
-            if error.errno != errno.EADDRINUSE:
-                raise
-        else:
-            return sock
-    raise OSError(errno.EADDRINUSE, f"port {port} is in use on the loopback interface")
-
-
-@contextlib.contextmanager
-def _port_shared(*socks: socket.socket) -> Iterator[None]:
-    """Meanwhile, one of them may listen on all addresses and the other on one of these."""
-    for sock in socks:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        yield
-    finally:
-        for sock in socks:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
-
-
-def _loopback_addresses() -> Iterator[str]:
-    for _ in range(_TRIES):
-        yield "127." + ".".join(str(1 + secrets.randbelow(254)) for _ in range(3))
