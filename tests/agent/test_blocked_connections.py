@@ -10,8 +10,8 @@ import pytest
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting import blocked_connections
-from elastic_agent.agent.reporting.background_tasks import BackgroundTasks
 from elastic_agent.agent.reporting.blocked_connections import SHOWN, BlockedConnections
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.records import NodeReport
 from elastic_agent.rendezvous.reports import RunReports
 

@@ -33,7 +33,7 @@ async def main(words, what):
     plan = Plan(RECORD_VERSION, 1, phase, 1, "", Policy())
     check.on_event(RunAgreed("job"))
     check.on_event(Disconnected("no answer") if what == "unreachable" else PlanSeen(plan))
-    await asyncio.wait([check.task, *check._others])
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
 
 asyncio.run(main(sys.argv[2:], sys.argv[1]))
 """

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from elastic_agent.agent.events import LeaveSignalled
 from elastic_agent.agent.slurm.job import SlurmJob
@@ -17,6 +16,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Cause, Notice
 
 from .supervisor import Supervisor
+from .tasks import BackgroundTasks
 
 FIRST_ONE_S = 2.0
 """How long the first agent of a Slurm step may take to publish what a signal means."""
@@ -70,7 +70,7 @@ class SignalDesk:
         self._node_id = ""
         self._notice = ""
         """The request to end the run, once there is one."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._log = get_logger()
 
     def open(self) -> None:
@@ -109,7 +109,7 @@ class SignalDesk:
                 "immediately"
             )
         elif self._job is not None and signum == signal.SIGTERM:
-            self._in_background(self._leave_or_give_notice(self._supervisor, self._job, signum))
+            self._tasks.start(self._leave_or_give_notice(self._supervisor, self._job, signum))
         else:
             self._leave(self._supervisor, signum)
 
@@ -144,7 +144,7 @@ class SignalDesk:
         if self._job is None:
             supervisor.stop(Cause.PREEMPTED, self._meanings.notice_s, self._notice)
         else:
-            self._in_background(self._give_slurms_notice(supervisor, self._job))
+            self._tasks.start(self._give_slurms_notice(supervisor, self._job))
 
     async def _give_slurms_notice(self, supervisor: Supervisor, job: SlurmJob) -> None:
         """With the reason and the deadline that Slurm's controller names."""
@@ -172,8 +172,3 @@ class SignalDesk:
             plan = await asyncio.wait_for(coming, FIRST_ONE_S)
             return plan.notice if plan is not None else None
         return None
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

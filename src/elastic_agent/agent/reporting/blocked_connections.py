@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 
 from elastic_agent.agent import events
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.logs import get_logger
 from elastic_agent.transport import TransportError
 
-from .background_tasks import BackgroundTasks
 from .node_reports import NodeReports
 
 LOOK_EVERY_S = 2.0

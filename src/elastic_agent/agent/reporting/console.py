@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_agent.agent import events
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.status import join_causes
 from elastic_agent.logs import bind_context, get_logger, waiting_reporter
 from elastic_agent.protocol import Depart, Failure, Growth, Phase, Plan, World, count, readmission_delay_s
@@ -38,6 +39,7 @@ class ConsoleReporter:
         self._log = get_logger()
         self._reporter = waiting_reporter()
         self._timer: asyncio.TimerHandle | None = None
+        self._tasks = BackgroundTasks()
         self._asking: asyncio.Task[None] | None = None
         self._awaits_status = False
         self._has_run = False
@@ -257,7 +259,7 @@ class ConsoleReporter:
         if not self._awaits_status:
             self._report()
         elif self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().create_task(self._fetch_status())
+            self._asking = self._tasks.start(self._fetch_status())
         self._timer = asyncio.get_running_loop().call_later(1.0, self._tick)
 
     async def _fetch_status(self) -> None:
@@ -292,8 +294,7 @@ class ConsoleReporter:
         """Nothing more is waited for."""
         self._rest()
         self._drop_held()
-        if self._asking is not None:
-            self._asking.cancel()
+        self._tasks.cancel()
 
 
 def _standby_causes(world: World) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from elastic_agent.agent import events
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.timers import call_periodically
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.goodput import Account, Activity, Goodput, SavedGoodput
@@ -78,7 +79,7 @@ class GoodputRecorder:
         self._is_loaded = self._is_registered = False
         self._has_run = False
         """Workers ran, and the account has not been logged since."""
-        self._loading: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks()
         self._incarnation = ""
         self._plan: Plan | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -100,7 +101,7 @@ class GoodputRecorder:
         match event:
             case events.AgentStarted(incarnation=incarnation):
                 self._incarnation = incarnation
-                self._loading = asyncio.get_running_loop().create_task(self._load())
+                self._tasks.start(self._load())
             case events.Rejoining(incarnation=incarnation):
                 self._incarnation = incarnation
             case Registered():
@@ -235,7 +236,6 @@ class GoodputRecorder:
 
     async def saved(self, timeout_s: float) -> None:
         """Wait until the account is saved after the end; not for longer than this."""
-        if self._loading is not None:
-            self._loading.cancel()
+        self._tasks.cancel()
         with contextlib.suppress(OSError):
             await self._disk.call_async("saved", lambda: None, timeout_s)

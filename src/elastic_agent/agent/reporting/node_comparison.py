@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.differences import differences
 from elastic_agent.diagnosis.run_log import RunLog
 from elastic_agent.logs import get_logger
@@ -13,7 +14,6 @@ from elastic_agent.protocol import Member, Phase, World, names
 from elastic_agent.rendezvous.reports import RunReports
 from elastic_agent.transport import Snapshot, TransportError
 
-from .background_tasks import BackgroundTasks
 from .node_reports import NodeReports
 
 COMPARE_AFTER_S = 3.0
@@ -37,15 +37,15 @@ class NodeComparison:
         self._is_done = False
         self._has_seen_world = False
         self._wait_s = COMPARE_AFTER_S
-        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.Task[None] | None = None
 
     def on_plan(self) -> None:
         """Take note of a new plan in the log."""
         plan = self._log.plan
         if plan is None or self._is_done:
             return
-        if plan.phase is Phase.FORMING and self._timer is None:
-            self._compare_later()
+        if plan.phase is Phase.FORMING and (self._waiting is None or self._waiting.done()):
+            self._waiting = self._tasks.start(self._compare_waiting())
         world = plan.world if plan.phase is Phase.RUNNING else None
         if world is None:
             return
@@ -56,30 +56,26 @@ class NodeComparison:
             self._has_seen_world = True
             self._tasks.start(self._compare_world(plan.generation, world))
 
-    def _compare_later(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._wait_s, lambda: self._tasks.start(self._compare_waiting()))
-        self._wait_s *= 2
-
-    def close(self) -> None:
-        """Compare nothing more."""
-        if self._timer is not None:
-            self._timer.cancel()
+    def stop(self) -> None:
+        """Compare nodes that wait no more."""
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     async def _compare_waiting(self) -> None:
         """A difference may be why no world is formed."""
-        self._timer = None
-        plan = self._log.plan
-        if plan is None or plan.phase is not Phase.FORMING:
-            return
-        with contextlib.suppress(TransportError):
-            known = await self._reports.read()
-            self._tell(known, {})
-            if plan.world is None:
-                own = known.view.snapshot.members.get(self._reports.incarnation)
-                others = await self._reports.read_waiting_runs()
-                self._log_lines([] if own is None else _waiting(own, others))
-        self._compare_later()
+        while True:
+            await asyncio.sleep(self._wait_s)
+            self._wait_s *= 2
+            plan = self._log.plan
+            if plan is None or plan.phase is not Phase.FORMING:
+                return
+            with contextlib.suppress(TransportError):
+                known = await self._reports.read()
+                self._tell(known, {})
+                if plan.world is None:
+                    own = known.view.snapshot.members.get(self._reports.incarnation)
+                    others = await self._reports.read_waiting_runs()
+                    self._log_lines([] if own is None else _waiting(own, others))
 
     async def _compare_world(self, generation: int, world: World) -> None:
         gathered = await self._reports.gather(generation, world, lambda _: True, FACTS_S)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from elastic_agent.agent import events
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.timers import call_periodically
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.goodput import Goodput
@@ -21,7 +22,6 @@ from elastic_agent.protocol import Seat, State, World
 from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import Snapshot, TransportError
 
-from .background_tasks import BackgroundTasks
 from .worker_reports import ended_worker, present_workers
 
 REPORT_EVERY_S = 5.0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.stalls import Progress
 from elastic_agent.diagnosis.explain import explain
 from elastic_agent.diagnosis.goodput import Goodput
@@ -27,7 +28,6 @@ from elastic_agent.rendezvous.reports import Reports, RunReports
 from elastic_agent.transport import TransportError
 from elastic_agent.workers.guard.client import Spawned
 
-from .background_tasks import BackgroundTasks
 from .blocked_connections import BlockedConnections
 from .hang_judge import HangJudge, ReportHang
 from .node_comparison import NodeComparison
@@ -188,6 +188,7 @@ class RunObserver:
 
     async def settle(self, timeout_s: float) -> None:
         """Wait until the last reports are written and the last failure is explained; not for longer than this."""
+        self._comparison.stop()
         self._reports.stop()
         self._blocked.stop()
         await self._tasks.settle(timeout_s)
@@ -214,7 +215,6 @@ class RunObserver:
 
     def close(self) -> None:
         """Give up whatever is under way."""
-        self._comparison.close()
         self._tasks.cancel()
         self._reports.close()
 

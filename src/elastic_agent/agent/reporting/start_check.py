@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from elastic_agent.agent.events import Event, RunAgreed
+from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.config.settings import Settings
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.logs import get_logger
@@ -65,9 +66,11 @@ class StartCheck:
         self._problem = ""
         """Why the store does not answer."""
         self._run_id = settings.rdzv_id
-        self.task = asyncio.create_task(self._examine())
+        self._tasks = BackgroundTasks()
+        self.task = self._tasks.start(self._examine())
         """The examination of a run that does not start; ends with it, or is cancelled."""
-        self._others = [asyncio.create_task(one) for one in self._quick_checks()]
+        for check in self._quick_checks():
+            self._tasks.start(check)
 
     def on_event(self, event: Event) -> None:
         """A generation that has started needs no examination."""
@@ -83,8 +86,7 @@ class StartCheck:
 
     def close(self) -> None:
         """Examine no more."""
-        for task in (self.task, *self._others):
-            task.cancel()
+        self._tasks.cancel()
 
     # -- at every start -------------------------------------------------------------------------
 

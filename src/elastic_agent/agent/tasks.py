@@ -10,16 +10,17 @@ from elastic_agent.logs import get_logger
 
 
 class BackgroundTasks:
-    """Tasks of the event loop that observe the run."""
+    """Tasks of the event loop that nothing waits for."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begin it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     async def settle(self, timeout_s: float) -> None:
         """Wait until all have ended, also those that they start; not for longer than this."""
@@ -35,4 +36,4 @@ class BackgroundTasks:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            get_logger().error("internal error while the run was observed; the run continues", exc_info=error)
+            get_logger().error("internal error in the background; the run continues", exc_info=error)
