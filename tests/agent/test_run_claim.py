@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from elastic_agent.agent import run_claim
 from elastic_agent.agent.run_claim import CLAIM_FILE, ClaimedEndpoint, RunClaim, RunElsewhereError
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.transport import connect
 from elastic_agent.values import Endpoint
 from tests.cli.support import elastic_agent
 from tests.ports import free_port
@@ -111,3 +114,39 @@ def test_an_agent_refuses_to_start_while_agents_of_another_endpoint_use_its_stat
     held.release()
     assert (refused.returncode, refused.stdout) == (ExitCode.USAGE, ""), refused.stderr
     assert "run exp7 is already running at n1.example:29400" in refused.stderr
+
+
+def test_what_another_agent_has_put_in_the_place_of_a_dead_machines_lock_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = ClaimedEndpoint("n1", "c10d", "b", ["c10d n1"], ["127.0.0.1", free_port()])
+    lock_of_the_dead = take(tmp_path, dead)
+    move_to_another_machine(tmp_path)
+    others: list[RunClaim] = []
+
+    def find_out(host: str, port: int, timeout_s: float) -> socket.socket:
+        monkeypatch.setattr(run_claim, "connect", connect)
+        others.append(take(tmp_path, place("n2", 29400)))  # another agent is quicker
+        return connect(host, port, timeout_s)
+
+    monkeypatch.setattr(run_claim, "connect", find_out)
+    with pytest.raises(RunElsewhereError, match="n2:29400"):
+        take(tmp_path, place("n3", 29400))
+    for claim in (lock_of_the_dead, *others):
+        claim.release()
+
+
+def test_a_folder_that_is_swept_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    at, really = place("n1", 29400), os.open
+
+    def swept(path: Path, flags: int, mode: int) -> int:
+        monkeypatch.setattr(os, "open", really)
+        folder.rmdir()
+        return really(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", swept)
+    take(folder, at).release()
+    assert (folder / CLAIM_FILE).exists()

@@ -106,15 +106,19 @@ class RunClaim:
         give_up_s = time.monotonic() + patience_s
         while True:
             folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue  # the folder was swept in between
             found = _share(handle, claimed)
             if found is not None and claimed.is_same(found) and is_at(handle, path):
                 return cls(handle)
-            os.close(handle)
             elsewhere = found is not None and not claimed.is_same(found)
-            if found is not None and elsewhere and not found.may_be_in_use():
+            is_left = found is not None and elsewhere and not found.may_be_in_use()
+            if is_left and is_at(handle, path):  # else another agent has replaced it meanwhile
                 path.unlink(missing_ok=True)
-            elif time.monotonic() >= give_up_s:
+            os.close(handle)
+            if not is_left and time.monotonic() >= give_up_s:
                 raise RunElsewhereError(found.shown if found is not None else "another endpoint")
             time.sleep(PAUSE_S)
 
