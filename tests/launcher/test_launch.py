@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig
 
 import elastic_agent
+from elastic_agent.exit_codes import ExitCode
 from elastic_agent.launcher import LaunchError, elastic_launch
 from elastic_agent.launcher.torch_config import settings_of
 
@@ -33,6 +34,14 @@ def test_a_function_returns_a_value_for_each_rank(settings: dict[str, Any]) -> N
 
 def test_the_values_are_those_of_the_last_attempt(settings: dict[str, Any]) -> None:
     assert elastic_agent.launch(rank_and_restarts, **settings) == {0: (0, 1), 1: (1, 1)}
+
+
+def test_a_run_that_has_finished_before_has_no_values_again(settings: dict[str, Any]) -> None:
+    settings |= {"rdzv_id": "job", "finish_once": True}
+    assert elastic_agent.launch(sum_of_ranks, 3.0, **settings) == {0: 3.0, 1: 3.0}
+    with pytest.raises(LaunchError, match="there are no results: the run has already finished") as raised:
+        elastic_agent.launch(sum_of_ranks, 3.0, **settings)
+    assert raised.value.exit_code == ExitCode.FINISHED
 
 
 def test_torchs_config_is_accepted(

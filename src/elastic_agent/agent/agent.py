@@ -192,6 +192,7 @@ class Agent(ElasticAgent):
             bind_context(run=agreed)
             self._event_log.bind(run=agreed)
             if await self._has_finished_before(agreed):
+                self._not_started(FINISHED_BEFORE)
                 self._log.info(f"the run finished: {FINISHED_BEFORE}")
                 return Ending(Outcome.FINISHED, FINISHED_BEFORE)
             ending = await self._until_over(agreed)

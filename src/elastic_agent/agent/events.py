@@ -70,7 +70,7 @@ class AgentEnded(AgentEvent):
 
 @dataclass(frozen=True)
 class NotStarted(AgentEvent):
-    """The node takes no part in a run: the store did not answer, or the node id is in use."""
+    """The node takes no part in a run: the store did not answer, the node id is in use, or the run has finished."""
 
     pid: int
     boot: str

@@ -136,6 +136,8 @@ def outcome(
     if code == ExitCode.FINISHED:
         if isinstance(entrypoint, str):
             return dict.fromkeys(journal.ranks())
+        if journal.not_started:
+            raise LaunchError(f"there are no results: {journal.reason}", code)
         return _results(folder / "results", journal.generation)
     if code == ExitCode.FAILED and (failed := journal.failed_workers()):
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure

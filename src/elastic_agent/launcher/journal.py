@@ -67,6 +67,11 @@ class Journal:
         ends = self._of("agent_ended", "not_started")
         return str(next((one["reason"] for one in reversed(ends)), ""))
 
+    @property
+    def not_started(self) -> bool:
+        """Whether the agent took no part in a run."""
+        return bool(self._of("not_started"))
+
     def ranks(self) -> range:
         """The global ranks of this node's workers in its last generation."""
         incarnations = {one["incarnation"] for one in self._of("agent_started", "rejoin")}
