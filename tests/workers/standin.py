@@ -48,7 +48,7 @@ def main() -> None:
             for event in guard.read_events():
                 say(type(event).__name__, **dataclasses.asdict(event))
                 if isinstance(event, GuardLost):
-                    say("Orphans", left=kill_orphans())
+                    say("Orphans", left=kill_orphans(2.0))
                     return
         if sys.stdin in ready:
             data = os.read(0, 1 << 20)

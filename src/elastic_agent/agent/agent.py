@@ -79,6 +79,10 @@ OUTPUT_PATIENCE_S = 5.0
 """How long writing the last lines of workers' output may take at the end."""
 
 
+ORPHANS_S = 2.0
+"""How long processes may take to end whose guard has died."""
+
+
 class EndedAtOnceError(Exception):
     """A second signal: the agent exits at once."""
 
@@ -444,7 +448,7 @@ class Agent(ElasticAgent):
         return Learning(settings, spawner_config(settings, self._slots), lambda: self._guard, script)
 
     def _new_guard(self) -> Guard:
-        kill_orphans()
+        kill_orphans(min(ORPHANS_S, self._settings.lease_ttl / 4))  # the loop, and so the lease, waits for it
         self._guard = Guard.start()
         if is_warm(self._settings):
             self._guard.keep_warm(spawner_config(self._settings, self._slots))
@@ -467,7 +471,7 @@ class Agent(ElasticAgent):
         """Nothing of this agent's is left afterwards; the last output has come out."""
         with contextlib.suppress(OSError, ValueError):
             self._guard.close()
-        kill_orphans()
+        kill_orphans(ORPHANS_S)
         self._closer.drain_closing(OUTPUT_PATIENCE_S)
         if isinstance(self._logs, GenerationLogs):
             self._logs.close()

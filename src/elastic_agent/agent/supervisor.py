@@ -2,7 +2,7 @@
 
 Events are: a worker ended, a newer plan, the lease, a signal, a timer. Each is handed to the node's state
 machine (:mod:`elastic_agent.protocol.node`), and the actions it returns are carried out here. No decision is
-taken in this module; nothing in it blocks.
+taken in this module; nothing in it blocks for longer than a fraction of a lease.
 """
 
 from __future__ import annotations

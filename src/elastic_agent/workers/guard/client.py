@@ -552,7 +552,7 @@ def _become_guard(
         os._exit(127)
 
 
-def kill_orphans(patience_s: float = 2.0) -> tuple[int, ...]:
+def kill_orphans(patience_s: float) -> tuple[int, ...]:
     """SIGKILL every descendant of this process, and wait until they are gone.
 
     For the time after `GuardLost`: what the workers had daemonised is now below this process, if it is a
