@@ -93,11 +93,10 @@ def as_ordinary_user(folder: Path, *capabilities: str) -> list[str]:
         kept = ",".join(f"+{name}" for name in capabilities)
         command += [f"--inh-caps={kept}", f"--ambient-caps={kept}"]
     command += ["--clear-groups", "env", f"HOME={folder}"]
-    tried = subprocess.run(
-        [*command, sys.executable, "-c", "import elastic_agent"], capture_output=True, text=True
-    )
+    reads = f"import elastic_agent; open({__file__!r})"
+    tried = subprocess.run([*command, sys.executable, "-c", reads], capture_output=True, text=True)
     if tried.returncode != 0:
-        pytest.skip(f"an ordinary user cannot run this Python: {tried.stderr.strip()}")
+        pytest.skip(f"an ordinary user cannot read this clone or its Python: {tried.stderr.strip()}")
     return command
 
 
