@@ -43,7 +43,7 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 30) as sock:
 
 
 def run_as(uid: int, code: str, *arguments: str, within: tuple[str, ...] = ()) -> str:
-    """What a program of another user prints; ``within``: the command that starts it on another machine."""
+    """Return what a program of another user prints; ``within``: the command that starts it on another machine."""
     command = [*within, sys.executable, "-c", _BECOME + code, str(uid), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -51,7 +51,7 @@ def run_as(uid: int, code: str, *arguments: str, within: tuple[str, ...] = ()) -
 
 
 def is_refused(uid: int, host: str, port: int, says: bytes = b"", within: tuple[str, ...] = ()) -> bool:
-    """Whether a connection of another user is closed without an answer to what it says."""
+    """Return whether a connection of another user is closed without an answer to what it says."""
     return run_as(uid, _CONNECT, host, str(port), says.hex(), within=within) == "b''\n"
 
 
@@ -71,7 +71,7 @@ exec "$@"
 
 
 def as_ordinary_user(folder: Path, *capabilities: str) -> list[str]:
-    """A command that runs another one as an ordinary user; without root, as it is.
+    """Return a command that runs another one as an ordinary user; without root, as it is.
 
     A clone of root's and its Python are often in a folder that only root can search: in a mount namespace of the
     command's own, that user can, too. Skips the test where that is not enough.
@@ -87,8 +87,20 @@ def as_ordinary_user(folder: Path, *capabilities: str) -> list[str]:
         pytest.skip(f"as root this needs {', '.join(missing)} (util-linux)")
     for path in (folder, *folder.rglob("*")):
         os.chown(path, ORDINARY_UID, ORDINARY_UID)
-    command = ["unshare", "--mount", "--propagation=private", "sh", "-ec", _LET_IN_AND_RUN, "sh"]
-    command += [*_closed_folders(), "--", "setpriv", f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}"]
+    closed = _closed_folders()
+    let_in = [
+        "unshare",
+        "--mount",
+        "--propagation=private",
+        "sh",
+        "-ec",
+        _LET_IN_AND_RUN,
+        "sh",
+        *closed,
+        "--",
+    ]
+    command = let_in if closed else []
+    command += ["setpriv", f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}"]
     if capabilities:
         kept = ",".join(f"+{name}" for name in capabilities)
         command += [f"--inh-caps={kept}", f"--ambient-caps={kept}"]
@@ -101,7 +113,7 @@ def as_ordinary_user(folder: Path, *capabilities: str) -> list[str]:
 
 
 def _closed_folders() -> list[str]:
-    """Those above this clone and its Python that others cannot search, outermost first."""
+    """Return the folders above this clone and its Python that others cannot search, outermost first."""
     needed = (Path(__file__), Path(sys.executable), Path(sys.executable).resolve())
     above = {folder for path in needed for folder in path.parents}
     return sorted(str(folder) for folder in above if not folder.stat().st_mode & stat.S_IXOTH)

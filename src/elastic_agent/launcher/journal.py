@@ -69,7 +69,7 @@ class Journal:
 
     @property
     def not_started(self) -> bool:
-        """Whether the agent took no part in a run."""
+        """Return whether the agent took no part in a run."""
         return bool(self._of("not_started"))
 
     def ranks(self) -> range:

@@ -41,7 +41,7 @@ _FIRST_ADDRESS, _ADDRESSES = 0x7F010000, 0xFDFFFF
 
 
 class HiddenListener:
-    """The store's socket, and what keeps all connections from it but those of :meth:`connect`."""
+    """Keeps all connections from the store's socket but those of :meth:`connect`."""
 
     def __init__(self, public: socket.socket) -> None:
         """Listen at a random loopback address, at the port of ``public``, which may listen on all addresses.
@@ -78,7 +78,7 @@ class HiddenListener:
         raise OSError(errno.EADDRINUSE, f"port {port} is in use on the loopback interface")
 
     def connect(self) -> socket.socket:
-        """A connection to the store's socket.
+        """Connect to the store's socket.
 
         Raises:
             OSError: the store is closed, or no descriptor is left.
@@ -93,7 +93,7 @@ class HiddenListener:
         return sock
 
     def close(self) -> None:
-        """To be called when the store has been closed: without the decoy, it would get all connections."""
+        """Close all sockets, after the store was closed: without the decoy, it would get all connections."""
         for sock in (self.store_listener, self._decoy, self._held):
             sock.close()
 
@@ -118,7 +118,7 @@ def _choose_by_source_port(decoy: socket.socket, port: int) -> None:
 
 
 def _shareable() -> socket.socket:
-    """A socket whose address other sockets of this user may have, too."""
+    """Make a socket whose address other sockets of this user may have, too."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return sock
@@ -126,7 +126,7 @@ def _shareable() -> socket.socket:
 
 @contextlib.contextmanager
 def _port_shared(sock: socket.socket) -> Iterator[None]:
-    """Meanwhile, it may listen on all addresses and others on one of these."""
+    """Let it listen on all addresses and others on one of these, meanwhile."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         yield

@@ -57,7 +57,7 @@ class NodeComparison:
             self._tasks.start(self._compare_world(plan.generation, world))
 
     def stop(self) -> None:
-        """Compare nodes that wait no more."""
+        """Stop comparing nodes that wait."""
         if self._waiting is not None:
             self._waiting.cancel()
 
