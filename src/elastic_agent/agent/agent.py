@@ -10,13 +10,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from torch.distributed.elastic.agent.server.api import (
-    ElasticAgent,
-    RunResult,
-    WorkerGroup,
-    WorkerState,
-)
-
 from elastic_agent.agent import events
 from elastic_agent.agent.control.commands import Commands
 from elastic_agent.agent.control.socket import ControlSocket
@@ -26,12 +19,11 @@ from elastic_agent.agent.reporting.goodput_recorder import GoodputRecorder
 from elastic_agent.agent.reporting.log_lines import log_event
 from elastic_agent.agent.reporting.start_check import StartCheck
 from elastic_agent.agent.reporting.systemd import SystemdReporter
-from elastic_agent.agent.reporting.torch_events import TorchEvents
 from elastic_agent.agent.slurm.job import SlurmJob
 from elastic_agent.agent.slurm.requeue import Done, Stop, decide, how_to_resume, requeue, rescue
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.command import job_fingerprint
-from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs, worker_group, worker_spec
+from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.interruptions import StopSignals
 from elastic_agent.agent.worker_group.learning import Learning
@@ -91,8 +83,8 @@ class EndedAtOnceError(Exception):
         self.signum = signum
 
 
-class Agent(ElasticAgent):
-    """One node's agent, as torch's interface has it."""
+class Agent:
+    """The agent of one node."""
 
     def __init__(
         self,
@@ -117,9 +109,7 @@ class Agent(ElasticAgent):
         self._console: ConsoleReporter | None = None
         self._systemd = SystemdReporter(manager, self._headline)
         self._learning = self._new_learning()
-        self._torch_events = TorchEvents(settings, lambda: self._backend.run_id or "")
-        reporters = (self._event_log, self._systemd, self._torch_events)
-        self._publish = events.Publisher(log_event, *(one.on_event for one in reporters))
+        self._publish = events.Publisher(log_event, self._event_log.on_event, self._systemd.on_event)
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
         self._goodput: GoodputRecorder | None = None
@@ -135,12 +125,8 @@ class Agent(ElasticAgent):
             end_at_once=self._end_at_once,
         )
         self._main_task: asyncio.Task[Ending] | None = None
-        self.ending: Ending | None = None
-        """How it ended, after ``run``."""
 
-    # -- torch's interface ----------------------------------------------------------------------
-
-    def run(self, role: str = "default") -> RunResult:
+    def run(self) -> Ending:
         """Run the node until its part in the run is over.
 
         Raises:
@@ -149,29 +135,19 @@ class Agent(ElasticAgent):
             UsageError: the state directory cannot be written.
         """
         try:
-            self.ending = asyncio.run(self._main())
+            ending = asyncio.run(self._main())
             self._systemd.ended(
-                f"{self.ending.outcome.value}: {self.ending.reason}",
-                in_order=self.ending.outcome in (Outcome.FINISHED, Outcome.DRAINED, Outcome.STOPPED),
+                f"{ending.outcome.value}: {ending.reason}",
+                in_order=ending.outcome in (Outcome.FINISHED, Outcome.DRAINED, Outcome.STOPPED),
             )
+            return ending
         except IdentityError as error:
             self._not_started(str(error))
             raise
         except asyncio.CancelledError:
-            self._torch_events.ended(None, "terminated by a second signal")
             raise EndedAtOnceError(self._signals.leave_signals[-1]) from None
         finally:
             self._tidy()
-        finished = self.ending.outcome is Outcome.FINISHED
-        return RunResult(WorkerState.SUCCEEDED if finished else WorkerState.FAILED)
-
-    def get_worker_group(self, role: str = "default") -> WorkerGroup:
-        """The workers of this node as torch describes them, in the generation they ran last."""
-        spec = worker_spec(self._settings, self._slots, self._backend.run_id or "")
-        supervisor = self._supervisor
-        if supervisor is None or supervisor.world is None:
-            return WorkerGroup(spec)
-        return worker_group(spec, supervisor.world, supervisor.node.incarnation)
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -190,7 +166,6 @@ class Agent(ElasticAgent):
         try:
             agreed = await self._agree_on_run(console)
             if isinstance(agreed, Ending):
-                self._torch_events.ended(agreed.outcome, agreed.reason)
                 self._not_started(agreed.reason)
                 return agreed
             bind_context(run=agreed)
@@ -200,7 +175,6 @@ class Agent(ElasticAgent):
                 self._log.info(f"the run finished: {FINISHED_BEFORE}")
                 return Ending(Outcome.FINISHED, FINISHED_BEFORE)
             ending = await self._until_over(agreed)
-            self._torch_events.ended(ending.outcome, ending.reason)
             if ending.outcome in (Outcome.FINISHED, Outcome.FAILED, Outcome.STOPPED):
                 with contextlib.suppress(TransportError):  # the store is gone, and the agreement with it
                     await run_abandonable(self._backend.release, RELEASE_S)
@@ -480,4 +454,3 @@ class Agent(ElasticAgent):
             self._claim.release()
         self._release_node_id()
         self._event_log.close()
-        self._torch_events.finish()

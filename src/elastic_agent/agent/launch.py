@@ -117,14 +117,13 @@ def _run(
     except (ValueError, OSError) as error:  # the log directory, the event journal, the entry point for logs
         raise UsageError(str(error)) from None
     try:
-        agent.run(settings.role)
+        ending = agent.run()
     except IdentityError as error:
         log.error(str(error))
         return ExitCode.REFUSED
     except EndedAtOnceError as error:
         return 128 + error.signum
-    assert agent.ending is not None  # run returned
-    return _exit_code(agent.ending)
+    return _exit_code(ending)
 
 
 def _exit_code(ending: Ending) -> int:

@@ -1,1 +1,1 @@
-"""Agreement over a store: a node's session, the coordinator's thread, torch's ``RendezvousHandler``."""
+"""Agreement over a store: a node's session and the coordinator's thread."""

@@ -64,13 +64,6 @@ def _index_parameter(wrap: Any) -> str | None:
     return next((name for name in ("device_index", "gpu_index") if name in known), None)
 
 
-def event_handler_names() -> list[str]:
-    """The names under which handlers of torch's events are registered; only torch's own table has them."""
-    from torch.distributed.elastic.events import handlers
-
-    return list(handlers._log_handlers)
-
-
 def missing() -> list[str]:
     """How this version of torch differs from what the functions above need; each entry is a sentence."""
     problems = []
@@ -84,10 +77,6 @@ def missing() -> list[str]:
     for name in ("_start", "_poll", "_close", "pids"):
         if name not in PContext.__abstractmethods__:
             problems.append(f"PContext.{name} is no longer an abstract method: WorkerContext overrides it")
-    if not {"console", "null"} <= set(event_handler_names()):
-        problems.append(
-            "torch.distributed.elastic.events.handlers no longer has its handlers in _log_handlers"
-        )
     try:
         _log_level()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""One generation's workers, ready to be started: their environment, heartbeat file and log files, in torch's terms."""
+"""One generation's workers, ready to be started: their environment, heartbeat file and log files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from string import Template
 
-from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import LogsSpecs, Std
 from torch.numa.binding import AffinityMode, NumaOptions
 
@@ -20,49 +19,16 @@ from elastic_agent.config.sources.slurm import is_step
 from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.config.values import StreamChoice
 from elastic_agent.protocol import Seat, World
-from elastic_agent.rendezvous.handler import AgentRendezvous
 from elastic_agent.transport import interface_of
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
 from elastic_agent.workers.guard.client import Guard
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 
 from .command import worker_command
-from .environment import RunFacts, role_ranks, worker_environment
+from .environment import RunFacts, worker_environment
 from .heartbeat_files import make_heartbeat_file
 from .runner import STACKS_SIGNAL
 from .warm_start import PATIENCE_SHARE, is_warm
-
-
-def worker_spec(settings: Settings, slots: int, run_id: str) -> WorkerSpec:
-    """torch's description of what this node runs."""
-    return WorkerSpec(
-        role=settings.role,
-        local_world_size=slots,
-        rdzv_handler=AgentRendezvous(run_id, settings.rdzv_backend),
-        entrypoint=settings.script,
-        args=settings.script_args,
-        max_restarts=settings.max_restarts,
-        event_log_handler=settings.event_log_handler,
-    )
-
-
-def worker_group(spec: WorkerSpec, world: World, incarnation: str) -> WorkerGroup:
-    """torch's description of this node's workers in ``world``."""
-    group = WorkerGroup(spec)
-    seat = world.seat_of(incarnation)
-    if seat is None:
-        return group
-    first_role_rank, role_size = role_ranks(world, seat)
-    group.workers = [
-        Worker(slot, seat.first_rank + slot, first_role_rank + slot, world.world_size, role_size)
-        for slot in range(seat.slots)
-    ]
-    group.group_rank = world.node_rank(incarnation)  # type: ignore[assignment]  # torch leaves these untyped
-    group.group_world_size = len(world.seats)  # type: ignore[assignment]  # torch leaves these untyped
-    group.master_addr = world.bootstrap.host  # type: ignore[assignment]  # torch leaves these untyped
-    group.master_port = world.bootstrap.port  # type: ignore[assignment]  # torch leaves these untyped
-    group.state = WorkerState.HEALTHY
-    return group
 
 
 def line_prefixes(settings: Settings, envs: dict[int, dict[str, str]]) -> dict[int, str] | None:

@@ -52,4 +52,5 @@ class AgentSettings:
         "null",
         "Name under which a handler for torchrun's events is registered with torch.distributed.elastic.events.",
         torchrun=True,
+        no_effect="the agent publishes no events through torch; --event-journal and --status-port serve monitoring",
     )

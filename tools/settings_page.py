@@ -1,4 +1,4 @@
-"""Writes ``docs/settings.md`` from the settings' specs: ``python -m elastic_agent.cli.settings_page``."""
+"""Writes ``docs/settings.md`` from the settings' specs: ``python tools/settings_page.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic_agent.exit_codes import MEANINGS
 _HEAD = """\
 # Settings
 
-<!-- Made by: python -m elastic_agent.cli.settings_page > docs/settings.md (a test compares them) -->
+<!-- Made by: python tools/settings_page.py > docs/settings.md (a test compares them) -->
 
 All settings of elastic-agent. `elastic-agent settings [OPTIONS]` prints the effective settings and the source of
 each value as a settings file, or as JSON with `--json`.
