@@ -56,8 +56,8 @@ def test_too_few_processes_are_refused() -> None:
     """As root, use another user's: root has no such limit."""
     refused = elastic_agent("-m", "json.tool", command=[*limited("-u", 8), *command_of_another_user(USER)])
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "elastic-agent: this user can start only" in refused.stderr
-    assert "more processes and threads; expected at least 17 for 1 worker" in refused.stderr
+    assert "elastic-agent: this user can have only 8 processes and threads" in refused.stderr
+    assert "expected at least 17 for 1 worker: raise the limit" in refused.stderr
     assert refused.stderr.count("\n") == 1
 
 

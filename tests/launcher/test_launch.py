@@ -1,4 +1,4 @@
-"""Functions and programs in workers, started from Python as with torch's ``elastic_launch``."""
+"""Functions and programs in workers, started from Python."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig
 
 import elastic_agent
 from elastic_agent.exit_codes import ExitCode
-from elastic_agent.launcher import LaunchError, elastic_launch
-from elastic_agent.launcher.torch_config import settings_of
+from elastic_agent.launcher import LaunchError
 
 from .functions import fail, rank_and_restarts, sum_of_ranks
 
@@ -42,30 +40,6 @@ def test_a_run_that_has_finished_before_has_no_values_again(settings: dict[str, 
     with pytest.raises(LaunchError, match="there are no results: the run has already finished") as raised:
         elastic_agent.launch(sum_of_ranks, 3.0, **settings)
     assert raised.value.exit_code == ExitCode.FINISHED
-
-
-def test_torchs_config_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path / "state"))
-    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, rdzv_backend="c10d", run_id="job")
-    assert elastic_launch(config, sum_of_ranks)(1.0) == {0: 1.0, 1: 1.0}
-    assert "has no effect" not in capfd.readouterr().err, "the program has set no such field"
-
-
-def test_zero_in_torchs_config_is_a_value() -> None:
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=1,
-        max_restarts=0,
-        monitor_interval=0,
-        rdzv_configs={"rank": 0, "last_call_timeout": 0},
-    )
-    settings = settings_of(config)
-    expected = {"max_restarts": 0, "monitor_interval": 0, "node_rank": 0, "settle": 0}
-    assert {name: settings.get(name) for name in expected} == expected
-    assert not {"rdzv_endpoint", "log_line_prefix_template", "virtual_local_rank"} & settings.keys()
 
 
 @pytest.mark.parametrize(

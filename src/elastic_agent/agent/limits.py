@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import sys
-import threading
 
 from elastic_agent.config.errors import UsageError, quoted
 
@@ -14,9 +13,6 @@ AGENT_FILES, FILES_PER_WORKER = 80, 8
 
 AGENT_TASKS, TASKS_PER_WORKER = 15, 2
 """Processes and threads: the agent's, guard and spawner; a worker and the standby that is to replace it."""
-
-MOST_TASKS_TRIED = 64
-"""Limits that allow so many are not meant to stop anything that is started on purpose."""
 
 
 def check_limits(slots: int) -> None:
@@ -29,13 +25,12 @@ def check_limits(slots: int) -> None:
     """
     _check_interpreter()
     check_open_files(slots)
-    wanted = min(AGENT_TASKS + TASKS_PER_WORKER * slots, MOST_TASKS_TRIED)
-    started = _threads_that_start(wanted)
-    if started < wanted:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    wanted = AGENT_TASKS + TASKS_PER_WORKER * slots
+    if os.geteuid() != 0 and limit != resource.RLIM_INFINITY and limit < wanted:  # root is exempt
         raise UsageError(
-            f"this user can start only {started} more processes and threads; expected at least {wanted} "
-            f"for {_workers(slots)}: raise the limit (ulimit -u; in a container or service pids.max, "
-            "TasksMax)"
+            f"this user can have only {limit} processes and threads; expected at least {wanted} for "
+            f"{_workers(slots)}: raise the limit (ulimit -u)"
         )
 
 
@@ -63,21 +58,3 @@ def _check_interpreter() -> None:
             f"{quoted(sys.executable)}, which the agent needs to start more processes; expected an "
             "interpreter that this user can execute"
         )
-
-
-def _threads_that_start(wanted: int) -> int:
-    """How many threads can be there at once, up to ``wanted``. They count as processes do."""
-    done = threading.Event()
-    threads: list[threading.Thread] = []
-    try:
-        for _ in range(wanted):
-            thread = threading.Thread(target=done.wait, name="limits", daemon=True)
-            thread.start()
-            threads.append(thread)
-    except RuntimeError:  # can't start new thread
-        pass
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    return len(threads)

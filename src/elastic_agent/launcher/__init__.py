@@ -5,22 +5,17 @@
     losses = elastic_agent.launch(train, 1e-3, nproc_per_node=2, rdzv_endpoint="host0:29400", nnodes="1:4")
     print(losses[0])                             # what rank 0 returned
 
-`elastic_launch` and `launch_agent` take a ``LaunchConfig`` and have the interface of those in
-``torch.distributed.launcher.api``. The agent runs in a process of its own.
+The agent runs in a process of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from elastic_agent.launcher.agent_process import LaunchError, run_agent
-from elastic_agent.launcher.torch_config import settings_of
 
-if TYPE_CHECKING:
-    from torch.distributed.launcher.api import LaunchConfig
-
-__all__ = ["LaunchError", "elastic_launch", "launch", "launch_agent"]
+__all__ = ["LaunchError", "launch"]
 
 
 def launch(entrypoint: Callable[..., Any] | str, *args: Any, **settings: Any) -> dict[int, Any]:
@@ -42,24 +37,4 @@ def launch(entrypoint: Callable[..., Any] | str, *args: Any, **settings: Any) ->
         LaunchError: the run ended otherwise without success, or could not be started.
         TypeError: there is no such setting, or the function or an argument cannot be pickled.
     """
-    return run_agent(entrypoint, args, settings)
-
-
-class elastic_launch:  # noqa: N801 - torch's name
-    """As torch's class of this name: ``elastic_launch(config, entrypoint)(*args)``."""
-
-    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
-        self._config = config
-        self._entrypoint = entrypoint
-
-    def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run it; see `launch`."""
-        return launch_agent(self._config, self._entrypoint, list(args))
-
-
-def launch_agent(
-    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any]
-) -> dict[int, Any]:
-    """As torch's function of this name; see `launch`."""
-    settings: Mapping[str, Any] = settings_of(config)
     return run_agent(entrypoint, args, settings)
