@@ -30,13 +30,8 @@ BENCHMARKS = {
     "etcd": "the same with etcd beside c10d: recovery, many nodes, requests, an outage",
     "coordinator": "a node lost on etcd: the coordinator's, and another one",
     "rest": "what an agent costs while training runs, beside torchrun's",
-    "client": "what the client module costs a training script",
-    "status": "what a user waits for elastic-agent status in a run of 64 nodes",
-    "hangs": "what the detection of hangs costs a training step",
-    "stopping": "stopping workers before a restart, by what they do at SIGTERM",
     "first_screen": "failures that people meet, and what the terminals say about each of them",
     "causes": "is the root cause right when several workers fail within 50 ms, the first one drawn at random",
-    "notices": "a signal to one agent until all workers are told, have left, and what follows",
 }
 LONG = ("etcd", "coordinator", "first_screen", "causes")
 """Not part of a quick run unless named."""

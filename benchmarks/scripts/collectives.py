@@ -1,7 +1,6 @@
 """A loop of all_reduce over gloo that writes down when it got where: torch alone, no training.
 
-With BENCH_HEEDS=1 it looks at notices, and leaves when all ranks agree that there is one. BENCH_PAUSE_S is the pause
-between two rounds.
+BENCH_PAUSE_S is the pause between two rounds.
 """
 
 import os
@@ -27,17 +26,9 @@ tell("process_group")
 rounds = Rounds()
 rounds.meet()
 pause_s = float(os.environ.get("BENCH_PAUSE_S", "0.01"))
-agreement = None
-if os.environ.get("BENCH_HEEDS") == "1":
-    from elastic_agent import client
-
-    agreement = client.Agreement()
 while True:
     dist.all_reduce(torch.ones(256))
     rounds.done()
     if rounds.number == STEADY_ROUNDS:
         report_progress()
-    if agreement is not None and agreement.notice() is not None:
-        tell("left")
-        client.leave()
     time.sleep(pause_s)
