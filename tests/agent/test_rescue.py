@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_agent.agent.slurm.job import SlurmJob
-from elastic_agent.agent.slurm.requeue import MAX_ATTEMPTS, TURN_S, Done, rescue
+from elastic_agent.agent.slurm.requeue import Done, rescue
 from elastic_agent.config.settings import Settings
 
 AUTO = Settings(requeue="auto", max_requeues=100)
@@ -19,7 +19,6 @@ FACTS = (
 LOST = FACTS.format(state="RUNNING", restarts=1, nodes="n[1-5]")
 COMMANDS = """\
 #!/bin/sh
-[ -e $FOLDER/fails-once ] && { /bin/rm $FOLDER/fails-once; echo Unable to contact slurm controller >&2; exit 1; }
 case "${0##*/} $*" in
     "scontrol show job -o 4711") exec /bin/cat $FOLDER/facts ;;
     "scontrol requeue 4711") test -e $FOLDER/may-requeue || { echo refused >&2; exit 1; } ;;
@@ -77,47 +76,9 @@ def test_other_jobs_are_not_touched(controller: Path, facts: str) -> None:
     assert done(controller) == []
 
 
-class Turns:
-    """Stands in for the pauses in which a survivor leaves the job to those before it."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, controller: Path, *, requeued_meanwhile: bool
-    ) -> None:
-        self.waited_s: list[float] = []
-        self._facts = controller / "facts"
-        self._requeued_meanwhile = requeued_meanwhile
-        monkeypatch.setattr("asyncio.sleep", self._sleep)
-
-    async def _sleep(self, seconds: float) -> None:
-        self.waited_s.append(seconds)
-        if self._requeued_meanwhile:
-            self._facts.write_text("JobState=PENDING")
-
-
-def test_a_later_survivor_acts_if_earlier_ones_did_not(
-    controller: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns = Turns(monkeypatch, controller, requeued_meanwhile=False)
-    assert rescued("n3") is not None
-    assert turns.waited_s == [2 * TURN_S]
-    assert done(controller) == ["scontrol requeue 4711"]
-
-
-def test_a_later_survivor_does_not_touch_a_job_that_was_requeued(
-    controller: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns = Turns(monkeypatch, controller, requeued_meanwhile=True)
+def test_other_survivors_leave_the_job_to_the_first(controller: Path) -> None:
     assert rescued("n2") is None
-    assert turns.waited_s == [TURN_S]
     assert done(controller) == []
-
-
-def test_only_a_few_survivors_of_a_large_job_wait_for_their_turn(
-    controller: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns = Turns(monkeypatch, controller, requeued_meanwhile=False)
-    assert rescued("n4") is None
-    assert (turns.waited_s, done(controller)) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -147,20 +108,8 @@ def test_after_a_custom_requeue_command_the_remaining_job_is_cancelled(controlle
     assert done(controller) == ["resubmitted", "scancel --state=RUNNING 4711"]
 
 
-def test_an_unresponsive_controller_is_queried_again(
-    controller: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The job would stay in state RUNNING, without a process that trains, until its time limit."""
-    Turns(monkeypatch, controller, requeued_meanwhile=False)
-    (controller / "fails-once").touch()
-    assert rescued("n1") is not None
-    assert done(controller) == ["scontrol requeue 4711"]
-
-
-def test_without_an_answer_the_job_is_not_touched(controller: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = Turns(monkeypatch, controller, requeued_meanwhile=False)
+def test_without_an_answer_the_job_is_not_touched(controller: Path) -> None:
     (controller / "facts").unlink()
     said = rescued("n1")
     assert said is not None
     assert (said.level, done(controller)) == ("error", [])
-    assert len(turns.waited_s) == MAX_ATTEMPTS - 1

@@ -378,7 +378,6 @@ class Agent:
             return
         done: Done | None = None
         if ending.outcome is Outcome.UNREACHABLE and self._job is not None:
-            self._signals.only_waiting = True
             done = await rescue(self._settings, self._job)
         decision = decide(self._settings, self._job, Stop.of(ending, self._supervisor.node.incarnation))
         if decision.why:

@@ -60,8 +60,6 @@ class SignalDesk:
         """The agent's own part is over; it only serves the store to others."""
         self._stop_signals = stop_signals
         """Those that are handled here, and those that have come."""
-        self.only_waiting = False
-        """The agent's own part is over, and it does nothing for others either: the first signal ends it."""
         self._meanings = meanings
         self._job = job
         self._publish = publish
@@ -100,7 +98,7 @@ class SignalDesk:
         self._stop_signals.receive(signum)
         self.leave_signals.append(int(signum))
         self._publish(LeaveSignalled(f"{signum.name} received"))
-        if self._supervisor is None or self.only_waiting or len(self.leave_signals) > 1:
+        if self._supervisor is None or len(self.leave_signals) > 1:
             self._log.warning(f"{signum.name} received: exiting immediately")
             self._end_at_once()
         elif self.hosting_on:

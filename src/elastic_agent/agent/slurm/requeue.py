@@ -7,16 +7,13 @@ stopped by a person. And when it lost the node of its batch script, and the stor
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-
-import tenacity
 
 from elastic_agent.config.settings import Settings
 from elastic_agent.protocol import Cause, Outcome
 
-from .job import REQUEUE_TIMEOUT_S, SlurmJob, run_requeue_command
+from .job import SlurmJob, run_requeue_command
 from .scontrol import SlurmError
 
 if TYPE_CHECKING:  # it imports torch, which nothing here needs
@@ -24,16 +21,6 @@ if TYPE_CHECKING:  # it imports torch, which nothing here needs
 
 REASONS = frozenset({Cause.PREEMPTED, Cause.WALLTIME})
 """The reasons for a stop after which a job is requeued."""
-
-TURN_S = REQUEUE_TIMEOUT_S + 15.0
-"""How long each survivor waits for the one before it to act."""
-
-RESCUERS = 3
-"""So many survivors try; the others end."""
-
-
-RETRY_MIN_S, RETRY_MAX_S, MAX_ATTEMPTS = 1.0, 30.0, 12
-"""A controller that does not answer may be restarting, or have failed with the node: retried for a few minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,33 +119,16 @@ async def requeue(settings: Settings, job: SlurmJob | None) -> Done:
 async def rescue(settings: Settings, job: SlurmJob) -> Done | None:
     """Requeue, or else cancel, a job that lost the node of its batch script; None: there is nothing to do here.
 
-    Called when the store does not answer any more, so the surviving agents cannot agree which of them acts. Slurm's
-    order of the nodes decides: each gives the one before it ``TURN_S``. Slurm may end this process before this
-    returns.
+    Called when the store does not answer any more, so the surviving agents cannot agree which of them acts: it is the
+    first one in Slurm's order. Slurm may end this process before this returns.
     """
     try:
-        survivors = await _query_repeatedly(job)
-        if job.node not in survivors[:RESCUERS]:
-            return None
-        turn = survivors.index(job.node)
-        if turn:
-            await asyncio.sleep(turn * TURN_S)
-            if not await _query_repeatedly(job):
-                return None
+        survivors = await job.survivors()
     except SlurmError as error:
         return Done("error", f"cannot determine whether job {job.id} lost its batch host: {error}")
+    if job.node not in survivors[:1]:
+        return None
     return await _requeue_or_cancel(settings, job)
-
-
-async def _query_repeatedly(job: SlurmJob) -> list[str]:
-    """The survivors; retries while the controller does not answer. Raises ``SlurmError`` in the end."""
-    attempts = tenacity.AsyncRetrying(
-        wait=tenacity.wait_random_exponential(multiplier=RETRY_MIN_S, max=RETRY_MAX_S),
-        retry=tenacity.retry_if_exception_type(SlurmError),
-        stop=tenacity.stop_after_attempt(MAX_ATTEMPTS),
-        reraise=True,
-    )
-    return await attempts(job.survivors)
 
 
 async def _requeue_or_cancel(settings: Settings, job: SlurmJob) -> Done:
