@@ -41,7 +41,7 @@ from elastic_agent.protocol.records import RECORD_VERSION, History, Member, Stat
 from elastic_agent.rendezvous.backends.c10d.backend import C10dBackend
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import Connected, PlanSeen, Prepared, Registered
-from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.values import Endpoint
 from elastic_agent.workers.context import BackgroundCloser, WorkerContext
@@ -59,10 +59,10 @@ class HangingDisk(RunHistoryStore):
         self.answers, self.asked = threading.Event(), threading.Event()
         self.answers.set()
 
-    def save(self, run_id: str, history: History) -> None:
+    def _write(self, run_id: str, history: History) -> None:
         self.asked.set()
         assert self.answers.wait(PATIENCE_S)
-        super().save(run_id, history)
+        super()._write(run_id, history)
 
 
 class Scene:
@@ -81,7 +81,7 @@ class Scene:
         self._registered: asyncio.Queue[str] = asyncio.Queue()
         backend = C10dBackend(endpoint, folder, port_range=None, port_rest_s=0.0)
         backend.run_id = "run"
-        backend.history_store = BoundedRunHistoryStore(self.disk)
+        backend.history_store = self.disk
         self._thread = DiskThread("node-record")
         nodes = 1 if program else 2
         member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(nodes, nodes))
@@ -204,7 +204,8 @@ def test_a_hanging_state_directory_does_not_cost_the_lease(
                 assert boottime_s() < until_s, "the lease was not renewed"
             assert here.supervisor.node.incarnation == "a-1"
             here.disk.answers.set()
-            while not here.written or here.disk.load("run") is None:
+            written = RunHistoryStore(tmp_path)
+            while not here.written or written.load("run") is None:
                 await asyncio.sleep(0.01)  # what was to be written is written when the disk is back
             life.cancel()
             await asyncio.gather(life, return_exceptions=True)

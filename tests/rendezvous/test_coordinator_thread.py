@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -19,7 +20,8 @@ from elastic_agent.protocol.records import History, Phase, Plan, Policy
 from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.backends.c10d import coordinator_thread
 from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread, HostLink
-from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
+from elastic_agent.rendezvous.disk_thread import DiskThread
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.ports import free_port
@@ -169,26 +171,26 @@ class HangingRunHistoryStore(RunHistoryStore):
         self.answers = threading.Event()
         self.written = threading.Event()
 
-    def save(self, run_id: str, history: History) -> None:
+    def _write(self, run_id: str, history: History) -> None:
         self.answers.wait()
-        super().save(run_id, history)
+        super()._write(run_id, history)
         self.written.set()
 
 
 def test_a_hanging_state_directory_delays_no_generation_and_gets_the_newest_history_later(
     endpoint: Endpoint, tmp_path: Path, notes: Notes
 ) -> None:
-    disk = HangingRunHistoryStore(tmp_path / "state")
+    disk, written = HangingRunHistoryStore(tmp_path / "state"), RunHistoryStore(tmp_path / "state")
 
     async def story() -> None:
-        with coordinated(endpoint, BoundedRunHistoryStore(disk)):
+        with coordinated(endpoint, disk):
             async with participants("a", endpoint=endpoint, rules=policy(1, 1), folder=tmp_path) as (a,):
                 first = await a.running("a")
                 a.fail()
                 second = await a.running("a", above=first.generation)
                 assert not a.of(events.LeaseLost)
                 disk.answers.set()
-                while (known := disk.load("run")) is None or known.generation < second.generation:
+                while (known := written.load("run")) is None or known.generation < second.generation:
                     assert await asyncio.to_thread(disk.written.wait, PATIENCE_S)
                     disk.written.clear()
         complaints = [line for line in notes.lines if "cannot write the state directory" in line]
@@ -417,6 +419,31 @@ def test_a_saved_history_is_never_replaced_by_an_older_one(tmp_path: Path) -> No
     history_store.save("run", history(8))
     assert history_store.load("run") == history(8)
     assert history_store.load("another") is None
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((3, 4, 5))))
+def test_what_was_saved_is_on_disk_whatever_else_waits_for_it(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """A coordinator saves what it publishes next, while its agent writes down a plan that it has just read."""
+    disk, answers = DiskThread("disk"), threading.Event()
+    disk.submit("another run", answers.wait)
+    history_store = RunHistoryStore(tmp_path, disk=disk)
+    outcomes = [history_store.save_soon("run", history(generation)) for generation in order]
+    answers.set()
+    for generation, outcome in zip(order, outcomes, strict=True):
+        outcome.result(PATIENCE_S)
+        known = history_store.load("run")
+        assert known is not None
+        assert known.generation >= generation
+
+
+def test_what_could_not_be_saved_is_saved_with_what_is_known_later(tmp_path: Path) -> None:
+    history_store = RunHistoryStore(tmp_path)
+    (tmp_path / "runs").write_text("where a folder should be")
+    with pytest.raises(OSError, match="runs"):
+        history_store.save("run", history(5))
+    (tmp_path / "runs").unlink()
+    history_store.save("run", history(4))
+    assert history_store.load("run") == history(5)
 
 
 def test_a_history_saved_by_several_agents_at_once_is_the_highest(tmp_path: Path) -> None:

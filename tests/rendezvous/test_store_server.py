@@ -24,6 +24,7 @@ from elastic_agent.protocol.records import (
     World,
 )
 from elastic_agent.rendezvous.backends.c10d.coordinator_thread import CoordinatorThread
+from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.run_history import KEPT_SETTLED, KEPT_UNNAMED, RunHistoryStore
 from elastic_agent.transport import c10d
 from elastic_agent.transport.base import StoreLostError
@@ -287,15 +288,18 @@ def test_the_disk_keeps_the_newest_settled_runs_and_all_others(tmp_path: Path) -
 
 def test_the_disk_keeps_the_newest_killed_unnamed_runs(tmp_path: Path) -> None:
     going_on, elsewhere = "run-ffffffff", "run-eeeeeeee"
-    own = RunHistoryStore(tmp_path)
+    disk = DiskThread("disk")
+    own = RunHistoryStore(tmp_path, disk=disk)
     own.save(going_on, History(3))
     (tmp_path / "nodes" / elsewhere).mkdir(parents=True)
     for number in range(KEPT_UNNAMED + 5):
         run_id = f"run-{number:08x}"
-        RunHistoryStore(tmp_path).save(run_id, History(3))  # by an agent of its own, which was killed then
+        RunHistoryStore(tmp_path, disk=disk).save(
+            run_id, History(3)
+        )  # by an agent of its own, which was killed then
         os.utime(*(tmp_path / "runs" / f"{run_id}.run").iterdir(), (number, number))
-    RunHistoryStore(tmp_path).save(elsewhere, History(3))
-    RunHistoryStore(tmp_path).save("named", History(3))
+    RunHistoryStore(tmp_path, disk=disk).save(elsewhere, History(3))
+    RunHistoryStore(tmp_path, disk=disk).save("named", History(3))
     for path in (tmp_path / "runs").glob("*.run/*"):
         if path.parent.stem in (going_on, elsewhere, "named"):
             os.utime(path, (0, 0))  # longer ago than all others

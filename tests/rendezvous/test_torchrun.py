@@ -19,7 +19,7 @@ import pytest
 from torch.distributed.elastic.agent.server import api
 
 from elastic_agent.protocol.records import RECORD_VERSION, History, Member, Phase, State
-from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.testing.node import freeze, thaw
 from elastic_agent.torchrun.handler import EXIT_BARRIER
 from elastic_agent.torchrun.messages import Begin, Channel, FromTorchrun
@@ -183,11 +183,11 @@ def test_repeating_a_command_starts_a_new_run_also_with_unusual_names(stage: Sta
         assert a.said() == ""
 
 
-def history_store_of_a_sidecar(port: int, state_dir: Path) -> BoundedRunHistoryStore:
+def history_store_of_a_sidecar(port: int, state_dir: Path) -> RunHistoryStore:
     member = Member(RECORD_VERSION, "a", "a-1", "127.0.0.1", 1, State.READY, 0, policy(1, 1))
     begin = Begin(Endpoint("127.0.0.1", port), None, "none", member, state_dir, None, "warning")
 
-    async def memory() -> BoundedRunHistoryStore:
+    async def memory() -> RunHistoryStore:
         torchruns, sidecars = socket.socketpair()
         with torchruns, sidecars:
             channel: Channel[FromTorchrun] = Channel(sidecars, FromTorchrun)

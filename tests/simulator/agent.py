@@ -7,7 +7,6 @@ there is one ``stopped`` for both (:meth:`Agent._stop`).
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -55,7 +54,7 @@ from .keyed import KeyedStore
 from .keyed_etcd_links import KeyedElection
 from .keyed_links import NodeLink
 from .links import EtcdLink, Link
-from .machine import Machine
+from .machine import RUN, Machine
 from .network import Connection
 from .performing import Performer
 
@@ -293,8 +292,7 @@ class Agent:
         self.cluster.at("plan read", self)
         self.cluster.checker.nothing_forged(plan)
         self.cluster.checker.notices.read(self, plan)
-        with contextlib.suppress(OSError):
-            self.machine.remember(plan.history())
+        self.machine.history_store(self.process).save_soon(RUN, plan.history())
 
     def call_later(self, after_s: float, act: Callable[[], None]) -> None:
         """Have this done after so many seconds of its machine's clock."""

@@ -280,6 +280,14 @@ class Checker:
         self._intended_charge[plan.generation] = max(known, plan.charged)
         self.budget.intends(plan)
 
+    def saved(self, history: History, kept: History | None) -> None:
+        """A coordinator is told that this, or what is newer, is on disk."""
+        self.require(
+            kept is not None and kept.rank >= history.rank,
+            "safety 1 (what is published is on disk)",
+            f"generation {history.generation} is published, and on disk is {kept}",
+        )
+
     def seen_by(self, plan: Plan) -> Seen:
         """What the coordinator knew of the nodes that made this plan."""
         return self._intents.get(encode(plan), {})

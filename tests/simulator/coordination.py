@@ -87,9 +87,14 @@ class Coordination:
             return self.machine.disk
         assert isinstance(effect, SaveHistory)
         yield self.cluster.crash_point("before remembering", self.process)
-        if self.machine.disk_takes_s:
-            yield self.machine.real_s(self.machine.disk_takes_s)
-        self.machine.remember(effect.history)
+        machine, history = self.machine, effect.history
+        try:
+            kept = yield from machine.history_store(self.process).save_within_time(history)
+        except OSError:
+            if machine.not_on_disk is None or machine.not_on_disk.rank < history.rank:
+                machine.not_on_disk = history
+            raise
+        self.cluster.checker.saved(history, kept)
 
     def _use_store(self, effect: Effect[Any]) -> Routine:
         match effect:

@@ -636,7 +636,7 @@ class Faults:
         )
 
     def _slow_disk(self) -> None:
-        """The coordinator waits for its disk, less than the second after which it would go on without."""
+        """Some writes take long; one that waits for them may take longer than a coordinator waits for it."""
         cluster = self.cluster
         machine = self._some().machine if cluster.scenario.store_survives else cluster.endpoint.machine
         cluster.story(machine.name, "has a slow disk")

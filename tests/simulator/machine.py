@@ -3,12 +3,63 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import msgspec
 
 from elastic_agent.protocol.records import History
+from elastic_agent.rendezvous.disk_thread import DiskThread, timed_out
+from elastic_agent.rendezvous.run_history import SAVE_TIMEOUT_S, RunHistoryStore
 
-from .kernel import Kernel, Process
+from .kernel import Inbox, Kernel, Process, Routine
+
+RUN = "run"
+
+
+class DiskOfAProcess(RunHistoryStore):
+    """The shipped queue of one process before its machine's disk, in virtual time."""
+
+    def __init__(self, machine: Machine, process: Process) -> None:
+        super().__init__(None, disk=DiskThread("disk", lambda name: _Writer(machine, process)))
+        self._machine = machine
+        self._kernel = process.kernel
+
+    def save_within_time(self, history: History) -> Routine:
+        """:meth:`save` as a sub-routine of the calling task; what is on disk when it is done."""
+        answered = Inbox(self._kernel)
+        outcome = self.save_soon(RUN, history)
+        outcome.add_done_callback(lambda _: answered.put((self._machine.disk,)))
+        answer = yield answered, self._machine.real_s(SAVE_TIMEOUT_S)
+        if answer is None:
+            raise timed_out(SAVE_TIMEOUT_S)
+        outcome.result()
+        return answer[0]
+
+    def _read(self, run_id: str) -> History | None:
+        return self._machine.disk
+
+    def _replace(self, run_id: str, known: History | None, history: History) -> None:
+        self._machine.write(history)
+
+
+class _Writer:
+    """The thread of a process that waits for the disk."""
+
+    def __init__(self, machine: Machine, process: Process) -> None:
+        self._machine = machine
+        self._kernel = process.kernel
+        self._submitted = Inbox(process.kernel)
+        process.spawn(self._write())
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._submitted.put(work)
+
+    def _write(self) -> Routine:
+        while True:
+            work = yield self._submitted, None
+            if self._machine.disk_takes_s and self._kernel.random.random() < 0.5:
+                yield self._machine.real_s(self._machine.disk_takes_s)
+            work()
 
 
 class Machine:
@@ -24,10 +75,11 @@ class Machine:
         self.disk: History | None = None
         """What this machine's state directory says of the run."""
         self.disk_is_full = False
-        self.disk_is_behind = False
-        """The last write failed."""
+        self.not_on_disk: History | None = None
+        """The newest of which a coordinator knows that it could not be written in time."""
         self.disk_takes_s = 0.0
-        """How long a coordinator waits until something is written."""
+        """How long every other write takes."""
+        self._queues: dict[Process, DiskOfAProcess] = {}
         self._rate = random.choice(
             (1.0 - max_skew, 1.0 + max_skew, 1.0 + random.uniform(-max_skew, max_skew))
         )
@@ -75,15 +127,24 @@ class Machine:
         """Power on; nothing runs yet."""
         self.up = True
 
-    def remember(self, history: History) -> None:
-        """Keep the newest of what is known of the run on disk.
+    def history_store(self, process: Process) -> DiskOfAProcess:
+        """Return what this process, its coordinator and its agent alike, uses the disk with."""
+        if process not in self._queues:
+            self._queues[process] = DiskOfAProcess(self, process)
+        return self._queues[process]
+
+    @property
+    def disk_is_behind(self) -> bool:
+        """Whether a coordinator goes on although it could not write what it published."""
+        known = self.not_on_disk
+        return known is not None and (self.disk is None or self.disk.rank < known.rank)
+
+    def write(self, history: History) -> None:
+        """Replace what is on disk.
 
         Raises:
             OSError: it cannot be written.
         """
-        if self.disk is not None and history.rank < self.disk.rank:
-            return
-        self.disk_is_behind = self.disk_is_full
         if self.disk_is_full:
             raise OSError(errno.ENOSPC, "no space left on device")
         self.disk = history

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,7 @@ from elastic_agent.rendezvous.coordinator_driver import RunDriver
 from elastic_agent.rendezvous.coordinator_effects import SaveHistory
 from elastic_agent.rendezvous.effects import Steps
 from elastic_agent.rendezvous.node_session import NodeSession
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.rendezvous.store_requests import Connection
 from elastic_agent.transport import sealed_records, sealing
 from elastic_agent.transport.c10d import plans, sealed
@@ -324,6 +326,13 @@ def _saves_after_publishing(right: Any) -> Any:
                 return bool(end.value)
 
     return publish
+
+
+def _last_call_is_written(right: Any) -> Any:
+    def save_soon(self: RunHistoryStore, run_id: str, history: records.History) -> Future[None]:
+        return self._disk.submit(f"save {run_id}", lambda: self._write(run_id, history))
+
+    return save_soon
 
 
 def _saves_or_fails(right: Any) -> Any:
@@ -1193,6 +1202,14 @@ _ALL = (
         "the coordinator writes a generation to its disk only after publishing it",
         ((RunDriver, "_publish", _saves_after_publishing),),
         focus=("crash at publishing",),
+    ),
+    Mutant(
+        "last-call-is-written",
+        "of the histories that wait for the disk the one that was handed in last is written, not the newest",
+        ((RunHistoryStore, "save_soon", _last_call_is_written),),
+        focus=("slow disk", "worker fails", "join"),
+        hosting="etcd",
+        first=340,
     ),
     Mutant(
         "needs-its-disk",

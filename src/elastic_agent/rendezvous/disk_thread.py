@@ -7,11 +7,17 @@ import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from elastic_agent.transport import AbandonableThread
 
 T = TypeVar("T")
+
+
+class Thread(Protocol):
+    """Carries out what is submitted, one after the other."""
+
+    def submit(self, work: Callable[[], None]) -> object: ...
 
 
 class DiskThread:
@@ -21,11 +27,12 @@ class DiskThread:
     threads.
     """
 
-    def __init__(self, name: str) -> None:
-        """``name``: of the thread."""
+    def __init__(self, name: str, new_thread: Callable[[str], Thread] = AbandonableThread) -> None:
+        """``name``: of the thread; ``new_thread``: starts it."""
         self._name = name
+        self._new_thread = new_thread
         self._lock = threading.Lock()
-        self._thread: AbandonableThread | None = None
+        self._thread: Thread | None = None
         self._waiting: dict[str, tuple[Callable[[], Any], Future[Any]]] = {}
         self._hangs = False
         """A call timed out and has not come back yet."""
@@ -44,7 +51,7 @@ class DiskThread:
                 outcome.set_running_or_notify_cancel()
             self._waiting[kind] = work, outcome
             if self._thread is None:
-                self._thread = AbandonableThread(self._name)
+                self._thread = self._new_thread(self._name)
             if not replaces:
                 self._thread.submit(self._do_next)
         return outcome
@@ -56,7 +63,10 @@ class DiskThread:
             TimeoutError: it takes longer; it is done when the disk answers again.
             Exception: what ``work`` raised.
         """
-        outcome = self.submit(kind, work)
+        return self.wait(self.submit(kind, work), timeout_s)
+
+    def wait(self, outcome: Future[T], timeout_s: float) -> T:
+        """Return the result of a queued call; raises as :meth:`call` does."""
         try:
             return outcome.result(0.0 if self._hangs else timeout_s)
         except TimeoutError:

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import secrets
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -48,39 +49,94 @@ class RunHistoryStore:
     """A folder per run in the agent's state directory; shared by the agents of a machine.
 
     Each state of a run has a file of its own, whose name sorts as the states rank: a late write of an older state
-    does not overwrite a newer one, and no lock is needed. Older files are removed.
+    does not overwrite a newer one, and no lock between processes is needed. Older files are removed.
 
     Written by rename, without fsync: what must be survived is the death of a process. A machine that loses its
     power is gone for longer than a lease, and by then no worker of the old store's worlds runs any more.
+
+    The disk may hang, so it is used in a thread of its own. May be used by several threads.
     """
 
-    def __init__(self, state_dir: Path, store: str | None = None) -> None:
-        """``store``: part of the runs' names on disk besides the run id; None: the run id alone."""
-        self._runs = state_dir / "runs"
+    def __init__(
+        self, state_dir: Path | None, store: str | None = None, disk: DiskThread | None = None
+    ) -> None:
+        """Prepare; reads and writes nothing.
+
+        Args:
+            state_dir: the agent's; None for runs that cannot be resumed: their histories end with this process.
+            store: part of the runs' names on disk besides the run id; None: the run id alone.
+            disk: uses the disk; None: a thread of this store's own.
+        """
+        self._runs = state_dir / "runs" if state_dir is not None else None
+        self._in_memory: dict[str, History] = {}
+        """What is kept without a state directory."""
         self._suffix = f"={hashlib.sha256(store.encode()).hexdigest()[:12]}" if store is not None else ""
-        self._nodes = state_dir / "nodes"
+        self._disk = disk if disk is not None else DiskThread("state-directory")
+        self._lock = threading.Lock()
+        self._newest: dict[str, History] = {}
+        """By run, the newest history that is to be on disk, until it is."""
         self._own: set[str] = set()
         """Runs whose history this process writes."""
 
     def load(self, run_id: str) -> History | None:
-        """The history of the run, or None; an unreadable file counts as none."""
-        folder = self._folder(run_id)
+        """The history of the run, or None; an unreadable file counts as none.
+
+        Raises:
+            TimeoutError: the disk does not answer; a history may exist.
+        """
+        return self._disk.call(f"load {run_id}", lambda: self._read(run_id), LOAD_TIMEOUT_S)
+
+    def save(self, run_id: str, history: History) -> None:
+        """Store this history; returns when it, or a newer one, is on disk.
+
+        Raises:
+            TimeoutError: the disk does not answer; this, or what is newer, is written when it does.
+            OSError: the state directory cannot be written.
+        """
+        self._disk.wait(self.save_soon(run_id, history), SAVE_TIMEOUT_S)
+
+    def save_soon(self, run_id: str, history: History) -> Future[None]:
+        """Store this history without waiting; the outcome is that of :meth:`save`.
+
+        Of what the disk has not taken yet, only the newest is written: whoever asks later may know less.
+        """
+        with self._lock:
+            newest = max(history, self._newest.get(run_id, history), key=lambda known: known.rank)
+            self._newest[run_id] = newest
+            return self._disk.submit(f"save {run_id}", lambda: self._write(run_id, newest))
+
+    def settle(self, run_id: str) -> None:
+        """If the history has an outcome: agents that start from now on begin a new run under that name."""
+        # If that fails, the run is over for every later agent, which is an answer too. If it takes long, it is done
+        # later, should this process live to see it.
+        with contextlib.suppress(OSError):
+            self._disk.call(f"settle {run_id}", lambda: self._settle(run_id), SAVE_TIMEOUT_S)
+
+    # -- in the thread of the disk ---------------------------------------------------------------
+
+    def _read(self, run_id: str) -> History | None:
+        if self._runs is None:
+            return self._in_memory.get(run_id)
+        folder = self._folder(self._runs, run_id)
         for name in reversed(_states(folder)):
             with contextlib.suppress(OSError, RecordError):
                 return decode(History, (folder / name).read_bytes())
         return None
 
-    def save(self, run_id: str, history: History) -> None:
-        """Store this history, unless a newer one is stored.
+    def _write(self, run_id: str, history: History) -> None:
+        known = self._read(run_id)
+        if known is None or known.rank <= history.rank:
+            self._replace(run_id, known, history)
+        with self._lock:
+            if self._newest.get(run_id) is history:
+                del self._newest[run_id]
 
-        Raises:
-            OSError: the state directory cannot be written.
-        """
-        known = self.load(run_id)
-        if known is not None and known.rank > history.rank:
+    def _replace(self, run_id: str, known: History | None, history: History) -> None:
+        if self._runs is None:
+            self._in_memory[run_id] = history
             return
         self._own.add(run_id)
-        folder = self._folder(run_id)
+        folder = self._folder(self._runs, run_id)
         state = _state(history)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -92,17 +148,14 @@ class RunHistoryStore:
             if other < state:
                 (folder / other).unlink(missing_ok=True)
         if known is None or (history.settled and not known.settled):
-            self._prune()
+            self._prune(self._runs)
 
-    def settle(self, run_id: str) -> None:
-        """If the history has an outcome: agents that start from now on begin a new run under that name."""
-        known = self.load(run_id)
+    def _settle(self, run_id: str) -> None:
+        known = self._read(run_id)
         if known is not None and known.outcome is not None and not known.settled:
-            # If that fails, the run is over for every later agent, which is an answer too.
-            with contextlib.suppress(OSError):
-                self.save(run_id, msgspec.structs.replace(known, settled=True))
+            self._write(run_id, msgspec.structs.replace(known, settled=True))
 
-    def _prune(self) -> None:
+    def _prune(self, runs: Path) -> None:
         """Forget the oldest runs that ended in order (one of that name would begin at generation 1 again), and the
         oldest unnamed ones that were killed.
 
@@ -110,7 +163,7 @@ class RunHistoryStore:
         """
         folders: list[Path] = []
         with contextlib.suppress(OSError):
-            folders = [self._runs / name for name in os.listdir(self._runs)]
+            folders = [runs / name for name in os.listdir(runs)]
         if len(folders) <= min(KEPT_SETTLED, KEPT_UNNAMED):
             return
         settled: list[Path] = []
@@ -119,7 +172,7 @@ class RunHistoryStore:
             states = _states(folder)
             if states and _SETTLED.fullmatch(states[-1]):
                 settled.append(folder / states[-1])
-            elif states and self._is_over(folder.name.removesuffix(".run").partition("=")[0]):
+            elif states and self._is_over(folder):
                 killed.append(folder / states[-1])
         too_many = all_but_newest(settled, KEPT_SETTLED) + all_but_newest(killed, KEPT_UNNAMED)
         for _, state in too_many:
@@ -127,65 +180,14 @@ class RunHistoryStore:
                 state.unlink()
                 state.parent.rmdir()  # fails if there is more in it
 
-    def _is_over(self, run_id: str) -> bool:
+    def _is_over(self, folder: Path) -> bool:
         """Whether no agent takes part in an unnamed run: the ids of its nodes are not on disk either."""
-        is_known = run_id in self._own or (self._nodes / run_id).exists()
+        run_id = folder.name.removesuffix(".run").partition("=")[0]
+        is_known = run_id in self._own or (folder.parent.parent / "nodes" / run_id).exists()
         return _UNNAMED.fullmatch(run_id) is not None and not is_known
 
-    def _folder(self, run_id: str) -> Path:
-        return self._runs / f"{run_id}{self._suffix}.run"  # run ids are file-safe and without "="
-
-
-class BoundedRunHistoryStore(RunHistoryStore):
-    """The same on a disk that may hang, with time limits. May be used by several threads."""
-
-    def __init__(self, history_store: RunHistoryStore) -> None:
-        """``history_store``: is used in a thread of its own."""
-        self._history_store = history_store
-        self._disk = DiskThread("state-directory")
-
-    def load(self, run_id: str) -> History | None:
-        """The history of the run, or None.
-
-        Raises:
-            TimeoutError: the disk does not answer; a history may exist.
-        """
-        return self._disk.call(f"load {run_id}", lambda: self._history_store.load(run_id), LOAD_TIMEOUT_S)
-
-    def save(self, run_id: str, history: History) -> None:
-        """Store this history, unless a newer one is stored.
-
-        Raises:
-            TimeoutError: the disk does not answer; this, or what is to be saved later, is written when it does.
-            OSError: the state directory cannot be written.
-        """
-        self._disk.call(f"save {run_id}", lambda: self._history_store.save(run_id, history), SAVE_TIMEOUT_S)
-
-    def save_soon(self, run_id: str, history: History) -> Future[None]:
-        """The same without waiting: in order, and only the newest of what the disk has not taken yet."""
-        return self._disk.submit(f"save {run_id}", lambda: self._history_store.save(run_id, history))
-
-    def settle(self, run_id: str) -> None:
-        """If the history has an outcome: agents that start from now on begin a new run under that name."""
-        with contextlib.suppress(TimeoutError):  # it is done later, if this process lives to see it
-            self._disk.call(f"settle {run_id}", lambda: self._history_store.settle(run_id), SAVE_TIMEOUT_S)
-
-
-class VolatileRunHistoryStore(RunHistoryStore):
-    """For a run that cannot be resumed: it ends with this process, and so does its history."""
-
-    def __init__(self) -> None:
-        self._histories: dict[str, History] = {}
-
-    def load(self, run_id: str) -> History | None:
-        """The history of the run, or None."""
-        return self._histories.get(run_id)
-
-    def save(self, run_id: str, history: History) -> None:
-        """Store this history, unless a newer one is stored."""
-        known = self.load(run_id)
-        if known is None or known.rank <= history.rank:
-            self._histories[run_id] = history
+    def _folder(self, runs: Path, run_id: str) -> Path:
+        return runs / f"{run_id}{self._suffix}.run"  # run ids are file-safe and without "="
 
 
 def _state(history: History) -> str:

@@ -31,7 +31,7 @@ from elastic_agent.rendezvous import events
 from elastic_agent.rendezvous.asyncio_runner import call, run_abandonable
 from elastic_agent.rendezvous.backends import open_backend
 from elastic_agent.rendezvous.participant import Participant, Reporter, Workers
-from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
+from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
 from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import (
     AbandonableThread,
@@ -91,7 +91,7 @@ class Sidecar:
             fence_margin_s=policy.fence_margin_s,
             secret=_secret(begin),
         )
-        self._backend.history_store = BoundedRunHistoryStore(RunHistoryStore(begin.state_dir, _store(begin)))
+        self._backend.history_store = RunHistoryStore(begin.state_dir, _store(begin))
         self._backend.run_id = begin.run_id
         self._backend.history_store.settle(begin.run_id)  # a torchrun that is started again is a new run
         self._session = Session(self._backend, begin.member, policy.lease_ttl_s, begin.local_addr)

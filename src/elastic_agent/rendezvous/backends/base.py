@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Address, Plan
-from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore
+from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.transport import NodeLink, ReportLink, Seal
 from elastic_agent.transport.c10d import (
     BootstrapStore,
@@ -50,7 +50,7 @@ class RendezvousBackend(abc.ABC):
         """
         self.run_id: str | None = None
         """The run's name: set by the owner, or agreed at the endpoint."""
-        self.history_store = BoundedRunHistoryStore(RunHistoryStore(state_dir))
+        self.history_store = RunHistoryStore(state_dir)
         self.nodes_compare_themselves = False
         """Whether every node warns of nodes that differ, so that the coordinator need not."""
         self._endpoint = endpoint

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
-from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, VolatileRunHistoryStore, new_run_id
+from elastic_agent.rendezvous.run_history import RunHistoryStore, new_run_id
 from elastic_agent.transport import (
     Munge,
     NodeLink,
@@ -82,7 +82,7 @@ class C10dBackend(RendezvousBackend):
     def agree(self, fingerprint: str) -> str:
         """Find the run of this job in the store, or create it; see :class:`RendezvousBackend`."""
         if self._alone and not self._forgets:
-            self.history_store, self._forgets = BoundedRunHistoryStore(VolatileRunHistoryStore()), True
+            self.history_store, self._forgets = RunHistoryStore(None), True
         self._ensure_host()
         job = f"{self._endpoint} {fingerprint}"
         proposal = self._jobs.run_of(job) or new_run_id()

@@ -114,7 +114,7 @@ class Server:
 
     def __init__(self, host: C10dHost, endpoint: Endpoint, state_dir: Path, stop: StopRequests) -> None:
         from elastic_agent.rendezvous.coordinator_driver import IDLE_S
-        from elastic_agent.rendezvous.run_history import BoundedRunHistoryStore, RunHistoryStore, c10d_store
+        from elastic_agent.rendezvous.run_history import RunHistoryStore, c10d_store
 
         from .coordinator_thread import CoordinatorThread
         from .hosted_runs import HostedRuns
@@ -130,7 +130,7 @@ class Server:
         self._coordinator = CoordinatorThread(
             host.inbox(),
             host.coordinator_link,
-            BoundedRunHistoryStore(RunHistoryStore(state_dir, c10d_store(host.port))),
+            RunHistoryStore(state_dir, c10d_store(host.port)),
             stop.report,
             on_plan=self._on_plan,
             on_turn=self._turned,
