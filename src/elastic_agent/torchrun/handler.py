@@ -113,7 +113,6 @@ class ElasticRendezvous(RendezvousHandler):
         """Take part in the next world; blocks until it is sealed with this node in it."""
         if self._sidecar.is_gone:
             self._replace_sidecar()
-        self._stale = False
         self._sidecar.send(NextWorld())
         sealed = self._await_world(time.monotonic() + self._timeout_s)
         address = sealed.bootstrap
@@ -183,6 +182,7 @@ class ElasticRendezvous(RendezvousHandler):
                 raise RendezvousTimeoutError(self._too_late())
             if isinstance(message, Sealed):
                 self._trouble = ""
+                self._stale = False  # what was unread until now was about an earlier world
                 return message
             self._take(message)
             if self._over is not None:

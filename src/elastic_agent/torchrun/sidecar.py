@@ -118,6 +118,8 @@ class Sidecar:
         self._outcome: asyncio.Future[Plan | None] = asyncio.get_running_loop().create_future()
         """While finishing: the run's end, or None when the others continue without this node."""
         self._met = False
+        self._trouble = ""
+        """What torchrun was told last."""
         self._ended: machine.Depart | None = None
         self._leaving: asyncio.Future[Leave] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -235,11 +237,11 @@ class Sidecar:
         match event:
             case events.Connected():
                 self._met = True
-                self._channel.send(Trouble(""))
+                self._tell_trouble("")
             case events.Disconnected(reason=reason):
-                self._channel.send(Trouble(reason))
+                self._tell_trouble(reason)
             case events.Unusable(reason=reason):
-                self._channel.send(Trouble(reason))
+                self._tell_trouble(reason)
                 if not self._met:
                     self._over(machine.Depart(Outcome.UNREACHABLE, reason))
             case events.OtherVersion(reason=reason):
@@ -260,6 +262,12 @@ class Sidecar:
             case _:
                 pass
         self._participant.take_in(event)
+
+    def _tell_trouble(self, reason: str) -> None:
+        """Only what is new: a torchrun that is stopped reads nothing, and what comes after must find room."""
+        if reason != self._trouble:
+            self._trouble = reason
+            self._channel.send(Trouble(reason))
 
     def _settle_by(self, plan: Plan) -> None:
         if plan.phase is Phase.FINISHED:
