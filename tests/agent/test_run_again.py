@@ -158,6 +158,46 @@ def test_a_single_agent_that_is_interrupted_stops_its_run_and_tells_how_to_resum
         assert "generation 3: a run with this id finished before, in generation 2" in another.stderr
 
 
+def test_a_node_on_standby_that_is_interrupted_with_all_others_is_stopped_with_the_run(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "print('up', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    options = ["--nnodes", "1", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--log-format", "console"]
+    command = [*COMMAND, *options, "--rdzv-id", "both", "--state-dir", str(tmp_path / "state"), str(script)]
+    with agent_of(command) as seated:
+        assert seated.stdout is not None
+        assert seated.stdout.readline() == "up\n"
+        with agent_of(command) as spare:
+            assert spare.stderr is not None
+            log = "".join(lines_until(spare.stderr, "on standby"))
+            seated.terminate()
+            spare.terminate()
+            log += spare.stderr.read()
+        assert spare.returncode == ExitCode.STOPPED, log
+        assert "to resume the run, start it again with the same command" in log.splitlines()[-1]
+        _, log = seated.communicate()  # its worker has saved
+    assert seated.returncode == ExitCode.STOPPED, log
+    assert "to resume the run, start it again with the same command" in log.splitlines()[-1]
+
+
+def agent_of(command: list[str]) -> subprocess.Popen[str]:
+    """An agent that can be read and written."""
+    return subprocess.Popen(
+        command,
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def test_nothing_is_to_be_resumed_if_no_worker_was_started(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -680,10 +682,70 @@ def test_an_unanswered_drain_request_is_carried_out_locally() -> None:
     assert node.leave_now() == []
 
 
-def test_a_node_outside_the_world_leaves_without_a_request() -> None:
+def waiting_outside_the_world() -> Node:
     node = Node("c-1")
     node.plan_changed(sealed(1, 8, "a-1", "b-1"))
-    assert node.drain("SIGTERM received", leave("c"))[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
+    return node
+
+
+def succeeded() -> Node:
+    node = running_node()
+    node.succeeded(1)
+    return node
+
+
+def between_generations() -> Node:
+    node = running_node()
+    node.plan_changed(forming(2, 3))
+    node.stopped()
+    return node
+
+
+@pytest.mark.parametrize("idle", [waiting_outside_the_world, succeeded, between_generations])
+def test_a_node_without_workers_leaves_when_the_coordinator_knows_and_no_other_node_has_the_run_end(
+    idle: Callable[[], Node],
+) -> None:
+    for all_leave in (False, True):
+        node = idle()
+        requested = node.drain("SIGTERM received", leave("a"))
+        assert [action for action in requested if isinstance(action, RequestStop)] == requested != []
+        assert node.plan is not None
+        plan = msgspec.structs.replace(
+            node.plan, version=9, leaving=(node.incarnation,), acknowledged={node.incarnation: 1}
+        )
+        assert not any(isinstance(action, Depart) for action in node.plan_changed(plan))
+        if all_leave:
+            actions = node.plan_changed(
+                msgspec.structs.replace(plan, version=10, phase=STOPPED, reason="all leave")
+            )
+            assert actions[-1] == Depart(Outcome.STOPPED, "all leave")
+        else:
+            assert node.leave_now()[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
+
+
+@pytest.mark.parametrize("first", ["a", "c"])
+@pytest.mark.parametrize("state", [State.READY, State.SUCCEEDED])
+def test_a_run_is_stopped_when_its_nodes_with_and_without_workers_are_to_leave(
+    first: str, state: State
+) -> None:
+    """Whether the node without workers waits to join, or its workers have succeeded."""
+    rules = policy(min_nodes=1)
+    table = running("a", rules=rules) if state is State.READY else running("a", "c", rules=rules)
+    if state is State.READY:
+        table.comes("c")
+    else:
+        table.says("c", State.SUCCEEDED)
+    for node in (first, *{"a", "c"} - {first}):
+        asks(table, node, leave(node))
+    assert table.plan.phase is STOPPED
+
+
+def test_a_node_whose_workers_have_succeeded_leaves_without_an_interruption_of_the_others() -> None:
+    table = running("a", "b")
+    table.says("b", State.SUCCEEDED)
+    asks(table, "b", leave("b"))
+    assert table.plan.leaving == ("b-1",)
+    assert (table.stand, table.plan.notice) == ((RUNNING, 1), None)
 
 
 def test_a_node_whose_lease_is_lost_leaves_without_a_request() -> None:
@@ -693,22 +755,8 @@ def test_a_node_whose_lease_is_lost_leaves_without_a_request() -> None:
     assert node.stopped()[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
 
 
-def test_between_generations_a_node_leaves_when_the_coordinator_knows() -> None:
-    """If no other node is there, the run ends: the coordinator must hear of it first."""
-    for change in ({"leaving": ("a-1",)}, {"phase": STOPPED, "reason": "a leaves"}):
-        node = running_node()
-        node.plan_changed(forming(2, 3))
-        node.stopped()
-        assert node.drain("SIGTERM received", leave("a")) == [RequestStop(leave("a"))]
-        departs = node.plan_changed(msgspec.structs.replace(forming(2, 4), **change))[-1]
-        assert isinstance(departs, Depart)
-        assert departs.outcome is (Outcome.DRAINED if "leaving" in change else Outcome.STOPPED)
-
-
 def test_between_generations_a_node_leaves_without_an_answer_in_the_end() -> None:
-    node = running_node()
-    node.plan_changed(forming(2, 3))
-    node.stopped()
+    node = between_generations()
     node.drain("SIGTERM received", leave("a"))
     assert node.leave_now()[-1] == Depart(Outcome.DRAINED, "SIGTERM received")
 

@@ -193,6 +193,8 @@ class Agent:
         self.process.when_killed.append(self._died)
         self.outcome: Depart | None = None
         self.asked_to_leave = self.asked_for_the_end = False
+        self.asked_to_leave_s: float | None = None
+        """When it was asked, in good order."""
         self._mail = Inbox(cluster.kernel)
         self._stopping: Grace | None = None
         self.stop_hangs = False

@@ -27,6 +27,7 @@ class Asking:
         """The node is to leave, its workers and all others having saved."""
         agent = self.agent
         agent.asked_to_leave = True
+        agent.asked_to_leave_s = self.cluster.kernel.now
         patience_s = self._requests.leave("asked to leave", self.cluster.grace_s(Grace.DRAIN))
         self.cluster.checker.notices.drains(agent, patience_s)
 
@@ -34,6 +35,7 @@ class Asking:
         """The node is to leave without asking."""
         agent = self.agent
         agent.asked_to_leave = True
+        self.cluster.checker.notices.left_at_once_s = self.cluster.kernel.now
         agent.participant.perform(agent.node.stop_lingering())
         agent.participant.perform(agent.node.drain("asked to leave"))
         patience_s = self.cluster.grace_s(Grace.DRAIN) + ANSWER_PATIENCE_S  # perhaps it was asked before

@@ -12,6 +12,7 @@ from .cluster import Cluster, Seatholder
 from .etcd import Etcd
 from .guard import Group
 from .kernel import Process
+from .notice_rules import UNWELL_S
 
 
 class Faults:
@@ -431,6 +432,13 @@ class Faults:
             in_good_order = self.random.random() < 0.5
             agent.process.do(agent.asking.drain if in_good_order else agent.asking.drain_at_once)
 
+    def _drain_in_good_order(self, holder: Seatholder) -> None:
+        agent = holder.agent
+        if agent is not None and agent.process.alive and agent.outcome is None:
+            self.cluster.story(agent.name, "is drained, as all are")
+            holder.wanted = False
+            agent.process.do(agent.asking.drain)
+
     def _asker(self) -> Agent | None:
         agent = self._some().agent
         return agent if agent is not None and agent.process.alive and agent.outcome is None else None
@@ -476,7 +484,12 @@ class Faults:
         return lambda: agent.asking.stop(Cause.PREEMPTED, 2.0)
 
     def _asked_twice(self) -> None:
-        """Several people want something at once."""
+        """Several people want something at once, or all nodes are asked to leave."""
+        if self.random.random() < 0.3:
+            calm_s = 2.0 * UNWELL_S + 2.0 * self.cluster.policy.lease_ttl_s
+            for holder in self.cluster.holders:
+                self.kernel.after(calm_s + 0.5 * self.random.random(), self._drain_in_good_order, holder)
+            return
         for _ in range(self.random.randint(2, 3)):
             self._victim = self.random.choice((None, self._victim))
             self.random.choice((self._drain, self._drain_other, self._stop))()

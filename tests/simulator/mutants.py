@@ -292,6 +292,13 @@ def _ignores_seats(right: Any) -> Any:
     return lambda one, other, seated: right(one, other, set())
 
 
+def _only_with_workers(right: Any) -> Any:
+    def concerns_others(self: node.Node) -> bool:
+        return self.activity in (node.Activity.STARTING, node.Activity.RUNNING)
+
+    return property(concerns_others)
+
+
 # -- the coordinator's driver --------------------------------------------------------------------
 
 
@@ -696,6 +703,12 @@ _OF_NOTICES = (
         "a run is stopped when a node leaves, although others could continue it",
         ((notices, "_leaves_none", _always(True)),),
         focus=("drain", "drain other", "worker fails"),
+    ),
+    Mutant(
+        "leaves-without-asking",
+        "a node outside the world that is asked to leave does so before the coordinator knows",
+        ((node.Node, "_concerns_others", _only_with_workers),),
+        focus=("asked twice",),
     ),
     Mutant(
         "first-registered-leaver-stops",

@@ -24,6 +24,7 @@ from elastic_agent.protocol.records import (
     StopRequest,
     World,
 )
+from elastic_agent.rendezvous.stop_requests import ANSWER_PATIENCE_S
 
 from .guard import Group
 
@@ -62,6 +63,8 @@ class NoticeRules:
         """(Store, incarnation) → the newest of its asks that was ever heard there."""
         self._since_s: dict[tuple[str, int], float] = {}
         """(Store, serial of a notice) → when it was published first."""
+        self.left_at_once_s = -60.0
+        """When an agent last left without asking."""
         self._ended_by_notice: set[int] = set()
         """Generations that were over when all had left."""
 
@@ -374,10 +377,27 @@ class NoticeRules:
 
     def departs(self, agent: Agent, ending: Depart) -> None:
         """An agent's part is over."""
+        if ending.outcome is Outcome.DRAINED:
+            self._others_continue(agent)
         if ending.outcome is not Outcome.STOPPED:
             return
         rule = "no agent departs stopped before the run is"
         self._require(agent in self._know and self.stopped is not None, rule, agent.name)
+
+    def _others_continue(self, agent: Agent) -> None:
+        """A node leaves a run that others continue; one that all nodes are asked to leave is stopped."""
+        cluster, plan, now_s = self.cluster, agent.node.plan, self.cluster.kernel.now
+        calm_s = UNWELL_S + 2 * cluster.policy.lease_ttl_s
+        disturbed = cluster.well_for_s() < calm_s or now_s < self.left_at_once_s + calm_s
+        if agent.asked_to_leave_s is None or plan is None or plan.is_terminal or disturbed:
+            return
+        asked_before_s = now_s - ANSWER_PATIENCE_S / 2
+        agents = [one.agent for one in cluster.holders if one.agent is not None and one.agent is not agent]
+        others = [one for one in agents if one.process.alive and one.outcome is None]
+        continuing = [
+            one for one in others if one.asked_to_leave_s is None or one.asked_to_leave_s > asked_before_s
+        ]
+        self._require(bool(continuing), "a run that all nodes are asked to leave is stopped", agent.name)
 
     # -- what was asked for comes true ----------------------------------------------------------
 

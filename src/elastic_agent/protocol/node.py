@@ -319,7 +319,7 @@ class Node:
     def _forming(self, plan: Plan) -> list[Action]:
         if self._ending is not None:
             return []
-        if self._is_to_leave(plan):
+        if self._leaves_by(plan):
             return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
         if not self._on(Event.FORMING):
             return []  # stopping: ready follows when stopped
@@ -328,9 +328,16 @@ class Node:
         hang = plan.failure is not None and plan.failure.kind is FailureKind.HANG
         return [StopWorkers(Grace.RESTART, plan.reason, dump_stacks=hang)]
 
-    def _is_to_leave(self, plan: Plan) -> bool:
-        """Whether this node is to leave; also if it lost its lease before it could read that."""
-        return not {self.incarnation, *self._earlier}.isdisjoint(plan.leaving)
+    def _leaves_by(self, plan: Plan) -> bool:
+        """Whether this node leaves at this plan; also if it lost its lease before it could read that it is to.
+
+        If it has no workers, and was asked itself, it stays until :meth:`leave_now`. Should all nodes be asked, the
+        run is stopped meanwhile, and this node is stopped with it.
+        """
+        if {self.incarnation, *self._earlier}.isdisjoint(plan.leaving):
+            return False
+        waits = self.announced.state is State.READY and self.activity in (Activity.IDLE, Activity.PREPARING)
+        return self._draining is None or not waits
 
     def _sealed(self, plan: Plan) -> list[Action]:
         world = plan.world
@@ -338,7 +345,7 @@ class Node:
         if world is None or seat is None:
             if self._on(Event.UNSEATED):
                 return [StopWorkers(Grace.NONE, f"generation {plan.generation} runs without this node")]
-            if self._is_to_leave(plan) and self._ending is None:
+            if self._leaves_by(plan) and self._ending is None:
                 return self._end(Depart(Outcome.DRAINED, self._draining or plan.reason), Grace.DRAIN)
             return []
         ready = self.announced == Announce(State.READY, plan.generation) and self._ending is None
@@ -485,16 +492,12 @@ class Node:
 
     @property
     def _concerns_others(self) -> bool:
-        """Whether the coordinator is to know before this node leaves: it has workers, or the run may end without it."""
+        """Whether the coordinator is to know before this node leaves: for its workers' peers, or the run's end."""
         works = self.activity in (Activity.STARTING, Activity.RUNNING) or self.announced.state is State.SAVED
-        plan = self.plan
-        if works or plan is None or plan.is_terminal or self.announced.state is State.SUCCEEDED:
-            return works
-        seated = plan.world is not None and plan.world.seat_of(self.incarnation) is not None
-        return plan.phase is Phase.FORMING or seated
+        return works or (self.plan is not None and not self.plan.is_terminal)
 
     def leave_now(self) -> list[Action]:
-        """End a graceful leave at once: the coordinator did not answer, or no workers run."""
+        """End a graceful leave at once: the coordinator did not answer, or no workers run and others continue."""
         reason = self._draining
         if reason is None or self._ending is not None or self.activity is Activity.GONE:
             return []

@@ -134,9 +134,11 @@ def _may_register(now: ClusterView, leaver: Sighting) -> bool:
 
 
 def _runs(now: ClusterView, one: Sighting) -> bool:
+    """Whether its workers run, so that the others cannot continue without them."""
     world = now.plan.world
     return (
         now.plan.phase is Phase.RUNNING
+        and one.member.state is not State.SUCCEEDED
         and world is not None
         and world.seat_of(one.member.incarnation) is not None
     )

@@ -13,7 +13,10 @@ from elastic_agent.protocol import Action, Cause, StopRequest
 from .participant import Participant
 
 ANSWER_PATIENCE_S = 2.0
-"""How much longer than the workers' time this node waits for the coordinator's answer before it leaves without."""
+"""How much longer than the workers' time this node waits for the coordinator's answer before it leaves without.
+
+A node without workers stays so long in any case: a signal to all nodes reaches them at slightly different times.
+"""
 
 
 class StopRequests:
