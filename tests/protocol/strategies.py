@@ -94,7 +94,6 @@ members = st.builds(
     state=st.sampled_from(State),
     generation=generations,
     policy=policies(),
-    explicit_id=st.booleans(),
     bootstrap=st.none() | addresses,
     failure=st.none() | failures,
     stop_s=seconds,

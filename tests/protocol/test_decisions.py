@@ -691,7 +691,7 @@ def test_the_outcome_is_kept_for_two_leases_at_most() -> None:
 
 def test_a_second_agent_with_a_live_nodes_id_is_refused() -> None:
     table = running("a", "b")
-    table.comes("b", life=2, explicit_id=True)
+    table.comes("b", life=2)
     table.wait(4 * STEP_S)
     assert "is held by a living agent at b.example" in table.plan.refused["b-2"]
     assert table.stand == (RUNNING, 1)
@@ -702,7 +702,7 @@ def test_a_new_coordinator_keeps_the_node_that_has_the_seat_and_refuses_the_seco
     None
 ):
     table = running("a", "b")
-    table.comes("b", life=2, incarnation="b-0", explicit_id=True)
+    table.comes("b", life=2, incarnation="b-0")
     table.change_coordinator()
     table.wait(4 * STEP_S)
     assert set(table.plan.refused) == {"b-0"}
@@ -712,7 +712,7 @@ def test_a_new_coordinator_keeps_the_node_that_has_the_seat_and_refuses_the_seco
 def test_a_second_agent_waits_while_the_holder_of_the_id_does_not_renew() -> None:
     table = running("a", "b")
     table.falls_silent("b")
-    table.comes("b", life=2, explicit_id=True)
+    table.comes("b", life=2)
     table.wait(TTL_S)
     assert table.plan.refused == {}
     table.all_say(State.READY, "a", "b")

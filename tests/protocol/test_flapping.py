@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
-from elastic_agent.protocol.records import Lease, Phase, State
-from tests.protocol.support import CRASH, MARGIN_S, NO_START, SETTLE_S, TTL_S, Table, member, policy, running
+from collections.abc import Callable
+
+import pytest
+
+from elastic_agent.protocol.cluster_view import PROGRESS_S
+from elastic_agent.protocol.records import Cause, Failure, FailureKind, Lease, Phase, State, StopRequest
+from elastic_agent.protocol.running import EXPLAIN_S
+from tests.protocol.support import (
+    CRASH,
+    MARGIN_S,
+    NO_START,
+    SETTLE_S,
+    STEP_S,
+    TTL_S,
+    Table,
+    member,
+    policy,
+    running,
+)
+
+INTERRUPTED = Failure(FailureKind.INTERRUPTED, "a worker was terminated by SIGTERM")
+NO_BOOTSTRAP = Failure(FailureKind.BOOTSTRAP, "a:29500 could not be reached", unreachable_node="a")
 
 ALONE = ("a", "b")
 
@@ -37,6 +57,45 @@ def test_a_loss_detected_while_the_next_world_forms_counts() -> None:
         table.all_say(State.READY, *ALONE, "c")
         die_noticed_by_the_others(table)
     assert waits == [SETTLE_S, SETTLE_S, 4 * SETTLE_S, 8 * SETTLE_S]
+
+
+ENDINGS: dict[str, Callable[[Table], None]] = {
+    "failure": lambda table: table.says("a", State.FAILED, failure=CRASH),
+    "growth": lambda table: (table.comes("d"), table.wait(2 * SETTLE_S)),
+    "notice": lambda table: leave(table, "b", State.RUNNING),
+    "saved without a notice": lambda table: table.says("a", State.SAVED),
+    "signal": lambda table: (table.says("a", State.RUNNING, failure=INTERRUPTED), table.wait(EXPLAIN_S)),
+}
+
+
+def leave(table: Table, node: str, state: State) -> None:
+    stop_request = StopRequest(1, Cause.DRAIN, 10.0, f"{node} leaves", leaver=node, life=1)
+    table.says(node, state, stop_request=stop_request)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("progress", [False, True])
+def test_what_nodes_did_wrong_is_forgotten_after_progress_whatever_ends_the_world(
+    ending: str, progress: bool
+) -> None:
+    table = running("a", "b", "c", rules=policy(max_nodes=4))
+    table.falls_silent("c")
+    table.wait(TTL_S + STEP_S)
+    table.all_say(State.READY, "a", "b")
+    table.wait(MARGIN_S + 2 * SETTLE_S)
+    table.says("b", State.FAILED, failure=NO_BOOTSTRAP)
+    table.all_say(State.READY, "a", "b")
+    assert table.world == ["a", "b"]
+    plan = table.plan
+    assert (plan.losses, plan.start_failures, plan.avoid_bootstrap) == ({"c": 1}, {"b": 1}, ("a",))
+
+    table.all_say(State.RUNNING, "a", "b")
+    table.wait(PROGRESS_S if progress else 1.0)
+    ENDINGS[ending](table)
+    assert table.stand == (Phase.FORMING, plan.generation + 1)
+    known = table.plan
+    assert (known.start_failures, known.avoid_bootstrap) == ({}, ()), "they have run"
+    assert known.losses == ({} if progress else {"c": 1})
 
 
 def test_an_admitted_node_that_does_not_join_counts_as_lost() -> None:

@@ -216,7 +216,7 @@ def test_the_run_is_stopped_when_all_nodes_leave_together() -> None:
 
 def test_an_agent_with_the_id_of_another_does_not_make_that_one_leave() -> None:
     table = handling_notices("a", rules=policy(min_nodes=1))
-    table.comes("a", life=2, explicit_id=True)
+    table.comes("a", life=2)
     asks(table, "a", leave("a"))
     assert (table.stand, table.plan.notice, table.plan.leaving) == ((RUNNING, 1), None, ())
 

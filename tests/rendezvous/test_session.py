@@ -420,3 +420,44 @@ def test_the_newest_record_reaches_the_store_despite_broken_connections(
                 assert len(a.of(events.Connected)) == 4
 
     run(story())
+
+
+class SlowDialer:
+    """A dialer whose connections arrive when a test wants it."""
+
+    def __init__(self, dialer: StoreDialer) -> None:
+        self._dialer = dialer
+        self.asked, self.arrives, self.closed = threading.Event(), threading.Event(), threading.Event()
+
+    def connect(self) -> NodeLink:
+        link = self._dialer.connect()
+        close = link.close
+
+        def closed() -> None:
+            close()
+            self.closed.set()
+
+        link.close = closed  # type: ignore[method-assign]
+        self.asked.set()
+        assert self.arrives.wait(PATIENCE_S)
+        return link
+
+
+def test_a_connection_that_arrives_when_nothing_waits_for_it_is_closed(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    dialers: list[SlowDialer] = []
+
+    def slow(backend: StoreDialer) -> Any:
+        dialers.append(SlowDialer(backend))
+        return dialers[-1]
+
+    async def story() -> None:
+        with hosted(endpoint, tmp_path / "host"):
+            async with Participant("a", endpoint, policy(1, 1), tmp_path, through=slow):
+                (dialer,) = dialers
+                assert await asyncio.to_thread(dialer.asked.wait, PATIENCE_S)
+            dialer.arrives.set()
+            assert await asyncio.to_thread(dialer.closed.wait, PATIENCE_S)
+
+    run(story())

@@ -588,3 +588,26 @@ def test_a_late_write_of_an_abandoned_connection_has_no_effect(etcd_scene: EtcdS
         current.write(member("a", state=State.FAILED, slots=5))
         arrived.wait(0.1)  # whatever the released bytes do, they do now
     assert etcd_scene.coordinator().read(["a"]).members["a"] == member("a", state=State.FAILED, slots=5)
+
+
+class LeasesThatEndAtOnce(KeptLeases):
+    """Leases that another program revokes before anything is written."""
+
+    def of(self, client: EtcdClient, incarnation: str) -> int:
+        lease_id = super().of(client, incarnation)
+        client.revoke(lease_id)
+        return lease_id
+
+
+ON_A_LEASE: dict[str, Callable[[EtcdScene], object]] = {
+    "record": lambda scene: scene.node().register(member("a"), lease("a")),
+    "report": lambda scene: scene.reports().write_report("a", b"failed"),
+}
+
+
+@pytest.mark.parametrize("write", ON_A_LEASE)
+def test_what_cannot_be_written_is_not_taken_for_written(etcd_scene: EtcdScene, write: str) -> None:
+    etcd_scene.joined("b")
+    etcd_scene.kept = LeasesThatEndAtOnce(5.0)
+    with pytest.raises(StoreLostError, match="expire as fast as they are granted"):
+        ON_A_LEASE[write](etcd_scene)

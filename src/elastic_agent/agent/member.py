@@ -20,7 +20,6 @@ def member_record(settings: Settings, slots: int, lock: NodeIdLock, incarnation:
         state=State.READY,
         generation=0,
         policy=settings.policy(),
-        explicit_id=lock.explicit,
         stop_s=max(settings.restart_grace, settings.shutdown_timeout),
         replaces=(lock.predecessor,) if lock.predecessor else (),
         preferred_rank=settings.node_rank,

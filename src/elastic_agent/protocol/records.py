@@ -337,7 +337,6 @@ class Member(
     state: State
     generation: Generation
     policy: Policy
-    explicit_id: bool = False
     bootstrap: Address | None = None
     """The store offered for the generation this node is ready for."""
     failure: Failure | None = None

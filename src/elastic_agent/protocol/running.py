@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from .cluster_view import FAR_S, PROGRESS_S, ClusterView, Decision, carried, count, names
@@ -16,6 +18,21 @@ EXPLAIN_S = 15.0
 
 def decide_running(now: ClusterView) -> Decision:
     """Form the next generation, finish the run, or leave the world alone."""
+    decision = _decide(now)
+    plan = decision.plan
+    if plan is None or plan.phase is not Phase.FORMING:
+        return decision
+    ran_s = now.now_s - now.clock.since_s
+    known = msgspec.structs.replace(  # of the nodes, whatever has ended the generation
+        plan,
+        losses={} if ran_s >= PROGRESS_S else plan.losses,  # those of now are counted when the next is sealed
+        start_failures=_start_failures(now),
+        avoid_bootstrap=_avoid_bootstrap(now),
+    )
+    return replace(decision, plan=known)
+
+
+def _decide(now: ClusterView) -> Decision:
     world = now.plan.world
     assert world is not None  # a running plan always has one
     waiting = [seat for seat in world.seats if not _succeeded(now, seat)]
@@ -150,8 +167,6 @@ def _reform(
         if seats:
             reasons.append(f"{names(seat.node_id for seat in seats)} {words}")
     plan = now.plan
-    ran_s = now.now_s - now.clock.since_s
-    losses = {} if ran_s >= PROGRESS_S else plan.losses  # those of now are counted when the next is sealed
     reason = "; ".join(reasons)
     return Decision(
         reason,
@@ -161,9 +176,6 @@ def _reform(
             failure=failed[1] if failed else None,
             failed_node=failed[0].node_id if failed else None,
             free=bool(lost or leaving or dropped) or _any_interrupted(now),
-            losses=losses,
-            start_failures=_start_failures(now),
-            avoid_bootstrap=_avoid_bootstrap(now),
             notice=carried(now),
         ),
     )
@@ -186,8 +198,8 @@ def _start_failures(now: ClusterView) -> dict[str, int]:
 
 
 def _avoid_bootstrap(now: ClusterView) -> tuple[str, ...]:
-    """Nodes whose bootstrap store was unreachable; cleared once a generation runs."""
-    unreachable = list(now.plan.avoid_bootstrap)
+    """Nodes whose bootstrap store was unreachable since all of a world ran."""
+    unreachable = list(now.plan.avoid_bootstrap) if now.clock.world_runs_since_s is None else []
     for seat in now.plan.world.seats if now.plan.world else ():
         known = now.sighting(seat)
         failure = known.member.failure if known is not None and _is_of_this_generation(now, known) else None
@@ -284,8 +296,6 @@ def _let_in(now: ClusterView, allowed: list[Sighting]) -> Decision:
             now.plan,
             reason,
             joining=tuple(one.member.node_id for one in allowed),
-            start_failures=_start_failures(now),
-            avoid_bootstrap=(),
         ),
     )
 

@@ -36,8 +36,15 @@ async def run_async(steps: Steps[T], perform: Callable[[Effect[Any]], Awaitable[
         steps.close()
 
 
-async def call(thread: AbandonableThread, work: Callable[[], T], timeout_s: float) -> T:
+async def call(
+    thread: AbandonableThread,
+    work: Callable[[], T],
+    timeout_s: float,
+    too_late: Callable[[T], None] = lambda result: None,
+) -> T:
     """Run ``work`` in the thread; if it does not come back in time, leave the thread behind.
+
+    ``too_late`` is called with a result for which nothing waits any more.
 
     Raises:
         StoreLostError: it did not come back; its outcome is unknown, the thread is of no use any more.
@@ -47,7 +54,7 @@ async def call(thread: AbandonableThread, work: Callable[[], T], timeout_s: floa
 
     def came_back(done: Future[T]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
-            loop.call_soon_threadsafe(_hand_over, done, answer)
+            loop.call_soon_threadsafe(_hand_over, done, answer, too_late)
 
     def give_up() -> None:
         thread.abandon()
@@ -62,11 +69,12 @@ async def call(thread: AbandonableThread, work: Callable[[], T], timeout_s: floa
         timer.cancel()
 
 
-def _hand_over(done: Future[T], answer: asyncio.Future[T]) -> None:
-    """The waiting task may be gone by now (timed out, cancelled); then the outcome is dropped."""
+def _hand_over(done: Future[T], answer: asyncio.Future[T], too_late: Callable[[T], None]) -> None:
+    """The waiting task may be gone by now (timed out, cancelled)."""
     if answer.done():
-        return
-    if done.cancelled():
+        if not done.cancelled() and done.exception() is None:
+            too_late(done.result())
+    elif done.cancelled():
         answer.set_exception(StoreLostError("the connection was abandoned"))
     elif (error := done.exception()) is not None:
         answer.set_exception(error)

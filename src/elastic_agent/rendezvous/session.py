@@ -98,7 +98,8 @@ class _Link:
     async def dial(cls, dialer: StoreDialer, purpose: str) -> _Link:
         thread = AbandonableThread(f"store-{purpose}")
         try:
-            return cls(thread, await call(thread, dialer.connect, DIAL_TIMEOUT_S))
+            link = await call(thread, dialer.connect, DIAL_TIMEOUT_S, too_late=lambda late: late.close())
+            return cls(thread, link)
         except BaseException:
             thread.abandon()
             raise

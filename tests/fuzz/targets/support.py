@@ -117,7 +117,6 @@ def members() -> tuple[Member, ...]:
     stop = StopRequest(1, Cause.OPERATOR, 30.0, "elastic-agent stop")
     full = member(
         "full",
-        explicit_id=True,
         failure=failure,
         history=history,
         stop_request=stop,

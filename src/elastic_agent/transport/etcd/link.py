@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from elastic_agent.protocol import RENEWALS_PER_LEASE, Lease, Member, Plan, encode
 from elastic_agent.transport.base import OtherVersionError, StoreLostError
@@ -25,6 +25,8 @@ from .client import (
 from .keys import MAX_STATUS_CHARS, RunKeys, found_in, remove_foreign_life, run_life
 from .plans import PlanReader
 from .watch import Watch
+
+T = TypeVar("T")
 
 KEPT_LEASES = 4.0
 """After this many lease times without a keep-alive, etcd removes a node's records."""
@@ -55,9 +57,19 @@ class KeptLeases:
             self._renewed_s[incarnation] = now_s
         return lease_id
 
-    def gone(self, incarnation: str) -> None:
-        """etcd reports that there is no such lease."""
-        self._ids.pop(incarnation, None)
+    def write(self, client: EtcdClient, incarnation: str, write: Callable[[int], T]) -> T:
+        """Write keys that hang on this lease, whose id ``write`` gets; with a new one if it is gone.
+
+        Raises:
+            StoreLostError: the new one is gone as well.
+        """
+        for _ in range(2):
+            lease_id = self.of(client, incarnation)
+            try:
+                return write(lease_id)
+            except LeaseGoneError:
+                self._ids.pop(incarnation, None)
+        raise StoreLostError("etcd leases expire as fast as they are granted")
 
 
 class EtcdLink:
@@ -200,15 +212,12 @@ class EtcdLink:
         self, name: str, compare: list[Any], write: Mapping[bytes, bytes], otherwise: Sequence[Any] = ()
     ) -> Any:
         """A transaction that writes keys which hang on this incarnation's etcd lease."""
-        for _ in range(2):
-            kept = self._kept.of(self._client, name)
-            try:
-                return self._client.transact(
-                    compare, [put(key, value, kept) for key, value in write.items()], otherwise
-                )
-            except LeaseGoneError:
-                self._kept.gone(name)
-        raise StoreLostError("etcd leases expire as fast as they are granted")
+
+        def transact(lease_id: int) -> Any:
+            puts = [put(key, value, lease_id) for key, value in write.items()]
+            return self._client.transact(compare, puts, otherwise)
+
+        return self._kept.write(self._client, name, transact)
 
     def read_lease(self, incarnation: str) -> Lease | None:
         """The lease as it stands, or None; also where something else was written over it."""

@@ -8,7 +8,7 @@ from elastic_agent.protocol import Lease, Member
 from elastic_agent.transport.base import RunView, Snapshot
 from elastic_agent.transport.record_reader import RecordReader
 
-from .client import EtcdClient, LeaseGoneError, prefix_end, put
+from .client import EtcdClient, prefix_end, put
 from .keys import MAX_STATUS_CHARS, RunKeys, known_life
 from .link import KeptLeases
 from .plans import PlanReader
@@ -29,13 +29,11 @@ class EtcdReportLink:
     def write_report(self, node_id: str, data: bytes) -> None:
         """Replace the node's reports."""
         key = self._keys.reports + node_id.encode()
-        for _ in range(2):
-            lease_id = self._kept.of(self._client, f"report of {node_id}")
-            try:
-                self._client.transact([], [put(key, data, lease_id)])
-                return
-            except LeaseGoneError:
-                self._kept.gone(f"report of {node_id}")
+        self._kept.write(
+            self._client,
+            f"report of {node_id}",
+            lambda lease_id: self._client.transact([], [put(key, data, lease_id)]),
+        )
 
     def read_run(self) -> RunView:
         """All that etcd holds about the run."""
