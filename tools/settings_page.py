@@ -106,6 +106,7 @@ def _conf_tables() -> str:
         [
             "### Keys of `--rdzv-conf`\n",
             "The option of a setting takes precedence over its key here. An unknown key is an error.\n",
+            "`torchrun --rdzv-backend elastic` has the same keys.\n",
             _table(("Key", "Setting"), known),
             "Other keys of torch are accepted but have no effect. The agent logs this at startup:\n",
             _table(("Key", "Why"), ignored),

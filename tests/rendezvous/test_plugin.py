@@ -27,7 +27,37 @@ def test_an_out_of_bounds_duration_is_a_value_error(
     monkeypatch.setenv("ELASTIC_AGENT_STATE_DIR", str(tmp_path))
     with pytest.raises(ValueError, match="--rdzv-conf") as caught:
         create_handler(RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1, **{key: value}))
-    assert str(caught.value) == f'--rdzv-conf {key}: got "{value}", {wrong}'
+    assert str(caught.value) == f'--rdzv-conf: {key}: got "{value}", {wrong}'
+
+
+@pytest.mark.parametrize(
+    ("conf", "wrong"),
+    [
+        ({"lease_tll": "5"}, 'unknown key "lease_tll"; .*did you mean lease_ttl'),
+        ({"port_range": "9"}, 'port_range: got "9".*expected LOW:HIGH'),
+        ({"start_timeout": "0"}, 'start_timeout: got "0", which is too short'),
+        ({"etcd_user": "me"}, "requires a password"),
+    ],
+)
+def test_what_elastic_agent_rejects_is_a_value_error(
+    conf: dict[str, str], wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    params = RendezvousParameters("elastic-etcd", "127.0.0.1:2379", "train", 1, 1, timeout=900, **conf)
+    with pytest.raises(ValueError, match=wrong):
+        create_etcd_handler(params)
+
+
+@pytest.mark.parametrize("conf", [{"is_host": "1"}, {"cacert": "/ca.pem"}])
+def test_a_key_without_effect_is_named(
+    conf: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    params = RendezvousParameters("elastic", "127.0.0.1:29400", "train", 1, 1, secret_source="?", **conf)
+    with pytest.raises(ValueError, match="secret_source"):  # no sidecar is started
+        create_handler(params)
+    (key,) = conf
+    assert f"--rdzv-conf: {key} has no effect" in caplog.text
 
 
 @pytest.mark.parametrize(

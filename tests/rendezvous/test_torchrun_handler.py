@@ -30,11 +30,13 @@ pytestmark = pytest.mark.timeout(300)  # imports of torch, on a machine that may
 
 @contextmanager
 def handlers(
-    count: int, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+    count: int, state_dir: Path, monkeypatch: pytest.MonkeyPatch, **conf: str
 ) -> Iterator[list[ElasticRendezvous]]:
     """The handlers of so many torchruns, which form one world."""
     monkeypatch.setenv("XDG_STATE_HOME", str(state_dir))
-    params = RendezvousParameters("elastic", f"127.0.0.1:{free_port()}", "job", count, count, settle="0.1")
+    params = RendezvousParameters(
+        "elastic", f"127.0.0.1:{free_port()}", "job", count, count, settle="0.1", **conf
+    )
     made = [create_handler(params) for _ in range(count)]
     try:
         yield [handler for handler in made if isinstance(handler, ElasticRendezvous)]
@@ -58,6 +60,15 @@ def test_news_of_the_last_world_that_was_not_read_does_not_end_the_next_one(
 
         assert {one.rank for one in second} == {0, 1}
         assert [a.num_nodes_waiting(), b.num_nodes_waiting()] == [0, 0]
+
+
+def test_bootstrap_stores_are_on_the_ports_of_rdzv_conf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    with handlers(1, tmp_path, monkeypatch, port_range=f"{port}:{port}", start_timeout="7") as (handler,):
+        assert handler._begin.member.policy.start_timeout_s == 7.0
+        assert handler.next_rendezvous().bootstrap_store_info.master_port == port
 
 
 def test_a_torchrun_that_was_stopped_finds_the_end_of_the_run_behind_what_it_did_not_read(

@@ -8,11 +8,9 @@ from collections.abc import Callable
 
 from elastic_agent.agent.events import Event, RunAgreed
 from elastic_agent.agent.slurm.nodes import reachable_endpoint
-from elastic_agent.config.errors import UsageError
-from elastic_agent.config.etcd_password import read_password_file
+from elastic_agent.config.etcd_password import etcd_access
 from elastic_agent.config.secret_variables import SecretVariables
 from elastic_agent.config.settings import Settings
-from elastic_agent.config.sources.environment import ETCD_PASSWORD
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.backends import open_backend
@@ -20,7 +18,7 @@ from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.backends.c10d.backend import DIAL_TIMEOUT_S
 from elastic_agent.rendezvous.events import Disconnected
 from elastic_agent.transport import StoreLostError, UnreachableError
-from elastic_agent.values import Endpoint, EtcdAccess
+from elastic_agent.values import Endpoint
 
 from .secret import configured_secret
 
@@ -45,28 +43,6 @@ def configured_backend(settings: Settings, variables: SecretVariables) -> Rendez
         fence_margin_s=settings.fence_margin,
         port_range=settings.port_range,
         secret=secret,
-    )
-
-
-def etcd_access(settings: Settings, password: str) -> EtcdAccess:
-    """The access to etcd; ``password``: from the environment. Raises ``UsageError``: it cannot be read."""
-    if settings.etcd_password_file is not None:
-        try:
-            password = read_password_file(settings.etcd_password_file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--etcd-password-file {settings.etcd_password_file}: {error}") from None
-    if settings.etcd_user and not password:
-        raise UsageError(
-            f"--etcd-user {settings.etcd_user} requires a password; expected --etcd-password-file or the "
-            f"variable {ETCD_PASSWORD}"
-        )
-    return EtcdAccess(
-        settings.etcd_prefix,
-        settings.etcd_ca,
-        settings.etcd_cert,
-        settings.etcd_key,
-        settings.etcd_user or "",
-        password,
     )
 
 

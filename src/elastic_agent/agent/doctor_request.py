@@ -7,10 +7,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from elastic_agent.config.etcd_password import etcd_access
 from elastic_agent.config.settings import Settings, spec_by_name
 from elastic_agent.config.value_types import ETCD
 from elastic_agent.doctor.request import Request
-from elastic_agent.values import EtcdAccess
 
 from .devices import likely_slots
 from .slurm.nodes import reachable_endpoint
@@ -59,7 +59,7 @@ def doctor_request(
     return Request(
         machine=settings.node_id or os.uname().nodename,
         endpoint=reachable_endpoint(endpoint, environ) if endpoint is not None else None,
-        access=_access(settings, password) if settings.rdzv_backend == ETCD else None,
+        access=etcd_access(settings, password) if settings.rdzv_backend == ETCD else None,
         least=settings.nnodes.least,
         most=settings.nnodes.most,
         slots=likely_slots(settings.nproc_per_node),
@@ -79,12 +79,6 @@ def doctor_request(
         wait_s=wait_s,
         alone=alone,
     )
-
-
-def _access(settings: Settings, password: str) -> EtcdAccess:
-    from .backend import etcd_access  # imports torch
-
-    return etcd_access(settings, password)
 
 
 def _compared(settings: Settings) -> dict[str, str]:

@@ -1,11 +1,14 @@
-"""The password for etcd: its file, and who else can read it."""
+"""The access to etcd: its password, and who else can read that."""
 
 from __future__ import annotations
 
 import stat
 from pathlib import Path
 
-from elastic_agent.values import Endpoint
+from elastic_agent.config.errors import UsageError
+from elastic_agent.config.settings import Settings
+from elastic_agent.config.sources.environment import ETCD_PASSWORD
+from elastic_agent.values import Endpoint, EtcdAccess
 
 
 def read_password_file(path: Path) -> str:
@@ -15,6 +18,28 @@ def read_password_file(path: Path) -> str:
         OSError, UnicodeDecodeError: it cannot be read.
     """
     return path.read_text(encoding="utf-8").rstrip("\n")
+
+
+def etcd_access(settings: Settings, password: str) -> EtcdAccess:
+    """The access to etcd; ``password``: from the environment. Raises ``UsageError``: it cannot be read."""
+    if settings.etcd_password_file is not None:
+        try:
+            password = read_password_file(settings.etcd_password_file)
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"etcd_password_file {settings.etcd_password_file}: {error}") from None
+    if settings.etcd_user and not password:
+        raise UsageError(
+            f"etcd_user {settings.etcd_user} requires a password; expected etcd_password_file or the variable "
+            f"{ETCD_PASSWORD}"
+        )
+    return EtcdAccess(
+        settings.etcd_prefix,
+        settings.etcd_ca,
+        settings.etcd_cert,
+        settings.etcd_key,
+        settings.etcd_user or "",
+        password,
+    )
 
 
 def exposures(endpoint: Endpoint, file: Path | None, *, encrypted: bool) -> list[str]:

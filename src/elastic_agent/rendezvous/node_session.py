@@ -560,6 +560,6 @@ def _revocation(stored: Lease | None) -> str:
 def _unreachable(world: World, error: Exception) -> Failure:
     summary = (
         f"the bootstrap store of {world.bootstrap_node} cannot be reached: {str(error)[:300]}; allow TCP connections "
-        "between the nodes on all ports, or on those of --port-range"
+        "between the nodes on all ports, or on those of --port-range (with torchrun, --rdzv-conf port_range=LOW:HIGH)"
     )
     return Failure(FailureKind.BOOTSTRAP, summary[:512], unreachable_node=world.bootstrap_node)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from elastic_agent.protocol import Address, Host, Member
-from elastic_agent.values import Endpoint, EtcdAccess
+from elastic_agent.values import Endpoint, EtcdAccess, PortRange
 
 T = TypeVar("T")
 
@@ -30,6 +30,8 @@ class Begin(Struct, frozen=True, tag=True):
     """What all agents of the run share; empty: there is none."""
     munge_uid: int | None = None
     """This user's id, if the host of the store tells the secret with MUNGE instead; None: it does not."""
+    port_range: PortRange | None = None
+    """The ports for bootstrap stores; None: any."""
 
 
 class NextWorld(Struct, frozen=True, tag=True):

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
@@ -17,16 +18,20 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from elastic_agent import __version__
+from elastic_agent.config.builder import usage_error
+from elastic_agent.config.derive import ETCD_ONLY
 from elastic_agent.config.directories import default_state_dir, make_state_dir
-from elastic_agent.config.errors import BadValueError, UsageError, masked, quoted
-from elastic_agent.config.etcd_password import exposures, read_password_file
+from elastic_agent.config.errors import BadValueError, UsageError, masked
+from elastic_agent.config.etcd_password import etcd_access, exposures
 from elastic_agent.config.job_secret import NoSecretError
 from elastic_agent.config.secret_source import SecretSource
 from elastic_agent.config.secret_variables import take_secret_variables
 from elastic_agent.config.settings import Settings, spec_by_name
+from elastic_agent.config.sources.base import Given, Layer, Source
+from elastic_agent.config.sources.rdzv_conf import meanings
 from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
 from elastic_agent.config.values import NodeRange
-from elastic_agent.protocol import RECORD_VERSION, Fingerprint, Member, Policy, State
+from elastic_agent.protocol import RECORD_VERSION, Fingerprint, Member, State
 from elastic_agent.transport import Munge, MungeError
 from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess, new_incarnation
 
@@ -48,35 +53,39 @@ def elastic_etcd_handler() -> RendezvousHandlerCreator:
 
 
 def create_etcd_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """As :func:`create_handler`, for etcd; the endpoint may name several members, separated by commas.
-
-    ``--rdzv-conf`` may also set ``etcd_prefix``, ``etcd_user``, ``etcd_password_file`` (or the password is in the
-    variable ELASTIC_AGENT_ETCD_PASSWORD), and by torch's own names ``cacert``, ``cert`` and ``key``.
-
-    Raises:
-        ValueError: the endpoint or one of these is malformed.
-    """
-    return _create(params, _access(params))
+    """As :func:`create_handler`, for etcd; the endpoint may name several members, separated by commas."""
+    return _create(params, is_etcd=True)
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """A handler for torchrun's options.
+    """A handler for torchrun's options; ``--rdzv-conf`` has the keys that it has for elastic-agent.
 
-    ``--rdzv-conf`` may set, in seconds: ``join_timeout`` (or torch's ``timeout``), ``settle`` (or torch's
-    ``last_call_timeout``), ``lease_ttl``, ``fence_margin``; and ``secret_file`` (or the secret is in the variable
-    ELASTIC_AGENT_SECRET), or ``secret_source``. Blocks while another agent creates the secret.
+    The secret and the password for etcd may be in their variables instead. Blocks while another agent creates the
+    secret.
 
     Raises:
-        ValueError: the endpoint or one of these is malformed, or there is no secret from the source that is named.
+        ValueError: the endpoint or a key is malformed or unknown, or a secret or password cannot be read.
     """
-    return _create(params, None)
+    return _create(params, is_etcd=False)
 
 
-def _create(params: RendezvousParameters, access: EtcdAccess | None) -> RendezvousHandler:
-    policy = _policy(params)
-    endpoint = _endpoint(params, DEFAULT_PORT if access is None else ETCD_PORT)
-    if access is None and endpoint.others:
+def _create(params: RendezvousParameters, *, is_etcd: bool) -> RendezvousHandler:
+    endpoint = _endpoint(params, ETCD_PORT if is_etcd else DEFAULT_PORT)
+    if endpoint.others and not is_etcd:
         raise ValueError(f"--rdzv-endpoint {endpoint} names several endpoints; this backend uses only one")
+    try:
+        return _create_with(params, endpoint, _settings(params, is_etcd=is_etcd), is_etcd=is_etcd)
+    except (UsageError, NoSecretError) as error:
+        raise ValueError(str(error)) from None
+    except MungeError as error:
+        raise ValueError(f"--rdzv-conf secret_source=munge: {error}") from None
+
+
+def _create_with(
+    params: RendezvousParameters, endpoint: Endpoint, settings: Settings, *, is_etcd: bool
+) -> RendezvousHandler:
+    access = _access(settings, endpoint) if is_etcd else None
+    policy = settings.policy()
     state_dir = _state_dir()
     incarnation = new_incarnation()
     member = Member(
@@ -100,34 +109,50 @@ def _create(params: RendezvousParameters, access: EtcdAccess | None) -> Rendezvo
         state_dir,
         params.local_addr,
         _log_level(os.environ.get("LOGLEVEL", "")),
-        *_secret(params, state_dir, policy.join_timeout_s, is_etcd=access is not None),
+        *_secret(settings, state_dir, is_etcd=is_etcd),
+        port_range=settings.port_range,
     )
     return ElasticRendezvous(params.backend, params.run_id, begin, policy.join_timeout_s)
 
 
-def _secret(
-    params: RendezvousParameters, state_dir: Path, timeout_s: float, *, is_etcd: bool
-) -> tuple[tuple[bytes, ...], int | None]:
+def _settings(params: RendezvousParameters, *, is_etcd: bool) -> Settings:
+    """The settings that torchrun's options and the keys of its ``--rdzv-conf`` give."""
+    conf = [(key, str(value)) for key, value in params.config.items()]
+    given, notes = meanings(conf, Source(Layer.FLAG, "--rdzv-conf"))
+    if not is_etcd:
+        unused = [given[name].source for name in ETCD_ONLY if name in given]
+        notes += [f"{source} has no effect without --rdzv-backend elastic-etcd" for source in unused]
+    for note in notes:
+        logging.getLogger(__name__).warning(note)
+    return Settings(
+        nnodes=NodeRange(params.min_nodes, params.max_nodes),
+        max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents, and never pauses
+        restart_window=0.0,
+        restart_backoff=0.0,
+        **{name: _parsed(name, value) for name, value in given.items()},
+    )
+
+
+def _parsed(name: str, given: Given) -> Any:
+    spec = spec_by_name()[name]
+    try:
+        return spec.kind.parse(given.text)
+    except BadValueError as bad:
+        raise usage_error(given, spec, bad) from None
+
+
+def _secret(settings: Settings, state_dir: Path, *, is_etcd: bool) -> tuple[tuple[bytes, ...], int | None]:
     """The run's secret, and this user's id if it is told with MUNGE.
 
     Its variable is removed from the environment, so that no worker inherits it.
     """
-    kind, name = spec_by_name()["secret_source"].kind, str(params.get("secret_source", "auto"))
-    file = params.get("secret_file")
-    try:
-        source = SecretSource(kind.parse(name), Path(file) if file else None, state_dir, timeout_s)
-        if source.is_told and is_etcd:
-            raise ValueError(
-                "--rdzv-conf secret_source: got munge; expected slurm, or a secret_file, for a run in etcd"
-            )
-        found = source.find(os.environ, _secret_variable(), logging.getLogger(__name__).warning)
-        return found, Munge.of_this_user().uid if source.is_told else None
-    except BadValueError:
-        raise ValueError(f"--rdzv-conf secret_source: got {quoted(name)}; expected {kind.accepted}") from None
-    except MungeError as error:
-        raise ValueError(f"--rdzv-conf secret_source=munge: {error}") from None
-    except (UsageError, NoSecretError) as error:
-        raise ValueError(str(error)) from None
+    source = SecretSource(settings.secret_source, settings.secret_file, state_dir, settings.join_timeout)
+    if source.is_told and is_etcd:
+        raise UsageError(
+            "--rdzv-conf secret_source: got munge; expected slurm, or a secret_file, for a run in etcd"
+        )
+    found = source.find(os.environ, _secret_variable(), logging.getLogger(__name__).warning)
+    return found, Munge.of_this_user().uid if source.is_told else None
 
 
 @functools.cache
@@ -138,10 +163,7 @@ def _secret_variable() -> str | None:
 
 def _state_dir() -> Path:
     folder = default_state_dir(os.environ)
-    try:
-        make_state_dir(folder, os.environ)
-    except UsageError as error:
-        raise ValueError(str(error)) from None
+    make_state_dir(folder, os.environ)
     return folder
 
 
@@ -168,59 +190,10 @@ def _endpoint(params: RendezvousParameters, default_port: int) -> Endpoint:
         ) from None
 
 
-def _access(params: RendezvousParameters) -> EtcdAccess:
+def _access(settings: Settings, endpoint: Endpoint) -> EtcdAccess:
     """The access to etcd; the password is removed from the environment, so that no worker inherits it."""
-    password = take_secret_variables().etcd_password()
-    file = params.get("etcd_password_file")
-    if file:
-        try:
-            password = read_password_file(Path(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"--rdzv-conf etcd_password_file={file}: {error}") from None
-    ca, cert, key = (
-        Path(name) if (name := params.get(ours) or params.get(other)) else None
-        for ours, other in (("cacert", "ca_cert"), ("cert", "ssl_cert"), ("key", "ssl_cert_key"))
-    )
-    prefix = params.get("etcd_prefix", EtcdAccess().prefix)
-    access = EtcdAccess(prefix, ca, cert, key, params.get("etcd_user", ""), password)
-    if access.user and password:
-        _warn_of_exposures(params, access)
+    access = etcd_access(settings, take_secret_variables().etcd_password())
+    if access.user and access.password:
+        for warning in exposures(endpoint, settings.etcd_password_file, encrypted=access.tls):
+            logging.getLogger(__name__).warning(warning)
     return access
-
-
-def _warn_of_exposures(params: RendezvousParameters, access: EtcdAccess) -> None:
-    file = params.get("etcd_password_file")
-    endpoint = _endpoint(params, ETCD_PORT)
-    for warning in exposures(endpoint, Path(file) if file else None, encrypted=access.tls):
-        logging.getLogger(__name__).warning(warning)
-
-
-def _policy(params: RendezvousParameters) -> Policy:
-    return Settings(
-        nnodes=NodeRange(params.min_nodes, params.max_nodes),
-        max_restarts=2**31,  # torchrun counts restarts itself, for each of its agents, and never pauses
-        restart_window=0.0,
-        restart_backoff=0.0,
-        lease_ttl=_seconds(params, "lease_ttl"),
-        fence_margin=_seconds(params, "fence_margin"),
-        settle=_seconds(params, "settle", "last_call_timeout"),
-        join_timeout=_seconds(params, "join_timeout", "timeout"),
-    ).policy()
-
-
-def _seconds(params: RendezvousParameters, setting: str, torchs_name: str = "") -> float:
-    """A setting of elastic-agent, with its bounds and its default, from ``--rdzv-conf``."""
-    spec = spec_by_name()[setting]
-    for name in (setting, torchs_name):
-        value = params.get(name)
-        if value is None:
-            continue
-        try:
-            seconds: float = spec.kind.parse(str(value))
-        except BadValueError as error:
-            raise ValueError(
-                f"--rdzv-conf {name}: got {quoted(str(value))}, {error}; expected {spec.kind.accepted}"
-            ) from None
-        return seconds
-    default: float = spec.kind.parse(spec.default or "")
-    return default

@@ -89,6 +89,7 @@ class Sidecar:
             begin.state_dir,
             lease_ttl_s=policy.lease_ttl_s,
             fence_margin_s=policy.fence_margin_s,
+            port_range=begin.port_range,
             secret=_secret(begin),
         )
         self._backend.history_store = RunHistoryStore(begin.state_dir, _store(begin))

@@ -45,8 +45,8 @@ class RendezvousSettings:
         value_types.CONF,
         None,
         "More settings as KEY=VALUE,...: join_timeout, settle, start_timeout, lease_ttl, fence_margin, "
-        "port_range, etcd_prefix; and torch's timeout (join_timeout), last_call_timeout (settle), and its "
-        "names for the etcd certificates.",
+        "port_range, secret_file, secret_source, etcd_prefix, etcd_user, etcd_password_file; and torch's timeout "
+        "(join_timeout), last_call_timeout (settle), and its names for the etcd certificates.",
         torchrun=True,
     )
     standalone: bool = setting(

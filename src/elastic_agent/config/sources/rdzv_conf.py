@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from elastic_agent.config.errors import UsageError, did_you_mean, quoted
 from elastic_agent.config.sources.base import Given, Source
 from elastic_agent.config.value_types import split_conf
@@ -22,6 +24,10 @@ MEANING = {
     "ssl_cert": "etcd_cert",
     "key": "etcd_key",
     "ssl_cert_key": "etcd_key",
+    "etcd_user": "etcd_user",
+    "etcd_password_file": "etcd_password_file",
+    "secret_file": "secret_file",
+    "secret_source": "secret_source",
 }
 """Key to setting. A key that bears the setting's own name goes before one that means the same."""
 
@@ -41,7 +47,12 @@ NO_EFFECT = {
 
 
 def expand(conf: Given) -> tuple[dict[str, Given], list[str]]:
-    """The settings a ``rdzv_conf`` text gives, and notes on the keys that do nothing here.
+    """The settings a ``rdzv_conf`` text gives, and notes; see :func:`meanings`."""
+    return meanings(split_conf(conf.text), conf.source)
+
+
+def meanings(conf: Iterable[tuple[str, str]], source: Source) -> tuple[dict[str, Given], list[str]]:
+    """The settings that these keys and values give, and notes on the keys that do nothing here.
 
     Raises:
         UsageError: a key that neither torch nor this agent knows.
@@ -49,14 +60,14 @@ def expand(conf: Given) -> tuple[dict[str, Given], list[str]]:
     settings: dict[str, Given] = {}
     notes = []
     own_name: set[str] = set()
-    for key, value in split_conf(conf.text):
+    for key, value in conf:
         if key in NO_EFFECT:
-            notes.append(f"{conf.source}: {key} has no effect: {NO_EFFECT[key]}")
+            notes.append(f"{source}: {key} has no effect: {NO_EFFECT[key]}")
             continue
         if key not in MEANING:
             hint = did_you_mean(key, [*MEANING, *NO_EFFECT])
             raise UsageError(
-                f"{conf.source}: unknown key {quoted(key)}; expected one of {', '.join(MEANING)}"
+                f"{source}: unknown key {quoted(key)}; expected one of {', '.join(MEANING)}"
                 + (f"; {hint}" if hint else "")
             )
         name = MEANING[key]
@@ -64,5 +75,5 @@ def expand(conf: Given) -> tuple[dict[str, Given], list[str]]:
             continue
         if key == name:
             own_name.add(name)
-        settings[name] = Given(value, Source(conf.source.layer, f"{conf.source}: {key}"))
+        settings[name] = Given(value, Source(source.layer, f"{source}: {key}"))
     return settings, notes

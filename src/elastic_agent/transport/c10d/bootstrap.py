@@ -91,7 +91,7 @@ class PortPicker:
         return (
             f"no port of {requested} is free for a bootstrap store: {in_use} in use, {resting} not reused "
             f"until {self._rest_s:g} s after use, {len(self._ports) - in_use - resting} held by other "
-            "programs; widen --port-range"
+            "programs; widen port_range"
         )
 
     def released(self, port: int, *, rests: bool = True) -> None:
