@@ -389,7 +389,7 @@ def test_records_of_the_event_log_contain_all_fields_of_their_events(tmp_path: P
         assert record.pop("time_s") > 0
     assert [(record.pop("event"), record) for record in records] == [
         ("registered", {"node": "a", "incarnation": "a-1"}),
-        ("state", {"node": "a", "state": "running", "generation": 3, "heeds": True}),
+        ("state", {"node": "a", "state": "running", "generation": 3, "handles_notices": True}),
         ("state", {"node": "a", "state": "ready", "generation": 4}),
         ("drain", {"node": "a", "reason": "SIGTERM received"}),
         ("drain", {"node": "b", "reason": "b is leaving"}),

@@ -250,7 +250,7 @@ def test_a_drained_node_that_returns_is_let_in_with_a_notice(make_cluster: MakeC
 def heeded(cluster: Cluster, generation: int) -> bool:
     """Whether an agent said that workers of this generation look at notices (its second word that they run)."""
     said = [one for one in cluster.journal("state") if one["generation"] == generation]
-    return any(one.get("heeds") for one in said)
+    return any(one.get("handles_notices") for one in said)
 
 
 def test_a_drain_of_workers_that_do_not_handle_notices_is_immediate(make_cluster: MakeCluster) -> None:

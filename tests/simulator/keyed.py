@@ -388,7 +388,7 @@ class Watched:
         if self._in_order and self._truth.numbered.fullmatch(key):
             # A lease that was revoked stays so, and a node that was forgotten, too: nothing newer counts instead. (In
             # etcd, a new coordinator may have revoked an earlier lease again that was written back.)
-            is_final = record == GONE or b'"condemned":true' in record
+            is_final = record == GONE or b'"revoked":true' in record
             older = 0 < written[record] < self._newest.get(key, 0) and not is_final
             require(not older, "no earlier record counts", f"{self._who} takes {key}: {record[:200]!r}")
             self._newest[key] = max(self._newest.get(key, 0), written[record])

@@ -215,11 +215,11 @@ class NoticeRules:
             how = group.exited if group is not None else None
             ends.add(how)
             self._require(
-                how in ("left", "success", "interrupted"), "yielded is true", f"{seat.node_id}: {how}"
+                how in ("left", "success", "interrupted"), "saved is true", f"{seat.node_id}: {how}"
             )
         if "interrupted" in ends:
             return
-        self._require(truth.saved is not None, "yielded is true", f"{before.generation} saved nothing")
+        self._require(truth.saved is not None, "saved is true", f"{before.generation} saved nothing")
         self._ended_by_notice.add(before.generation)
 
     def trains(self, number: int) -> None:

@@ -50,7 +50,7 @@ class State(enum.StrEnum):
     RUNNING = "running"
     FAILED = "failed"
     SUCCEEDED = "succeeded"
-    SAVED = "yielded"
+    SAVED = "saved"
     """After a notice the node's workers saved and exited; none of g runs any more."""
     LEAVING = "leaving"
     """The node's workers are being stopped and it will not return."""
@@ -115,9 +115,7 @@ class Growth(enum.StrEnum):
     """Also by a plain restart, some time after the last one came."""
 
 
-class Failure(
-    Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={"unreachable_node": "blames"}
-):
+class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The first failure of a node in a generation, in words a person can use."""
 
     kind: FailureKind
@@ -285,9 +283,7 @@ class Budget(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
     """Of the last one, if it came before any progress and ended the generation before the newest one."""
 
 
-class History(
-    Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={"outcome": "verdict"}
-):
+class History(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The state of the run as a machine keeps it, for a store without it (see :meth:`Plan.history`)."""
 
     generation: Generation
@@ -325,7 +321,6 @@ class Member(
     frozen=True,
     omit_defaults=True,
     forbid_unknown_fields=True,
-    rename={"handles_notices": "heeds", "stop_request": "ask"},
 ):
     """A node's record about itself; only that node writes it."""
 
@@ -355,9 +350,7 @@ class Member(
     """Until the coordinator has acknowledged it."""
 
 
-class Lease(
-    Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename={"revoked": "condemned"}
-):
+class Lease(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A node's right to be counted. Renewal and revocation both compare-and-set this record."""
 
     incarnation: Name
@@ -385,7 +378,6 @@ class Plan(
     frozen=True,
     omit_defaults=True,
     forbid_unknown_fields=True,
-    rename={"uncleared": "awaiting", "acknowledged": "heard", "requeuer": "delegate"},
 ):
     """The coordinator's latest decision. Each version follows exactly the one before."""
 

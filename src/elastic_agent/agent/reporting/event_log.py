@@ -74,7 +74,7 @@ class EventLog:
             case PlanSeen(plan=plan):
                 self._plan(plan)
             case Announce():
-                handles_notices = {"heeds": True} if event.handles_notices else {}
+                handles_notices = {"handles_notices": True} if event.handles_notices else {}
                 self.write("state", state=event.state, generation=event.generation, **handles_notices)
             case events.DrainRequested(node=node, reason=reason):
                 self.write("drain", **({"node": node} if node is not None else {}), reason=reason)
