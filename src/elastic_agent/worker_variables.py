@@ -17,10 +17,12 @@ FIRST_GENERATION = PREFIX + "FIRST_GENERATION"
 HEARTBEAT = PREFIX + "HEARTBEAT"
 STACKS_SIGNAL = PREFIX + "STACKS_SIGNAL"
 PROGRESS = PREFIX + "PROGRESS"
+STORE_PORT = PREFIX + "STORE_PORT"
+"""The port of the store that the agents host. A script may give MASTER_PORT another value for a store of its own."""
 
 _IDENTITY = (RUN_ID, NODE_ID, WORKER_ID, SLOT, INCARNATION)
 WORKER_VARIABLES = frozenset(
-    (*_IDENTITY, GENERATION, RESTARTS, FIRST_GENERATION, HEARTBEAT, STACKS_SIGNAL, PROGRESS)
+    (*_IDENTITY, GENERATION, RESTARTS, FIRST_GENERATION, HEARTBEAT, STACKS_SIGNAL, PROGRESS, STORE_PORT)
 )
 """All of them. None is a setting: an agent started inside a worker must not take the place of the worker's agent."""
 
