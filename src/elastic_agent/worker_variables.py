@@ -35,8 +35,11 @@ TRANSFORMERS_DISABLE = PREFIX + "TRANSFORMERS_DISABLE"
 LIGHTLY_TRAIN_DISABLE = PREFIX + "LIGHTLY_TRAIN_DISABLE"
 """Likewise, of the LightlyTrain integration."""
 
-READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE, LIGHTLY_TRAIN_DISABLE))
-"""Variables that users set for workers. The agent passes them on; they are not settings of its own."""
+LAUNCH_FOLDER = PREFIX + "LAUNCH_FOLDER"
+"""Set by `elastic_agent.launch`: where workers find the function, and leave what it returns."""
+
+READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE, LIGHTLY_TRAIN_DISABLE, LAUNCH_FOLDER))
+"""Variables that are meant for workers. The agent passes them on; they are not settings of its own."""
 
 _TORCHRUNS = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
