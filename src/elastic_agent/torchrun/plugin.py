@@ -16,7 +16,6 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousParameters,
 )
 
-from elastic_agent import __version__
 from elastic_agent.config.directories import default_state_dir, make_state_dir
 from elastic_agent.config.errors import BadValueError, UsageError, masked, quoted
 from elastic_agent.config.etcd_password import exposures, read_password_file
@@ -26,6 +25,7 @@ from elastic_agent.config.secret_variables import take_secret_variables
 from elastic_agent.config.settings import Settings, spec_by_name
 from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
 from elastic_agent.config.values import NodeRange
+from elastic_agent.installed import installed_version
 from elastic_agent.protocol import RECORD_VERSION, Fingerprint, Member, Policy, State
 from elastic_agent.transport import Munge, MungeError
 from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess, new_incarnation
@@ -90,7 +90,7 @@ def _create(params: RendezvousParameters, access: EtcdAccess | None) -> Rendezvo
         generation=0,
         policy=policy,
         stop_s=TORCHRUN_STOPS_WITHIN_S,
-        fingerprint=Fingerprint(python=platform.python_version(), package=__version__),
+        fingerprint=Fingerprint(python=platform.python_version(), package=installed_version()),
     )
     begin = Begin(
         endpoint,
