@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "locks"
-EXTRAS = ("test", "dev", "examples", "frameworks", "metrics")  # as tools/make-venv installs them
+EXTRAS = ("test", "dev", "examples", "frameworks")  # as tools/make-venv installs them
 # hatchling needs editables for `pip install --editable`; packages that have no wheel need setuptools.
 BACK_ENDS = ("editables", "setuptools")
 ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;]+).*(?:\n    .*)*\n", re.M)

@@ -17,10 +17,12 @@ FIRST_GENERATION = PREFIX + "FIRST_GENERATION"
 HEARTBEAT = PREFIX + "HEARTBEAT"
 STACKS_SIGNAL = PREFIX + "STACKS_SIGNAL"
 PROGRESS = PREFIX + "PROGRESS"
+STORE_PORT = PREFIX + "STORE_PORT"
+"""The port of the store that the agents host. A script may give MASTER_PORT another value for a store of its own."""
 
 _IDENTITY = (RUN_ID, NODE_ID, WORKER_ID, SLOT, INCARNATION)
 WORKER_VARIABLES = frozenset(
-    (*_IDENTITY, GENERATION, RESTARTS, FIRST_GENERATION, HEARTBEAT, STACKS_SIGNAL, PROGRESS)
+    (*_IDENTITY, GENERATION, RESTARTS, FIRST_GENERATION, HEARTBEAT, STACKS_SIGNAL, PROGRESS, STORE_PORT)
 )
 """All of them. None is a setting: an agent started inside a worker must not take the place of the worker's agent."""
 
@@ -33,8 +35,11 @@ TRANSFORMERS_DISABLE = PREFIX + "TRANSFORMERS_DISABLE"
 LIGHTLY_TRAIN_DISABLE = PREFIX + "LIGHTLY_TRAIN_DISABLE"
 """Likewise, of the LightlyTrain integration."""
 
-READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE, LIGHTLY_TRAIN_DISABLE))
-"""Variables that users set for workers. The agent passes them on; they are not settings of its own."""
+LAUNCH_FOLDER = PREFIX + "LAUNCH_FOLDER"
+"""Set by `elastic_agent.launch`: where workers find the function, and leave what it returns."""
+
+READ_BY_WORKERS = frozenset((LIGHTNING_DISABLE, TRANSFORMERS_DISABLE, LIGHTLY_TRAIN_DISABLE, LAUNCH_FOLDER))
+"""Variables that are meant for workers. The agent passes them on; they are not settings of its own."""
 
 _TORCHRUNS = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),

@@ -297,6 +297,9 @@ def test_a_problem_is_told_when_it_has_lasted_and_then_once() -> None:
     silent = "gpunode01:29430 accepts connections but did not answer within 5 s"
     problem.seen(silent, Obstacle.NO_ANSWER, 201.5)  # which has taken 5 s
     assert problem.due(201.5) == silent
+    unknown = "the host name n0 does not resolve on this machine"
+    problem.seen(unknown, Obstacle.UNKNOWN_NAME, 202.0)  # which does not pass by itself
+    assert problem.due(202.0) == unknown
     problem.over()
     assert problem.due(300.0) == ""
     problem.seen(NO_NAME, Obstacle.OTHER, 300.0)

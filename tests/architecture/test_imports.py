@@ -26,7 +26,7 @@ FLOORS = [
     {"transport", "config", "data", "diagnosis"},
     {"protocol", "client", "logs"},
     {"exit_codes", "exit_note", "sd_notify", "values"},
-    {"files", "linux", "printable", "worker_variables"},
+    {"files", "installed", "linux", "printable", "worker_variables"},
 ]
 """A room may import itself and those on lower floors; rooms on one floor know nothing of each other."""
 
@@ -55,6 +55,7 @@ STANDARD_LIBRARY_ONLY = {
     "sd_notify",
     "worker_variables",
     "files",
+    "installed",
 }
 
 GUARD = {

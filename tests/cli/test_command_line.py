@@ -63,9 +63,7 @@ def test_without_arguments_the_error_names_what_is_missing() -> None:
     assert "no script to run" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "argv", [["--help"], ["-h"], ["run", "--help"], ["settings", "--help"], ["--nnodes", "0", "-h"]]
-)
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["run", "--help"], ["--nnodes", "0", "-h"]])
 def test_help_is_printed_with_any_other_arguments(argv: list[str]) -> None:
     done = elastic_agent(*argv)
     assert done.returncode == 0
@@ -247,3 +245,16 @@ def test_numa_binding_without_gpus_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "elastic-agent: --numa-binding node: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("before", [[], ["--"], ["--nodes", "2", "--no-baseline", "--"], ["--nodes=2"]])
+def test_chaos_leaves_the_script_its_own_dashes(before: list[str], tmp_path: Path) -> None:
+    done = elastic_agent("chaos", *before, str(tmp_path / "train.py"), "--flag", "--", "--nodes", "rest")
+    assert done.returncode == ExitCode.USAGE
+    assert (
+        done.stderr
+        == f'elastic-agent: chaos: the script "{tmp_path / "train.py"}" does not exist; {EXPECTED}\n'
+    )
+
+
+EXPECTED = "expected a Python script, or -m MODULE"

@@ -48,6 +48,15 @@ def test_rdzv_conf_counts_in_its_own_layer(shell: Shell) -> None:
     assert shell.load([], {"PET_RDZV_CONF": "join_timeout=30"}).settings.join_timeout == 30
 
 
+@pytest.mark.parametrize(
+    "text", ["'timeout=11,settle=2'", "timeout='11',settle=\"2\"", ' "timeout=11, settle=2" ']
+)
+def test_quotes_in_rdzv_conf_are_no_part_of_it(shell: Shell, text: str) -> None:
+    """Scripts that build the command line as a list pass quotes on, which torchrun accepts."""
+    settings = shell.load(["--rdzv-conf", text]).settings
+    assert (settings.join_timeout, settings.settle) == (11, 2)
+
+
 def test_rdzv_conf_of_a_lower_layer_is_replaced_as_a_whole(shell: Shell) -> None:
     settings = shell.load(["--rdzv-conf", "timeout=11"], {"PET_RDZV_CONF": "settle=9"}).settings
     assert settings.settle == 1.0
@@ -222,6 +231,23 @@ def test_an_unknown_variable_is_a_warning_that_names_the_nearest(shell: Shell) -
     (note,) = shell.load([], {"PET_NPROC_PER_NODES": "9"}).notes
     assert "did you mean PET_NPROC_PER_NODE?" in note.text
     assert shell.load([], {"PET_CARE": "vet"}).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "instead"),
+    [
+        ("TORCHELASTIC_ENABLE_FILE_TIMER", "--hang-timeout"),
+        ("TORCHELASTIC_HEALTH_CHECK_PORT", "--status-port"),
+    ],
+)
+def test_a_variable_of_torchruns_agent_without_effect_is_a_warning(
+    shell: Shell, variable: str, instead: str
+) -> None:
+    (note,) = shell.load([], {variable: "1"}).notes
+    assert note.level == "warning"
+    assert f"{variable} has no effect" in note.text
+    assert instead in note.text
+    assert shell.load([], {variable: "0"}).notes == ()
 
 
 def test_the_error_names_the_layer_with_the_highest_precedence(shell: Shell) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from elastic_agent.agent.worker_group.environment import RunFacts, worker_environment
 from elastic_agent.cli import chaos, control, doctor, status
-from elastic_agent.cli.main import COMMANDS
+from elastic_agent.cli.help import help_page
+from elastic_agent.cli.main import COMMANDS, main
 from elastic_agent.config.settings import specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.protocol.records import Address, Seat, World
@@ -199,6 +200,24 @@ def test_commands_that_are_named_exist() -> None:
     }
     assert named
     assert named <= COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_listed_and_has_a_page_of_its_own(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--help"]) == ExitCode.FINISHED
+    page = capsys.readouterr().out
+    assert page.startswith(f"Usage: elastic-agent {'[run]' if name == 'run' else name}")
+    for listing in (help_page(), (ROOT / "README.md").read_text()):
+        assert name == "run" or re.search(rf"elastic-agent {name}\b", listing)
+
+
+def test_nothing_recommends_a_package_of_this_name_from_an_index() -> None:
+    """Nothing has been published: whoever registers the name would be installed."""
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / page for page in PAGES)]
+    named = re.compile(r"""pip install\b[^`\n]*['"\s]elastic[-_]agent(?:['"\s\[=<>~]|$)""", re.M)
+    assert [str(file) for file in files if named.search(file.read_text())] == []
 
 
 def test_options_of_the_simulator_exist() -> None:

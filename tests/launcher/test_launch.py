@@ -7,6 +7,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -17,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 import elastic_agent
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.launcher import LaunchError
+from tests.ports import free_port
 
 from .functions import fail, rank_and_restarts, sum_of_ranks
 
@@ -75,6 +77,29 @@ def test_the_log_is_readable_unless_a_format_is_set(
     assert '"level": "info"' in log_of(log_format="json")
     monkeypatch.setenv("ELASTIC_AGENT_LOG_FORMAT", "json")
     assert '"level": "info"' in log_of()
+
+
+def test_nodes_with_the_same_function_do_not_differ(
+    settings: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings |= {"nnodes": 2, "rdzv_endpoint": f"localhost:{free_port()}", "rdzv_id": "job"}
+
+    def launch(node: str) -> dict[int, Any]:
+        own = {"node_id": node, "state_dir": tmp_path / node}
+        return elastic_agent.launch(sum_of_ranks, 3.0, **settings | own)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(launch, "ab")) == [{0: 3.0 * 6, 1: 3.0 * 6}, {2: 3.0 * 6, 3: 3.0 * 6}]
+    log = capfd.readouterr().err
+    assert "differ" not in log, log
+
+
+def test_a_switch_may_be_off_although_the_environment_has_it_on(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_NO_PYTHON", "1")
+    shows_nothing = {"nproc_per_node": 1, "state_dir": settings["state_dir"]}
+    assert elastic_agent.launch(sum_of_ranks, 3.0, **shows_nothing, no_python=False) == {0: 0.0}
 
 
 def test_a_program_returns_none_for_each_rank(settings: dict[str, Any], tmp_path: Path) -> None:

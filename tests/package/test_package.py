@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import entry_points, version
 from pathlib import Path
 
+import pytest
+
 import elastic_agent
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.installed import installed_version
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -30,6 +36,40 @@ def test_the_command_and_the_plug_in_for_torchrun_are_installed() -> None:
 
 def test_the_installed_version_is_the_packages_own() -> None:
     assert version("elastic-agent") == elastic_agent.__version__
+
+
+def test_installations_of_different_sources_have_different_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clones of two commits, installed on two machines, have the same number."""
+
+    def installed(commit: str, source: bytes) -> str:
+        folder = tmp_path / commit / f"elastic_agent-{elastic_agent.__version__}.dist-info"
+        folder.mkdir(parents=True)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(source).digest()).rstrip(b"=").decode()
+        (folder / "METADATA").write_text(f"Name: elastic-agent\nVersion: {elastic_agent.__version__}\n")
+        record = f"elastic_agent/agent.py,sha256={digest},{len(source)}\nelastic_agent/agent.pyc,,\n"
+        (folder / "RECORD").write_text(record + f"{commit}/direct_url.json,sha256={commit},1\n")
+        monkeypatch.syspath_prepend(tmp_path / commit)
+        return installed_version()
+
+    first, other, same = installed("a", b"first"), installed("b", b"other"), installed("c", b"first")
+    assert first == same != other
+    assert first.startswith(f"{elastic_agent.__version__}+")
+
+
+def test_the_tested_versions_of_python_are_declared() -> None:
+    root = Path(__file__).parents[2]
+    classifiers = tomllib.loads((root / "pyproject.toml").read_text())["project"]["classifiers"]
+    declared = [entry.split()[-1] for entry in classifiers if entry.startswith("Programming Language")]
+    assert f"(tested are {' and '.join(declared)})" in (root / "README.md").read_text()
+
+
+def test_the_readme_lists_every_page() -> None:
+    root = Path(__file__).parents[2]
+    readme = (root / "README.md").read_text()
+    pages = [f"docs/{page.name}" for page in (root / "docs").glob("*.md")]
+    assert [page for page in pages if f"({page})" not in readme] == []
 
 
 def test_the_readme_lists_every_exit_code() -> None:

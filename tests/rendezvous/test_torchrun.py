@@ -51,6 +51,15 @@ def test_two_nodes_with_unequal_workers_train_and_end(stage: Stage) -> None:
     assert a.said() + b.said() == ""
 
 
+def test_a_host_name_that_does_not_resolve_is_named_at_once(stage: Stage) -> None:
+    stage.endpoint = "no-such-machine.invalid:29400"
+    torchrun = stage.start("a", 1, "2")
+    while "does not resolve" not in torchrun.said():
+        assert torchrun.process.poll() is None, torchrun.said()
+        time.sleep(0.05)
+    assert "the store at no-such-machine.invalid:29400 does not answer, still trying: " in torchrun.said()
+
+
 def test_one_of_two_nodes_in_etcd_continues_when_the_other_is_lost(stage: Stage, tmp_path: Path) -> None:
     with EtcdCluster(tmp_path) as etcd:
         stage.backend, stage.endpoint = "elastic-etcd", etcd.endpoints

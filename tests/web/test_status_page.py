@@ -26,6 +26,7 @@ from elastic_agent.diagnosis.goodput import Goodput, RunGoodput
 from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStatus
 from elastic_agent.values import Endpoint
 from elastic_agent.web.loop_source import LoopSource
+from elastic_agent.web.metrics import metrics_text
 from elastic_agent.web.server import CLIENTS, StatusServer
 from tests.ports import free_port
 from tests.web.browser import browser
@@ -462,3 +463,12 @@ def test_a_browser_lists_several_runs_and_shows_one_of_them() -> None:
     assert '<a id="back" href="./">' in one
     assert "run mnist" in one
     assert "1 of 3" in one
+
+
+def test_labels_of_metrics_may_contain_anything() -> None:
+    odd = 'a "run" \\ with\nlines, {braces} and größe'
+    text = metrics_text([replace(running(), run_id=odd), running()]).decode()
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(set(names)) == len(names), "each metric is described once"
+    families = list(text_string_to_metric_families(text))
+    assert {sample.labels["run"] for family in families for sample in family.samples} == {odd, "mnist"}

@@ -198,7 +198,7 @@ def test_starting_does_not_change_signal_handlers(contexts: Contexts) -> None:
 def test_tee_shows_lines_with_their_worker_and_keeps_them(
     contexts: Contexts, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every line of it, also the last without an end, once `drain_closing` is through."""
+    """Every line of it, also the last one, which gets the end that it lacks, once `drain_closing` is through."""
     context = contexts.start(
         "import sys; print('hello'); sys.stderr.write('oh no')",
         "print('other'); print('unfinished', end='')",
@@ -210,8 +210,8 @@ def test_tee_shows_lines_with_their_worker_and_keeps_them(
     context.close_later()
     assert contexts.closer.drain_closing(10.0)
     captured = capsys.readouterr()
-    assert sorted(captured.out.split("[w")) == ["", "0]:hello\n", "1]:other\n", "1]:unfinished"]
-    assert captured.err == "[w0]:oh no"
+    assert sorted(captured.out.split("[w")) == ["", "0]:hello\n", "1]:other\n", "1]:unfinished\n"]
+    assert captured.err == "[w0]:oh no\n"
     assert Path(context.stdouts[0]).read_text() == "hello\n"
     assert Path(context.stderrs[0]).read_text() == "oh no"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing import Std
-from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from elastic_agent.workers.output import log_limit
 from elastic_agent.workers.output.generation_logs import GenerationLogs
 from elastic_agent.workers.output.log_limit import LogLimit, OutputFiles, begin_anew, take_out_middle
+from elastic_agent.workers.output.tee import Tee
 
 LIMIT = 96 * 1024
 PART = LIMIT // 3
@@ -234,11 +234,11 @@ def test_files_of_a_generation_are_limited_when_the_next_begins(path: Path, writ
     assert taken(path) <= LIMIT
 
 
-# --- files that torch follows ---------------------------------------------------------------------
+# --- files that are followed ------------------------------------------------------------------------
 
 
 class Console(StringIO):
-    """What torch's reader shows; awaits a line."""
+    """What is shown of followed files; awaits a line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,7 +259,8 @@ class Console(StringIO):
 
 def test_a_followed_file_loses_its_middle_and_its_reader_gets_all(path: Path, writer: Writer) -> None:
     console = Console()
-    tail = TailLog("w", {0: str(path)}, console, interval_sec=0.01).start()
+    tail = Tee({0: str(path)}, console, "[w{}]:".format, interval_s=0.01)
+    tail.start()
     per_round = PART // LINE_BYTES
     for _ in range(8):
         writer.write(per_round)
@@ -277,10 +278,11 @@ def test_a_followed_file_loses_its_middle_and_its_reader_gets_all(path: Path, wr
     assert kept[1 - per_round :] == [*range(writer.written - per_round + 1, writer.written)]
 
 
-def test_torchs_reader_loses_its_position_in_a_truncated_file(path: Path, writer: Writer) -> None:
-    """Why such files are not cut as others are; if torch's reader learns to cope, they may be."""
+def test_a_reader_loses_its_position_in_a_truncated_file(path: Path, writer: Writer) -> None:
+    """Why such files are not cut as others are; if the reader learns to cope, they may be."""
     console = Console()
-    tail = TailLog("w", {0: str(path)}, console, interval_sec=0.01).start()
+    tail = Tee({0: str(path)}, console, "[w{}]:".format, interval_s=0.01)
+    tail.start()
     writer.write(PART // LINE_BYTES + 1)
     assert console.wait_for(writer.written - 1, 20)
     begin_anew(str(path), LIMIT)

@@ -7,6 +7,9 @@ import os
 
 from elastic_agent.config.errors import UsageError
 
+_MOST_PER_CPU = 4
+"""More workers per CPU are taken for a mistake; fewer are usual in tests."""
+
 
 def count_slots(wanted: str) -> int:
     """The number of workers for a value that config has validated.
@@ -22,7 +25,7 @@ def count_slots(wanted: str) -> int:
     if wanted == "gpu":
         return _at_least_one(gpus, wanted, "GPU")
     if wanted == "auto":
-        return gpus or _xpus() or os.cpu_count() or 1
+        return gpus or _xpus() or _cpus()
     return gpus or 1
 
 
@@ -36,7 +39,23 @@ def likely_slots(wanted: str) -> int | None:
 def _without_devices(wanted: str) -> int | None:
     if wanted.isdigit():
         return int(wanted)
-    return os.cpu_count() or 1 if wanted == "cpu" else None
+    return _cpus() if wanted == "cpu" else None
+
+
+def crowding(slots: int) -> str | None:
+    """Return a warning if so many workers have far too few CPUs."""
+    cpus = _cpus()
+    if slots <= _MOST_PER_CPU * cpus:
+        return None
+    return (
+        f"{slots} workers share {cpus} CPU{'s' if cpus > 1 else ''}; expected one or more CPUs per worker: lower "
+        "--nproc-per-node, or let the agent use more CPUs (taskset, Slurm's --cpus-per-task, the container's cpuset)"
+    )
+
+
+def _cpus() -> int:
+    """Return how many CPUs this process may use, which may be some of the machine's only, as in a Slurm step."""
+    return len(os.sched_getaffinity(0))
 
 
 def _has_device_files() -> bool:

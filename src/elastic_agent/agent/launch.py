@@ -97,13 +97,15 @@ def _run(
 
         from .agent import Agent, EndedAtOnceError
         from .backend import configured_backend
-        from .devices import check_numa_binding, count_slots, likely_slots
+        from .devices import check_numa_binding, count_slots, crowding, likely_slots
 
     shorten_lookups()
     adopt_library_loggers()
     log = get_logger()
     slots = count_slots(settings.nproc_per_node)
     check_numa_binding(settings.numa_binding)
+    if (warning := crowding(slots)) is not None:
+        log.warning(warning)
     if is_warm(settings) and slots != likely_slots(settings.nproc_per_node):
         guard.keep_warm(spawner_config(settings, slots))
     if settings.worker_start == "warm" and (reason := why_cold(settings)) is not None:

@@ -97,16 +97,13 @@ def _page() -> str:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our options, and the script with its arguments: what follows ``--``, or the first word that is no option."""
+    """Return our options, and the script with its arguments: from the first word that is no option, or after ``--``."""
     words = list(argv)
-    if "--" in words:
-        at = words.index("--")
-        return words[:at], words[at + 1 :]
     at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] != "-m":
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "--"):
         takes_value = words[at] in (*_NUMBERS, *_SECONDS, *_TEXTS)
         at += 2 if takes_value else 1
-    return words[:at], words[at:]
+    return words[:at], words[at + 1 :] if words[at : at + 1] == ["--"] else words[at:]
 
 
 def _parse(words: Sequence[str]) -> Namespace:

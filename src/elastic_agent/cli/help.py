@@ -24,6 +24,7 @@ Usage: elastic-agent [run] [OPTIONS] SCRIPT [ARGUMENTS OF THE SCRIPT]
        elastic-agent drain [NODE]                  gracefully remove a node from its run
        elastic-agent stop                          gracefully shut down a run on all nodes
        elastic-agent stacks [RUN]                  dump the Python stacks of this machine's workers
+       elastic-agent secret [FILE]                 create a secret by which the agents of a run know each other
        elastic-agent version                       print the versions of elastic-agent, Python and torch
 
 Run one agent per machine, with the same command on every machine:

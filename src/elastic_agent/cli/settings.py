@@ -9,12 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from elastic_agent.config.load import Resolved, resolve
+from elastic_agent.config.parser import HelpRequested
 from elastic_agent.config.settings import GROUPS, Spec, specs
 from elastic_agent.config.sources.base import Layer
 from elastic_agent.config.sources.command_line import parse_command_line
 from elastic_agent.exit_codes import ExitCode
 
 _JSON = "--json"
+
+PAGE = """\
+Usage: elastic-agent settings [OPTIONS OF RUN] [--json] [SCRIPT [ARGUMENTS]]
+
+Prints the settings that elastic-agent would use with the same options, in the form of a settings file (--config). A
+comment names the source of each value: the option, the environment variable, the file, Slurm, systemd or the default.
+
+  --json            print one JSON object
+
+elastic-agent --help lists the options of run, and the sources in their order."""
 
 
 def settings(argv: Sequence[str]) -> int:
@@ -23,7 +34,10 @@ def settings(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the same as ``run``, except that no script is needed.
     """
-    line = parse_command_line(argv, switches=(_JSON,))
+    try:
+        line = parse_command_line(argv, switches=(_JSON,))
+    except HelpRequested:
+        raise HelpRequested(PAGE) from None
     resolved = resolve(line, os.environ, script_needed=False)
     print(as_json(resolved) if _JSON in line.switches else as_toml(resolved), flush=True)
     return ExitCode.FINISHED

@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 
-from elastic_agent import __version__
 from elastic_agent.config.errors import UsageError, quoted
 from elastic_agent.config.parser import HelpRequested
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.installed import installed_version
 
 PAGE = """\
 Usage: elastic-agent version
@@ -23,7 +23,7 @@ def version(argv: Sequence[str]) -> int:
     if argv:
         raise UsageError(f"version: got {quoted(argv[0])}; expected no arguments")
     print(
-        f"elastic-agent {__version__} (Python {platform.python_version()}, torch {_torch_version()})",
+        f"elastic-agent {installed_version()} (Python {platform.python_version()}, torch {_torch_version()})",
         flush=True,
     )
     return ExitCode.FINISHED

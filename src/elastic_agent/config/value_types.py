@@ -448,10 +448,10 @@ MODULES = Kind(
 
 
 def split_conf(text: str) -> list[tuple[str, str]]:
-    """The pairs of a ``KEY=VALUE,...`` text, in order; raises ``BadValueError``."""
+    """Return the pairs of a ``KEY=VALUE,...`` text, in order, without quotes around them; raises ``BadValueError``."""
     pairs = []
     for item in text.split(","):
-        key, equals, value = (part.strip() for part in item.partition("="))
+        key, equals, value = (part.strip(" \t\n'\"") for part in item.partition("="))
         if not (key and equals and value):
             raise BadValueError(f"where {quoted(item)} is not KEY=VALUE")
         pairs.append((key, value))

@@ -47,7 +47,9 @@ def find_gpus(nvml: Any = None, driver: str = _DRIVER) -> Gpus:
     try:
         nvml = nvml or importlib.import_module("pynvml")
     except ImportError:
-        return Gpus(problem="not examined: nvidia-ml-py is not installed (pip install 'elastic-agent[gpu]')")
+        return Gpus(
+            problem="not examined: the package nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+        )
     try:
         nvml.nvmlInit()
         handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]

@@ -8,9 +8,9 @@ import os
 import resource
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import TypeVar
 
+from elastic_agent.installed import installed_version
 from elastic_agent.printable import without_surrogates
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.transport import StoreLostError
@@ -122,7 +122,7 @@ def _facts(request: Request, installed: Installed, gpus: Gpus) -> dict[str, str]
     return {
         name: without_surrogates(value, "backslashreplace")[:480]
         for name, value in {
-            "elastic-agent": version("elastic-agent"),
+            "elastic-agent": installed_version(),
             "script": _short(request.fingerprint),
             "script arguments": arguments if len(arguments) < 400 else _digest(arguments),
             **request.compared,

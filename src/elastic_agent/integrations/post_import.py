@@ -13,38 +13,44 @@ from elastic_agent.worker_variables import GENERATION
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import types
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from importlib.machinery import ModuleSpec
     from typing import Any
 
 INTEGRATIONS = {
+    "multiprocessing.spawn": "elastic_agent.integrations.spawned_children",
     "torch.distributed.distributed_c10d": "elastic_agent.integrations.collectives",
+    "torch.distributed.rendezvous": "elastic_agent.integrations.agent_store",
     "lightly_train": "elastic_agent.integrations.lightly_train",
     "transformers.trainer": "elastic_agent.integrations.transformers",
 }
 """Modules of frameworks, and the package whose ``install()`` is called once the module is imported."""
 
+IN_CHILDREN = ("multiprocessing.spawn", "torch.distributed.rendezvous")
+"""Those that also the processes need which a worker starts. The others are for the worker itself."""
 
-def watch() -> None:
+
+def watch(names: "Collection[str]" = tuple(INTEGRATIONS)) -> None:
     """From now on, install each integration when its framework has been imported; nothing outside of elastic-agent."""
     if GENERATION not in os.environ or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    for name in INTEGRATIONS:
+    for name in names:
         if name in sys.modules:  # preloaded
             _install(name)
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder(names))
 
 
 class _Finder:
     """Finds nothing itself: it has the other finders find the module, and adds a step after the import."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: "Collection[str]") -> None:
+        self._names = names
         self._searching = False
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "types.ModuleType | None" = None
     ) -> "ModuleSpec | None":
-        if name not in INTEGRATIONS or self._searching:
+        if name not in self._names or self._searching:
             return None
         from importlib.util import find_spec
 

@@ -19,6 +19,7 @@ from elastic_agent.config.sources.base import Layer
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from elastic_agent.launcher.journal import Journal
 from elastic_agent.launcher.pickling import pickler
+from elastic_agent.worker_variables import LAUNCH_FOLDER
 
 JOURNAL = "journal.jsonl"
 
@@ -42,6 +43,7 @@ def run_agent(
 ) -> dict[int, Any]:
     """See `launcher.launch`."""
     options = _options(settings)
+    environ = {**os.environ, **_switched_off(settings)}
     with tempfile.TemporaryDirectory(prefix="elastic-agent-launch-") as name:
         folder = Path(name)
         journal = Path(settings.get("event_journal") or folder / JOURNAL)
@@ -51,9 +53,11 @@ def run_agent(
             script = ["--no-python", entrypoint, *map(str, args)]
         else:
             write_call(folder, entrypoint, args)
-            script = ["--module", "elastic_agent.launcher.function", name]
-        more, wrong = _look_ahead([*options, *script])
-        code, pid = _run([*more, *options, *script])
+            # The folder is not an argument: those should be the same on all nodes.
+            script = ["--module", "elastic_agent.launcher.function", _name(entrypoint)]
+            environ[LAUNCH_FOLDER] = name
+        more, wrong = _look_ahead([*options, *script], environ)
+        code, pid = _run([*more, *options, *script], environ)
         return outcome(entrypoint, folder, Journal.read(journal, begins, pid), code, wrong)
 
 
@@ -72,16 +76,23 @@ def _options(settings: Mapping[str, Any]) -> list[str]:
     return options
 
 
-def _look_ahead(words: Sequence[str]) -> tuple[list[str], str]:
+def _switched_off(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return variables for switches that are False, which options cannot express: they outrank a settings file."""
+    known = spec_by_name()
+    off = (known[name] for name, value in settings.items() if known[name].kind.is_switch and value is False)
+    return {spec.variables[0]: "0" for spec in off}
+
+
+def _look_ahead(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], str]:
     """An option for a readable log, unless a format is set or this is a service; and what is wrong with the settings.
 
     The agent's stderr is often no terminal here: a notebook shows it, or a test runner.
     """
     try:
-        sources = load_settings(words, os.environ).sources
+        sources = load_settings(words, environ).sources
     except UsageError as error:
         return [], str(error)
-    is_set = sources["log_format"].layer is not Layer.DEFAULT or "JOURNAL_STREAM" in os.environ
+    is_set = sources["log_format"].layer is not Layer.DEFAULT or "JOURNAL_STREAM" in environ
     return ([] if is_set else ["--log-format=console"]), ""
 
 
@@ -106,14 +117,14 @@ def write_call(folder: Path, function: Callable[..., Any], args: Sequence[Any]) 
         (folder / kind).mkdir()
 
 
-def _run(words: Sequence[str]) -> tuple[int, int]:
+def _run(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
     """The agent's exit code and process id.
 
     An interrupt (Ctrl-C) makes the node leave the run, and is raised when it has left.
     """
     argv = [sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), "-m", "elastic_agent", *words]
     # In a process group of its own: a terminal's Ctrl-C would reach it twice.
-    agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, process_group=0)
+    agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=environ, process_group=0)
     try:
         return agent.wait(), agent.pid
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
-"""A worker that calls a function: ``python -m elastic_agent.launcher.function FOLDER``, see `agent_process.write_call`.
+"""A worker that calls a function: ``python -m elastic_agent.launcher.function NAME``, see `agent_process.write_call`.
 
-What it returns is in ``FOLDER/results/GENERATION/RANK`` afterwards, pickled.
+The function is in a folder that the environment names. What it returns is in ``results/GENERATION/RANK``, pickled.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import types
 from pathlib import Path
 
 from elastic_agent.launcher.pickling import pickler
-from elastic_agent.worker_variables import GENERATION
+from elastic_agent.worker_variables import GENERATION, LAUNCH_FOLDER
 
 
 def main() -> None:
     """Call the function; its exception goes into torch's error file as well."""
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    folder = Path(sys.argv[1])
+    folder = Path(os.environ[LAUNCH_FOLDER])
     errors = folder / "errors" / str(os.getpid())
     errors.write_bytes(os.environb.get(b"TORCHELASTIC_ERROR_FILE", b""))
     record(_call)(folder)

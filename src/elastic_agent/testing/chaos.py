@@ -55,7 +55,7 @@ class Options:
     timeout_s: float = 120.0
     """How long the script may take to make its next step, and to end after the last fault without a step."""
     folder: Path | None = None
-    """For everything that is written, must not exist; None: temporary, removed if the script passed."""
+    """For everything that is written; None: temporary, removed if the script passed."""
     agent_options: Sequence[str] = ()
     """More options of the agents."""
 

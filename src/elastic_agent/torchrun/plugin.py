@@ -17,7 +17,6 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousParameters,
 )
 
-from elastic_agent import __version__
 from elastic_agent.config.builder import usage_error
 from elastic_agent.config.derive import ETCD_ONLY
 from elastic_agent.config.directories import default_state_dir, make_state_dir
@@ -31,6 +30,7 @@ from elastic_agent.config.sources.base import Given, Layer, Source
 from elastic_agent.config.sources.rdzv_conf import meanings
 from elastic_agent.config.value_types import ENDPOINT, parse_endpoints
 from elastic_agent.config.values import NodeRange
+from elastic_agent.installed import installed_version
 from elastic_agent.protocol import RECORD_VERSION, Fingerprint, Member, State
 from elastic_agent.transport import Munge, MungeError
 from elastic_agent.values import DEFAULT_PORT, ETCD_PORT, Endpoint, EtcdAccess, new_incarnation
@@ -99,7 +99,7 @@ def _create_with(
         generation=0,
         policy=policy,
         stop_s=TORCHRUN_STOPS_WITHIN_S,
-        fingerprint=Fingerprint(python=platform.python_version(), package=__version__),
+        fingerprint=Fingerprint(python=platform.python_version(), package=installed_version()),
     )
     begin = Begin(
         endpoint,

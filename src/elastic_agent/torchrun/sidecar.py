@@ -36,6 +36,7 @@ from elastic_agent.rendezvous.session import Session
 from elastic_agent.transport import (
     AbandonableThread,
     Munge,
+    Obstacle,
     Secret,
     StoreLostError,
     TransportError,
@@ -52,6 +53,9 @@ LEAVE_TIMEOUT_S = 10.0
 START_S = 60.0
 FLUSH_S = 2.0
 STORE_CALL_S = 5.0
+UNREACHABLE_S = 5.0
+"""If the store has not answered for this long, the reason is logged; at once if its name does not resolve."""
+
 NOTICE_S = 10.0
 """If torchrun's exit takes longer than this, the reason is logged."""
 
@@ -121,6 +125,8 @@ class Sidecar:
         self._met = False
         self._trouble = ""
         """What torchrun was told last."""
+        self._warning: asyncio.TimerHandle | None = None
+        """That the store does not answer, to be given or given."""
         self._ended: machine.Depart | None = None
         self._leaving: asyncio.Future[Leave] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -238,8 +244,10 @@ class Sidecar:
         match event:
             case events.Connected():
                 self._met = True
+                self._store_answers()
                 self._tell_trouble("")
-            case events.Disconnected(reason=reason):
+            case events.Disconnected(reason=reason, obstacle=obstacle):
+                self._store_is_silent(reason, obstacle)
                 self._tell_trouble(reason)
             case events.Unusable(reason=reason):
                 self._tell_trouble(reason)
@@ -269,6 +277,18 @@ class Sidecar:
         if reason != self._trouble:
             self._trouble = reason
             self._channel.send(Trouble(reason))
+
+    def _store_is_silent(self, reason: str, obstacle: Obstacle) -> None:
+        """torchrun tells only when its time-out is over, after ten minutes."""
+        if self._warning is None:
+            wait_s = 0.0 if obstacle is Obstacle.UNKNOWN_NAME else UNREACHABLE_S
+            text = f"the store at {self._backend.shown} does not answer, still trying: {reason}"
+            self._warning = asyncio.get_running_loop().call_later(wait_s, self._log.warning, text)
+
+    def _store_answers(self) -> None:
+        if self._warning is not None:
+            self._warning.cancel()
+            self._warning = None
 
     def _settle_by(self, plan: Plan) -> None:
         if plan.phase is Phase.FINISHED:

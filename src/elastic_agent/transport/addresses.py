@@ -34,7 +34,8 @@ def resolve(host: str) -> list[Address]:
     except socket.gaierror as error:
         raise UnreachableError(
             f"the host name {host} does not resolve on this machine ({error.strerror}); give an address, "
-            "or a name that resolves on every machine"
+            "or a name that resolves on every machine",
+            Obstacle.UNKNOWN_NAME,
         ) from None
     except OSError as error:  # no descriptor is left to read the resolver's files with
         raise UnreachableError(f"cannot look up the host name {host} ({error.strerror})") from None

@@ -32,6 +32,8 @@ class Obstacle(enum.Enum):
     """The connection was closed without an answer."""
     NO_ANSWER = enum.auto()
     """The time-out is over."""
+    UNKNOWN_NAME = enum.auto()
+    """The host name does not resolve."""
     OTHER = enum.auto()
 
 

@@ -1,40 +1,44 @@
-"""The status of a run as Prometheus metrics, by prometheus_client (the extra ``metrics``)."""
+"""The status of a run as Prometheus metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from elastic_agent.diagnosis.goodput import Activity
 from elastic_agent.diagnosis.status import RunStatus
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 PHASES = ("forming", "running", "finished", "failed", "stopped")
 
 
-class MetricsUnavailableError(Exception):
-    """prometheus_client is not installed."""
-
-
 def metrics_text(statuses: Sequence[RunStatus]) -> bytes:
-    """The metrics of these runs in Prometheus's text format.
+    """Return the metrics of these runs in Prometheus's text format; each has the label ``run``."""
+    described: dict[str, str] = {}
+    samples: dict[str, list[str]] = {}
+    for status in statuses:
+        for gauge in _gauges(status):
+            described[gauge.name] = gauge.text
+            samples.setdefault(gauge.name, []).extend(_samples(status.run_id, gauge))
+    lines = []
+    for name, text in described.items():
+        metric = f"elastic_agent_{name}"
+        lines += [f"# HELP {metric} {text}", f"# TYPE {metric} gauge"]
+        lines += [f"{metric}{sample}" for sample in samples[name]]
+    return "".join(f"{line}\n" for line in lines).encode()
 
-    Raises:
-        MetricsUnavailableError: prometheus_client is not installed.
-    """
-    try:
-        from prometheus_client import CollectorRegistry, generate_latest
-    except ImportError:
-        raise MetricsUnavailableError(
-            "metrics require prometheus_client; install it with: pip install 'elastic-agent[metrics]'"
-        ) from None
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(statuses))
-    return generate_latest(registry)
+
+def _samples(run_id: str, gauge: _Gauge) -> Iterator[str]:
+    names = ("run", *gauge.labels)
+    for values, number in gauge.values.items():
+        pairs = zip(names, (run_id, *values), strict=True)
+        labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs)
+        yield f"{{{labels}}} {float(number)!r}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 _Values = dict[tuple[str, ...], float]
@@ -48,27 +52,6 @@ class _Gauge(NamedTuple):
     labels: tuple[str, ...]
     values: _Values
     """By the values of the labels."""
-
-
-class _Collector:
-    def __init__(self, statuses: Sequence[RunStatus]) -> None:
-        self._statuses = statuses
-
-    def collect(self) -> Iterator[Metric]:
-        """All metrics; every one has the label ``run``."""
-        from prometheus_client.metrics_core import GaugeMetricFamily
-
-        families: dict[str, GaugeMetricFamily] = {}
-        for status in self._statuses:
-            for one in _gauges(status):
-                family = families.get(one.name)
-                if family is None:
-                    labels = ("run", *one.labels)
-                    family = GaugeMetricFamily(f"elastic_agent_{one.name}", one.text, labels=labels)
-                    families[one.name] = family
-                for found, value in one.values.items():
-                    family.add_metric((status.run_id, *found), float(value))
-        yield from families.values()
 
 
 def _gauges(status: RunStatus) -> Iterator[_Gauge]:

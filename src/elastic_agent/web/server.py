@@ -23,7 +23,7 @@ from elastic_agent.diagnosis.status import RunStatus
 from elastic_agent.logs import get_logger
 from elastic_agent.values import Endpoint
 
-from .metrics import CONTENT_TYPE, MetricsUnavailableError, metrics_text
+from .metrics import CONTENT_TYPE, metrics_text
 
 FRESH_S = 1.0
 """A status of this age is shown again."""
@@ -246,12 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, "application/json", msgspec.json.encode(shown))
 
     def _metrics(self) -> None:
-        try:
-            text = metrics_text(self.server.pages.statuses())
-        except MetricsUnavailableError as error:
-            self._text(HTTPStatus.NOT_IMPLEMENTED, f"{error}\n")
-            return
-        self._answer(HTTPStatus.OK, CONTENT_TYPE, text)
+        self._answer(HTTPStatus.OK, CONTENT_TYPE, metrics_text(self.server.pages.statuses()))
 
     def _health(self) -> None:
         self.server.pages.source.readiness()

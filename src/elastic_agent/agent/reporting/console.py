@@ -126,7 +126,7 @@ class ConsoleReporter:
         self._problem.seen(reason, obstacle, asyncio.get_running_loop().time())
         if not self._dialling:
             self._dialling = True
-            self._await_soon(False, 0.0 if self._problem.took_time else PATIENCE_S)
+            self._await_soon(False, 0.0 if self._problem.is_urgent else PATIENCE_S)
             if self._was_connected:
                 self._log.warning(
                     f"lost the connection to the store at {self._endpoint()}; workers keep running until "
@@ -136,7 +136,7 @@ class ConsoleReporter:
         shown = without_endpoint(reason, self._endpoint()) if self._reporter.is_live else reason
         self._text = f"waiting for the store at {self._endpoint()}: {shown}"
         self._facts = {"endpoint": self._endpoint()}
-        self._causes = self._dial_causes
+        self._causes = "" if self._problem.names_its_cause else self._dial_causes
 
     def _tell_problem(self) -> None:
         """Log why the store does not answer: a live line has no room for all of it, and does not stay."""

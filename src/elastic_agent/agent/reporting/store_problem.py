@@ -34,14 +34,19 @@ class StoreProblem:
         self._told.clear()
 
     @property
-    def took_time(self) -> bool:
-        """Whether it has lasted for long when it was noticed first."""
-        return self._obstacle is Obstacle.NO_ANSWER
+    def is_urgent(self) -> bool:
+        """Whether it has lasted for long when it was noticed first, or is not expected to pass by itself."""
+        return self._obstacle in (Obstacle.NO_ANSWER, Obstacle.UNKNOWN_NAME)
+
+    @property
+    def names_its_cause(self) -> bool:
+        """Whether the reason leaves no other causes to look for."""
+        return self._obstacle is Obstacle.UNKNOWN_NAME
 
     def due(self, now_s: float) -> str:
         """The reason, if it is to be told now; from then on it counts as told."""
         essence = _essence(self.reason)
-        has_lasted = self.took_time or now_s - self._since_s >= PATIENCE_S
+        has_lasted = self.is_urgent or now_s - self._since_s >= PATIENCE_S
         if not essence or not has_lasted or essence in self._told or self._obstacle in _TRANSIENT:
             return ""
         self._told.add(essence)

@@ -9,8 +9,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from elastic_agent import __version__
 from elastic_agent.config.settings import Settings
+from elastic_agent.installed import installed_version
 from elastic_agent.protocol import Fingerprint
 
 LOCAL_RANK_MACRO = "${local_rank}"
@@ -48,4 +48,6 @@ def fingerprint(settings: Settings) -> Fingerprint:
         torch_version = version("torch")
     except PackageNotFoundError:
         torch_version = ""
-    return Fingerprint(job_fingerprint(settings), platform.python_version(), torch_version, __version__)
+    return Fingerprint(
+        job_fingerprint(settings), platform.python_version(), torch_version, installed_version()
+    )

@@ -62,6 +62,7 @@ def worker_environment(
         variables.FIRST_GENERATION: "1" if facts.first_generation else "0",
         variables.HEARTBEAT: facts.heartbeat_file,
         variables.STACKS_SIGNAL: str(facts.stacks_signal),
+        variables.STORE_PORT: str(world.bootstrap.port),
     }
     if facts.asked_by is not None:
         env[variables.PROGRESS] = facts.asked_by

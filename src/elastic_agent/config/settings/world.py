@@ -29,8 +29,8 @@ class WorldSettings:
         value_types.SLOTS,
         "gpu-or-1",
         "Workers on this node: a number, or gpu, xpu, cpu (one per device of that type), auto (one per "
-        "accelerator, else one per CPU), gpu-or-1 (one per GPU, or 1 without GPUs). It may differ between "
-        "nodes.",
+        "accelerator, else one per CPU that the agent may use), gpu-or-1 (one per GPU, or 1 without GPUs). It "
+        "may differ between nodes.",
         torchrun=True,
         why="torchrun starts 1 worker, which leaves every GPU but one idle",
     )

@@ -21,6 +21,16 @@ from elastic_agent.config.sources.base import Given, Layer, Source
 HELP = "--help"
 VERSION = "--version"
 
+_OF_OTHER_LAUNCHERS = {
+    "--use-env": "remove it: workers always find their local rank in LOCAL_RANK",
+    "--hostfile": "there is no list of hosts: start elastic-agent on each machine with the same --rdzv-endpoint",
+    "--num-gpus": "use --nproc-per-node",
+    "--num-nodes": "use --nnodes",
+    "--num-processes": "use --nproc-per-node, the number of workers on each machine",
+    "--num-machines": "use --nnodes",
+}
+"""Options of torch.distributed.launch, DeepSpeed and accelerate, with what to do here."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
@@ -148,5 +158,8 @@ def _unknown_option(word: str, switches: Iterable[str]) -> str:
     alike = [flag for flag in flags if any(s.startswith(option) for s in _written(flag))]
     if option.startswith("--") and len(alike) > 1:
         return f"{option}: ambiguous abbreviation; expected one of {', '.join(alike)}"
-    hint = did_you_mean(option.replace("_", "-"), flags) or "elastic-agent --help lists the options"
+    name = option.replace("_", "-")
+    hint = (
+        _OF_OTHER_LAUNCHERS.get(name) or did_you_mean(name, flags) or "elastic-agent --help lists the options"
+    )
     return f"unknown option {quoted(option)} (options of the script follow the script); {hint}"

@@ -26,6 +26,13 @@ _INSTEAD = {NODE_ID: "node_id", RUN_ID: "rdzv_id"}
 """Worker variables that look like these settings."""
 
 
+_OF_TORCHRUN = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "hangs are found without torch's timers, see --hang-timeout",
+    "TORCHELASTIC_HEALTH_CHECK_PORT": "use --status-port, which serves /healthz",
+}
+"""Variables of torchrun's agent that have no effect here, with what to use instead."""
+
+
 def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
     """The settings the environment gives. A variable that is set but empty counts as not set."""
     given = {}
@@ -39,10 +46,14 @@ def read_environment(environ: Mapping[str, str]) -> dict[str, Given]:
 
 
 def doubtful_variables(environ: Mapping[str, str]) -> list[str]:
-    """A warning for each variable that looks like a setting and is none."""
+    """Return a warning for each variable that looks like a setting and is none, or is torchrun's and has no effect."""
     known = {variable for spec in specs() for variable in spec.variables}
     in_worker = INCARNATION in environ
-    warnings = []
+    warnings = [
+        f"{variable} has no effect: {instead}"
+        for variable, instead in _OF_TORCHRUN.items()
+        if environ.get(variable, "0") not in ("", "0")
+    ]
     for variable in sorted(environ):
         if variable in known or variable in (ETCD_PASSWORD, SECRET) or variable in READ_BY_WORKERS:
             continue

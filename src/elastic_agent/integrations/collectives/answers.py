@@ -1,6 +1,6 @@
 """The thread of a worker that answers the agent how far the worker is.
 
-It holds Python's lock for some microseconds per question, and none while it waits. It is none of the threads that
+It holds Python's lock for 0.1 ms per question, and none while it waits. It is none of the threads that
 `threading` lists, and is gone in the children of a fork.
 """
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 HOOK = "_check_valid_timeout"
@@ -36,6 +39,19 @@ def call_before_groups(begin: Callable[[], None]) -> None:
     setattr(module, HOOK, checked)
 
 
+def limit_agent_store(is_agents: Callable[[int], bool]) -> None:
+    """Have ranks that connect to a port of which `is_agents` is false do so as if there were no store of the agents."""
+    module: Any = import_module("torch.distributed.rendezvous")
+    original: Callable[[], bool] = module._torchelastic_use_agent_store
+
+    def use_agent_store() -> bool:
+        # The caller's argument: a replacement of the caller would be in the traceback of a rendezvous that fails.
+        port = sys._getframe(1).f_locals.get("port")
+        return original() and (port is None or is_agents(port))
+
+    module._torchelastic_use_agent_store = use_agent_store
+
+
 def missing() -> list[str]:
     """How this version of torch differs from what the integration needs; each entry is a sentence."""
     import inspect
@@ -47,6 +63,13 @@ def missing() -> list[str]:
     if f"{HOOK}(" not in inspect.getsource(inspect.unwrap(module.init_process_group)):
         problems.append(
             f"init_process_group no longer calls {HOOK}: workers do not notice that a group is made"
+        )
+    connects = inspect.getsource(import_module("torch.distributed.rendezvous"))
+    if not re.search(
+        r"def \w+\([^)]*\bport\b[^)]*\)(?:(?!\ndef ).)*? _torchelastic_use_agent_store\(\)", connects, re.S
+    ):
+        problems.append(
+            "rendezvous.py: _torchelastic_use_agent_store is not called by a function of the port"
         )
     for name in ("_dump_fr_trace_json", "_dump_fr_trace"):
         if not hasattr(bindings, name):

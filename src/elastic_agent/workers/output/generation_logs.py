@@ -139,7 +139,7 @@ class GenerationLogs(LogsSpecs):
         return self._folders.make(run_id, generation, node_id)
 
     def _output_files(self, dest: LogsDest) -> OutputFiles:
-        """Which files are read during the run: torch's readers follow what is teed or filtered."""
+        """Which files are read during the run: what is teed or filtered is followed."""
         followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
         for stream, paths, filtered in (
             (Std.OUT, dest.stdouts, dest.filtered_stdout),

@@ -2,14 +2,14 @@
 
 Workers and their children append to these files themselves, with descriptors that they inherited, so nothing
 can intercept the output: a thread checks the sizes from time to time. How a file is made smaller depends on
-whether torch reads it during the run:
+whether it is read during the run:
 
 * Usually its content is moved away and the file is truncated (what logrotate calls copytruncate): the first time
   to `stdout.log.first`, which stays, later to `stdout.log.previous`, which the next one replaces. So the
   beginning and the end are kept. Where the file system can remove blocks from the beginning of a file (ext4, XFS),
   nothing is lost. Elsewhere the file is truncated, and what workers write between the last read and that is
   lost: the output of some microseconds, or of milliseconds on a busy machine, after every third of the limit.
-* A file that torch follows (`tee`, filters) must keep its length: torch's reader stays at its offset, and in a
+* A file that is followed (`tee`, filters) must keep its length: the reader stays at its offset, and in a
   truncated file it would wait until the file has that length again. There the middle is removed and leaves a
   hole, which takes no space and reads as zeros. Few network file systems support that; elsewhere such a file
   grows.
@@ -52,7 +52,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class OutputFiles:
-    """The files of a generation: those that only the workers use, and those that torch follows."""
+    """The files of a generation: those that only the workers use, and those that are followed."""
 
     plain: frozenset[str] = frozenset()
     followed: frozenset[str] = frozenset()

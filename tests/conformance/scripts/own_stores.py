@@ -1,0 +1,55 @@
+"""Makes process groups at the agent's store and at stores of its own, in workers and in processes that they start."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+LIMIT = timedelta(seconds=20)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def add_up(where: str, rank: int, size: int, init_method: str | None = None) -> None:
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=size, timeout=LIMIT)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    os.write(1, f"{where} {int(total.item())}\n".encode())
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def child(slot: int, port: int, method: str) -> None:
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(port)
+    add_up(f"own store of {method} children", slot, 2)
+
+
+def child_of_agents_store(slot: int) -> None:
+    add_up("agent's store in children", int(os.environ["RANK"]) * 2 + slot, 4)
+
+
+if __name__ == "__main__":
+    rank, agents = int(os.environ["RANK"]), f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    uses, port = sys.argv[1:]
+    if uses == "address":
+        add_up("agent's store by address", rank, 2, f"tcp://{agents}")
+    elif uses == "children":
+        mp.spawn(child_of_agents_store, nprocs=2)
+    else:
+        add_up("agent's store", rank, 2)
+        add_up("own store by address", rank, 2, f"tcp://127.0.0.1:{port}")
+        for method in ("spawn", "fork", "forkserver") if rank == 0 else ():
+            os.environ["MASTER_PORT"] = str(free_port())  # in the parent, which its children inherit
+            ports = (int(os.environ["MASTER_PORT"]), method)
+            mp.start_processes(child, args=ports, nprocs=2, start_method=method)

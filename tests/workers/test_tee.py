@@ -1,0 +1,100 @@
+"""What is shown of output that workers write in parts, that several write at once, or that they overwrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.workers.output.tee import Follower
+from tests.cli.support import elastic_agent
+
+
+class Output:
+    """A worker's file, and what is shown of it at times that the test sets."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.shown: list[str] = []
+        self._follower = Follower(str(path), "", lambda _, line: self.shown.append(line))
+
+    def advance(self, now_s: float, written: bytes = b"", *, ends: bool = False) -> list[str]:
+        """Return what is shown now of what is newly ``written``."""
+        with self._path.open("ab") as file:
+            file.write(written)
+        self.shown.clear()
+        self._follower.advance(now_s, ends=ends)
+        return self.shown.copy()
+
+    def close(self) -> None:
+        self._follower.close()
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Iterator[Output]:
+    output = Output(tmp_path / "stdout.log")
+    yield output
+    output.close()
+
+
+def test_a_line_written_in_parts_is_shown_whole(output: Output) -> None:
+    assert output.advance(0.0, "first\nGrüße ∀ ".encode()) == ["first"]
+    assert output.advance(0.5) == []
+    assert output.advance(0.9, "é".encode()[:1]) == []
+    assert output.advance(0.99, "é".encode()[1:] + b" end\n\nnext\n") == ["Grüße ∀ é end", "", "next"]
+
+
+def test_an_unfinished_line_is_shown_after_a_second_and_then_its_rest(output: Output) -> None:
+    assert output.advance(0.0, b"loading ... ") == []
+    assert output.advance(1.0) == ["loading ... "]
+    assert output.advance(9.0) == []
+    assert output.advance(9.1, b"done\n") == ["done"]
+    assert output.advance(9.2, b"waits") == []
+    assert output.advance(10.2) == ["waits"]
+    assert output.advance(11.0, b"\n") == []
+
+
+def test_a_line_without_end_is_shown_when_the_output_ends(output: Output) -> None:
+    assert output.advance(0.0, b"last \xc3", ends=True) == ["last \N{REPLACEMENT CHARACTER}"]
+
+
+@pytest.mark.parametrize("form", ["\r{}%", "{}%\r"])
+def test_a_progress_bar_is_shown_once_a_second_and_at_its_end(output: Output, form: str) -> None:
+    shown = [output.advance(percent / 20, form.format(percent).encode()) for percent in range(61)]
+    assert [lines for lines in shown if lines] == [["20%"], ["41%"]]
+    assert output.advance(3.05, b"\n") == ["60%"]
+    assert output.advance(3.1, b"line\r\n") == ["line"]
+
+
+def test_text_above_a_progress_bar_is_shown(output: Output) -> None:
+    """As by tqdm.write: the bar is erased, and drawn again below."""
+    assert output.advance(0.0, b"\r 1%\r    \rsaved\n\r 1%") == ["saved"]
+    assert output.advance(0.5, b"\r 2%\r    \r") == []
+    assert output.advance(1.5, b"\n") == []
+
+
+SCRIPT = """
+import os, sys
+rank = os.environ["RANK"]
+for step in range(1000):
+    os.write(1, f"\\r{step} of 1000".encode())
+os.write(1, f"\\n{'x' * 3_000_000}{rank}\\n".encode())
+os.write(1, f"no end {rank}".encode())
+"""
+
+
+def test_the_console_shows_whole_lines_of_each_worker(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = elastic_agent(
+        "--nproc-per-node", "2", "--tee", "3", "--log-dir", str(tmp_path / "logs"), str(script)
+    )
+    assert done.returncode == 0, done.stderr
+    updates = [line for line in done.stdout.splitlines() if line.endswith("of 1000")]
+    others = [line for line in done.stdout.splitlines() if line not in updates]
+    assert len(updates) < 100
+    assert {"[default0]:999 of 1000", "[default1]:999 of 1000"} <= set(updates)
+    assert sorted(others) == sorted(
+        f"[default{rank}]:{text}{rank}" for rank in (0, 1) for text in ("x" * 3_000_000, "no end ")
+    )
