@@ -93,19 +93,78 @@ def test_a_stopped_process_can_be_killed(driver: Driver) -> None:
     driver.until(Stopped)
 
 
-def test_children_in_the_workers_group_get_the_signal_too(driver: Driver, news: News) -> None:
-    code = """
-        import os, signal, subprocess, sys
-        child = subprocess.Popen(["sleep", "1000"])
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        open(sys.argv[1], "w").write("ready\\n")
-        code = child.wait()
-        open(sys.argv[1], "w").write(f"{code}\\n")
-    """
-    driver.guard.spawn(1, [python(0, code, str(news.path))])
+FAMILY = """
+import os, signal, sys
+
+def tell(text):
+    fd = os.open(sys.argv[1], os.O_WRONLY)
+    os.write(fd, f"{text}\\n".encode())
+    os.close(fd)
+
+def handle(name, then=lambda: None):
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda signum, frame: (tell(f"{name} {signal.Signals(signum).name}"), then()))
+
+def end():
+    os.write(ask[1], b"?")
+    os.read(asked[0], 1)  # the child has handled what it got with us, and still runs
+    tell("worker ends")
+    os._exit(0)
+
+ask, asked = os.pipe(), os.pipe()
+if os.fork() == 0:
+    handle("child")
+    os.write(asked[1], b"+")
+    while True:
+        os.write(asked[1], os.read(ask[0], 1))
+os.read(asked[0], 1)
+if "handles" in sys.argv:
+    handle("worker", end)
+elif "ignores" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+tell("ready")
+while True:
+    signal.pause()
+"""
+"""A worker with a child in its process group, both of which tell the signals that they get; the child goes on."""
+
+
+@pytest.mark.parametrize(
+    ("signum", "worker", "told"),
+    [
+        (signal.SIGTERM, "handles", ["worker SIGTERM", "worker ends", "child SIGTERM"]),
+        (signal.SIGTERM, "does nothing", ["child SIGTERM"]),
+        (signal.SIGTERM, "ignores", ["child SIGTERM"]),
+        (signal.SIGINT, "handles", ["child SIGINT", "worker SIGINT", "worker ends", "child SIGTERM"]),
+        (signal.SIGINT, "does nothing", ["child SIGINT", "child SIGTERM"]),
+    ],
+)
+def test_children_get_sigterm_when_their_worker_has_ended_and_sigint_with_it(
+    driver: Driver, news: News, signum: signal.Signals, worker: str, told: list[str]
+) -> None:
+    driver.guard.spawn(1, [python(0, FAMILY, str(news.path), worker)])
     assert news.line() == "ready"
+    driver.guard.stop(LONG_S, signum)
+    if worker == "ignores":
+        os.kill(driver.until(Spawned).pids[0], signal.SIGKILL)
+    driver.until(Exited)
+    found = [news.line() for _ in told]
+    assert (sorted(found[:2]) + found[2:] if signum == signal.SIGINT and len(told) > 2 else found) == told
+    driver.guard.stop(0.0)
+    driver.until(Stopped)
+    assert news.silent()
+
+
+def test_what_a_worker_that_exited_before_the_stop_has_left_in_its_group_gets_sigterm(
+    driver: Driver, news: News
+) -> None:
+    code = "import os, sys, time\nif os.fork():\n    os._exit(0)\nopen(sys.argv[1], 'w').write('left\\n')\ntime.sleep(1000)"
+    driver.guard.spawn(1, [python(0, code, str(news.path))])
+    assert news.line() == "left"
+    driver.until(Exited)
     driver.guard.stop(LONG_S)
-    assert int(news.line()) == -signal.SIGTERM
     driver.until(Stopped)
 
 

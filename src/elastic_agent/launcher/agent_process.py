@@ -117,7 +117,7 @@ def _run(words: Sequence[str]) -> tuple[int, int]:
     try:
         return agent.wait(), agent.pid
     except KeyboardInterrupt:
-        agent.send_signal(signal.SIGTERM)
+        agent.send_signal(signal.SIGINT)
         agent.wait()
         raise
     finally:
