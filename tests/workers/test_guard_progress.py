@@ -184,6 +184,7 @@ def test_a_child_that_goes_on_as_before_does_not_count(driver: Driver, news: New
         if os.fork() == 0:
             while True:
                 open("/dev/null", "wb").write(bytes(1_000_000))
+        time.sleep(2 / os.sysconf("SC_CLK_TCK"))  # until /proc shows that the child is older than the signal
         signal.signal(signal.SIGTERM, lambda *_: None)
     """
     launch = python(0, TELL + dedent(body) + BLOCKED, str(news.path), "")
@@ -200,7 +201,7 @@ def test_a_child_that_saves_on_sigterm_after_its_worker_has_ended_may_complete(
         while True:
             signal.pause()
     """
-    launch = saving(news, SAVES["sleeps for a moment"], dedent(body))
+    launch = saving(news, SAVES["writes a file"], dedent(body))
     assert stop(driver, news, launch).returncode == -signal.SIGTERM
     assert news.line() == "saved"
 

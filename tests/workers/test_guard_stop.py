@@ -160,7 +160,13 @@ def test_children_get_sigterm_when_their_worker_has_ended_and_sigint_with_it(
 def test_what_a_worker_that_exited_before_the_stop_has_left_in_its_group_gets_sigterm(
     driver: Driver, news: News
 ) -> None:
-    code = "import os, sys, time\nif os.fork():\n    os._exit(0)\nopen(sys.argv[1], 'w').write('left\\n')\ntime.sleep(1000)"
+    code = """
+        import os, sys, time
+        if os.fork():
+            os._exit(0)
+        open(sys.argv[1], "w").write("left\\n")
+        time.sleep(1000)
+    """
     driver.guard.spawn(1, [python(0, code, str(news.path))])
     assert news.line() == "left"
     driver.until(Exited)
