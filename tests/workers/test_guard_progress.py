@@ -195,11 +195,13 @@ def test_a_child_that_saves_on_sigterm_after_its_worker_has_ended_may_complete(
     driver: Driver, news: News
 ) -> None:
     body = """
-        if os.fork():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.fork() == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
             tell("ready")
-        while True:
-            signal.pause()
+            signal.sigwait([signal.SIGTERM])
+            save()
+        time.sleep(1000)
     """
     launch = saving(news, SAVES["writes a file"], dedent(body))
     assert stop(driver, news, launch).returncode == -signal.SIGTERM

@@ -94,7 +94,7 @@ def test_a_stopped_process_can_be_killed(driver: Driver) -> None:
 
 
 FAMILY = """
-import os, signal, sys
+import os, signal, sys, time
 
 def tell(text):
     fd = os.open(sys.argv[1], os.O_WRONLY)
@@ -126,7 +126,7 @@ else:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 tell("ready")
 while True:
-    signal.pause()
+    time.sleep(0.01)
 """
 """A worker with a child in its process group, both of which tell the signals that they get; the child goes on."""
 
