@@ -14,7 +14,17 @@ from elastic_agent import linux
 from elastic_agent.linux import boottime_s
 from elastic_agent.testing.node import freeze
 from elastic_agent.workers.guard.client import Exited, Guard, Launch, Spawned, Stopped
-from tests.workers.support import SLEEP, Driver, News, Watched, daemonising, program, python, watching
+from tests.workers.support import (
+    FAMILY,
+    SLEEP,
+    Driver,
+    News,
+    Watched,
+    daemonising,
+    program,
+    python,
+    watching,
+)
 
 IGNORES_SIGTERM = """
 import signal, sys, time
@@ -91,44 +101,6 @@ def test_a_stopped_process_can_be_killed(driver: Driver) -> None:
     freeze(driver.until(Spawned).pids[0])
     driver.guard.stop(0.1)
     driver.until(Stopped)
-
-
-FAMILY = """
-import os, signal, sys, time
-
-def tell(text):
-    fd = os.open(sys.argv[1], os.O_WRONLY)
-    os.write(fd, f"{text}\\n".encode())
-    os.close(fd)
-
-def handle(name, then=lambda: None):
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda signum, frame: (tell(f"{name} {signal.Signals(signum).name}"), then()))
-
-def end():
-    os.write(ask[1], b"?")
-    os.read(asked[0], 1)  # the child has handled what it got with us, and still runs
-    tell("worker ends")
-    os._exit(0)
-
-ask, asked = os.pipe(), os.pipe()
-if os.fork() == 0:
-    handle("child")
-    os.write(asked[1], b"+")
-    while True:
-        os.write(asked[1], os.read(ask[0], 1))
-os.read(asked[0], 1)
-if "handles" in sys.argv:
-    handle("worker", end)
-elif "ignores" in sys.argv:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-else:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-tell("ready")
-while True:
-    time.sleep(0.01)
-"""
-"""A worker with a child in its process group, both of which tell the signals that they get; the child goes on."""
 
 
 @pytest.mark.parametrize(
