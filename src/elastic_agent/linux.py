@@ -417,6 +417,24 @@ def send_signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
+def may_signal(pid: int) -> bool:
+    """Whether this process may signal that one; also if it is gone."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        pass
+    return True
+
+
+def user_of(pid: int) -> int | None:
+    """The id of the user that the process runs as; None if it is gone."""
+    with contextlib.suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid
+    return None
+
+
 def descendants(of_pid: int) -> list[Process]:
     """The live children of `of_pid`, their children and so on.
 
@@ -507,9 +525,8 @@ def mapped_files(pid: int) -> list[str]:
 def processes_of(uid: int) -> Iterator[int]:
     """All processes of a user that can be seen here."""
     for pid in process_ids():
-        with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{pid}").st_uid == uid:
-                yield pid
+        if user_of(pid) == uid:
+            yield pid
 
 
 def boot_id() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socketserver
 import subprocess
 import sys
@@ -130,6 +131,40 @@ def test_a_program_may_launch_a_function_of_its_own(tmp_path: Path, cloudpickle:
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.stdout.endswith("{0: 10, 1: 15}\n"), done.stderr
+
+
+def test_an_interrupt_reaches_the_function_as_an_interrupt(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        dedent(f"""
+            import time
+            import elastic_agent
+
+            def work():
+                try:
+                    print("working", flush=True)
+                    time.sleep(1000)
+                except KeyboardInterrupt:
+                    print("saved", flush=True)
+
+            if __name__ == "__main__":
+                elastic_agent.launch(work, state_dir={str(tmp_path / "state")!r})
+        """)
+    )
+    restore = "import signal, sys, runpy; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [
+        sys.executable,
+        "-c",
+        f"{restore}; runpy.run_path(sys.argv[1], run_name='__main__')",
+        str(script),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "working\n"
+        program.send_signal(signal.SIGINT)
+        said, errors = program.communicate(timeout=60)
+    assert said == "saved\n", errors
+    assert errors.endswith("KeyboardInterrupt\n")
 
 
 def test_an_endpoint_that_is_no_store_is_named_in_the_error(settings: dict[str, Any]) -> None:

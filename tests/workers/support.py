@@ -43,6 +43,51 @@ exec(sys.argv[3])
 """
 
 
+FAMILY = """
+import os, signal, sys, time
+
+def tell(text):
+    fd = os.open(sys.argv[1], os.O_WRONLY)
+    os.write(fd, f"{text}\\n".encode())
+    os.close(fd)
+
+def handle(name, then=lambda: None):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(signum, lambda signum, frame: (tell(f"{name} {signal.Signals(signum).name}"), then()))
+
+def end():
+    os.write(ask[1], b"?")
+    os.read(asked[0], 1)  # the child has handled what it got with us, and still runs
+    tell("worker ends")
+    os._exit(0)
+
+def follow():
+    if os.getppid() != worker:
+        os._exit(0)
+
+ask, asked, worker = os.pipe(), os.pipe(), os.getpid()
+if os.fork() == 0:
+    handle("child", follow)
+    os.write(asked[1], b"+")
+    while True:
+        os.write(asked[1], os.read(ask[0], 1))
+os.read(asked[0], 1)
+if "handles" in sys.argv:
+    handle("worker", end)
+elif "stays" in sys.argv:
+    handle("worker")
+elif "ignores" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+tell("ready")
+while True:
+    time.sleep(0.01)
+"""
+"""A worker with a child in its process group, both of which tell the signals that they get. A worker that "handles"
+signals ends then, and its child on the next one; a worker that "stays" goes on."""
+
+
 def python(slot: int, code: str, *args: str, **fields: Any) -> Launch:
     """A worker that runs `code`, with a quickly started Python."""
     argv = (sys.executable, "-I", "-S", "-c", textwrap.dedent(code), *args)

@@ -178,6 +178,36 @@ def test_a_worker_that_ignores_the_signal_is_killed_whatever_it_does(driver: Dri
     assert stop(driver, news, launch).returncode == -signal.SIGKILL
 
 
+def test_a_child_that_goes_on_as_before_does_not_count(driver: Driver, news: News) -> None:
+    """As the processes of a data loader, which get no signal as long as their worker runs."""
+    body = """
+        if os.fork() == 0:
+            while True:
+                open("/dev/null", "wb").write(bytes(1_000_000))
+        time.sleep(2 / os.sysconf("SC_CLK_TCK"))  # until /proc shows that the child is older than the signal
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    """
+    launch = python(0, TELL + dedent(body) + BLOCKED, str(news.path), "")
+    assert stop(driver, news, launch).returncode == -signal.SIGKILL
+
+
+def test_a_child_that_saves_on_sigterm_after_its_worker_has_ended_may_complete(
+    driver: Driver, news: News
+) -> None:
+    body = """
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.fork() == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+            tell("ready")
+            signal.sigwait([signal.SIGTERM])
+            save()
+        time.sleep(1000)
+    """
+    launch = saving(news, SAVES["writes a file"], dedent(body))
+    assert stop(driver, news, launch).returncode == -signal.SIGTERM
+    assert news.line() == "saved"
+
+
 def test_a_handler_that_ignores_further_signals_may_complete(driver: Driver, news: News) -> None:
     handler = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SAVES["writes a file"]
     assert stop(driver, news, saving(news, handler)).returncode == 5

@@ -14,7 +14,17 @@ from elastic_agent import linux
 from elastic_agent.linux import boottime_s
 from elastic_agent.testing.node import freeze
 from elastic_agent.workers.guard.client import Exited, Guard, Launch, Spawned, Stopped
-from tests.workers.support import SLEEP, Driver, News, Watched, daemonising, program, python, watching
+from tests.workers.support import (
+    FAMILY,
+    SLEEP,
+    Driver,
+    News,
+    Watched,
+    daemonising,
+    program,
+    python,
+    watching,
+)
 
 IGNORES_SIGTERM = """
 import signal, sys, time
@@ -93,19 +103,46 @@ def test_a_stopped_process_can_be_killed(driver: Driver) -> None:
     driver.until(Stopped)
 
 
-def test_children_in_the_workers_group_get_the_signal_too(driver: Driver, news: News) -> None:
+@pytest.mark.parametrize(
+    ("signum", "worker", "told"),
+    [
+        (signal.SIGTERM, "handles", ["worker SIGTERM", "worker ends", "child SIGTERM"]),
+        (signal.SIGTERM, "does nothing", ["child SIGTERM"]),
+        (signal.SIGTERM, "ignores", ["child SIGTERM"]),
+        (signal.SIGINT, "handles", ["child SIGINT", "worker SIGINT", "worker ends", "child SIGTERM"]),
+        (signal.SIGINT, "does nothing", ["child SIGINT", "child SIGTERM"]),
+    ],
+)
+def test_children_get_sigterm_when_their_worker_has_ended_and_sigint_with_it(
+    driver: Driver, news: News, signum: signal.Signals, worker: str, told: list[str]
+) -> None:
+    driver.guard.spawn(1, [python(0, FAMILY, str(news.path), worker)])
+    assert news.line() == "ready"
+    driver.guard.stop(LONG_S, signum)
+    if worker == "ignores":
+        os.kill(driver.until(Spawned).pids[0], signal.SIGKILL)
+    driver.until(Exited)
+    found = [news.line() for _ in told]
+    assert (sorted(found[:2]) + found[2:] if signum == signal.SIGINT and len(told) > 2 else found) == told
+    driver.guard.stop(0.0)
+    driver.until(Stopped)
+    assert news.silent()
+
+
+def test_what_a_worker_that_exited_before_the_stop_has_left_in_its_group_gets_sigterm(
+    driver: Driver, news: News
+) -> None:
     code = """
-        import os, signal, subprocess, sys
-        child = subprocess.Popen(["sleep", "1000"])
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        open(sys.argv[1], "w").write("ready\\n")
-        code = child.wait()
-        open(sys.argv[1], "w").write(f"{code}\\n")
+        import os, sys, time
+        if os.fork():
+            os._exit(0)
+        open(sys.argv[1], "w").write("left\\n")
+        time.sleep(1000)
     """
     driver.guard.spawn(1, [python(0, code, str(news.path))])
-    assert news.line() == "ready"
+    assert news.line() == "left"
+    driver.until(Exited)
     driver.guard.stop(LONG_S)
-    assert int(news.line()) == -signal.SIGTERM
     driver.until(Stopped)
 
 

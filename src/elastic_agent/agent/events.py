@@ -6,6 +6,7 @@ unchanged; the types defined here are for everything else.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -232,6 +233,16 @@ class GenerationEnded(AgentEvent):
     workers: tuple[WorkerEnd, ...]
     facts: Mapping[str, str] = field(default_factory=dict)
     """Observations of the machine, if a worker failed; see :mod:`elastic_agent.workers.facts`."""
+
+
+@dataclass(frozen=True)
+class WorkerNotSaved(AgentEvent):
+    """A worker that was to save and exit on a signal failed instead, or was killed; so were ``others`` of the node."""
+
+    node_id: str
+    end: WorkerEnd
+    signum: signal.Signals
+    others: int
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,6 +136,8 @@ class Supervisor:
         """The world whose workers are to be started then."""
         self._held_notice: tuple[Notice, float] | None = None
         """The notice they are to get then, and when they are stopped (CLOCK_BOOTTIME)."""
+        self._noticed: int | None = None
+        """The generation whose workers were last told to save and exit."""
         parts.session.listen(self.session_event)
         self._last_failure: Failure | None = None
         self._runner = self._attach_guard(parts.guard)
@@ -386,15 +389,28 @@ class Supervisor:
             self._held_notice = notice, stopped_s
 
     def _give(self, notice: Notice, stopped_s: float) -> None:
+        self._noticed = self.node.generation
         delivered = self._runner.notify(notice, stopped_s)
         self._publish(events.NoticeGiven(self.node.generation, notice, delivered))
 
     def _stop_workers(self, action: machine.StopWorkers) -> None:
         self._publish(events.WorkersStopping(self.node.generation, action.reason, action.grace))
         graces = self._parts.graces
+        leaves = action.grace is Grace.DRAIN
         self._runner.stop(
-            graces.of(action.grace), idle_s=graces.idle_s(action.grace), dump_stacks=action.dump_stacks
+            graces.of(action.grace),
+            self._parts.stop_signals.for_workers if leaves else signal.SIGTERM,
+            idle_s=graces.idle_s(action.grace),
+            dump_stacks=action.dump_stacks,
+            may_save=leaves or self._is_in_order(),
         )
+
+    def _is_in_order(self) -> bool:
+        """Return whether the present workers are stopped because nodes leave or join, so that they may all save."""
+        plan = self.node.plan
+        if plan is None or plan.failure is not None:
+            return False
+        return self._noticed == self.node.generation or bool(plan.joining)
 
     def _start_workers(self, world: World) -> None:
         if self._recording is None:

@@ -128,7 +128,7 @@ def _run(words: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
     try:
         return agent.wait(), agent.pid
     except KeyboardInterrupt:
-        agent.send_signal(signal.SIGTERM)
+        agent.send_signal(signal.SIGINT)
         agent.wait()
         raise
     finally:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pwd
+from collections.abc import Sequence
+
 from elastic_agent.agent import events
+from elastic_agent.diagnosis.signals import ending
 from elastic_agent.logs import get_logger
+from elastic_agent.protocol import count
 from elastic_agent.rendezvous.events import LeaseLost, PrepareFailed
 from elastic_agent.workers.cleanup.generation import Cleared
 from elastic_agent.workers.guard.client import (
@@ -13,8 +18,12 @@ from elastic_agent.workers.guard.client import (
     NotLearned,
     PreloadOutdated,
     SpawnerDied,
+    StopDelayed,
+    Survivor,
     WarmLate,
 )
+
+SHOWN_SURVIVORS = 8
 
 
 def log_event(event: events.Event) -> None:
@@ -60,6 +69,10 @@ def _log_workers(event: events.Event) -> None:
             )
         case events.WorkersInterrupted(failure=failure):
             log.info(failure.summary)
+        case events.WorkerNotSaved():
+            log.warning(_not_saved(event))
+        case StopDelayed(alive=alive, waited_s=waited_s):
+            log.warning(_not_ended(alive, waited_s))
         case events.StacksRequested(slots=slots):
             log.warning("workers are writing their stacks to stderr", slots=[*slots])
         case events.GuardFrozen():
@@ -76,6 +89,42 @@ def _log_workers(event: events.Event) -> None:
                 )
             if isinstance(event, events.WorkersSucceeded):
                 log.info(f"all workers of this node succeeded in generation {event.generation}")
+
+
+def _not_saved(event: events.WorkerNotSaved) -> str:
+    """Return, for example, "worker n2/0 exited with code 1 after SIGTERM: KeyError: 3; it may not have saved"."""
+    end = event.end
+    error = f": {end.failure.message}" if end.failure is not None and end.failure.message else ""
+    who = f"it and {count(event.others, 'other worker')} of this node" if event.others else "it"
+    return (
+        f"worker {event.node_id}/{end.slot} {ending(end.returncode)} after {event.signum.name}{error}; "
+        f"{who} may not have saved"
+    )
+
+
+def _not_ended(alive: Sequence[Survivor], waited_s: float) -> str:
+    """Name the processes of the workers that SIGKILL does not end, and say what can be done."""
+    shown = [_survivor(one) for one in alive[:SHOWN_SURVIVORS]]
+    if len(alive) > SHOWN_SURVIVORS:
+        shown.append(f"{len(alive) - SHOWN_SURVIVORS} more")
+    foreign = [str(one.pid) for one in alive if one.foreign_user is not None]
+    remedy = (
+        f"to end what this agent may not end: sudo kill -9 {' '.join(foreign)}"
+        if foreign
+        else "usually a device driver or a file system holds them: see dmesg; often only a reboot helps"
+    )
+    processes = ", ".join(shown)
+    return f"waiting for processes of the workers that SIGKILL has not ended in {waited_s:g} s: {processes}; {remedy}"
+
+
+def _survivor(one: Survivor) -> str:
+    if one.foreign_user is None:
+        return f"{one.pid} ({one.name}, state {one.state})"
+    try:
+        user = pwd.getpwuid(one.foreign_user).pw_name
+    except KeyError:
+        user = str(one.foreign_user)
+    return f"{one.pid} ({one.name}, state {one.state}, user {user})"
 
 
 def _log_cleanup(cleared: Cleared) -> None:

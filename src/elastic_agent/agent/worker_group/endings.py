@@ -19,7 +19,7 @@ from elastic_agent.printable import plain
 from elastic_agent.workers.context import WorkerContext
 from elastic_agent.workers.guard.client import Exited
 
-ENDED_BY_STOP = (0, -signal.SIGTERM, -signal.SIGKILL)
+ENDED_BY_STOP = (0, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL)
 """Ends of a worker that was being stopped, which need no explanation, unless it wrote a traceback before."""
 
 
@@ -44,7 +44,7 @@ def report_endings(
     context: WorkerContext,
     left: Mapping[int, Left],
     stopped_s: float | None,
-    report: Callable[[events.Event], None],
+    report: Callable[[events.GenerationEnded], None],
 ) -> None:
     """Publish :class:`~elastic_agent.agent.events.GenerationEnded` soon, in this loop.
 
@@ -70,6 +70,13 @@ def report_endings(
     threading.Thread(target=read, name="worker-endings", daemon=True).start()
 
 
+def has_not_saved(end: events.WorkerEnd, signum: signal.Signals | None) -> bool:
+    """Return whether a worker that got this signal failed, or was killed, instead of ending because of it."""
+    if signum is None or not end.stopping or end.returncode == 128 + signum:
+        return False
+    return end.failure is not None or end.returncode not in (0, -signum)
+
+
 def _worker_end(
     context: WorkerContext, exit_: Exited, left: Left, stopped_s: float | None, offset_s: float
 ) -> events.WorkerEnd:
@@ -83,9 +90,10 @@ def _worker_end(
     if exit_.returncode != 0:
         words = context.final_output(exit_.slot)
         failure = context.failure(exit_, words, errors[0] if errors and not words.no_room else "")
-    # A worker may have failed just before its agent stopped it because of what this caused elsewhere.
-    if failure is not None and exit_.stopping and exit_.returncode in ENDED_BY_STOP and not failure.message:
-        failure = None
+    # A worker may have failed just before its agent stopped it because of what this caused elsewhere. That SIGINT ended
+    # it shows that its last exception was the KeyboardInterrupt.
+    if failure is not None and exit_.stopping and exit_.returncode in ENDED_BY_STOP:
+        failure = failure if failure.message and exit_.returncode != -signal.SIGINT else None
     return events.WorkerEnd(
         exit_.slot,
         exit_.pid,

@@ -46,6 +46,11 @@ class StopSignals:
         """Whether the agent has received one of these."""
         return not self._received.isdisjoint(signums)
 
+    @property
+    def for_workers(self) -> signal.Signals:
+        """Return what workers get when this node leaves: SIGINT if the agent has received it, else SIGTERM."""
+        return signal.SIGINT if signal.SIGINT in self._received else signal.SIGTERM
+
 
 class Interruptions:
     """Which of the workers of one generation were reached by such signals."""

@@ -31,7 +31,7 @@ from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .collectives import Collectives
 from .early_ends import EarlyEnds
-from .endings import Left, report_endings
+from .endings import Left, has_not_saved, report_endings
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .stalls import Progress, StallWatch
 
@@ -72,6 +72,8 @@ class _Running:
     stalls: StallWatch | None = None
     stopped_s: float | None = None
     """When the agent began to stop the workers (CLOCK_BOOTTIME)."""
+    saves_on: signal.Signals | None = None
+    """The signal on which the workers may save; None: none was sent, or they are stopped because of a failure."""
 
     @property
     def generation(self) -> int:
@@ -153,16 +155,26 @@ class Runner:
         interruptions = Interruptions(self._stop_signals, context.ignored_signals)
         self._running = _Running(context, heartbeats, cleanup, interruptions)
 
-    def stop(self, grace_s: float, *, idle_s: float | None = None, dump_stacks: bool = False) -> None:
-        """SIGTERM, SIGKILL after ``grace_s``; ``WorkersCleared`` follows when nothing is left.
+    def stop(
+        self,
+        grace_s: float,
+        signum: signal.Signals = signal.SIGTERM,
+        *,
+        idle_s: float | None = None,
+        dump_stacks: bool = False,
+        may_save: bool = False,
+    ) -> None:
+        """Send the signal, and SIGKILL after ``grace_s``; ``WorkersCleared`` follows when nothing is left.
 
-        With ``idle_s``, SIGKILL also when the workers have made no progress for so long.
-        A guard that is frozen itself is killed: then its end follows.
+        With ``idle_s``, SIGKILL also when the workers have made no progress for so long. A guard that is frozen itself
+        is killed: then its end follows. ``may_save``: nothing has failed, so that a worker that does now is reported.
         """
         if self._running is not None:
             self._running.stopping = True
             if self._running.stopped_s is None:
                 self._running.stopped_s = boottime_s()
+                if may_save and grace_s > 0 and not self._running.failed and self._running.pids:
+                    self._running.saves_on = signum
             self._stop_watching(self._running)
             if self._running.gone:
                 return
@@ -173,10 +185,10 @@ class Runner:
             return  # its end is noticed
         if dump_stacks and self._stacks() and grace_s > 0:
             self._cancel_timer()
-            stop = partial(self._guard.stop, grace_s, idle_s=idle_s)
+            stop = partial(self._guard.stop, grace_s, signum, idle_s=idle_s)
             self._timer = asyncio.get_running_loop().call_later(STACKS_TIME_S, stop)
         else:
-            self._guard.stop(grace_s, idle_s=idle_s)
+            self._guard.stop(grace_s, signum, idle_s=idle_s)
 
     def notify(self, notice: Notice, stopped_s: float) -> bool:
         """Give the workers the notice, if any run; they are stopped at ``stopped_s`` (CLOCK_BOOTTIME).
@@ -424,7 +436,7 @@ class Runner:
         beats, step = running.heartbeats.read(slot)
         return bool(beats) and (not step or step > self._highest_step)
 
-    def _report_endings(self, running: _Running) -> None:
+    def _report_endings(self, running: _Running, then: Callable[[], None] = lambda: None) -> None:
         cells, early = running.heartbeats, running.early_ends
         early.close()
         left = {
@@ -436,7 +448,19 @@ class Runner:
             )
             for slot in running.exited
         }
-        report_endings(running.context, left, running.stopped_s, self._report)
+        saved = [slot for slot in running.exited if cells.left(slot)]
+
+        def ended(event: events.GenerationEnded) -> None:
+            self._report(event)
+            unsaved = [
+                one for one in event.workers if one.slot not in saved and has_not_saved(one, running.saves_on)
+            ]
+            if unsaved and running.saves_on is not None:
+                others = len(unsaved) - 1
+                self._report(events.WorkerNotSaved(self._node_id, unsaved[0], running.saves_on, others))
+            then()
+
+        report_endings(running.context, left, running.stopped_s, ended)
 
     def _close_heartbeats(self, running: _Running) -> None:
         steps = [step for _, step in map(running.heartbeats.read, running.pids)]
@@ -485,14 +509,32 @@ class Runner:
         if running.succeeding and not running.stopping and not running.interrupted:
             self._look_for_late_signals(running)
         ended_early = running.interrupted or any(map(running.heartbeats.left, running.exited))
-        self._report_endings(running)
-        running.context.close_later()
-        self._close_heartbeats(running)
         if running.succeeding and not running.stopping:
             done = events.WorkersSaved if ended_early else events.WorkersSucceeded
+            self._report_endings(running)
             self._report(done(running.generation, unkillable))
         else:
-            self._report(events.WorkersCleared(unkillable))
+            self._clear_when_explained(running, unkillable)
+        running.context.close_later()
+        self._close_heartbeats(running)
+
+    def _clear_when_explained(self, running: _Running, unkillable: tuple[int, ...]) -> None:
+        """Report that the workers are gone; before that, that one has not saved: the agent may exit afterwards."""
+        cleared = events.WorkersCleared(unkillable)
+        expected = (0, -(running.saves_on or 0))
+        if running.saves_on is None or all(one.returncode in expected for one in running.exited.values()):
+            self._report_endings(running)
+            self._report(cleared)
+            return
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(FINAL_OUTPUT_S, self._report, cleared)
+
+        def explained() -> None:
+            if loop.time() < late.when():
+                late.cancel()
+                self._report(cleared)
+
+        self._report_endings(running, explained)
 
     # -- progress -------------------------------------------------------------------------------
 

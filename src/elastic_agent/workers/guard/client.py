@@ -112,14 +112,27 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class StopDelayed:
-    """`alive` were sent SIGKILL `kill_patience_s` ago and are neither gone nor asleep in the kernel.
+class Survivor:
+    """A process that SIGKILL has not ended."""
 
-    `Stopped` comes later.
+    pid: int
+    name: str
+    state: str
+    """As `ps` has it; D if one of its threads is blocked in the kernel."""
+    foreign_user: int | None
+    """The id of its user, if the guard may not signal it."""
+
+
+@dataclass(frozen=True)
+class StopDelayed:
+    """`alive` were sent SIGKILL `waited_s` ago, and not all of them are asleep in the kernel.
+
+    Comes after `kill_patience_s`, and again whenever they have lived twice as long; `Stopped` comes later.
     """
 
     generation: int
-    alive: tuple[int, ...]
+    alive: tuple[Survivor, ...]
+    waited_s: float
 
 
 @dataclass(frozen=True)
@@ -361,10 +374,10 @@ class Guard:
     def stop(self, grace_s: float, signum: int = signal.SIGTERM, *, idle_s: float | None = None) -> None:
         """End the generation; answered by `Stopped`, at once if nothing runs.
 
-        Each worker's process group gets `signum` now; once the workers are gone, so does what had left
-        those groups. After `grace_s` all that is left gets SIGKILL; with `idle_s` also when none of it has made
-        progress for so long. May be repeated to shorten the grace, not to lengthen it. Raises ValueError for no
-        signal's number.
+        Each worker's own process gets `signum` now, and with it its process group, if `signum` is SIGINT or ends
+        the worker at once (`Generation.stop`). Once the workers are gone, SIGTERM goes to what they have left. After
+        `grace_s` all that is left gets SIGKILL; with `idle_s` also when none of it has made progress for so long. May
+        be repeated to shorten the grace, not to lengthen it. Raises ValueError for no signal's number.
         """
         if signum not in signal.valid_signals():
             raise ValueError(f"{signum!r} is not a signal number")
@@ -436,7 +449,8 @@ class Guard:
         if kind == "left_out":
             return LeftOut(tuple((name, reason, behind) for name, reason, behind in message["modules"]))
         if kind == "stop_delayed":
-            return StopDelayed(message["generation"], tuple(message["alive"]))
+            alive = tuple(Survivor(**fields) for fields in message["alive"])
+            return StopDelayed(message["generation"], alive, message["waited_s"])
         return _PLAIN_EVENTS[kind](**message)
 
     def _returncode(self) -> int | None:

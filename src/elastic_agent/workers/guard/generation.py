@@ -96,12 +96,13 @@ class Generation:
         self._kill_at = 0.0
         self._progress: Progress | None = None
         self._next_look = 0.0
-        self._signum = signal.SIGTERM.value
-        self._signalled: set[tuple[int, int]] = set()
+        self._terminated_groups: set[int] = set()
+        self._terminated: set[tuple[int, int]] = set()
         self._killed: set[tuple[int, int]] = set()
         self._next_scan = 0.0
         self._scan_pause_s = _FIRST_RESCAN_S
         self._patience_ends = 0.0
+        self._delays = 0
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -297,7 +298,8 @@ class Generation:
     # --- stopping ---------------------------------------------------------------------------------
 
     def stop(self, grace_s: float, signum: int, idle_s: float | None) -> None:
-        """Send `signum` to the workers' process groups now and SIGKILL to all that is left after `grace_s`.
+        """Send `signum` to the workers now, SIGTERM to what they leave, and SIGKILL to all that is left after
+        `grace_s`.
 
         With `idle_s`, also as soon as nothing of what is left has made progress for so long (`progress`). Workers that
         are still being started get no grace.
@@ -309,12 +311,13 @@ class Generation:
         elif self.phase == RUNNING:
             self.phase = TERMINATING
             self._kill_at = time.monotonic() + grace_s
-            self._signum = signum
             if idle_s is not None:
-                self._progress = Progress(list(self._workers), signum, idle_s, self._remaining)
+                self._progress = Progress(
+                    list(self._workers), signum, idle_s, self._remaining, self._is_terminated
+                )
                 self._next_look = time.monotonic() + LOOK_EVERY_S
             for worker in self._workers.values():
-                _signal_group(worker.pid, signum)
+                self._ask_to_end(worker.pid, signum)
             if not self._workers:
                 self._terminate_leftovers()
         elif self.phase == TERMINATING:
@@ -331,13 +334,32 @@ class Generation:
         self._patience_ends = time.monotonic() + self._kill_patience_s
         self._start_failed(NO_SLOT, "stopped before every worker had started")
 
+    def _ask_to_end(self, worker: int, signum: int) -> None:
+        """Signal the worker's own process, or its process group if that harms nothing.
+
+        A worker that handles SIGTERM may need its children to complete its step: PyTorch raises an exception in it if
+        a process of its data loader dies. One that does not handle it ends at once, and its children may do so with
+        it. SIGINT comes from a terminal, which sends it to a whole group; shells, `subprocess` and data loaders rely
+        on that.
+        """
+        if signum == signal.SIGINT:
+            _signal_group(worker, signum)
+        elif linux.ends_by(worker, signum):
+            _signal_group(worker, signum)
+            self._terminated_groups.add(worker)
+        else:
+            linux.send_signal(worker, signum)
+
     def _terminate_leftovers(self) -> None:
-        """Processes that left their worker's group, and have outlived it, get their own signal: once."""
-        groups = set(self._pids.values())
+        """Send SIGTERM to what has outlived the workers, once."""
         for process in self._remaining():
-            if process.key not in self._signalled and process.group not in groups:
-                linux.send_signal(process.pid, self._signum)
-            self._signalled.add(process.key)
+            if not self._is_terminated(process):
+                linux.send_signal(process.pid, signal.SIGTERM)
+            self._terminated.add(process.key)
+
+    def _is_terminated(self, process: Process) -> bool:
+        """Whether SIGTERM was sent to this process, which is no worker."""
+        return process.key in self._terminated or process.group in self._terminated_groups
 
     def _remaining(self) -> list[Process]:
         found = [p for p in linux.descendants(os.getpid()) if p.key not in self._abandoned]
@@ -395,8 +417,13 @@ class Generation:
             self._abandoned.update(process.key for process in remaining)
             self._finish(tuple(sorted(process.pid for process in remaining)))
             return
-        alive = sorted(process.pid for process in remaining)
-        self._report({"event": "stop_delayed", "generation": self.number, "alive": alive})
+        self._delays += 1
+        if self._delays & (self._delays - 1) == 0:  # after one patience, two, four …
+            alive = [_described(process) for process in remaining]
+            waited_s = self._delays * self._kill_patience_s
+            self._report(
+                {"event": "stop_delayed", "generation": self.number, "alive": alive, "waited_s": waited_s}
+            )
         self._patience_ends = time.monotonic() + self._kill_patience_s
 
     def _finish(self, unkillable: tuple[int, ...]) -> None:
@@ -408,6 +435,17 @@ class Generation:
                     os.close(fd)
         self._relays.close_all()
         self._report({"event": "stopped", "generation": self.number, "unkillable": unkillable})
+
+
+def _described(process: Process) -> dict[str, object]:
+    """The fields of `client.Survivor`."""
+    is_blocked = any(linux.thread_state(tid) == "D" for tid in linux.threads(process.pid))
+    return {
+        "pid": process.pid,
+        "name": linux.process_name(process.pid),
+        "state": "D" if is_blocked else process.state,
+        "foreign_user": None if linux.may_signal(process.pid) else linux.user_of(process.pid),
+    }
 
 
 def _signal_group(leader: int, signum: int) -> None:

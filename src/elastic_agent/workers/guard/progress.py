@@ -65,15 +65,23 @@ class Progress:
     """What the processes of a generation have done since a signal.
 
     Make it just before the signal is sent. `workers` are the processes that get it; those that ignore it are not
-    awaited. `remaining` lists all processes of the generation; that takes a while, so it is not called before.
+    awaited. `remaining` lists all processes of the generation; that takes a while, so it is not called before. Of those
+    that are no workers, the ones count that a handler has started, and those that were sent SIGTERM themselves
+    (`is_terminated`): a data loader that goes on does not save.
     """
 
     def __init__(
-        self, workers: Collection[int], signum: int, idle_s: float, remaining: Callable[[], list[Process]]
+        self,
+        workers: Collection[int],
+        signum: int,
+        idle_s: float,
+        remaining: Callable[[], list[Process]],
+        is_terminated: Callable[[Process], bool],
     ) -> None:
         self._idle_limit_s = idle_s
         self._unclear_limit_s = max(UNCLEAR_S, idle_s)
         self._remaining = remaining
+        self._is_terminated = is_terminated
         self._idle_s = 0.0
         self._looked_at = time.monotonic()
         self._ignoring = {pid for pid in workers if linux.ignores(pid, signum)}
@@ -113,14 +121,17 @@ class Progress:
         return activity.unclear_s < self._unclear_limit_s
 
     def _found_more(self) -> bool:
-        """Whether there are processes that were not known."""
-        found = [
-            one for one in self._remaining() if one.pid not in self._known and one.pid not in self._ignoring
-        ]
-        for process in found:
+        """Whether there are processes that count and were not known."""
+        before = len(self._known)
+        for process in self._remaining():
             is_new = linux.started_after(process, self._signalled_at_s)
-            self._known[process.pid] = _Activity(process.pid, None, is_new=is_new)
-        return bool(found)
+            if (
+                process.pid not in self._known
+                and process.pid not in self._ignoring
+                and (is_new or self._is_terminated(process))
+            ):
+                self._known[process.pid] = _Activity(process.pid, None, is_new=is_new)
+        return len(self._known) > before
 
 
 class _Activity:

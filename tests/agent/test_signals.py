@@ -1,0 +1,383 @@
+"""What workers get when they are stopped: the table in docs/workers.md, on real agents.
+
+The other rows of that table: `tests/faults/test_notices.py` (notices, and signals to all processes of a job),
+`tests/workers/test_guard_progress.py` (a restart), `tests/workers/test_guard_fence.py` (a lost lease, an agent that is
+gone), `tests/faults/test_worker_faults.py` (a hang), `tests/launcher/test_launch.py` (an interrupted launch).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from elastic_agent.exit_codes import ExitCode
+from elastic_agent.testing.node import NodeProcess
+from tests.cli.support import COMMAND, clean_environment, elastic_agent
+from tests.faults.cluster import Cluster
+from tests.ports import free_port
+from tests.workers.support import FAMILY, News
+
+pytestmark = pytest.mark.timeout(120)
+PATIENCE_S = 60.0
+
+
+class Terminal:
+    """A terminal with an agent on it."""
+
+    def __init__(self, folder: Path, script: str, *arguments: str, options: tuple[str, ...] = ()) -> None:
+        self.run_id = f"run-{secrets.token_hex(4)}"
+        (folder / "train.py").write_text(script)
+        self._ours, theirs = os.openpty()
+        self._shown = bytearray()
+        self.agent = subprocess.Popen(
+            [
+                *COMMAND,
+                *("run", "--rdzv-id", self.run_id, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
+                *("--signals-to-handle", "SIGTERM,SIGINT,SIGHUP", "--state-dir", str(folder / "state")),
+                *("--log-format", "console", *options, str(folder / "train.py"), *arguments),
+            ],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=clean_environment(),
+            cwd=folder,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # EIO: nobody has the terminal open any more
+            while data := os.read(self._ours, 4096):
+                with self._news:
+                    self._shown += data
+                    self._news.notify()
+
+    @property
+    def shown(self) -> str:
+        return self._shown.decode(errors="replace").replace("\r\n", "\n")
+
+    def wait_shown(self, text: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: text in self.shown, PATIENCE_S), self.shown
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def ended(self) -> int:
+        """Wait for the agent; returns its exit code."""
+        code = self.agent.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return code
+
+    def close(self) -> None:
+        self.agent.kill()
+        self.agent.wait()
+        self._reader.join(PATIENCE_S)
+        os.close(self._ours)
+
+
+@contextmanager
+def terminal(folder: Path, script: str, *arguments: str, options: tuple[str, ...] = ()) -> Iterator[Terminal]:
+    opened = Terminal(folder, script, *arguments, options=options)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+@pytest.fixture
+def news(tmp_path: Path) -> Iterator[News]:
+    opened = News(tmp_path)
+    yield opened
+    opened.close()
+
+
+COLD = ("--worker-start", "cold", "--notice-time", "0.1")
+
+
+def sends(signum: signal.Signals) -> Callable[[Terminal], None]:
+    return lambda here: os.kill(here.agent.pid, signum)
+
+
+def commands(command: str) -> Callable[[Terminal], None]:
+    return lambda here: elastic_agent(command, "--run", here.run_id, "--deadline", "0.1").check_returncode()
+
+
+SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD = ["worker SIGTERM", "worker ends", "child SIGTERM"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [
+        (sends(signal.SIGTERM), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
+        (sends(signal.SIGHUP), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
+        (sends(signal.SIGUSR1), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
+        (commands("drain"), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
+        (commands("stop"), SIGTERM_TO_THE_WORKER_THEN_TO_ITS_CHILD),
+        (sends(signal.SIGINT), ["child SIGINT", "worker SIGINT", "worker ends", "child SIGTERM"]),
+        (
+            lambda here: here.type(b"\x03"),
+            ["child SIGINT", "worker SIGINT", "worker ends", "child SIGTERM"],
+        ),
+    ],
+    ids=["SIGTERM", "SIGHUP", "SIGUSR1", "drain", "stop", "SIGINT", "Ctrl-C"],
+)
+def test_a_worker_and_its_child_get_each_signal_once_and_in_order(
+    tmp_path: Path, news: News, stop: Callable[[Terminal], None], told: list[str]
+) -> None:
+    with terminal(tmp_path, FAMILY, str(news.path), "handles", options=COLD) as here:
+        assert news.line(PATIENCE_S) == "ready"
+        here.wait_shown("1 node, 1 worker")
+        stop(here)
+        found = [news.line() for _ in told]
+        assert (sorted(found[:2]) + found[2:] if len(told) > 3 else found) == told
+        assert here.ended() == ExitCode.STOPPED, here.shown
+        assert news.silent()
+
+
+def test_a_second_ctrl_c_kills_the_workers_and_ends_the_agent_at_once(tmp_path: Path, news: News) -> None:
+    with terminal(tmp_path, FAMILY, str(news.path), "stays", options=COLD) as here:
+        assert news.line(PATIENCE_S) == "ready"
+        here.wait_shown("1 node, 1 worker")
+        here.type(b"\x03")
+        assert sorted([news.line(), news.line()]) == ["child SIGINT", "worker SIGINT"]
+        here.type(b"\x03")
+        assert here.ended() == 128 + signal.SIGINT
+        assert news.silent()
+
+
+# -- scripts that save ------------------------------------------------------------------------------
+
+SAVES_ON_CTRL_C = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+try:
+    for step in range(1_000_000):
+        dist.all_reduce(torch.ones(1))
+        if rank == 0 and step == 20:
+            print("training", flush=True)
+except KeyboardInterrupt:
+    if rank == 0:
+        torch.save({"step": step}, "interrupted.pt")
+    os._exit(0)
+"""
+
+
+def test_ctrl_c_lets_workers_save_that_except_keyboard_interrupt(tmp_path: Path) -> None:
+    with terminal(tmp_path, SAVES_ON_CTRL_C, options=("--nproc-per-node", "2")) as here:
+        here.wait_shown("training")
+        here.type(b"\x03")
+        assert here.ended() == ExitCode.STOPPED
+    assert (tmp_path / "interrupted.pt").exists(), here.shown
+    assert "may not have saved" not in here.shown
+
+
+FLAG_AND_LOADER = """
+import os, signal, sys, time, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 1_000_000
+    def __getitem__(self, index):
+        return torch.ones(4) * index
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank, stopping = dist.get_rank(), []
+    signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
+    for step, _ in enumerate(DataLoader(Numbers(), num_workers=2)):
+        stops = torch.tensor([float(len(stopping))])
+        dist.all_reduce(stops)
+        if rank == 0 and step == 20:
+            print("training", flush=True)
+        if stops.item():
+            time.sleep(0.5)  # the rest of the step
+            if rank == 0:
+                torch.save({"step": step}, "saved.pt")
+            dist.barrier()
+            break
+"""
+
+
+def test_a_worker_whose_handler_sets_a_flag_completes_its_step_with_its_data_loader(tmp_path: Path) -> None:
+    with terminal(tmp_path, FLAG_AND_LOADER, options=("--nproc-per-node", "2")) as here:
+        here.wait_shown("training")
+        os.kill(here.agent.pid, signal.SIGTERM)
+        assert here.ended() == ExitCode.STOPPED
+    assert (tmp_path / "saved.pt").exists(), here.shown
+    assert "may not have saved" not in here.shown
+
+
+# -- those that cannot ------------------------------------------------------------------------------
+
+FAILS = """
+import os, signal, sys, time
+
+def save(*_):
+    if os.environ["RANK"] == "0":
+        raise KeyError("bucket")
+    os._exit(int(sys.argv[1]))
+
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
+print("ready of", os.environ["RANK"], flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("signum", "other_code"), [(signal.SIGTERM, 4), (signal.SIGINT, 0)])
+def test_a_worker_that_fails_on_the_signal_instead_of_saving_is_named(
+    tmp_path: Path, signum: signal.Signals, other_code: int
+) -> None:
+    options = ("--nproc-per-node", "2", "--worker-start", "cold")
+    with terminal(tmp_path, FAILS, str(other_code), options=options) as here:
+        for rank in range(2):
+            here.wait_shown(f"ready of {rank}")
+        os.kill(here.agent.pid, signum)
+        assert here.ended() == ExitCode.STOPPED
+    who = "it and 1 other worker of this node" if other_code else "it"
+    (line,) = [one for one in here.shown.splitlines() if "may not have saved" in one]
+    assert line.endswith(
+        f"/0 exited with code 1 after {signum.name}: KeyError: 'bucket'; {who} may not have saved"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_named"),
+    [("os._exit(0)", False), ("os._exit(128 + signum)", False), ("time.sleep(1000)", True)],
+)
+def test_of_those_that_were_asked_to_exit_only_those_that_were_killed_may_not_have_saved(
+    tmp_path: Path, ending: str, is_named: bool
+) -> None:
+    script = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda signum, _: {ending})
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+    with terminal(tmp_path, script, options=(*COLD, "--shutdown-timeout", "0.5")) as here:
+        here.wait_shown("ready")
+        here.wait_shown("1 node, 1 worker")
+        os.kill(here.agent.pid, signal.SIGTERM)
+        assert here.ended() == ExitCode.STOPPED
+    assert ("/0 was killed by SIGKILL after SIGTERM; it may not have saved" in here.shown) is is_named
+    assert ("may not have saved" in here.shown) is is_named
+
+
+def test_a_worker_that_fails_when_another_node_leaves_is_named_and_one_after_a_failure_is_not(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FAILS)
+    with Cluster(tmp_path, "1:2") as cluster:
+
+        def start(name: str) -> NodeProcess:
+            return cluster.start(name, 1, "--worker-start", "cold", script=script, arguments=("3",))
+
+        nodes = [start("a"), start("b")]
+        for node in nodes:
+            cluster.wait("both to train", lambda node=node: node.lines("2 nodes, 2 workers") or None)
+        cluster.wait("rank 1", lambda: nodes[0].lines("ready of 1") or nodes[1].lines("ready of 1") or None)
+        cluster.wait("rank 0", lambda: nodes[0].lines("ready of 0") or nodes[1].lines("ready of 0") or None)
+        nodes[1].terminate()
+        cluster.wait("node b to leave", lambda: None if nodes[1].runs else True)
+        for node in nodes:
+            cluster.wait("the warning", lambda node=node: node.lines("after SIGTERM", "may not have saved"))
+        again = cluster.wait("node a to train alone", lambda: nodes[0].lines("1 node, 1 worker") or None)
+        assert len(again) == 1
+        told = len(nodes[0].lines("may not have saved"))
+        worker = cluster.journal("workers_started", "a")[-1]["pids"]["0"]
+        os.kill(worker, signal.SIGTERM)
+        cluster.wait("the next generation", lambda: len(nodes[0].lines("1 node, 1 worker")) > 1 or None)
+        assert len(nodes[0].lines("may not have saved")) == told
+
+
+# -- a stop that takes long -------------------------------------------------------------------------
+
+OF_ANOTHER_USER = """
+import os, subprocess, sys
+command = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000"]
+child = subprocess.Popen(command, start_new_session=True)
+while open(f"/proc/{child.pid}/comm").read() != "sleep\\n":
+    pass
+open(sys.argv[1], "w").write(f"{child.pid}\\n")
+sys.exit(3)
+"""
+WITHOUT_KILL = ("setpriv", "--inh-caps=-kill", "--bounding-set=-kill")
+"""Before a command of root: without the right to signal the processes of others."""
+
+needs_other_users = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
+)
+
+
+@needs_other_users
+def test_processes_that_keep_a_stop_waiting_are_named(tmp_path: Path, news: News) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(OF_ANOTHER_USER)
+    with Cluster(tmp_path, "1") as cluster:
+        agent = cluster.start(
+            "a", 1, "--worker-start", "cold", script=script, arguments=(str(news.path),), within=WITHOUT_KILL
+        )
+        pid = int(news.line(PATIENCE_S))
+        try:
+            line = cluster.wait("a line about it", lambda: agent.lines("SIGKILL has not ended in 5 s"))[0]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+    assert f"{pid} (sleep, state S, user nobody); " in line
+    assert f"sudo kill -9 {pid}" in line
+
+
+REPORTS_DELAYS = """
+import select, sys
+from elastic_agent.linux import become_subreaper, boottime_s
+from elastic_agent.workers.guard.client import Exited, Guard, Launch, StopDelayed
+
+become_subreaper()
+guard = Guard.start(kill_patience_s=0.05)
+guard.set_deadline(boottime_s() + 1000)
+guard.spawn(1, [Launch(0, (sys.executable, "-c", sys.argv[1], sys.argv[2]), {"PATH": sys.argv[3]})])
+told = 0
+while told < 4:
+    select.select((guard,), (), ())
+    for event in guard.read_events():
+        if isinstance(event, Exited):
+            guard.stop(0.0)
+        elif isinstance(event, StopDelayed):
+            print(event.waited_s, [(one.name, one.state, one.foreign_user) for one in event.alive], flush=True)
+            told += 1
+guard.close(0.1)
+"""
+
+
+@needs_other_users
+def test_a_delayed_stop_is_reported_at_doubling_intervals(news: News) -> None:
+    program = [*WITHOUT_KILL, sys.executable, "-c", REPORTS_DELAYS, OF_ANOTHER_USER, str(news.path)]
+    with subprocess.Popen([*program, os.environ["PATH"]], stdout=subprocess.PIPE, text=True) as process:
+        pid = int(news.line())
+        try:
+            assert process.stdout is not None
+            told = [process.stdout.readline() for _ in range(4)]
+        finally:
+            os.kill(pid, signal.SIGKILL)
+    assert told == [f"{waited_s} [('sleep', 'S', 65534)]\n" for waited_s in (0.05, 0.1, 0.2, 0.4)]
