@@ -204,7 +204,7 @@ def test_a_crash_after_the_script_ended_happens_when_the_process_dies() -> None:
 def test_a_note_from_the_future_is_ignored() -> None:
     end = reported(exited(1, stopping=False), Left(0, Note(100.5, 1, ("ValueError: x",))), None, "boom\n")
     assert end.failure is not None
-    assert end.failure.message == "boom"
+    assert (end.failure.message, end.failure.last_line) == ("", "boom")
     assert end.failed_s == end.ended_s
 
 

@@ -15,9 +15,10 @@ from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.diagnosis.explain import explain
 from elastic_agent.diagnosis.goodput import Goodput
 from elastic_agent.diagnosis.lease_ages import LeaseAges
+from elastic_agent.diagnosis.render import render
+from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.diagnosis.run_log import RunLog, is_failure
 from elastic_agent.diagnosis.status import RunStatus, run_status
 from elastic_agent.diagnosis.status_text import run_goodput_text
@@ -125,9 +126,11 @@ class RunObserver:
 
     def _unnamed_cause(self, plan: Plan) -> str:
         """The first line of the explanation of the last generation, if the reason why the run failed is another one."""
-        cause = next((one.cause for one in self._log.generations[-1:]), "").partition("\n")[0]
+        last = next(iter(self._log.generations[-1:]), None)
         slot = plan.failure.slot if plan.failure is not None else None
-        return "" if f" worker {plan.failed_node}/{slot} " in cause else cause
+        if last is None or last.culprit == f"{plan.failed_node}/{slot}":
+            return ""
+        return last.cause.partition("\n")[0]
 
     async def _explain_failure(self, generation: int, plan: Plan) -> None:
         """Log and keep the root cause, once the nodes of the generation have reported, or are not likely to."""
@@ -135,12 +138,12 @@ class RunObserver:
         if world is None:
             return
         gathered = await self._reports.gather(generation, world, lambda one: one.is_final, GATHER_S)
-        cause = explain(world, plan, gathered)
-        if cause:
+        cause = root_cause(gathered.values(), plan, world)
+        if cause is not None:
             self._log.explain(generation, cause, self._judge.stacks(generation))
             is_over = self._log.plan is not None and self._log.plan.is_terminal
             log = get_logger().error if is_over else get_logger().warning
-            log(explain(world, plan, gathered, self._shown_tail))
+            log(render(cause, shown_tail=self._shown_tail))
         self._reports.confirm(generation)
         self._save()
 

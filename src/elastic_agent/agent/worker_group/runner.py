@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from elastic_agent.agent import events
 from elastic_agent.agent.timers import call_periodically
 from elastic_agent.client._cells import HeartbeatFile
@@ -31,7 +33,7 @@ from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .collectives import Collectives
 from .early_ends import EarlyEnds
-from .endings import Left, report_endings
+from .endings import Left, noted_error, report_endings, valid_note
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .stalls import Progress, StallWatch
 
@@ -403,7 +405,8 @@ class Runner:
         threading.Thread(target=read, name="final-output", daemon=True).start()
 
     def _failure(self, running: _Running, event: guard_events.Exited, words: FinalOutput) -> Failure:
-        reported = running.context.failure(event, words)
+        note = valid_note(running.heartbeats.note(event.slot), event)
+        reported = running.context.failure(event, words, noted_error(note))
         return Failure(
             FailureKind.WORKER,
             reported.summary(self._node_id)[:512],
@@ -411,6 +414,7 @@ class Runner:
             slot=event.slot,
             returncode=event.returncode,
             signature=reported.signature,
+            error=reported.message[:512],
             progressed=any(self._progressed(running, slot) for slot in running.pids),
         )
 
@@ -501,16 +505,14 @@ class Runner:
             return None
         return [slot for slot in running.pids if slot not in running.exited]
 
-    def hang(self, generation: int, summary: str, slot: int | None, stalled_s: float) -> None:
-        """The workers of this generation hang; ``slot`` is the cause, if it is a worker of this node."""
+    def hang(self, generation: int, failure: Failure) -> None:
+        """The workers of this generation hang."""
         running = self._running
         if running is None or running.generation != generation or self._watched(running) is None:
             return
         running.failed = True
         progressed = any(self._progressed(running, one) for one in running.pids)
-        failure = Failure(
-            FailureKind.HANG, summary[:512], slot=slot, progressed=progressed, stalled_s=stalled_s
-        )
+        failure = msgspec.structs.replace(failure, progressed=progressed)
         self._report(events.WorkersFailed(generation, failure))
 
     def _poll_notice_handling(self, pause_s: float) -> None:
