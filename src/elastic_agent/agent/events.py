@@ -175,6 +175,10 @@ class Stalled(AgentEvent):
     """The worker whose heartbeats have stopped for so long; None: none has."""
     step: int = 0
     """Of its last heartbeat."""
+    idle_s: float = 0.0
+    """For so long no worker has used a processor, read or written; 0: they have, or it was told."""
+    processes: tuple[int, ...] = ()
+    """If they have not: the workers and their descendants."""
 
 
 @dataclass(frozen=True)

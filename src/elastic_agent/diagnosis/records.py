@@ -106,6 +106,10 @@ class WorkerReport(Struct, frozen=True, omit_defaults=True):
     """Where its main thread is in the script, such as ``train.py:88``."""
     waits_in: Text = ""
     """The function of ``torch.distributed`` that its main thread is in; empty: none."""
+    handles: Text = ""
+    """The exception that its main thread handles in an ``except``, a ``finally`` or a ``with``; empty: none."""
+    raised_at: Text = ""
+    """Where in the script that was raised, such as ``train.py:12``."""
     is_silent: bool = False
     """It was asked for its progress, and did not answer."""
     origin: Text = ""

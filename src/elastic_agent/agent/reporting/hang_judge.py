@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from elastic_agent.agent import events
-from elastic_agent.diagnosis.hangs import Culprit, Hang, find_standstill, stands_still
+from elastic_agent.diagnosis.hangs import Culprit, Hang, find_standstill, idle_words, stands_still
 from elastic_agent.diagnosis.records import NodeReport, WorkerState
 from elastic_agent.diagnosis.run_log import RunLog
 from elastic_agent.logs import get_logger
@@ -53,6 +53,8 @@ class HangJudge:
         hang = find_standstill(gathered.values(), world.world_size)
         if hang is not None:
             self._tell(hang, stall)
+        elif stall.idle_s and self._node_id in gathered:
+            get_logger().warning(idle_words(gathered[self._node_id], stall.idle_s, stall.processes))
         if not stall.is_over or (hang is None and stall.silent_slot is None):
             return
         culprits = hang.culprits if hang is not None else ()

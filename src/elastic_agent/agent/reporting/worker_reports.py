@@ -45,6 +45,8 @@ def _running(progress: Progress, slot: int, first_rank: int) -> WorkerReport:
         stack=known.stack,
         line=known.line,
         waits_in=known.waits_in,
+        handles=known.handles,
+        raised_at=known.raised_at,
         is_silent=known.asked > 1,
         waits=round(known.waits, 2) if known.waits is not None else None,
     )

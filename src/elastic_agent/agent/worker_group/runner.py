@@ -500,10 +500,10 @@ class Runner:
 
     # -- progress -------------------------------------------------------------------------------
 
-    def _watched(self, running: _Running) -> list[int] | None:
+    def _watched(self, running: _Running) -> dict[int, int] | None:
         if self._running is not running or running.failed or running.stopping or running.succeeding:
             return None
-        return [slot for slot in running.pids if slot not in running.exited]
+        return {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
 
     def hang(self, generation: int, failure: Failure) -> None:
         """The workers of this generation hang."""
