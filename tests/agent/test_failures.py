@@ -82,3 +82,19 @@ def test_a_full_output_disk_is_reported_as_the_cause(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "exited with code 1 (no space for its output: No space left on device, see df " in done.stderr
     assert str(logs) in done.stderr
+
+
+def test_output_that_was_not_kept_is_not_recommended_for_reading(tmp_path: Path) -> None:
+    """The reason is on the standard output of a worker that the console does not show."""
+    script = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"
+    two = ("--max-restarts", "0", "--nproc-per-node", "2")
+    _, log = run(tmp_path, script, *two, "--local-ranks-filter", "0")
+    assert re.search(
+        r"output of worker \S+/1 was not kept \(--local-ranks-filter\); start with --redirects 3", log
+    ), log
+    assert "read the end" not in log
+
+    _, log = run(tmp_path, script, *two, "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    found = re.search(r"read the end of the output of worker \S+/1,(?:\\n)? +(\S+?),", log)
+    assert found is not None, log
+    assert "no such device" in Path(found[1]).read_text()

@@ -531,6 +531,19 @@ def test_only_a_traceback_is_called_one(tail: str, label: str) -> None:
     assert f"\n  {label}\n    {tail.splitlines()[0]}" in render(found([report(0, killed)]))
 
 
+def test_what_is_cut_off_ends_with_an_ellipsis() -> None:
+    source = f"    loss = criterion({', '.join(f'argument_{number}' for number in range(20))})"
+    tail = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n{source}\nValueError: x'
+    words = " ".join(f"word{number}" for number in range(100))
+    cause = RootCause(1, CauseKind.EXCEPTION, "ValueError: x", remedy=words, tail=tail)
+    lines = render(cause).splitlines()
+    assert next(line for line in lines if "criterion" in line).endswith("…")
+    assert [line for line in lines if "word" in line][-1].endswith(" …")
+    whole = render(replace(cause, remedy=" ".join(words.split()[:30])))
+    assert "word29" in whole
+    assert " …" not in whole.replace("argument", "")[: whole.index("Traceback")]
+
+
 def test_generations_that_failed_in_the_same_way_are_explained_once() -> None:
     def text(generation: int, what: str) -> tuple[int, str]:
         return (

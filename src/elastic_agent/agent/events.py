@@ -226,6 +226,8 @@ class WorkerEnd:
     """When its script ended, or the process began to end; None: not known."""
     progress: tuple[GroupProgress, ...] = ()
     """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
+    stdout: str = ""
+    """The file that its standard output went to; empty: that of its agent."""
 
 
 @dataclass(frozen=True)

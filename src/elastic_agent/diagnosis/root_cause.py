@@ -8,6 +8,7 @@ decides among equals. See `docs/diagnosis.md`.
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Iterable, Sequence
 
@@ -179,7 +180,13 @@ def _with_fact(first: Finding) -> str:
 def _next_step(first: Finding) -> str:
     if first.worker.tail and first.kind is CauseKind.EXCEPTION:
         return ""
-    return f"read the end of the output of worker {first.id} on {_host(first.report)}"
+    if first.worker.stdout == os.devnull:
+        return (
+            f"the output of worker {first.id} was not kept (--local-ranks-filter); start with --redirects 3 and "
+            "--log-dir DIR, and read its files there"
+        )
+    file = f", {first.worker.stdout}," if first.worker.stdout else ""
+    return f"read the end of the output of worker {first.id}{file} on {_host(first.report)}"
 
 
 def _exited_early(

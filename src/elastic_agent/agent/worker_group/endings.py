@@ -95,6 +95,7 @@ def _worker_end(
         errors[-1] if len(errors) > 1 else "",
         failed_s + offset_s,
         left.progress,
+        context.stdouts[exit_.slot],
     )
 
 
