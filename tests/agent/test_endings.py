@@ -145,6 +145,7 @@ class Context:
 
     def __init__(self, exit_: Exited, stderr: str) -> None:
         self.exits = {exit_.slot: exit_}
+        self.stdouts = {exit_.slot: ""}
         self._stderr = stderr
 
     def final_output(self, slot: int) -> FinalOutput:
@@ -152,6 +153,9 @@ class Context:
 
     def failure(self, event: Exited, words: FinalOutput, noted: str = "") -> WorkerFailure:
         return describe(event.slot, event.returncode, "", self._stderr, noted=noted)
+
+    def shows_stderr(self, slot: int) -> bool:
+        return True
 
     def machine_facts(self) -> Mapping[str, str]:
         return {}

@@ -7,6 +7,8 @@ import re
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.cli.support import COMMAND, elastic_agent
 from tests.processes import TAKE_A_CUT_NAME, process_with_a_cut_name
 from tests.small_disk import run_on_small_disk
@@ -98,3 +100,28 @@ def test_output_that_was_not_kept_is_not_recommended_for_reading(tmp_path: Path)
     found = re.search(r"read the end of the output of worker \S+/1,(?:\\n)? +(\S+?),", log)
     assert found is not None, log
     assert "no such device" in Path(found[1]).read_text()
+
+
+BAD = "import sys; print('step 1', file=sys.stderr)\nraise ValueError('bad label')  # here"
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [((), 1), (("--redirects", "2"), 1), (("--log-format", "json"), 2)],
+    ids=["on the console", "in a file", "as fields for programs"],
+)
+def test_a_traceback_is_shown_once_where_people_read(
+    tmp_path: Path, options: tuple[str, ...], times: int
+) -> None:
+    _, log = run(tmp_path, BAD, "--max-restarts", "0", "--log-format", "console", *options)
+    assert log.count("raise ValueError") == times, log
+    assert "exited with code 1: ValueError: bad label" in log
+
+
+def test_an_error_that_another_attempt_does_not_cure_is_tried_once_more(tmp_path: Path) -> None:
+    script = """raise RuntimeError("Distributed package doesn't have NCCL built in")"""
+    code, log = run(tmp_path, script, "--max-restarts", "3", "--restart-backoff", "0")
+    assert code != 0
+    assert log.count("exited with code 1: RuntimeError: Distributed package") >= 2, log
+    assert "the same failure repeated without progress" in log, log
+    assert "generation 3: 1 node" not in log, log

@@ -161,6 +161,8 @@ class WorkersFailed(AgentEvent):
 
     generation: int
     failure: Failure
+    is_shown: bool = False
+    """The worker wrote to the agent's own standard error, so what it said of its end was seen."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ class WorkerEnd:
     """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
     stdout: str = ""
     """The file that its standard output went to; empty: that of its agent."""
+    is_shown: bool = False
+    """It wrote to the agent's own standard error."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class _Finder:
     """Finds nothing itself: it has the other finders find the module, and adds a step after the import."""
 
     def __init__(self) -> None:
-        self._searching = False
+        self._searching = False  # one for all threads: Python calls finders one at a time
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "types.ModuleType | None" = None

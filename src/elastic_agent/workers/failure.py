@@ -74,6 +74,11 @@ class WorkerFailure:
     """Where the script was, such as ``train.py:88``, if the tail tells."""
 
     @property
+    def words(self) -> str:
+        """The error, or else the last line of its output."""
+        return self.message or self.last_line
+
+    @property
     def was_out_of_memory(self) -> bool:
         """Whether the kernel killed it, or a process of its DataLoader, because the memory was used up."""
         loader = self.recognised is not None and self.recognised.name == "loader-killed"

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.tasks import BackgroundTasks
@@ -22,7 +24,7 @@ from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.diagnosis.run_log import RunLog, is_failure
 from elastic_agent.diagnosis.status import RunStatus, run_status
 from elastic_agent.diagnosis.status_text import run_goodput_text
-from elastic_agent.logs import get_logger
+from elastic_agent.logs import get_logger, is_console
 from elastic_agent.protocol import Phase, Plan
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
@@ -92,6 +94,8 @@ class RunObserver:
         """What is logged of an earlier explanation at the end, because the reason of the end names a consequence."""
         self._shown_tail = ""
         """The end of the output of this node's failed worker, which was logged when it failed."""
+        self._seen: dict[int, frozenset[str]] = {}
+        """Workers of this node whose output is beside the log, by generation."""
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""
@@ -110,7 +114,11 @@ class RunObserver:
                 self._blocked.on_blocked(event)
             case events.WorkersFailed(failure=failure):
                 self._shown_tail = failure.tail
-            case events.GenerationEnded():
+            case events.GenerationEnded(generation=generation, workers=workers):
+                shown = (
+                    f"{self._observed.node_id}/{one.slot}" for one in workers if one.is_shown and is_console()
+                )
+                self._seen = {generation: frozenset(shown)}
                 self._reports.on_ended(event)
 
     def _plan_seen(self, plan: Plan) -> None:
@@ -143,6 +151,8 @@ class RunObserver:
             self._log.explain(generation, cause, self._judge.stacks(generation))
             is_over = self._log.plan is not None and self._log.plan.is_terminal
             log = get_logger().error if is_over else get_logger().warning
+            if (cause.tail_of or cause.worker) in self._seen.get(generation, ()):
+                cause = replace(cause, tail="")
             log(render(cause, shown_tail=self._shown_tail))
         self._reports.confirm(generation)
         self._save()

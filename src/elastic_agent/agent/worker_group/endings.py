@@ -96,6 +96,7 @@ def _worker_end(
         failed_s + offset_s,
         left.progress,
         context.stdouts[exit_.slot],
+        context.shows_stderr(exit_.slot),
     )
 
 
