@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.collectives import WorkerCollectives
 from elastic_agent.agent.worker_group.stalls import Progress
+from elastic_agent.diagnosis.known_errors import known_error
 from elastic_agent.diagnosis.records import WorkerReport, WorkerState
 from elastic_agent.linux import read_process
 from elastic_agent.workers.failure import WorkerFailure
@@ -77,9 +78,10 @@ def ended_worker(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
 
 def failure_fields(failure: WorkerFailure) -> dict[str, Any]:
     """What a report contains of a worker's failure."""
-    found = failure.recognised
+    error = _error(failure)
+    found = failure.recognised if error == failure.message else known_error(error)
     return {
-        "error": _error(failure)[:512],
+        "error": error[:512],
         "last_line": failure.last_line,
         "tail": failure.tail[-4096:],
         "signature": failure.signature,

@@ -407,7 +407,7 @@ class Runner:
 
     def _failure(self, running: _Running, event: guard_events.Exited, words: FinalOutput) -> Failure:
         note = valid_note(running.heartbeats.note(event.slot), event)
-        reported = running.context.failure(event, words, noted_error(note))
+        reported = running.context.failure(event, words, "" if words.no_room else noted_error(note))
         return Failure(
             FailureKind.WORKER,
             reported.summary(self._node_id)[:512],
