@@ -50,8 +50,12 @@ def run(options: Options) -> Result:
 
 
 def _work(folder: Path) -> Iterable[Callable[[], list[Rating]]]:
-    for name, kinds in (("failing", FAILING), ("hanging", HANGING)):
-        yield partial(rated_in_one_job, kinds, folder / name, JOB_S)
+    for name, kinds, noisy in (
+        ("failing", FAILING, False),
+        ("noisy", FAILING, True),
+        ("hanging", HANGING, False),
+    ):
+        yield partial(rated_in_one_job, kinds, folder / name, JOB_S, noisy=noisy)
     for number, case in enumerate((*STARTING, *CONNECTING, *LOSING)):
         yield partial(_alone, case, folder / str(number))
 

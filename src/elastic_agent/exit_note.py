@@ -101,10 +101,11 @@ def _text_of(error: BaseException | None) -> bytes:
         chain.append(error)
         error = error.__cause__ or error.__context__
     shown = chain if len(chain) <= _MOST_LINES else [chain[0], *chain[1 - _MOST_LINES :]]
-    return b"\n".join(_line(one).encode(errors="replace")[:_LINE_BYTES] for one in shown)
+    return b"\n".join(one_line(one).encode(errors="replace")[:_LINE_BYTES] for one in shown)
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return the exception as the last line of a traceback shows it, its message on one line."""
     if isinstance(error, SystemExit):
         return " ".join(error.code.split()) if isinstance(error.code, str) else ""
     kind = type(error)

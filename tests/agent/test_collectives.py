@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -133,7 +134,7 @@ def stalls(folder: Path, limit_s: float | None, **group: Any) -> list[events.Sta
         with listening() as collectives, closing(HeartbeatFile.create(folder, 1)) as beats:
             worker = Worker(collectives)
             await until(collectives, 0, answered=False)
-            watch = StallWatch(1, lambda: [0], beats, collectives, limit_s, report)
+            watch = StallWatch(1, lambda: {0: os.getpid()}, beats, collectives, limit_s, report)
             watch.start()
             answering = asyncio.create_task(answer_always(worker, {**WAITS, **group}))
             async with asyncio.timeout(30):

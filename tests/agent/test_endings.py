@@ -145,6 +145,7 @@ class Context:
 
     def __init__(self, exit_: Exited, stderr: str) -> None:
         self.exits = {exit_.slot: exit_}
+        self.stdouts = {exit_.slot: ""}
         self._stderr = stderr
 
     def final_output(self, slot: int) -> FinalOutput:
@@ -152,6 +153,9 @@ class Context:
 
     def failure(self, event: Exited, words: FinalOutput, noted: str = "") -> WorkerFailure:
         return describe(event.slot, event.returncode, "", self._stderr, noted=noted)
+
+    def shows_stderr(self, slot: int) -> bool:
+        return True
 
     def machine_facts(self) -> Mapping[str, str]:
         return {}
@@ -204,7 +208,7 @@ def test_a_crash_after_the_script_ended_happens_when_the_process_dies() -> None:
 def test_a_note_from_the_future_is_ignored() -> None:
     end = reported(exited(1, stopping=False), Left(0, Note(100.5, 1, ("ValueError: x",))), None, "boom\n")
     assert end.failure is not None
-    assert end.failure.message == "boom"
+    assert (end.failure.message, end.failure.last_line) == ("", "boom")
     assert end.failed_s == end.ended_s
 
 

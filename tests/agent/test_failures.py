@@ -7,6 +7,8 @@ import re
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.cli.support import COMMAND, elastic_agent
 from tests.processes import TAKE_A_CUT_NAME, process_with_a_cut_name
 from tests.small_disk import run_on_small_disk
@@ -82,3 +84,44 @@ def test_a_full_output_disk_is_reported_as_the_cause(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert "exited with code 1 (no space for its output: No space left on device, see df " in done.stderr
     assert str(logs) in done.stderr
+
+
+def test_output_that_was_not_kept_is_not_recommended_for_reading(tmp_path: Path) -> None:
+    """The reason is on the standard output of a worker that the console does not show."""
+    script = "import os, sys; print('no such device'); sys.exit(3 * int(os.environ['LOCAL_RANK']))"
+    two = ("--max-restarts", "0", "--nproc-per-node", "2")
+    _, log = run(tmp_path, script, *two, "--local-ranks-filter", "0")
+    assert re.search(
+        r"output of worker \S+/1 was not kept \(--local-ranks-filter\); start with --redirects 3", log
+    ), log
+    assert "read the end" not in log
+
+    _, log = run(tmp_path, script, *two, "--redirects", "3", "--log-dir", str(tmp_path / "logs"))
+    found = re.search(r"read the end of the output of worker \S+/1,(?:\\n)? +(\S+?),", log)
+    assert found is not None, log
+    assert "no such device" in Path(found[1]).read_text()
+
+
+BAD = "import sys; print('step 1', file=sys.stderr)\nraise ValueError('bad label')  # here"
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [((), 1), (("--redirects", "2"), 1), (("--log-format", "json"), 2)],
+    ids=["on the console", "in a file", "as fields for programs"],
+)
+def test_a_traceback_is_shown_once_where_people_read(
+    tmp_path: Path, options: tuple[str, ...], times: int
+) -> None:
+    _, log = run(tmp_path, BAD, "--max-restarts", "0", "--log-format", "console", *options)
+    assert log.count("raise ValueError") == times, log
+    assert "exited with code 1: ValueError: bad label" in log
+
+
+def test_an_error_that_another_attempt_does_not_cure_is_tried_once_more(tmp_path: Path) -> None:
+    script = """raise RuntimeError("Distributed package doesn't have NCCL built in")"""
+    code, log = run(tmp_path, script, "--max-restarts", "3", "--restart-backoff", "0")
+    assert code != 0
+    assert log.count("exited with code 1: RuntimeError: Distributed package") >= 2, log
+    assert "the same failure repeated without progress" in log, log
+    assert "generation 3: 1 node" not in log, log

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.diagnosis.goodput import SavedGoodput
@@ -79,3 +80,17 @@ def test_repeated_steps_are_not_part_of_the_goodput_also_after_a_new_start_of_th
     assert re.search(line, log), log
     (status,) = saved_statuses(tmp_path / "state", "shown")
     assert re.search(line, status_text(status)), status
+
+
+@pytest.mark.parametrize(("first", "is_lost"), [(1, True), (31, False)])
+def test_progress_that_was_thrown_away_is_told(tmp_path: Path, first: int, is_lost: bool) -> None:
+    (tmp_path / "train.py").write_text(
+        SCRIPT.replace("(21, 60)", f"({first}, 60)").replace("attempt < 2", "not attempt")
+    )
+    code, log = run_once(tmp_path)
+    assert code == ExitCode.FINISHED, log
+    told = re.findall(
+        r"training began again at step (\d+), although it had reached step (\d+): .*checkpoint", log
+    )
+    assert len(told) == is_lost, log
+    assert all(int(step) <= 4 and reached == "40" for step, reached in told)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from elastic_agent.agent.reporting.worker_reports import failure_fields
 from elastic_agent.diagnosis.records import NodeReport, WorkerReport, WorkerState
 from elastic_agent.workers.failure import describe
 
@@ -38,17 +39,10 @@ def scene(name: str) -> dict[int, End]:
 def worker(slot: int, rank: int, end: End, ended_s: float, **changes: object) -> WorkerReport:
     """What the node of a worker reports of its end."""
     failure = describe(slot, end.returncode, "", end.stderr)
-    is_failure = end.returncode != 0
-    known: dict[str, object] = {
-        "state": WorkerState.FAILED if is_failure else WorkerState.SUCCEEDED,
-        "pid": 1000 + rank,
-        "returncode": end.returncode,
-        "ended_s": ended_s,
-        "error": failure.message if is_failure else "",
-        "tail": failure.tail if is_failure else "",
-        "symptom": failure.symptom.name if failure.symptom is not None else "",
-    }
-    return WorkerReport(slot, rank, **(known | changes))  # type: ignore[arg-type]
+    state = WorkerState.FAILED if end.returncode != 0 else WorkerState.SUCCEEDED
+    known = failure_fields(failure) if end.returncode != 0 else {}
+    ended = {"state": state, "pid": 1000 + rank, "returncode": end.returncode, "ended_s": ended_s}
+    return WorkerReport(slot, rank, **(ended | known | changes))  # type: ignore[arg-type]
 
 
 def report(node: int, *workers: WorkerReport, **facts: str) -> NodeReport:

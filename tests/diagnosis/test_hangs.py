@@ -238,7 +238,7 @@ def test_ranks_that_do_not_get_connected_are_no_matter_of_the_order_of_collectiv
         found = hang_of(workers)
         assert found.kind is HangKind.TRANSPORT
         assert found.summary.startswith(
-            f"workers {names} are still in init_process_group at train.py:9: the workers do not reach each other"
+            f"workers {names} are still in init_process_group at train.py:9: the workers"
         )
 
 
@@ -255,3 +255,36 @@ def test_workers_that_have_ceased_to_answer_are_not_taken_for_waiting() -> None:
     assert find(silent) is None
     answering = [waits(0, 22), *silent[1:]]
     assert hang_of(answering).kind is HangKind.BEHIND, "one of them waits, and says so"
+
+
+def test_an_exception_is_the_cause_that_a_worker_handles_while_it_waits() -> None:
+    """Also where the recorders say that most of the others are wrong."""
+    error = {"handles": "ValueError: loss is NaN", "raised_at": "train.py:5", "waits_in": "barrier"}
+    barrier = group(4711, 4710, (*reduces(4710), Collective(4711, "barrier")))
+    for size, rank in ((3, 1), (2, 0)):
+        others = [waits(other) for other in range(size) if other != rank]
+        hang = hang_of([*others, worker(rank, barrier, line="train.py:10", **error)])
+        assert hang.kind is HangKind.EXCEPTION
+        assert [one.rank for one in hang.culprits] == [rank]
+        assert (
+            "waits in barrier at train.py:10 while it handles ValueError: loss is NaN (train.py:5)"
+            in hang.summary
+        )
+
+
+def test_an_exception_that_another_worker_handles_is_not_why_it_waits() -> None:
+    """It has called the collective; the cause is elsewhere."""
+    recovering = msgspec.structs.replace(waits(1), handles="OutOfMemoryError: CUDA out of memory")
+    hang = hang_of([waits(0), recovering, worker(2, group(4710, 4710), line="train.py:3")])
+    assert hang.kind is HangKind.BEHIND
+    assert [one.rank for one in hang.culprits] == [2]
+
+
+@pytest.mark.parametrize(("nodes", "remedy"), [(1, "all on this machine"), (2, "firewall")])
+def test_workers_of_one_machine_that_do_not_meet_are_not_advised_about_a_firewall(
+    nodes: int, remedy: str
+) -> None:
+    ranks = range(2 * nodes)
+    hang = hang_of([worker(rank, waits_in="init_process_group", line="train.py:5") for rank in ranks])
+    assert remedy in hang.summary
+    assert ("firewall" in hang.summary) == (nodes > 1)

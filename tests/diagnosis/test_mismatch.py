@@ -29,7 +29,7 @@ def aborted(rank: int, line: str = "train.py:6") -> WorkerReport:
         -6,
         ended_s=10.0,
         error=ABORT,
-        symptom="collective-shapes",
+        known="collective-shapes",
         line=line,
     )
 
@@ -128,6 +128,7 @@ def test_of_two_ranks_with_different_collectives_none_is_blamed_by_torchs_error(
             returncode=1,
             ended_s=10.0,
             error=error.format(own=rank, other=1 - rank, name=name),
+            known="collective-mismatch",
         )
         for rank, name in enumerate(("ALLREDUCE", "ALLGATHER"))
     ]

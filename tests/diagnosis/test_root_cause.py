@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
+from dataclasses import replace as replace_end
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +17,8 @@ from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 from elastic_agent.workers.failure import describe
 
-from .scenes import End, report, reports, scene, worker
+from .noise import HARMLESS
+from .scenes import TEXTS, End, report, reports, scene, worker
 
 
 def found(known: Iterable[NodeReport], plan: Plan | None = None) -> RootCause:
@@ -289,13 +291,85 @@ def test_an_exception_before_a_broken_connection_is_the_cause() -> None:
     assert "inconsistent tensor size" in cause.what
 
 
+# -- harmless lines ---------------------------------------------------------------------------------
+
+SCENES = sorted(file.stem for file in TEXTS.glob("*.txt"))
+
+
+def noisy(end: End, before: str, after: str) -> End:
+    return replace_end(end, stderr=f"{before}{end.stderr}\n{after}")
+
+
+def told(cause: RootCause | None) -> tuple[object, ...]:
+    """All that is said of a cause but the last line of an output, which is quoted as such."""
+    if cause is None:
+        return ()
+    what = cause.what.partition("; its last line: ")[0]
+    return (
+        cause.kind,
+        cause.worker,
+        what,
+        cause.where,
+        cause.line,
+        cause.meaning,
+        cause.remedy,
+        cause.is_certain,
+    )
+
+
+@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_harmless_lines_beside_an_error_do_not_change_the_cause(name: str, where: str) -> None:
+    expected = told(root_cause(reports(name)))
+    for line in HARMLESS:
+        before, after = (f"{line}\n", "") if where == "before" else ("", f"{line}\n")
+        known = [
+            report(rank, worker(0, rank, noisy(end, before, after), 1e9 + end.after_s))
+            for rank, end in scene(name).items()
+        ]
+        assert told(root_cause(known)) == expected, line
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_harmless_lines_at_an_end_without_an_error_explain_nothing(line: str) -> None:
+    for returncode in (-9, -11, -7, 3, 1):
+        quiet = found([report(0, worker(0, 0, End(returncode, 0.0, "step 7\n"), 1e9))])
+        cause = found([report(0, worker(0, 0, End(returncode, 0.0, f"step 7\n{line}\n"), 1e9))])
+        assert told(cause) == told(quiet)
+        noted = describe(0, 1, "", f"{line}\n", noted="no data for fold 3")
+        assert (noted.message, noted.recognised) == ("no data for fold 3", None)
+
+
+def test_a_line_that_explains_an_end_without_an_error_is_called_possible() -> None:
+    line = "OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 64: Resource temporarily unavailable"
+    cause = found([report(0, worker(0, 0, End(-11, 0.0, f"{line}\n"), 1e9))])
+    assert cause.what == "was killed by SIGSEGV"
+    assert cause.meaning == (
+        f"crash in native code; possibly the limit of processes and threads is reached, as it wrote: {line}"
+    )
+    assert "ulimit -u" in cause.remedy
+
+
+def test_the_error_that_ended_the_script_is_the_cause_and_not_one_that_was_caught_and_logged() -> None:
+    caught = scene("disk_full")[0].stderr
+    failure = describe(0, 1, "", f"{caught}\nno data for fold 3\n", noted="no data for fold 3")
+    assert (failure.message, failure.recognised) == ("no data for fold 3", None)
+
+
 # -- nodes ----------------------------------------------------------------------------------------
 
 
-def plan(reason: str = "", failure: Failure | None = None, failed_node: str | None = None) -> Plan:
+def plan(
+    reason: str = "",
+    failure: Failure | None = None,
+    failed_node: str | None = None,
+    lost: tuple[str, ...] = (),
+) -> Plan:
     seats = tuple(Seat(f"n{node}", f"i{node}", f"10.0.0.{node}", 1, node) for node in range(3))
     world = World(1, seats, Address("10.0.0.0", 1234), "n0")
-    return Plan(1, 2, Phase.FORMING, 2, reason, Policy(), world, failure=failure, failed_node=failed_node)
+    return Plan(
+        1, 2, Phase.FORMING, 2, reason, Policy(), world, failure=failure, failed_node=failed_node, lost=lost
+    )
 
 
 def end_of_connection(peer: str) -> End:
@@ -307,7 +381,7 @@ def broken(rank: int, peer: str = "10.0.0.2", failed_s: float = 1e9) -> NodeRepo
 
 
 def test_a_lost_node_is_the_cause_of_broken_connections() -> None:
-    cause = found([broken(0), broken(1)], plan("worker n0/0 exited with code 1: RuntimeError; n2 lost"))
+    cause = found([broken(0), broken(1)], plan("any words", lost=("n2",)))
     assert (cause.kind, cause.node_id, cause.is_certain) == (CauseKind.NODE_LOST, "n2", True)
     assert headline(cause) == "root cause: node n2 was lost on 10.0.0.2"
 
@@ -400,7 +474,9 @@ def test_reports_of_another_generation_are_ignored() -> None:
 def test_the_failure_in_the_plan_counts_if_its_node_has_not_reported_it(is_running: bool) -> None:
     """The report may come too late, or never."""
     failed = describe(0, 1, "", scene("too_many_files")[0].stderr)
-    failure = Failure(FailureKind.WORKER, failed.summary("n1"), failed.tail, slot=0, returncode=1)
+    failure = Failure(
+        FailureKind.WORKER, "any words", failed.tail, slot=0, returncode=1, error=failed.message
+    )
     late = [report(1, WorkerReport(0, 1, WorkerState.RUNNING))] if is_running else []
     cause = found([broken(0, "10.0.0.1"), *late, broken(2, "10.0.0.1")], plan(failure.summary, failure, "n1"))
     assert (cause.worker, cause.rank, cause.host) == ("n1/0", 1, "host1" if is_running else "10.0.0.1")
@@ -408,35 +484,38 @@ def test_the_failure_in_the_plan_counts_if_its_node_has_not_reported_it(is_runni
     assert "ulimit -n" in cause.remedy
 
 
+@pytest.mark.parametrize("words", ["worker n1/0 exited with code 3: no data (fold 3)", "any words", ""])
 @pytest.mark.parametrize(
-    ("summary", "returncode", "what"),
+    ("returncode", "error", "what"),
     [
-        ("worker n1/0 was killed by SIGKILL", -9, "was killed by SIGKILL"),
-        ("worker n1/0 exited with code 3", 3, "exited with code 3"),
-        ("worker n1/0 exited with code 3: no data", 3, "no data"),
-        ("worker n1/0 exited with code 1: OSError: No space left on device (remedy: free it (soon))", 1,
-         "OSError: No space left on device"),
+        (-9, "", "was killed by SIGKILL"),
+        (3, "", "exited with code 3"),
+        (1, "no data (fold 3)", "no data (fold 3)"),
+        (1, "OSError: No space left on device", "OSError: No space left on device"),
     ],
-)  # fmt: skip
-def test_how_a_worker_ended_is_read_from_the_plan(summary: str, returncode: int, what: str) -> None:
-    failure = Failure(FailureKind.WORKER, summary, slot=0, returncode=returncode)
-    cause = found([broken(0, "10.0.0.1")], plan(summary, failure, "n1"))
-    assert (cause.worker, cause.what) == ("n1/0", what)
+)
+def test_how_a_worker_ended_is_in_the_plan_whatever_its_words(
+    words: str, returncode: int, error: str, what: str
+) -> None:
+    failure = Failure(FailureKind.WORKER, words, slot=0, returncode=returncode, error=error)
+    cause = found([broken(0, "10.0.0.1")], plan(words, failure, "n1"))
+    assert (cause.worker, cause.what, cause.is_certain) == ("n1/0", what, True)
 
 
-def test_a_hang_is_attributed_to_the_worker_that_its_summary_names() -> None:
+@pytest.mark.parametrize("words", ["worker n1/1 (rank 1) is one all_reduce behind", "any words"])
+@pytest.mark.parametrize("is_certain", [True, False])
+def test_a_hang_is_attributed_to_the_worker_that_the_failure_names(words: str, is_certain: bool) -> None:
     """Every node announces the hang, so the node that was first is not to blame."""
-    summary = "worker n2/0 (rank 2) is one all_reduce behind: 25 MB, sequence number 4711"
     stopped = [report(node, WorkerReport(0, node, WorkerState.STOPPED, 1, -15, 1e9)) for node in range(3)]
-    cause = found([*stopped, broken(0)], plan(summary, Failure(FailureKind.HANG, summary), "n0"))
+    failure = Failure(FailureKind.HANG, words, culprit="n2", culprit_slot=0, is_certain=is_certain)
+    cause = found([*stopped, broken(0)], plan(words, failure, "n0"))
     assert (cause.kind, cause.worker, cause.rank, cause.host) == (CauseKind.HANG, "n2/0", 2, "host2")
-    assert headline(cause) == f"root cause: {summary} (on host2)"
+    assert (cause.what, cause.is_certain) == (words, is_certain)
 
 
-def test_a_hang_that_only_a_heartbeat_revealed_is_a_probable_cause() -> None:
-    summary = "worker n1/0 made no progress for 9 s; it may have been waiting for another worker: compare"
-    cause = found([], plan(summary, Failure(FailureKind.HANG, summary, slot=0), "n1"))
-    assert (cause.worker, cause.is_certain) == ("n1/0", False)
+def test_a_hang_of_nobody_in_particular_names_nobody() -> None:
+    cause = found([], plan("any words", Failure(FailureKind.HANG, "worker n1/0"), "n1"))
+    assert cause.worker == ""
 
 
 @pytest.mark.parametrize(
@@ -450,6 +529,19 @@ def test_a_hang_that_only_a_heartbeat_revealed_is_a_probable_cause() -> None:
 def test_only_a_traceback_is_called_one(tail: str, label: str) -> None:
     killed = WorkerReport(0, 0, WorkerState.FAILED, 1, -9, 1e9, tail=tail)
     assert f"\n  {label}\n    {tail.splitlines()[0]}" in render(found([report(0, killed)]))
+
+
+def test_what_is_cut_off_ends_with_an_ellipsis() -> None:
+    source = f"    loss = criterion({', '.join(f'argument_{number}' for number in range(20))})"
+    tail = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\n{source}\nValueError: x'
+    words = " ".join(f"word{number}" for number in range(100))
+    cause = RootCause(1, CauseKind.EXCEPTION, "ValueError: x", remedy=words, tail=tail)
+    lines = render(cause).splitlines()
+    assert next(line for line in lines if "criterion" in line).endswith("…")
+    assert [line for line in lines if "word" in line][-1].endswith(" …")
+    whole = render(replace(cause, remedy=" ".join(words.split()[:30])))
+    assert "word29" in whole
+    assert " …" not in whole.replace("argument", "")[: whole.index("Traceback")]
 
 
 def test_generations_that_failed_in_the_same_way_are_explained_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic_agent.diagnosis.cause import CauseKind, RootCause
 from elastic_agent.diagnosis.run_log import KEPT_GENERATIONS, KEPT_WORLDS, Change, RunLog
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 
@@ -26,10 +27,11 @@ def test_a_generation_ends_with_the_plan_that_forms_the_next_one() -> None:
     assert log.since_s == 10.0
     failure = Failure(FailureKind.WORKER, "worker n1/0 exited with code 1")
     assert log.see(forming(2, "worker n1/0 exited with code 1", failure), 70.0) == Change(ended=(1,))
-    log.explain(1, "root cause: worker n1/0")
+    log.explain(1, RootCause(1, CauseKind.EXIT_CODE, "exited with code 1", node_id="n1", slot=0))
     (first,) = log.generations
     assert (first.began_s, first.ended_s, first.nodes, first.workers) == (10.0, 70.0, ("n0", "n1"), 3)
-    assert (first.end, first.cause) == ("worker n1/0 exited with code 1", "root cause: worker n1/0")
+    assert (first.end, first.culprit) == ("worker n1/0 exited with code 1", "n1/0")
+    assert first.cause.startswith("generation 1: root cause: worker n1/0 exited with code 1")
     assert list(log.failures) == [1]
     assert first.failed
 

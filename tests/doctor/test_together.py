@@ -242,6 +242,12 @@ def test_differences_that_are_usual_are_only_shown() -> None:
     assert list(difference_findings(machines, columns)) == []
 
 
+def test_of_two_machines_whose_clocks_differ_one_finding_names_both() -> None:
+    (finding,) = clock_findings({"a": "n1", "b": "n2"}, {"a": (7.2,), "b": (-7.2,)})
+    assert finding.machine == "n1"
+    assert "7 s ahead of that of n2 (one of the two is wrong)" in finding.cause
+
+
 def test_a_wrong_clock_is_reported() -> None:
     ahead = {"a": [-60.0, 0.0, 0.1], "b": [60.0, 60.1, 59.9], "c": [-60.0, 0.1, 0.0]}
     (finding,) = clock_findings({"a": "a", "b": "b", "c": "c"}, ahead)

@@ -30,6 +30,11 @@ def misbehave(kind: str, numbers: torch.Tensor) -> None:
         threading.Event().wait()  # HERE
     elif kind == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "finally":
+        try:
+            raise ValueError("loss is NaN")  # RAISED
+        finally:
+            dist.barrier()  # FINALLY
     elif kind == "mismatch":
         dist.reduce(numbers, 0)
     elif kind == "exits":

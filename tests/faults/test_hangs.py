@@ -22,6 +22,8 @@ EXPECTED = {
     "elsewhere": "worker b/1 (rank 3) is one all_reduce behind: 1 MB, sequence number 11, called by ranks 0-2, 4-5 at "
     "hanging.py:{ALL}; it is at hanging.py:{HERE}",
     "stopped": "worker b/1 (rank 3) is stopped by a signal",
+    "finally": "worker b/1 (rank 3) waits in barrier at hanging.py:{FINALLY} while it handles ValueError: loss is NaN "
+    "(hanging.py:{RAISED}); ranks 0-2, 4-5 wait for it at hanging.py:{ALL}",
     "mismatch": "worker b/1 (rank 3) called reduce of 1 MB",
     "uneven": "worker b/1 (rank 3) called barrier",
     "loader": "it waits for its data loader at hanging.py:",
@@ -40,7 +42,7 @@ def test_each_kind_of_hang_is_attributed_to_the_right_worker_and_line(make_clust
     lines = {
         mark: number
         for number, line in enumerate(HANGING.read_text().splitlines(), 1)
-        for mark in ("HERE", "ALL")
+        for mark in ("HERE", "ALL", "FINALLY", "RAISED")
         if line.endswith(f"# {mark}")
     }
     for generation, kind in enumerate(EXPECTED, 1):

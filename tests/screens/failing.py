@@ -92,6 +92,8 @@ HANGING = (
     Kind("deadlocked-loader", "a deadlocked data loader", 30, "waits for its data loader", r"at faulty.py:\d+", CULPRIT),
 )  # fmt: skip
 
+HARMLESS = Path(__file__).parents[1] / "diagnosis" / "harmless.txt"
+
 END_S = 15.0
 """How much later than the first agent the other one may end."""
 
@@ -101,23 +103,34 @@ mount -t tmpfs -o ro tmpfs $SCREEN_FOLDER/read-only
 mount -t tmpfs -o size=8m tmpfs /dev/shm"""
 
 
-def rated_in_one_job(kinds: Sequence[Kind], folder: Path, patience_s: float) -> list[Rating]:
-    """Run the job to its end, and rate the screen that each failure left on each terminal."""
+def rated_in_one_job(
+    kinds: Sequence[Kind], folder: Path, patience_s: float, *, noisy: bool = False
+) -> list[Rating]:
+    """Run the job to its end, and rate the screen that each failure left on each terminal.
+
+    Args:
+        kinds: the failures, one for each generation.
+        folder: is made.
+        patience_s: how long the job may take.
+        noisy: the worker that fails also writes harmless lines to its stderr, before its error and when it exits.
+    """
     for name in ("small", "read-only", "only-on-a"):
         (folder / name).mkdir(parents=True)
     arguments = (*(one.kind for one in kinds), "none")
     options = "--max-restarts", "200", "--restart-backoff", "0", "--hang-timeout", "17"
     with Stage(folder, options=options) as stage:
         for node, setup in (("a", ""), ("b", ON_B)):
-            stage.start(node, slots=2, script=FAULTY, arguments=arguments, setup=setup)
+            noise = {"SCREEN_NOISE": str(HARMLESS)} if noisy else {}
+            stage.start(node, slots=2, script=FAULTY, arguments=arguments, setup=setup, **noise)
         with suppress(AssertionError):  # what was not reached by then has no points
             stage.wait_first_end(patience_s)
             stage.cluster.wait_end(timeout_s=END_S)
         texts = {node: stage.cluster.agents[node].said() for node in stage.nodes}
-    return [_rated(one, number, texts) for number, one in enumerate(kinds, 1)]
+    beside = ", beside harmless lines" if noisy else ""
+    return [_rated(one, number, texts, beside) for number, one in enumerate(kinds, 1)]
 
 
-def _rated(kind: Kind, generation: int, texts: dict[str, str]) -> Rating:
+def _rated(kind: Kind, generation: int, texts: dict[str, str], beside: str) -> Rating:
     words = Words(kind.cause, kind.machine, kind.remedy)
     terminals = []
     for node, text in texts.items():
@@ -125,7 +138,7 @@ def _rated(kind: Kind, generation: int, texts: dict[str, str]) -> Rating:
         # The screen may also show what is said of the generation before.
         points = words.points(screen) if words.points(explained) >= 2 else min(1, words.points(screen))
         terminals.append(Terminal(node, points, after_s, screen, words.said(explained)))
-    return Rating(kind.name, kind.source, tuple(terminals))
+    return Rating(f"{kind.name}{beside}", kind.source, tuple(terminals))
 
 
 def screen_of(generation: int, text: str) -> tuple[str, str, float | None]:

@@ -150,7 +150,7 @@ def test_a_malformed_error_file_is_ignored(contexts: Contexts, content: str) -> 
     contexts.feed(context, Exited)
     result = context.wait(0)
     assert result is not None
-    assert result.failures[0].message == context.failures[0].message == "gave up"
+    assert result.failures[0].message == context.failures[0].words == "gave up"
     contexts.stop(context)
 
 

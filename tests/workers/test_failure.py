@@ -65,8 +65,8 @@ def recorded(message: str, stack: str = "") -> str:
         ),
         (3, "", "exited with code 3"),
         (3, " \n--\n", "exited with code 3"),
-        (1, "\x1b[31mred\x1b[0m error\x07\n", "exited with code 1: red error"),
-        (1, "50 %\r100 %\rfatal: no data", "exited with code 1: fatal: no data"),
+        (1, "\x1b[31mred\x1b[0m error\x07\n", "exited with code 1; its last line: red error"),
+        (1, "50 %\r100 %\rfatal: no data", "exited with code 1; its last line: fatal: no data"),
         (-9, "", "was killed by SIGKILL"),
         (-9, TRACEBACK, "was killed by SIGKILL"),
         (-11, "", "was killed by SIGSEGV (crash in native code)"),
@@ -239,7 +239,7 @@ def test_a_non_utf_8_file_name_is_shown_escaped() -> None:
 )
 def test_control_and_bidi_characters_in_errors_are_escaped(text: str) -> None:
     for failure in (describe(0, 1, recorded(text, text), ""), describe(0, 1, "", text)):
-        assert failure.message == "red"
+        assert failure.message + failure.last_line == "red"
         assert failure.tail == "red"
 
 

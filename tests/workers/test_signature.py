@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
+from elastic_agent.diagnosis.known_errors import KnownError, known_errors
 from elastic_agent.workers.failure import describe
 
 TRACE = """\
@@ -147,3 +149,11 @@ def test_a_worker_without_an_error_message_has_no_signature() -> None:
 
 def test_a_worker_on_a_full_disk_has_no_signature() -> None:
     assert describe(0, 1, "", traced(DEVICES), "no space left").signature == ""
+
+
+@pytest.mark.parametrize(
+    "known", [row for row in known_errors().values() if row.is_lasting], ids=lambda row: row.name
+)
+def test_an_error_that_is_known_to_last_is_the_same_each_time(known: KnownError) -> None:
+    for error in known.example:
+        assert signed(traced(error if re.match(r"[\w.]+Error: ", error) else f"RuntimeError: {error}")) != ""

@@ -162,6 +162,8 @@ class WorkersFailed(AgentEvent):
 
     generation: int
     failure: Failure
+    is_shown: bool = False
+    """The worker wrote to the agent's own standard error, so what it said of its end was seen."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,10 @@ class Stalled(AgentEvent):
     """The worker whose heartbeats have stopped for so long; None: none has."""
     step: int = 0
     """Of its last heartbeat."""
+    idle_s: float = 0.0
+    """For so long no worker has used a processor, read or written; 0: they have, or it was told."""
+    processes: tuple[int, ...] = ()
+    """If they have not: the workers and their descendants."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +229,10 @@ class WorkerEnd:
     """When its script ended, or the process began to end; None: not known."""
     progress: tuple[GroupProgress, ...] = ()
     """Its last collectives, if an exception ended its script or gloo aborted another worker; empty: not known."""
+    stdout: str = ""
+    """The file that its standard output went to; empty: that of its agent."""
+    is_shown: bool = False
+    """It wrote to the agent's own standard error."""
 
 
 @dataclass(frozen=True)

@@ -305,9 +305,9 @@ class Supervisor:
             parts.collectives,
         )
 
-    def hang(self, generation: int, summary: str, slot: int | None, stalled_s: float) -> None:
-        """The workers of this generation hang; ``slot`` is the cause, if it is a worker of this node."""
-        self._runner.hang(generation, summary, slot, stalled_s)
+    def hang(self, generation: int, failure: Failure) -> None:
+        """The workers of this generation hang."""
+        self._runner.hang(generation, failure)
 
     def _guard_readable(self) -> None:
         for event in self._parts.guard.read_events():

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from elastic_agent.protocol import Failure, FailureKind, Plan, Seat
 
-from .findings import last_error
+from .known_errors import known_error
 from .records import NodeReport, WorkerReport, WorkerState
-
-_SUMMARY = re.compile(
-    r"worker \S+ (?:exited with code -?\d+(?: \(128 \+ \w+\))?|was (?:killed|terminated) by [\w ]+?)"
-    r"(?: \(no space for its output: [^)]*\))?(?:: (?P<error>.*?))?(?: \((?P<hint>[^()]|\([^()]*\))*\))?"
-)
-"""A failure in one line, as :meth:`elastic_agent.workers.failure.WorkerFailure.summary` writes it."""
 
 
 def with_announced(
@@ -47,17 +40,15 @@ def with_announced(
 
 
 def _worker(failure: Failure, slot: int, seat: Seat) -> WorkerReport:
-    rank = seat.first_rank + slot
-    error = error_in(failure)
+    found = known_error(failure.error) if failure.error else None
     return WorkerReport(
-        slot, rank, WorkerState.FAILED, returncode=failure.returncode, error=error, tail=failure.tail
+        slot,
+        seat.first_rank + slot,
+        WorkerState.FAILED,
+        returncode=failure.returncode,
+        error=failure.error,
+        tail=failure.tail,
+        known=found.name if found is not None else "",
+        peer=found.peer if found is not None else "",
+        peer_rank=found.rank if found is not None else None,
     )
-
-
-def error_in(failure: Failure) -> str:
-    """The error of a worker, without how it ended and without its remedy; empty if it wrote none."""
-    from_tail = last_error(failure.tail)
-    if from_tail:
-        return from_tail[:512]
-    found = _SUMMARY.fullmatch(failure.summary)
-    return (found["error"] or "") if found is not None else failure.summary

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .catalogue import BY_NAME, known_error
 from .cause import CauseKind
+from .known_errors import CAUSES, Nature, Recognised, known_error, known_errors, readable
 from .records import NodeReport, WorkerReport, WorkerState
 from .signals import MEANINGS, REMEDIES, ending, signal_name
-from .symptoms import CAUSES, Nature, Recognised, is_warning, readable
 
 _TRACEBACK = "Traceback (most recent call last):"
 _LINKS = ("During handling of the above ", "The above exception was the direct cause ")
@@ -110,28 +109,34 @@ def judge(report: NodeReport, worker: WorkerReport) -> Finding:
 
 def _failed(report: NodeReport, worker: WorkerReport) -> Finding:
     error = first_error(worker)
-    recognised = _recognise(worker, error)
-    nature = recognised.symptom.nature if recognised is not None else Nature.OWN
+    recognised = _recognised(worker, error)
+    nature = recognised.nature if recognised is not None else Nature.OWN
     if _was_out_of_memory(report, worker, recognised):
         return _out_of_memory(report, worker, error)
-    name = signal_name(worker.returncode)
-    if name and not error:
-        what = ending(worker.returncode)
-        meaning, remedy = MEANINGS.get(name, ""), REMEDIES.get(name, "")
-        return Finding(
-            report,
-            worker,
-            Standing.FAILED,
-            CauseKind.SIGNAL,
-            what,
-            recognised,
-            meaning,
-            _own(recognised, remedy),
-        )
-    kind = CauseKind.EXCEPTION if error else CauseKind.EXIT_CODE
-    what = readable(error) or ending(worker.returncode)
-    meaning = recognised.symptom.meaning if recognised is not None else ""
-    return Finding(report, worker, _STANDINGS[nature], kind, what, recognised, meaning, _own(recognised, ""))
+    found = Finding(
+        report,
+        worker,
+        _STANDINGS[nature],
+        CauseKind.EXCEPTION,
+        readable(error),
+        recognised,
+        recognised.meaning if recognised is not None else "",
+        recognised.remedy if recognised is not None else "",
+    )
+    if error:
+        return found
+    name, what = signal_name(worker.returncode), ending(worker.returncode)
+    if not name:
+        what = f"{what}; its last line: {worker.last_line}" if worker.last_line else what
+        return replace(found, kind=CauseKind.EXIT_CODE, what=what)
+    meaning, remedy = MEANINGS.get(name, ""), REMEDIES.get(name, "")
+    return replace(
+        found,
+        kind=CauseKind.SIGNAL,
+        what=what,
+        meaning="; ".join(filter(None, (meaning, found.meaning))),
+        remedy=found.remedy or remedy,
+    )
 
 
 _STANDINGS = {
@@ -152,14 +157,7 @@ def _stopped(report: NodeReport, worker: WorkerReport) -> Finding:
     is_own = found.standing is Standing.FAILED and (
         wrote_traceback or crashed or found.kind is CauseKind.OUT_OF_MEMORY
     )
-    standing = Standing.FAILED_WHILE_STOPPED if is_own else Standing.STOPPED
-    return Finding(
-        report, worker, standing, found.kind, found.what, found.recognised, found.meaning, found.remedy
-    )
-
-
-def _own(recognised: Recognised | None, otherwise: str) -> str:
-    return recognised.symptom.remedy or otherwise if recognised is not None else otherwise
+    return replace(found, standing=Standing.FAILED_WHILE_STOPPED if is_own else Standing.STOPPED)
 
 
 _KILLED = re.compile(r"Killed process (\d+)\b", re.ASCII)
@@ -167,7 +165,7 @@ _KILLED = re.compile(r"Killed process (\d+)\b", re.ASCII)
 
 def _was_out_of_memory(report: NodeReport, worker: WorkerReport, recognised: Recognised | None) -> bool:
     killed = signal_name(worker.returncode) == "SIGKILL" or (
-        recognised is not None and recognised.symptom.name == "loader-killed"
+        recognised is not None and recognised.name == "loader-killed"
     )
     is_named = str(worker.pid) in _KILLED.findall(report.facts.get("kernel_log", ""))
     return killed and (report.facts.get("oom_kills", "0") not in ("", "0") or is_named)
@@ -190,22 +188,14 @@ def _out_of_memory(report: NodeReport, worker: WorkerReport, error: str) -> Find
     )
 
 
-def _recognise(worker: WorkerReport, error: str) -> Recognised | None:
-    """The known error, as the worker's node found it, or in what the report contains."""
-    if error and error != worker.error:
-        return known_error(error)  # the rest of what is known concerns the exceptions that followed
-    found = known_error(f"{error}\n{_message_lines(worker.tail)}")
-    reported = BY_NAME.get(worker.symptom)
-    if reported is None or (found is not None and found.symptom.nature in CAUSES):
-        return found
-    if found is not None and reported.nature not in CAUSES:
-        return found  # it has the address
-    return Recognised(reported)
-
-
-def _message_lines(tail: str) -> str:
-    """Without frames of tracebacks, whose source lines may name any error, and without warnings of torch."""
-    return "\n".join(line for line in tail.splitlines() if not line.startswith("  ") and not is_warning(line))
+def _recognised(worker: WorkerReport, error: str) -> Recognised | None:
+    """The known error, as the worker's node found it, which read all of its output."""
+    if error != worker.error:
+        return known_error(error)  # what is known otherwise concerns the exceptions that followed
+    known, reason = known_errors().get(worker.known), known_errors().get(worker.reason)
+    if known is None and reason is None:
+        return None
+    return Recognised(known, reason, worker.evidence, worker.peer, worker.peer_rank)
 
 
 def first_error(worker: WorkerReport) -> str:
@@ -223,7 +213,7 @@ def first_error(worker: WorkerReport) -> str:
 
 def _is_consequence(error: str) -> bool:
     known = known_error(error)
-    return known is not None and known.symptom.nature not in CAUSES
+    return known is not None and known.nature not in CAUSES
 
 
 def _links(tail: str) -> list[str]:
@@ -237,9 +227,3 @@ def _links(tail: str) -> list[str]:
         chain.append(next((line for line in lines if line and not line.startswith(" ")), ""))
         is_linked = any(line.startswith(_LINKS) for line in lines)
     return [" ".join(error.split()) for error in chain if error]
-
-
-def last_error(tail: str) -> str:
-    """The exception with which the last traceback in this text ends; empty if there is none."""
-    links = _links(tail)
-    return links[-1] if links else ""

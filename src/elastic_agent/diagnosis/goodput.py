@@ -206,6 +206,11 @@ class Account:
 
     # -- steps ----------------------------------------------------------------------------------
 
+    @property
+    def reached(self) -> int:
+        """The highest step that counts as trained; 0: none is known."""
+        return self._marks[-1][0] if self._marks else 0
+
     def _resume(self, step: int) -> None:
         """Workers continue at this step: what was trained after it was reached for the first time is repeated."""
         if not self._marks:

@@ -25,6 +25,20 @@ MAKE_GROUPS = frozenset({"init_process_group", "new_group"})
 
 LONGEST_SUMMARY = 512
 
+_ON_SEVERAL_MACHINES = (
+    "the workers do not reach each other; let the machines connect to each other on all ports (firewall), and "
+    "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface of that network, or unset them"
+)
+_ON_ONE_MACHINE = (
+    "the workers, which are all on this machine, do not meet; call it without init_method and store, and leave "
+    "MASTER_ADDR and MASTER_PORT as the agent sets them: nobody listens on a port that the script chooses, as under a "
+    "launcher no worker hosts a store"
+)
+
+_SHOWN_WORKERS = 4
+_SHOWN_PIDS = 8
+"""In a line."""
+
 SHOWN_FRAMES = 12
 """Of each stack in the details: the innermost."""
 
@@ -36,6 +50,8 @@ class HangKind(enum.StrEnum):
     """A process was stopped by a signal or a debugger."""
     EXITED = "exited"
     """A worker has ended with 0; the others wait for it."""
+    EXCEPTION = "exception"
+    """A worker raised an exception, and waits in a ``finally``, an ``except`` or a ``with`` while it handles it."""
     MISMATCH = "mismatch"
     """The ranks of a group have called different collectives."""
     DATA_LOADER = "data-loader"
@@ -71,7 +87,7 @@ class Hang:
     """Several lines: where all ranks are, and their stacks."""
 
 
-def find_hang(reports: Iterable[NodeReport], world_size: int) -> Hang | None:
+def find_hang(reports: Collection[NodeReport], world_size: int) -> Hang | None:
     """Why nothing progresses, from one report per node on the same generation.
 
     Returns:
@@ -87,15 +103,40 @@ def find_standstill(reports: Collection[NodeReport], world_size: int) -> Hang | 
     return find_hang(reports, world_size)
 
 
+def idle_words(report: NodeReport, idle_s: float, processes: Collection[int]) -> str:
+    """Where the workers of a node are that do nothing, and wait for no other worker; in one line.
+
+    Args:
+        report: the node's.
+        idle_s: for how long they have done nothing.
+        processes: the workers and their descendants.
+    """
+    running = [worker for worker in report.workers if worker.state is WorkerState.RUNNING]
+    names = [
+        f"worker {report.node_id}/{worker.slot} (pid {worker.pid}; {_place(worker)})" for worker in running
+    ]
+    names[_SHOWN_WORKERS:] = [f"{len(names) - _SHOWN_WORKERS} more"] if len(names) > _SHOWN_WORKERS else []
+    rest = sorted({*processes} - {worker.pid for worker in running})
+    if rest:
+        more = f" and {len(rest) - _SHOWN_PIDS} more" if len(rest) > _SHOWN_PIDS else ""
+        names.append(f"their processes {', '.join(map(str, rest[:_SHOWN_PIDS]))}{more}")
+    return (
+        f"nothing has used a processor, read or written for {idle_s:.0f} s, and no worker waits for another one in a "
+        f"collective: {', '.join(names)}; if they do not wait on purpose (input, a debugger, a pause), elastic-agent "
+        "stacks shows where they are"
+    )
+
+
 def stands_still(report: NodeReport) -> bool:
     """Whether the workers of the node make no progress, or have ended."""
     return report.is_final or report.stalled_s is not None
 
 
 class _Comparison:
-    def __init__(self, reports: Iterable[NodeReport], world_size: int) -> None:
+    def __init__(self, reports: Collection[NodeReport], world_size: int) -> None:
         self.nodes = {one.rank: report.node_id for report in reports for one in report.workers}
         self.workers = {one.rank: one for report in reports for one in report.workers}
+        self.hosts = {report.host or report.node_id for report in reports}
         self.ranks = sorted({*range(world_size), *self.workers})
         self.groups = {
             name: found
@@ -120,9 +161,8 @@ class _Comparison:
     def result(self) -> Hang | None:
         if not self.waiting:
             return None
-        return (
-            self._stopped() or self._mismatch() or self._behind() or self._not_called() or self._transport()
-        )
+        found = self._stopped() or self._mismatch() or self._behind() or self._not_called()
+        return (found and self._handling(found)) or found or self._transport()
 
     # -- causes ---------------------------------------------------------------------------------
 
@@ -160,6 +200,24 @@ class _Comparison:
             "conditions on the rank and uneven numbers of batches are common reasons"
         )
         return self._hang(HangKind.MISMATCH, ranks, words)
+
+    def _handling(self, found: Hang) -> Hang | None:
+        """The exception because of which a worker has left the common sequence of collectives."""
+        blamed = {culprit.rank for culprit in found.culprits}
+        ranks = [rank for rank, worker in self.workers.items() if worker.handles]
+        if found.kind is not HangKind.MISMATCH:  # there, the majority may be in the handler
+            ranks = [rank for rank in ranks if rank in blamed]
+        if found.kind in (HangKind.STOPPED, HangKind.EXITED) or not 0 < len(ranks) < len(self.workers):
+            return None
+        worker, others = self.workers[ranks[0]], [rank for rank in self.waiting if rank not in ranks]
+        waits = f"waits in {worker.waits_in}" if worker.waits_in else "is"
+        words = f"{self._named(ranks[:1])} {waits}{_at(worker.line)} while it handles {worker.handles}"
+        if worker.raised_at:
+            words += f" ({worker.raised_at})"
+        if others:
+            verb = "waits" if len(others) == 1 else "wait"
+            words += f"; {rank_words(others)} {verb} for it{_at(self._common_line(others))}"
+        return self._hang(HangKind.EXCEPTION, ranks[:1], words)
 
     def _behind(self) -> Hang | None:
         depends: dict[str, list[int]] = {}
@@ -244,10 +302,10 @@ class _Comparison:
         if not ranks:
             return None
         line, function = self._common_line(ranks), self.workers[ranks[0]].waits_in
+        is_local = len(self.hosts) == 1 and len(self.workers) == len(self.ranks)
         words = (
             f"{self._named(ranks)} {_are(ranks)} still in {function}{f' at {line}' if line else ''}: "
-            "the workers do not reach each other; let the machines connect to each other on all ports (firewall), and "
-            "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface of that network, or unset them"
+            f"{_ON_ONE_MACHINE if is_local else _ON_SEVERAL_MACHINES}"
         )
         return self._hang(HangKind.TRANSPORT, [], words)
 
@@ -368,6 +426,10 @@ def _place(worker: WorkerReport) -> str:
     at = f"at {worker.line}" if worker.line else ""
     doing = at if collective and not worker.is_silent else _doing(worker)
     return ", ".join(filter(None, (collective, doing))) or "no collective yet"
+
+
+def _at(line: str) -> str:
+    return f" at {line}" if line else ""
 
 
 def _are(ranks: list[int]) -> str:

@@ -15,8 +15,8 @@ from .collective_calls import described, different, known_calls, rank_words
 from .findings import Finding
 from .records import Collective
 
-SYMPTOMS = frozenset({"collective-mismatch", "collective-shapes"})
-"""The names of the errors that say so."""
+ERRORS = frozenset({"collective-mismatch", "collective-shapes"})
+"""The names of the known errors that say so."""
 
 _DETAIL = re.compile(
     r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\(SequenceNumber=(?P<number>\d+), "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from elastic_agent.protocol import Failure, FailureKind, Plan, Seat
@@ -10,9 +9,6 @@ from elastic_agent.protocol import Failure, FailureKind, Plan, Seat
 from .cause import CauseKind, RootCause
 
 _START_KINDS = frozenset({FailureKind.START, FailureKind.BOOTSTRAP, FailureKind.TOO_FEW})
-_WORKER = re.compile(r"\bworker (?P<node>[A-Za-z0-9._:@+-]+)/(?P<slot>\d+)\b")
-_UNSURE = "it may have been waiting for another worker"
-"""In the summary of a hang that only a heartbeat revealed."""
 
 
 def is_hang(plan: Plan | None) -> bool:
@@ -38,15 +34,12 @@ def planned_failure(generation: int, seats: Sequence[Seat], plan: Plan | None) -
         slot=slot,
         rank=seat.first_rank + slot if seat is not None and slot is not None else None,
         tail=failure.tail,
-        is_certain=_UNSURE not in failure.summary,
+        is_certain=failure.is_certain,
     )
 
 
 def _culprit(failure: Failure, failed_node: str) -> tuple[str, int | None]:
-    """Node and slot. Every node announces a hang, so the one to blame is the one that the summary names."""
-    named = _WORKER.search(failure.summary) if failure.kind is FailureKind.HANG else None
-    if named is not None:
-        return named["node"], int(named["slot"])
-    if failure.kind is FailureKind.HANG and failure.slot is None:
-        return "", None
+    """Node and slot. Every node announces a hang, so the one to blame is the one that it names."""
+    if failure.kind is FailureKind.HANG:
+        return failure.culprit or "", failure.culprit_slot
     return failed_node, failure.slot

@@ -8,12 +8,13 @@ import textwrap
 from collections.abc import Iterable
 
 from .cause import CauseKind, RootCause
-from .symptoms import readable
+from .known_errors import readable
 
 MOST_LINES = 17
 """So that it is on a screen of 20 lines with what is logged after it."""
 _TAIL_LINES = 8
 _WIDTH = 110
+_ITEM_LINES = 3
 _FRAME = '  File "'
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 _TRACEBACKS = (
@@ -30,9 +31,7 @@ _VERBS = ("was ", "exited ", "ended", "did ", "called ", "made ")
 def headline(cause: RootCause) -> str:
     """Cause, machine and worker in one line."""
     who = _who(cause)
-    what = (
-        cause.what if len(cause.what) <= _MESSAGE_CHARACTERS else cause.what[: _MESSAGE_CHARACTERS - 1] + "…"
-    )
+    what = _cut(cause.what, _MESSAGE_CHARACTERS)
     verb = "root cause" if cause.is_certain else "probable root cause"
     if cause.kind is CauseKind.NODE_LOST or not who:
         where = f" on {cause.host}" if cause.host and cause.host not in what else ""
@@ -45,8 +44,8 @@ def headline(cause: RootCause) -> str:
     return f"{verb}: {who}{'' if what.startswith(_VERBS) else ':'} {what}{_folded(cause)}"
 
 
-def render(cause: RootCause) -> str:
-    """The report."""
+def render(cause: RootCause, shown_tail: str = "") -> str:
+    """The report; without the tail if this one was shown already."""
     lines = [f"generation {cause.generation}: {headline(cause)}"]
     lines += _item("meaning", cause.meaning)
     lines += _item("remedy", cause.remedy)
@@ -54,11 +53,12 @@ def render(cause: RootCause) -> str:
     for number, other in enumerate(cause.others):
         lines += _item("others" if not number else "", other)
     room = min(_TAIL_LINES, MOST_LINES - len(lines) - 1)
-    tail = own_frames(cause.tail, room)
+    is_shown = bool(shown_tail) and _last_line(cause.tail) == _last_line(shown_tail)
+    tail = own_frames(cause.tail, room) if not is_shown else []
     if tail and room > 1:
         of = f" of worker {cause.tail_of}" if cause.tail_of else ""
         what = "traceback" if any(mark in cause.tail for mark in _TRACEBACKS) else "last output"
-        lines += [f"  {what}{of}:", *(f"    {_short(line)}"[:_WIDTH] for line in tail)]
+        lines += [f"  {what}{of}:", *(_cut(f"    {_short(line)}", _WIDTH) for line in tail)]
     return "\n".join(lines[:MOST_LINES])
 
 
@@ -108,6 +108,11 @@ def _whole_frames(lines: list[str]) -> list[str]:
     return list(itertools.dropwhile(lambda line: line.startswith("    "), lines))
 
 
+def _last_line(text: str) -> str:
+    """The error itself, if the text is a traceback."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def _who(cause: RootCause) -> str:
     if not cause.node_id:
         return ""
@@ -119,6 +124,10 @@ def _who(cause: RootCause) -> str:
 def _short(line: str) -> str:
     """A line of a tail; an error without what would leave no room for its message."""
     return line if line.startswith(" ") else readable(line)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _folded(cause: RootCause) -> str:
@@ -139,4 +148,6 @@ def _item(name: str, text: str) -> list[str]:
         subsequent_indent=" " * 11,
         break_long_words=False,
         break_on_hyphens=False,
-    )[:2]
+        max_lines=_ITEM_LINES,
+        placeholder=" …",
+    )

@@ -8,6 +8,7 @@ decides among equals. See `docs/diagnosis.md`.
 from __future__ import annotations
 
 import math
+import os
 import signal
 from collections.abc import Iterable, Sequence
 
@@ -18,12 +19,12 @@ from elastic_agent.protocol import Plan, Seat, World
 from .announced import with_announced
 from .cause import CauseKind, RootCause
 from .findings import Finding, Standing, judge
-from .mismatch import SYMPTOMS, Mismatch, find_mismatch
+from .known_errors import Nature
+from .mismatch import ERRORS, Mismatch, find_mismatch
 from .others import describe_others, where
 from .planned import is_hang, planned_failure
 from .records import NodeReport, WorkerState
 from .signals import signal_name
-from .symptoms import Nature
 
 _FREEING_S = 0.1
 """So much later than a process ended its connections may break: the kernel frees its memory first."""
@@ -97,7 +98,7 @@ def _choose(
         early = _exited_before(failures, consequences, first)
         if early is not None:
             return _exited_early(generation, early, consequences, findings)
-        if _symptom(first) in SYMPTOMS:
+        if _name(first) in ERRORS:
             return _mismatched(generation, first, findings)
         return _worker_failed(generation, first, findings)
     if lost is not None:
@@ -167,7 +168,8 @@ def _called_another(
 def _with_fact(first: Finding) -> str:
     """What the error means, with the observation of the machine that belongs to it."""
     facts = first.report.facts
-    name = first.recognised.symptom.fact if first.recognised is not None else ""
+    explanation = first.recognised.explanation if first.recognised is not None else None
+    name = explanation.fact if explanation is not None else ""
     log = facts.get("kernel_log", "") if first.kind is CauseKind.SIGNAL else ""
     observed = facts.get(name, "") if name else log
     if not first.meaning:
@@ -178,7 +180,13 @@ def _with_fact(first: Finding) -> str:
 def _next_step(first: Finding) -> str:
     if first.worker.tail and first.kind is CauseKind.EXCEPTION:
         return ""
-    return f"read the end of the output of worker {first.id} on {_host(first.report)}"
+    if first.worker.stdout == os.devnull:
+        return (
+            f"the output of worker {first.id} was not kept (--local-ranks-filter); start with --redirects 3 and "
+            "--log-dir DIR, and read its files there"
+        )
+    file = f", {first.worker.stdout}," if first.worker.stdout else ""
+    return f"read the end of the output of worker {first.id}{file} on {_host(first.report)}"
 
 
 def _exited_early(
@@ -228,10 +236,10 @@ def _only_consequences(generation: int, consequences: list[Finding], findings: l
     """No worker failed by itself, as far as is known."""
     first = consequences[0]
     absent = _absent(consequences, findings)
-    symptom = first.recognised.symptom if first.recognised is not None else None
-    if absent is not None and (symptom is None or symptom.name not in _CONNECTING):
+    if absent is not None and _name(first) not in _CONNECTING:
         return _absentee(generation, absent, first)
-    connecting = symptom is not None and (symptom.name in _CONNECTING or symptom.nature is Nature.PEER)
+    is_peer = first.recognised is not None and first.recognised.nature is Nature.PEER
+    connecting = is_peer or _name(first) in _CONNECTING
     peer = first.recognised.peer if first.recognised is not None else ""
     broke = f"{first.id} lost its connection to {peer or 'another worker'}"
     return RootCause(
@@ -265,15 +273,16 @@ def _absent(consequences: list[Finding], findings: list[Finding]) -> Finding | N
         return None
     rest = [one for one in findings if one not in waited]
     running = [one for one in rest if one.standing is Standing.STOPPED]
-    odd = [one for one in waited if _symptom(one) != _symptom(waited[0])]
+    odd = [one for one in waited if _name(one) != _name(waited[0])]
     for candidates in (rest, running, odd, [waited[0]] if len(odd) == len(waited) - 1 else []):
         if len(candidates) == 1 and len(findings) > 2:
             return candidates[0]
     return None
 
 
-def _symptom(one: Finding) -> str:
-    return one.recognised.symptom.name if one.recognised is not None else ""
+def _name(one: Finding) -> str:
+    """Of the known error that it raised; empty: none."""
+    return one.recognised.name if one.recognised is not None else ""
 
 
 def _absentee(generation: int, absent: Finding, first: Finding) -> RootCause:
@@ -306,13 +315,8 @@ def _lost(missing: list[Seat], consequences: list[Finding], plan: Plan | None) -
 
 
 def _is_reported_lost(seat: Seat, plan: Plan | None) -> bool:
-    """Whether the coordinator's reason for the next generation names the node as lost."""
-    if plan is None:
-        return False
-    return any(
-        part.endswith(" lost") and seat.node_id in part.removesuffix(" lost").replace(",", " ").split()
-        for part in plan.reason.split("; ")
-    )
+    """Whether the coordinator ended the generation because this node was lost."""
+    return plan is not None and seat.node_id in plan.lost
 
 
 def _blame(consequences: Iterable[Finding], seat: Seat) -> bool:

@@ -9,6 +9,8 @@ import msgspec
 
 from elastic_agent.protocol import Phase, Plan, World
 
+from .cause import RootCause
+from .render import render
 from .status import GenerationStatus
 
 KEPT_GENERATIONS = 1000
@@ -68,11 +70,13 @@ class RunLog:
         self._forget_old()
         return Change(ended, has_begun=True)
 
-    def explain(self, generation: int, cause: str, stacks: str = "") -> None:
-        """Note the report on the root cause of a generation's end, and where its workers were if they hung."""
+    def explain(self, generation: int, cause: RootCause, stacks: str = "") -> None:
+        """Note the root cause of a generation's end, and where its workers were if they hung."""
         known = self._generations.get(generation)
         if known is not None:
-            self._generations[generation] = msgspec.structs.replace(known, cause=cause, stacks=stacks)
+            self._generations[generation] = msgspec.structs.replace(
+                known, cause=render(cause), culprit=cause.worker, stacks=stacks
+            )
 
     def _end(self, plan: Plan, now_s: float) -> tuple[int, ...]:
         ended = tuple(

@@ -34,6 +34,8 @@ class GenerationStatus(Struct, frozen=True, omit_defaults=True):
     """Why it ended, in words."""
     cause: str = ""
     """The report on its root cause, if it failed."""
+    culprit: str = ""
+    """The worker that is the root cause, such as ``n2/0``, or the node; empty: not known."""
     stacks: str = ""
     """Where its workers were, with their stacks, if they hung."""
     failed: bool = False

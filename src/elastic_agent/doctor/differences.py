@@ -166,15 +166,21 @@ def clock_findings(names: Mapping[str, str], ahead_s: Mapping[str, Sequence[floa
 
     ``ahead_s``: for each machine, by how much the others found it ahead of themselves.
     """
-    for one, values in ahead_s.items():
+    for machine, values in ahead_s.items():
         median_s = sorted(values)[len(values) // 2] if values else 0.0
-        if abs(median_s) > LATE_S and len(values) > 0:
-            direction = "ahead of" if median_s > 0 else "behind"
-            yield Finding(
-                Severity.WARNING,
-                "clock",
-                f"the clock is {abs(median_s):.0f} s {direction} those of most machines; log times cannot be "
-                "compared, and certificates may be invalid",
-                "start a time service (chrony, systemd-timesyncd)",
-                names[one],
-            )
+        others = [names[other] for other in ahead_s if other != machine]
+        is_one_of_two = len(others) == 1  # it cannot be told which is wrong: told once
+        if abs(median_s) <= LATE_S or (is_one_of_two and median_s < 0):
+            continue
+        direction = "ahead of" if median_s > 0 else "behind"
+        usual = (
+            f"that of {others[0]} (one of the two is wrong)" if is_one_of_two else "those of most machines"
+        )
+        yield Finding(
+            Severity.WARNING,
+            "clock",
+            f"the clock is {abs(median_s):.0f} s {direction} {usual}; log times cannot be compared, and certificates "
+            "may be invalid",
+            "start a time service (chrony, systemd-timesyncd)",
+            names[machine],
+        )

@@ -14,6 +14,7 @@ from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.transport import (
     ExchangeLink,
     NotAStoreError,
+    Obstacle,
     TransportError,
     UnreachableError,
     interface_of,
@@ -169,7 +170,8 @@ class _Dialled:
                 waited_s = time.monotonic() - begun_s
                 problem = str(failure)
                 if waited_s > wait_s:
-                    return network.explain_unreachable(self._endpoint, problem)
+                    obstacle = getattr(failure, "obstacle", Obstacle.OTHER)
+                    return network.explain_unreachable(self._endpoint, problem, obstacle)
                 if waited_s > EARLY_S and problem != shown:
                     shown = problem
                     show(f"cannot reach the endpoint {self._endpoint} yet: {problem}")
@@ -187,13 +189,16 @@ class _Dialled:
     def _dial_etcd(self, access: EtcdAccess) -> ExchangeLink:
         from elastic_agent.transport import etcd
 
-        problems = []
+        problems, obstacles = [], set()
         for member in self._endpoint.members:
             try:
                 return etcd.dial_exchange(member, access, FOLDER)
             except UnreachableError as failure:
                 problems.append(str(failure))
-        raise UnreachableError("; ".join(problems))
+                obstacles.add(failure.obstacle)
+        raise UnreachableError(
+            "; ".join(problems), obstacles.pop() if len(obstacles) == 1 else Obstacle.OTHER
+        )
 
     def close(self) -> None:
         if self._host is not None:

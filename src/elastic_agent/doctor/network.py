@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from elastic_agent.transport import (
+    Obstacle,
     UnreachableError,
     holder_of,
     interface_of,
@@ -126,19 +127,24 @@ def _is_own_name(host: str) -> bool:
     return host.lower().partition(".")[0] == own
 
 
-def explain_unreachable(endpoint: Endpoint, problem: str) -> Finding:
-    """Why nothing answers at the endpoint, seen from this machine. ``problem``: what the connection ended with."""
+def explain_unreachable(endpoint: Endpoint, problem: str, obstacle: Obstacle) -> Finding:
+    """Explain why nothing answers at the endpoint, seen from this machine.
+
+    Args:
+        endpoint: of the run.
+        problem: what the connection ended with, in words.
+        obstacle: the same as a kind.
+    """
     own = ", ".join(other_addresses(interfaces())[:3]) or "none"
     try:
         local = any(is_local(resolve(member.host)) for member in endpoint.members)
     except UnreachableError:
         local = False
-    refused = "refused" in problem
-    if local and "accepts connections" in problem:
+    if local and obstacle is Obstacle.NO_ANSWER:
         remedy = "stop what listens there, or use another port in --rdzv-endpoint on all machines"
     elif local:
         remedy = "look at the problem reported for the port"
-    elif refused:
+    elif obstacle is Obstacle.REFUSED:
         remedy = (
             "run the command on the machine of the endpoint too, with the same port; if it runs there, a firewall "
             "rejects the port"

@@ -45,7 +45,7 @@ class _Finder:
 
     def __init__(self, names: "Collection[str]") -> None:
         self._names = names
-        self._searching = False
+        self._searching = False  # one for all threads: Python calls finders one at a time
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "types.ModuleType | None" = None

@@ -12,6 +12,7 @@ from elastic_agent.logs.setup import (
     bind_context,
     configure_logging,
     get_logger,
+    is_console,
     waiting_reporter,
 )
 
@@ -22,5 +23,6 @@ __all__ = [
     "bind_context",
     "configure_logging",
     "get_logger",
+    "is_console",
     "waiting_reporter",
 ]

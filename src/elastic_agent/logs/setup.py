@@ -33,6 +33,7 @@ class _Log:
     def __init__(self) -> None:
         self.context: dict[str, Any] = {}  # replaced as a whole, so that other threads see a consistent one
         self.status: StatusLine | None = None
+        self.is_console = False
 
 
 _log = _Log()
@@ -54,6 +55,7 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
     readable = log_format == "console" or (log_format == "auto" and on_terminal)
     lines = StatusLine(stream)
     _log.status = lines if readable and on_terminal else None
+    _log.is_console = readable
     if log_format == "auto" and is_journal(stream, os.environ):
         handler: logging.Handler = JournalHandler(stream)
         handler.setFormatter(_formatter(JSONRenderer(default=str)))
@@ -80,6 +82,11 @@ def configure_logging(log_format: str, level: str, stream: TextIO) -> None:
         cache_logger_on_first_use=False,
     )
     adopt_library_loggers()
+
+
+def is_console() -> bool:
+    """Return whether the log is for people to read, beside the output of workers; not JSON or systemd's journal."""
+    return _log.is_console
 
 
 def get_logger(**fields: object) -> BoundLogger:

@@ -273,6 +273,7 @@ def _seal(now: ClusterView, chosen: list[Sighting], *, charge: bool) -> Decision
             uncleared=(),
             failure=None,
             failed_node=None,
+            lost=(),
             free=False,
             succeeded=(),
             joining=(),
@@ -327,5 +328,5 @@ def forming_plan(plan: Plan, reason: str, **changes: object) -> Plan:
         reason=reason[:512],
         uncleared=unproven(plan),
         succeeded=(),
-        **{"notice": None, **changes},
+        **{"notice": None, "lost": (), **changes},
     )

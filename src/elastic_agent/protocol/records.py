@@ -133,6 +133,13 @@ class Failure(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
     """Workers of the node had reported a heartbeat in this generation."""
     stalled_s: Seconds = 0.0
     """For a hang: how long the worker had made no progress when it was noticed."""
+    error: Text = ""
+    """The error that the worker raised, in one line; empty if none is known."""
+    culprit: Name | None = None
+    """For a hang: the node of the worker that the others wait for, which need not be the node that reports it."""
+    culprit_slot: Count | None = None
+    is_certain: bool = True
+    """For a hang: the worker that it is attributed to is known to be the cause."""
 
 
 class Address(Struct, frozen=True, array_like=True):
@@ -398,6 +405,8 @@ class Plan(
     """Forming: the failure that ended the previous generation (charged or not when sealing).
     Failed: the failure the run ended with."""
     failed_node: Name | None = None
+    lost: tuple[Name, ...] = ()
+    """Forming, failed: the nodes that were lost while the previous generation ran."""
     free: bool = False
     """Forming: a participant of the previous generation is known to have been lost, to have restarted or to have
     left, so its failure is not charged."""

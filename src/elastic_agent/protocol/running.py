@@ -175,6 +175,7 @@ def _reform(
             reason,
             failure=failed[1] if failed else None,
             failed_node=failed[0].node_id if failed else None,
+            lost=tuple(seat.node_id for seat in lost),
             free=bool(lost or leaving or dropped) or _any_interrupted(now),
             notice=carried(now),
         ),

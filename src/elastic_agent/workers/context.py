@@ -138,6 +138,10 @@ class WorkerContext(PContext):
         """Whether no process of this generation is left, or none was ever started."""
         return self._stopped or not self._started
 
+    def shows_stderr(self, slot: int) -> bool:
+        """Whether this worker writes to the agent's own standard error."""
+        return not self.stderrs[slot]
+
     @property
     def failures(self) -> list[failure.WorkerFailure]:
         """Workers that failed by themselves, the first one first; not those that a stop ended. Reads their files."""
@@ -276,7 +280,7 @@ class WorkerContext(PContext):
         if message:
             result.message = message
         elif slot in self._failed and (
-            reported := self.failure(self._exits[slot], self.final_output(slot)).message
+            reported := self.failure(self._exits[slot], self.final_output(slot)).words
         ):
             result.message = reported
         # torch finds the first failure by whole seconds, of which the error file's are the worker's own;

@@ -11,10 +11,16 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic_agent.diagnosis.catalogue import known_error
+from elastic_agent.diagnosis.known_errors import (
+    CAUSES,
+    Recognised,
+    is_warning,
+    known_error,
+    possible_error,
+    readable,
+)
 from elastic_agent.diagnosis.signals import MEANINGS, ending
 from elastic_agent.diagnosis.signals import signal_name as name_of_signal
-from elastic_agent.diagnosis.symptoms import CAUSES, Symptom, is_warning, readable
 from elastic_agent.printable import plain
 from elastic_agent.workers.fatal_errors import last_fatal_error
 from elastic_agent.workers.signature import mismatch_signature, signature
@@ -31,7 +37,11 @@ _NATIVE = re.compile(r"^(?:\s*what\(\): +|Fatal Python error: )(.+)$", re.MULTIL
 _ABORTED_AFTER_EXCEPTION = "terminate called without an active exception"
 """What the C++ runtime writes if a thread, such as one of gloo's, still runs when Python exits after an exception."""
 _MISMATCH = "collective-shapes"
-"""The symptom of workers that pass tensors of different sizes to a collective; see :mod:`~..diagnosis.catalogue`."""
+"""The known error of workers that pass tensors of different sizes to a collective."""
+_SENT = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"})
+"""Signals that somebody sent: what a worker wrote before says nothing of why."""
+_FINAL_LINE = re.compile(r"(?:SyntaxError|IndentationError|TabError): |(?:[\w./-]+: )?[Ee]rror: ")
+"""How errors begin that end a program without a traceback: of its syntax, and of its arguments (argparse, click)."""
 _LONGEST_SUMMARY = 510
 _KEPT_LINES = 4
 """Of what a worker wrote before a signal ended it."""
@@ -41,9 +51,10 @@ _KEPT_LINES = 4
 class WorkerFailure:
     """How one worker failed.
 
-    `returncode` is negative for a signal, whose name is then `signal_name` ("" otherwise). `message` is the
-    error on one line, at most 500 characters, "" when nothing is known. `tail` is the end of its traceback
-    or stderr, at most 2 KiB of UTF-8. `no_room`: why its output could not be written to its files, "" if it could.
+    `returncode` is negative for a signal, whose name is then `signal_name` ("" otherwise). `message` is the error that
+    was raised on one line, at most 500 characters, "" if none is known; then `last_line` is the last one of its output.
+    `tail` is the end of its traceback or stderr, at most 2 KiB of UTF-8. `no_room`: why its output could not be written
+    to its files, "" if it could.
     """
 
     slot: int
@@ -52,22 +63,26 @@ class WorkerFailure:
     message: str
     tail: str
     no_room: str = ""
+    last_line: str = ""
     signature: str = ""
     """The same for the same error; see :func:`.signature.signature`."""
-    symptom: Symptom | None = None
-    """The known error that it is, if it is one."""
+    recognised: Recognised | None = None
+    """What is known of the error, or of what may have led to the end."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Observations of the machine; see :mod:`.facts`."""
     line: str = ""
     """Where the script was, such as ``train.py:88``, if the tail tells."""
 
     @property
+    def words(self) -> str:
+        """The error, or else the last line of its output."""
+        return self.message or self.last_line
+
+    @property
     def was_out_of_memory(self) -> bool:
         """Whether the kernel killed it, or a process of its DataLoader, because the memory was used up."""
-        killed = self.signal_name == "SIGKILL" or (
-            self.symptom is not None and self.symptom.name == "loader-killed"
-        )
-        return killed and self.facts.get("oom_kills", "0") not in ("", "0")
+        loader = self.recognised is not None and self.recognised.name == "loader-killed"
+        return (self.signal_name == "SIGKILL" or loader) and self.facts.get("oom_kills", "0") not in ("", "0")
 
     def summary(self, node_id: str) -> str:
         """One line, such as "worker n2/0 exited with code 1: RuntimeError: boom"."""
@@ -77,25 +92,26 @@ class WorkerFailure:
         if self.no_room:
             head = f"{head} (no space for its output: {self.no_room})"
         hint = "" if self.no_room else self._hint()
-        message = readable(self.message)
-        if not message:
-            return f"{head} ({hint})" if hint else head
-        known = f"{head}: {message}"
+        known = f"{head}: {readable(self.message)}" if self.message else head
+        if not self.message and self.last_line:
+            known = f"{head}; its last line: {self.last_line}"
         if not hint:
             return known
         room = _LONGEST_SUMMARY - len(hint) - len("… ()")
         return f"{known if len(known) <= room else known[:room] + '…'} ({hint})"
 
     def _hint(self) -> str:
-        """What is known of the error besides its message."""
+        """What is known of the end besides the error."""
         if self.was_out_of_memory:
             limit = self.facts.get("memory_limit")
             return f"out of memory: the limit is {limit}" if limit else "out of memory"
-        if self.symptom is None:
+        if self.recognised is None:
             return "" if self.message else MEANINGS.get(self.signal_name, "")
-        if self.symptom.nature in CAUSES:
-            return f"remedy: {self.symptom.remedy}"
-        return self.symptom.meaning
+        if self.recognised.reason is not None:
+            return f"possibly {self.recognised.reason.meaning}; remedy: {self.recognised.remedy}"
+        if self.recognised.nature in CAUSES:
+            return f"remedy: {self.recognised.remedy}"
+        return self.recognised.meaning
 
 
 def describe(
@@ -111,45 +127,53 @@ def describe(
 
     `error_file` is the content of the file that torch's `@record` writes, "" when there is none; anything
     but what torch writes is ignored. Without it the error is read from the end of stderr. `noted` is the error that
-    the worker noted before it wrote a traceback; it may have been stopped in between.
+    the worker noted when its script ended, in one line that may be cut; it may have been stopped before it wrote it.
     """
-    message, tail = _from_error_file(error_file) if error_file else ("", "")
+    raised, tail = _from_error_file(error_file) if error_file else ("", "")
     stderr_tail = plain(stderr_tail)
     stderr = _RANK_PREFIX.sub("", stderr_tail)
     fatal = last_fatal_error(stderr) if returncode < 0 else None
     if fatal is not None:
         stderr = fatal.before
     trace = _final_traceback(returncode, stderr)
-    if not message:
-        message = _error_in(stderr, returncode, trace) if trace is not None or not noted else noted
+    if trace is not None and noted and not _is_of(trace, noted):
+        trace = None
+    message = _one_line(raised)
+    if not raised:
+        raised = _raised(returncode, stderr, trace, noted)
+        message = _one_line(trace.error if trace is not None else raised)
         tail = trace.text.removesuffix(f"\n{_ABORTED_AFTER_EXCEPTION}") if trace is not None else ""
-    known = _one_line(message)
     if fatal is not None and trace is None:
         tail = fatal.with_stack(_last_lines(stderr))
-    recognised = known_error("\n".join((message, *_message_lines(tail))), stderr) if message else None
-    symptom = recognised.symptom if recognised is not None else None
+    name = signal_name(returncode)
+    recognised = known_error(raised, stderr) if raised else None
+    if not raised and name not in _SENT:
+        recognised = possible_error(stderr)
+    last_line = _one_line(_last_line(stderr)) if not message and returncode > 0 else ""
     line = script_line(tail)
-    if _is_mismatch(returncode, symptom):
-        same = mismatch_signature(known, line)
+    if _is_mismatch(returncode, recognised):
+        same = mismatch_signature(message, line)
     else:
-        same = signature(_own_code(returncode, trace), known, tail or stderr)
+        is_lasting = bool(recognised and recognised.error and recognised.error.is_lasting)
+        same = signature(_own_code(returncode, trace), message or last_line, tail or stderr, is_lasting)
     return WorkerFailure(
         slot=slot,
         returncode=returncode,
-        signal_name=signal_name(returncode),
-        message=known,
+        signal_name=name,
+        message=message,
         tail=_last_bytes(shortened(tail, TAIL_BYTES) if tail else stderr_tail),
         no_room=no_room,
+        last_line=last_line,
         signature="" if no_room else same,
-        symptom=symptom,
+        recognised=recognised,
         facts=facts or {},
         line=line,
     )
 
 
-def _is_mismatch(returncode: int, symptom: Symptom | None) -> bool:
+def _is_mismatch(returncode: int, recognised: Recognised | None) -> bool:
     """Whether gloo aborted the worker because others passed tensors of another size."""
-    return returncode == -signal.SIGABRT and symptom is not None and symptom.name == _MISMATCH
+    return returncode == -signal.SIGABRT and recognised is not None and recognised.name == _MISMATCH
 
 
 def signal_name(returncode: int) -> str:
@@ -177,11 +201,6 @@ def _own_code(returncode: int, trace: Traceback | None) -> int:
     return 1 if trace is not None and returncode == -signal.SIGABRT else returncode
 
 
-def _message_lines(tail: str) -> list[str]:
-    """Without the frames, whose source lines may contain any word."""
-    return [line for line in tail.splitlines() if not line.startswith("  ")]
-
-
 def _from_error_file(content: str) -> tuple[str, str]:
     """(message, traceback) out of what torch writes.
 
@@ -200,18 +219,30 @@ def _from_error_file(content: str) -> tuple[str, str]:
     return plain(message["message"]), plain(stack) if isinstance(stack, str) else ""
 
 
-def _error_in(stderr: str, returncode: int, trace: Traceback | None) -> str:
-    """The most informative line of `stderr`: the script's last exception, a native error, the last line.
-
-    Not a warning of torch, which has no part in the end: it warns about names at almost every connection.
-    """
+def _raised(returncode: int, stderr: str, trace: Traceback | None, noted: str) -> str:
+    """The error that ended the worker; empty if none is known. What else it wrote may be anything."""
     if trace is not None:
-        return trace.error
+        return "\n".join((noted or trace.error, *trace.rest))
+    if noted:
+        return noted
     if returncode < 0:
         native = _NATIVE.findall(stderr)
         return native[-1] if native else ""
-    lines = [line for line in stderr.splitlines() if any(map(str.isalnum, line)) and not is_warning(line)]
-    return lines[-1] if lines else ""
+    last = _last_line(stderr)
+    return last if _FINAL_LINE.match(last) else ""
+
+
+def _is_of(trace: Traceback, noted: str) -> bool:
+    """Whether it is the traceback of the error that the worker noted; another one may have been caught and logged."""
+    return noted.startswith(" ".join(trace.error.split())[: max(1, len(noted) - 1)])
+
+
+def _last_line(stderr: str) -> str:
+    """The last line that says something; not a warning of torch: it warns about names at almost every connection."""
+    lines = stderr.splitlines()
+    return next(
+        (line for line in reversed(lines) if any(map(str.isalnum, line)) and not is_warning(line)), ""
+    )
 
 
 def _one_line(text: str) -> str:

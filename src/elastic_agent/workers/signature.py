@@ -49,19 +49,21 @@ _MAY_PASS = re.compile(
 )
 
 
-def signature(returncode: int, message: str, trace: str) -> str:
+def signature(returncode: int, message: str, trace: str, is_lasting: bool = False) -> str:
     """The same text for the same error; "" where another attempt may cure it, or nothing is known of it.
 
     Args:
         returncode: how the worker ended; negative for a signal.
         message: the error in one line.
         trace: its traceback, or the end of what the worker wrote to stderr.
+        is_lasting: it is known that another attempt does not cure this error, whatever its words.
     """
     if not message or returncode < 0 or returncode > _SIGNALLED:
         return ""
     kind = message.partition(":")[0]
     causes = [error for error in _errors(trace) if error[:_COMPARED] != message[:_COMPARED]]
-    if any(_MAY_PASS.search(error) for error in (causes if kind in _MISTAKES else [*causes, message])):
+    own = [] if is_lasting or kind in _MISTAKES else [message]
+    if any(_MAY_PASS.search(error) for error in (*causes, *own)):
         return ""
     places = _PLACE.findall(trace)
     words = _NEVER_THE_SAME.sub("#", message)

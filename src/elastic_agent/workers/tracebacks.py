@@ -19,7 +19,7 @@ _NOT_THE_SCRIPTS = re.compile(
 """Lines before the traceback of an exception that ended something else."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(: |:?$)")
 _MESSAGE_LINES = 40
-"""So many lines of an exception's message are kept. Its end cannot be told from what is written next."""
+"""So many lines of an exception's message are kept."""
 _INSTALLED = re.compile(r'^ *File "(?:[^"\n]*/)?(?:site-packages|dist-packages|lib/python3[^/"\n]*)/')
 _FRAME = re.compile(r'^ *File "')
 _PLACE = re.compile(r'^ *File "(?:[^"\n]*/)?([^"/<\n][^"/\n]*)", line (\d+)')
@@ -34,6 +34,8 @@ class Traceback:
     """The exception and the first line of its message, such as ``ValueError: bad``."""
     text: str
     """With the exceptions that led to it, and its whole message."""
+    rest: tuple[str, ...] = ()
+    """The lines after the first of its message. Its end cannot be told from what is written next."""
 
 
 def last_of_script(stderr: str) -> Traceback | None:
@@ -51,7 +53,8 @@ def last_of_script(stderr: str) -> Traceback | None:
         error_at = _error_after(lines, chain[-1])
         if error_at is not None:
             end = _end_of_message(lines, error_at, [start for start in starts if start > error_at])
-            return Traceback(lines[error_at], "\n".join(lines[chain[0] : end]))
+            rest = tuple(lines[error_at + 1 : end])
+            return Traceback(lines[error_at], "\n".join(lines[chain[0] : end]), rest)
     return None
 
 

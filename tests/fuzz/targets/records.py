@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from elastic_agent.diagnosis.explain import explain
 from elastic_agent.diagnosis.records import decode_bulletin, encode_bulletin
+from elastic_agent.diagnosis.render import render
 from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.diagnosis.status import run_status
 from elastic_agent.diagnosis.status_text import status_text
@@ -76,10 +76,9 @@ def _report_shown(data: bytes) -> None:
     check_shown(escaped(status_text(status, 1.7e9), keep_lines=True))
     msgspec.json.decode(msgspec.json.encode(status), type=type(status))
     metrics_text([status])
-    root_cause(reports, running, running.world)
-    assert running.world is not None
-    text = explain(running.world, running, {one.node_id: one for one in reports})
-    check_shown(escaped(text, keep_lines=True))
+    cause = root_cause(reports, running, running.world)
+    if cause is not None:
+        check_shown(escaped(render(cause), keep_lines=True))
 
 
 def _sealed(data: bytes) -> None:

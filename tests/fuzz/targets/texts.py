@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_agent.diagnosis.catalogue import known_error
-from elastic_agent.diagnosis.symptoms import readable
+from elastic_agent.diagnosis.known_errors import known_error, possible_error, readable
 from elastic_agent.logs.journald import entry
 from elastic_agent.logs.render import console_line, json_line
 from elastic_agent.printable import escaped, json_text, plain, without_surrogates
@@ -37,6 +36,7 @@ def _stderr(data: bytes) -> None:
 def _known(data: bytes) -> None:
     text = data.decode(errors="replace")
     known_error(text, text)
+    possible_error(text)
     readable(text)
 
 

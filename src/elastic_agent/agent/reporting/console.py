@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.status import join_causes
-from elastic_agent.logs import bind_context, get_logger, waiting_reporter
+from elastic_agent.logs import bind_context, get_logger, is_console, waiting_reporter
 from elastic_agent.protocol import Depart, Failure, Growth, Phase, Plan, World, count, readmission_delay_s
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 from elastic_agent.transport import Obstacle
@@ -101,8 +101,9 @@ class ConsoleReporter:
                 self._plan(plan)
             case events.Hosting(runs=runs) if runs:
                 self._hosting(runs)
-            case events.WorkersFailed(failure=failure):
-                self._log.error(failure.summary, kind=failure.kind.value, **self._new_tail(failure))
+            case events.WorkersFailed(failure=failure, is_shown=is_shown):
+                tail = {} if is_shown and is_console() else self._new_tail(failure)
+                self._log.error(failure.summary, kind=failure.kind.value, **tail)
             case events.DrainRequested(node=None):
                 self._leaves = True
             case Depart():

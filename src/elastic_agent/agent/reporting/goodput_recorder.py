@@ -66,6 +66,10 @@ class GoodputFiles:
                 shutil.rmtree(old, ignore_errors=True)
 
 
+LEAST_LOST_STEPS, LOST_FACTOR = 10, 10
+"""Workers that resume below a tenth of the steps that were reached have found no checkpoint; unless these were few."""
+
+
 class GoodputRecorder:
     """Subscribes to the agent's events and keeps the account of its node."""
 
@@ -178,8 +182,21 @@ class GoodputRecorder:
 
     def _read_step(self, now_s: float) -> None:
         progress = self._progress()
-        if progress is not None:
-            self._account.step(max(progress.steps.values(), default=0), now_s)
+        if progress is None:
+            return
+        step = max(progress.steps.values(), default=0)
+        reached, was_awaited = self._account.reached, self._account.awaits_step
+        self._account.step(step, now_s)
+        if (
+            was_awaited
+            and not self._account.awaits_step
+            and reached >= max(LOST_FACTOR * step, LEAST_LOST_STEPS)
+        ):
+            get_logger().warning(
+                f"training began again at step {step}, although it had reached step {reached}: the script found no "
+                "checkpoint; let it load the newest one at its start, from a folder that all machines share and whose "
+                "name is the same every time (no date, as in output folders of hydra)"
+            )
 
     def _workers_ended(self, activity: Activity, *, saved: bool) -> None:
         now_s = time.monotonic()

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from elastic_agent.agent import events
-from elastic_agent.diagnosis.hangs import Hang, find_standstill, stands_still
+from elastic_agent.diagnosis.hangs import Culprit, Hang, find_standstill, idle_words, stands_still
 from elastic_agent.diagnosis.records import NodeReport, WorkerState
 from elastic_agent.diagnosis.run_log import RunLog
 from elastic_agent.logs import get_logger
+from elastic_agent.protocol import Failure, FailureKind
 
 from .node_reports import NodeReports
 
@@ -22,8 +23,8 @@ OVER_GATHER_S = 2.0
 CULPRIT_FIRST_S = 1.0
 """How much later than the node of the worker that is the cause the other nodes report the hang."""
 
-ReportHang = Callable[[int, str, int | None, float], None]
-"""Told that the workers of a generation hang: a summary, the slot that is the cause if it is this node's, how long."""
+ReportHang = Callable[[int, Failure], None]
+"""Told that the workers of a generation hang."""
 
 
 class HangJudge:
@@ -52,13 +53,27 @@ class HangJudge:
         hang = find_standstill(gathered.values(), world.world_size)
         if hang is not None:
             self._tell(hang, stall)
+        elif stall.idle_s and self._node_id in gathered:
+            get_logger().warning(idle_words(gathered[self._node_id], stall.idle_s, stall.processes))
         if not stall.is_over or (hang is None and stall.silent_slot is None):
             return
-        own = [one.slot for one in hang.culprits if one.node_id == self._node_id] if hang is not None else []
-        if hang is not None and hang.culprits and not own:
+        culprits = hang.culprits if hang is not None else ()
+        own = [one for one in culprits if one.node_id == self._node_id]
+        if culprits and not own:
             await asyncio.sleep(CULPRIT_FIRST_S)
-        slot = own[0] if own else stall.silent_slot if hang is None else None
-        self._report_hang(stall.generation, self._summary(stall, hang), slot, stall.stalled_s)
+        blamed = culprits[0] if len(culprits) == 1 and culprits[0].node_id else None
+        if hang is None and stall.silent_slot is not None:
+            blamed = Culprit(0, self._node_id, stall.silent_slot)
+        failure = Failure(
+            FailureKind.HANG,
+            self._summary(stall, hang)[:512],
+            slot=own[0].slot if own else stall.silent_slot if hang is None else None,
+            stalled_s=stall.stalled_s,
+            culprit=blamed.node_id if blamed is not None else None,
+            culprit_slot=blamed.slot if blamed is not None else None,
+            is_certain=hang is not None,
+        )
+        self._report_hang(stall.generation, failure)
 
     def _tell(self, hang: Hang, stall: events.Stalled) -> None:
         """Log it, unless the same has been logged and the stall has not become much longer."""

@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.diagnosis.explain import explain
 from elastic_agent.diagnosis.goodput import Goodput
 from elastic_agent.diagnosis.lease_ages import LeaseAges
+from elastic_agent.diagnosis.render import render
+from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.diagnosis.run_log import RunLog, is_failure
 from elastic_agent.diagnosis.status import RunStatus, run_status
 from elastic_agent.diagnosis.status_text import run_goodput_text
-from elastic_agent.logs import get_logger
+from elastic_agent.logs import get_logger, is_console
 from elastic_agent.protocol import Phase, Plan
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports
@@ -91,6 +94,8 @@ class RunObserver:
         """What is logged of an earlier explanation at the end, because the reason of the end names a consequence."""
         self._shown_tail = ""
         """The end of the output of this node's failed worker, which was logged when it failed."""
+        self._seen: dict[int, frozenset[str]] = {}
+        """Workers of this node whose output is beside the log, by generation."""
 
     def on_event(self, event: events.Event) -> None:
         """Take note of it."""
@@ -109,7 +114,11 @@ class RunObserver:
                 self._blocked.on_blocked(event)
             case events.WorkersFailed(failure=failure):
                 self._shown_tail = failure.tail
-            case events.GenerationEnded():
+            case events.GenerationEnded(generation=generation, workers=workers):
+                shown = (
+                    f"{self._observed.node_id}/{one.slot}" for one in workers if one.is_shown and is_console()
+                )
+                self._seen = {generation: frozenset(shown)}
                 self._reports.on_ended(event)
 
     def _plan_seen(self, plan: Plan) -> None:
@@ -125,9 +134,11 @@ class RunObserver:
 
     def _unnamed_cause(self, plan: Plan) -> str:
         """The first line of the explanation of the last generation, if the reason why the run failed is another one."""
-        cause = next((one.cause for one in self._log.generations[-1:]), "").partition("\n")[0]
+        last = next(iter(self._log.generations[-1:]), None)
         slot = plan.failure.slot if plan.failure is not None else None
-        return "" if f" worker {plan.failed_node}/{slot} " in cause else cause
+        if last is None or last.culprit == f"{plan.failed_node}/{slot}":
+            return ""
+        return last.cause.partition("\n")[0]
 
     async def _explain_failure(self, generation: int, plan: Plan) -> None:
         """Log and keep the root cause, once the nodes of the generation have reported, or are not likely to."""
@@ -135,12 +146,14 @@ class RunObserver:
         if world is None:
             return
         gathered = await self._reports.gather(generation, world, lambda one: one.is_final, GATHER_S)
-        cause = explain(world, plan, gathered)
-        if cause:
+        cause = root_cause(gathered.values(), plan, world)
+        if cause is not None:
             self._log.explain(generation, cause, self._judge.stacks(generation))
             is_over = self._log.plan is not None and self._log.plan.is_terminal
             log = get_logger().error if is_over else get_logger().warning
-            log(explain(world, plan, gathered, self._shown_tail))
+            if (cause.tail_of or cause.worker) in self._seen.get(generation, ()):
+                cause = replace(cause, tail="")
+            log(render(cause, shown_tail=self._shown_tail))
         self._reports.confirm(generation)
         self._save()
 

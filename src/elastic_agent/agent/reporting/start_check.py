@@ -22,7 +22,7 @@ from elastic_agent.logs import get_logger
 from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.asyncio_runner import run_abandonable
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
-from elastic_agent.transport import StoreLostError, UnreachableError, is_loopback_name, resolve
+from elastic_agent.transport import Obstacle, StoreLostError, UnreachableError, is_loopback_name, resolve
 
 if TYPE_CHECKING:
     from elastic_agent.doctor.findings import Finding
@@ -65,6 +65,7 @@ class StartCheck:
         self._log = get_logger()
         self._problem = ""
         """Why the store does not answer."""
+        self._obstacle = Obstacle.OTHER
         self._run_id = settings.rdzv_id
         self._tasks = BackgroundTasks()
         self.task = self._tasks.start(self._examine())
@@ -81,8 +82,10 @@ class StartCheck:
                 self._run_id, self._problem = run_id, ""
             case Connected():
                 self._problem = ""
-            case Disconnected(reason=reason) | Unusable(reason=reason):
-                self._problem = reason
+            case Disconnected(reason=reason, obstacle=obstacle):
+                self._problem, self._obstacle = reason, obstacle
+            case Unusable(reason=reason):
+                self._problem, self._obstacle = reason, Obstacle.OTHER
 
     def close(self) -> None:
         """Examine no more."""
@@ -172,7 +175,7 @@ class StartCheck:
         endpoint = self._settings.rdzv_endpoint
         if endpoint is None or not self._problem or self._settings.rdzv_backend == ETCD:
             return []
-        return [explain_unreachable(endpoint, self._problem.partition(";")[0])]
+        return [explain_unreachable(endpoint, self._problem.partition(";")[0], self._obstacle)]
 
     def _tell(self, found: Iterable[Finding]) -> None:
         for one in found:

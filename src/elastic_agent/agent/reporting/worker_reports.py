@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec.structs import replace
+
 from elastic_agent.agent import events
 from elastic_agent.agent.worker_group.collectives import WorkerCollectives
 from elastic_agent.agent.worker_group.stalls import Progress
+from elastic_agent.diagnosis.known_errors import known_error
 from elastic_agent.diagnosis.records import WorkerReport, WorkerState
 from elastic_agent.linux import read_process
 from elastic_agent.workers.failure import WorkerFailure
@@ -41,6 +46,8 @@ def _running(progress: Progress, slot: int, first_rank: int) -> WorkerReport:
         stack=known.stack,
         line=known.line,
         waits_in=known.waits_in,
+        handles=known.handles,
+        raised_at=known.raised_at,
         is_silent=known.asked > 1,
         waits=round(known.waits, 2) if known.waits is not None else None,
     )
@@ -53,23 +60,38 @@ def ended_worker(end: events.WorkerEnd, first_rank: int) -> WorkerReport:
         state = WorkerState.SUCCEEDED if end.returncode == 0 and not end.stopping else WorkerState.STOPPED
     else:
         state = WorkerState.STOPPED if end.stopping else WorkerState.FAILED
-    return WorkerReport(
+    report = WorkerReport(
         end.slot,
         first_rank + end.slot,
         state,
         end.pid,
         end.returncode,
         end.ended_s,
-        _error(failure)[:512] if failure is not None else "",
-        failure.tail[-4096:] if failure is not None else "",
-        failure.signature if failure is not None else "",
-        end.step or None,
-        end.progress,
-        symptom=failure.symptom.name if failure is not None and failure.symptom is not None else "",
-        line=failure.line if failure is not None else "",
+        step=end.step or None,
+        progress=end.progress,
         origin=end.origin,
         failed_s=end.failed_s,
+        stdout=end.stdout[:512],
     )
+    return replace(report, **failure_fields(failure)) if failure is not None else report
+
+
+def failure_fields(failure: WorkerFailure) -> dict[str, Any]:
+    """What a report contains of a worker's failure."""
+    error = _error(failure)
+    found = failure.recognised if error == failure.message else known_error(error)
+    return {
+        "error": error[:512],
+        "last_line": failure.last_line,
+        "tail": failure.tail[-4096:],
+        "signature": failure.signature,
+        "line": failure.line,
+        "known": found.name if found is not None else "",
+        "reason": found.reason.name if found is not None and found.reason is not None else "",
+        "evidence": found.evidence if found is not None else "",
+        "peer": found.peer[:512] if found is not None else "",
+        "peer_rank": found.rank if found is not None else None,
+    }
 
 
 def _error(failure: WorkerFailure) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from elastic_agent.diagnosis.records import Collective, GroupProgress
+from elastic_agent.printable import plain
 
 from .datagrams import WorkerDatagrams
 
@@ -59,6 +60,8 @@ class _Answer(msgspec.Struct):
     """An exception ends the worker's script."""
     line: Annotated[str, Meta(max_length=512)] = ""
     waits_in: Annotated[str, Meta(max_length=256)] = ""
+    handles: Annotated[str, Meta(max_length=512)] = ""
+    raised_at: Annotated[str, Meta(max_length=512)] = ""
     stack: Annotated[str, Meta(max_length=4096)] = ""
 
 
@@ -74,6 +77,10 @@ class WorkerCollectives:
     line: str = ""
     waits_in: str = ""
     stack: str = ""
+    handles: str = ""
+    """The exception that its main thread handles; empty: none."""
+    raised_at: str = ""
+    """Where in the script that was raised."""
     timeout_s: float = 0.0
     """The shortest time-out of the collectives that it waits in; 0: not known."""
     since_s: float = 0.0
@@ -177,7 +184,15 @@ def _updated(known: WorkerCollectives, answer: _Answer, now_s: float) -> WorkerC
     if known.is_last:  # an answer that follows may be of a thread that reports the exception
         return known
     groups = tuple(_progress(one, answer) for one in (answer.groups or ())[:_MOST_GROUPS])
-    fresh = WorkerCollectives(answer.pid, groups, answer.line, answer.waits_in, answer.stack)
+    fresh = WorkerCollectives(
+        answer.pid,
+        groups,
+        answer.line,
+        answer.waits_in,
+        answer.stack,
+        plain(answer.handles),
+        plain(answer.raised_at),
+    )
     waits = [one for one in answer.groups or () if one.enqueued > max(one.completed, 0)]
     timeouts = [one.timeout_s for one in waits if one.timeout_s > 0]
     fresh = replace(fresh, timeout_s=min(timeouts, default=0.0), since_s=now_s)

@@ -80,16 +80,14 @@ def has_not_saved(end: events.WorkerEnd, signum: signal.Signals | None) -> bool:
 def _worker_end(
     context: WorkerContext, exit_: Exited, left: Left, stopped_s: float | None, offset_s: float
 ) -> events.WorkerEnd:
-    note = left.note
-    if note is not None and not 0 < note.at_boottime_s <= exit_.at_boottime_s:
-        note = None
+    note = valid_note(left.note, exit_)
     failed_s = _failed_s(exit_, note, left.began_s)
     exit_ = _by_itself(exit_, note, failed_s, stopped_s)
     errors = tuple(plain(one)[:_LONGEST_ERROR] for one in note.errors) if note is not None else ()
     failure = None
     if exit_.returncode != 0:
         words = context.final_output(exit_.slot)
-        failure = context.failure(exit_, words, errors[0] if errors and not words.no_room else "")
+        failure = context.failure(exit_, words, "" if words.no_room else noted_error(note))
     # A worker may have failed just before its agent stopped it because of what this caused elsewhere. That SIGINT ended
     # it shows that its last exception was the KeyboardInterrupt.
     if failure is not None and exit_.stopping and exit_.returncode in ENDED_BY_STOP:
@@ -105,7 +103,19 @@ def _worker_end(
         errors[-1] if len(errors) > 1 else "",
         failed_s + offset_s,
         left.progress,
+        context.stdouts[exit_.slot],
+        context.shows_stderr(exit_.slot),
     )
+
+
+def valid_note(note: Note | None, exit_: Exited) -> Note | None:
+    """The note of a worker, unless it cannot be of this end: user code may have written anything there."""
+    return note if note is not None and 0 < note.at_boottime_s <= exit_.at_boottime_s else None
+
+
+def noted_error(note: Note | None) -> str:
+    """The error that ended the script, in one line; empty if none did, or that is not known."""
+    return plain(note.errors[0])[:_LONGEST_ERROR] if note is not None and note.errors else ""
 
 
 def _failed_s(exit_: Exited, note: Note | None, began_s: float | None) -> float:

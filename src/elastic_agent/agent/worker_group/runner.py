@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from elastic_agent.agent import events
 from elastic_agent.agent.timers import call_periodically
 from elastic_agent.client._cells import HeartbeatFile
@@ -31,7 +33,7 @@ from elastic_agent.workers.output.final_output import NOTHING_READ, FinalOutput
 
 from .collectives import Collectives
 from .early_ends import EarlyEnds
-from .endings import Left, has_not_saved, report_endings
+from .endings import Left, has_not_saved, noted_error, report_endings, valid_note
 from .interruptions import SPREAD_S, Interruptions, StopSignals
 from .stalls import Progress, StallWatch
 
@@ -409,13 +411,15 @@ class Runner:
             if self._running is running and not running.reported:
                 running.reported = True
                 failure = self._failure(running, event, words)
-                self._report(events.WorkersFailed(event.generation, failure))
+                is_shown = running.context.shows_stderr(event.slot)
+                self._report(events.WorkersFailed(event.generation, failure, is_shown))
 
         late = loop.call_later(FINAL_OUTPUT_S, deliver, NOTHING_READ)
         threading.Thread(target=read, name="final-output", daemon=True).start()
 
     def _failure(self, running: _Running, event: guard_events.Exited, words: FinalOutput) -> Failure:
-        reported = running.context.failure(event, words)
+        note = valid_note(running.heartbeats.note(event.slot), event)
+        reported = running.context.failure(event, words, "" if words.no_room else noted_error(note))
         return Failure(
             FailureKind.WORKER,
             reported.summary(self._node_id)[:512],
@@ -423,6 +427,7 @@ class Runner:
             slot=event.slot,
             returncode=event.returncode,
             signature=reported.signature,
+            error=reported.message[:512],
             progressed=any(self._progressed(running, slot) for slot in running.pids),
         )
 
@@ -538,21 +543,19 @@ class Runner:
 
     # -- progress -------------------------------------------------------------------------------
 
-    def _watched(self, running: _Running) -> list[int] | None:
+    def _watched(self, running: _Running) -> dict[int, int] | None:
         if self._running is not running or running.failed or running.stopping or running.succeeding:
             return None
-        return [slot for slot in running.pids if slot not in running.exited]
+        return {slot: pid for slot, pid in running.pids.items() if slot not in running.exited}
 
-    def hang(self, generation: int, summary: str, slot: int | None, stalled_s: float) -> None:
-        """The workers of this generation hang; ``slot`` is the cause, if it is a worker of this node."""
+    def hang(self, generation: int, failure: Failure) -> None:
+        """The workers of this generation hang."""
         running = self._running
         if running is None or running.generation != generation or self._watched(running) is None:
             return
         running.failed = True
         progressed = any(self._progressed(running, one) for one in running.pids)
-        failure = Failure(
-            FailureKind.HANG, summary[:512], slot=slot, progressed=progressed, stalled_s=stalled_s
-        )
+        failure = msgspec.structs.replace(failure, progressed=progressed)
         self._report(events.WorkersFailed(generation, failure))
 
     def _poll_notice_handling(self, pause_s: float) -> None:

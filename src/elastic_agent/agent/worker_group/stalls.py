@@ -16,6 +16,7 @@ from elastic_agent.client._cells import HeartbeatFile
 from elastic_agent.workers.guard.client import Exited
 
 from .collectives import Collectives, WorkerCollectives
+from .idle import IDLE_AFTER_S, IdleMeter
 
 LOOKS_PER_TIMEOUT = 20
 """How often progress is checked per hang time-out."""
@@ -65,21 +66,23 @@ class StallWatch:
     def __init__(
         self,
         generation: int,
-        alive: Callable[[], Collection[int] | None],
+        alive: Callable[[], Mapping[int, int] | None],
         heartbeats: HeartbeatFile,
         collectives: Collectives,
         limit_s: float | None,
         report: Callable[[events.Event], None],
+        idle_after_s: float = IDLE_AFTER_S,
     ) -> None:
         """Watch nothing yet.
 
         Args:
             generation: the workers'.
-            alive: the slots of the workers that run; None: they are not to be watched any more.
+            alive: the processes of the workers that run, by slot; None: they are not to be watched any more.
             heartbeats: their heartbeats.
             collectives: their answers.
             limit_s: the time-out; 0: a stall never counts as a hang; None: by the collectives' own time-outs.
             report: publishes :class:`~elastic_agent.agent.events.Stalled`.
+            idle_after_s: it is told, too, that the workers have used no processor for so long.
         """
         self._generation = generation
         self._alive = alive
@@ -98,6 +101,9 @@ class StallWatch:
         self._tell_after_s = self._tells_first_s
         self._over_again_s = 0.0
         """A stall that was told to be over and is no hang is told again after it has lasted for so long."""
+        self._idle = IdleMeter(0.0)
+        self._tell_idle_after_s = idle_after_s
+        self._idle_after_s = idle_after_s
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -113,6 +119,7 @@ class StallWatch:
     def start(self) -> None:
         """Watch from now on."""
         self._since_s = self._quiet_since_s = asyncio.get_running_loop().time()
+        self._idle = IdleMeter(self._since_s)
         self._look()
 
     def stop(self) -> None:
@@ -138,18 +145,30 @@ class StallWatch:
                 self._quiet_since_s, self._tell_after_s = now_s, self._tells_first_s
         stalled_s, quiet_s = now_s - self._since_s, now_s - self._quiet_since_s
         over = stalled_s >= self._over_again_s and (silent is not None or self._is_over(stalled_s))
-        if over or quiet_s >= self._tell_after_s:
+        idle_s = self._newly_idle_s(alive, now_s)
+        if over or idle_s or quiet_s >= self._tell_after_s:
             if over:
                 self._over_again_s = stalled_s + OVER_AGAIN_S
-            self._tell_after_s = max(self._tell_after_s, 2 * quiet_s)
+            if quiet_s >= self._tell_after_s:
+                self._tell_after_s = 2 * quiet_s
             self._collectives.ask(details=True)
-            self._timer = loop.call_later(self._answer_s, self._tell, over, silent)
+            self._timer = loop.call_later(self._answer_s, self._tell, over, silent, idle_s)
         else:
             self._collectives.ask(details=False)
             if quiet_s == 0:
                 self._timer = call_periodically(self._pause_s, self._look)
             else:
                 self._timer = loop.call_later(min(self._pause_s, STALLED_LOOK_EVERY_S), self._look)
+
+    def _newly_idle_s(self, alive: Mapping[int, int], now_s: float) -> float:
+        """For how long the workers have done nothing, if that is to be told now, which it is at doubling intervals."""
+        idle_s = min(self._idle.idle_s(alive.values(), now_s), now_s - self._since_s)
+        if idle_s < self._idle_after_s:
+            self._tell_idle_after_s = self._idle_after_s
+        if not alive or idle_s < self._tell_idle_after_s:
+            return 0.0
+        self._tell_idle_after_s = 2 * idle_s
+        return idle_s
 
     def _look_at_heartbeats(self, alive: Collection[int], now_s: float) -> int | None:
         """A slot whose heartbeats have stopped for the time-out."""
@@ -180,13 +199,14 @@ class StallWatch:
     def _answer_s(self) -> float:
         return min(ANSWER_S, max(0.3, self._pause_s))
 
-    def _tell(self, over: bool, silent: int | None) -> None:
+    def _tell(self, over: bool, silent: int | None, idle_s: float) -> None:
         alive = self._alive()
         if alive is None:
             return
         now_s = asyncio.get_running_loop().time()
         step = self._heartbeats.read(silent)[1] if silent is not None else 0
-        self._report(events.Stalled(self._generation, now_s - self._quiet_since_s, over, silent, step))
+        stalled_s, processes = now_s - self._quiet_since_s, self._idle.processes if idle_s else ()
+        self._report(events.Stalled(self._generation, stalled_s, over, silent, step, idle_s, processes))
         self._look()
 
 

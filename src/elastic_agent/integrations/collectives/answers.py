@@ -19,7 +19,7 @@ import traceback
 from types import FrameType, TracebackType
 from typing import Any
 
-from elastic_agent.exit_note import Writer
+from elastic_agent.exit_note import Writer, one_line
 from elastic_agent.integrations.collectives.private_names import Recorders
 from elastic_agent.worker_variables import GENERATION, SLOT
 
@@ -30,6 +30,7 @@ LARGEST_ANSWER = 60_000
 MOST_GROUPS = 16
 """How many groups are described if all would be too long for a datagram."""
 
+_LONGEST_ERROR = 400
 _DEEPEST_STACK = 60
 _LONGEST_STACK = 3500
 
@@ -136,7 +137,12 @@ class Answers:
         while main is not None and len(frames) < _DEEPEST_STACK:
             frames.append((main, main.f_lineno))
             main = main.f_back
-        return {"groups": self._recorders.details(), "details": True, **self._place(frames)}
+        return {
+            "groups": self._recorders.details(),
+            "details": True,
+            **self._place(frames),
+            **self._handled(),
+        }
 
     def _place(self, frames: list[_Place]) -> dict[str, str]:
         """Where the main thread is; ``frames``: the innermost first."""
@@ -155,6 +161,16 @@ class Answers:
             "waits_in": _waits_in([one for one, _ in frames]),
             "stack": "\n".join(reversed(stack)),
         }
+
+    def _handled(self) -> dict[str, str]:
+        """The exception that the main thread handles, in an `except`, a `finally` or at the end of a `with`."""
+        found: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
+        error = found[1] if isinstance(found, tuple) else found  # Python 3.11 has them as sys.exc_info()
+        if not isinstance(error, BaseException):
+            return {}
+        places = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
+        own = [f"{os.path.basename(path)}:{line}" for path, line in places if self._is_script(path)]
+        return {"handles": one_line(error)[:_LONGEST_ERROR], "raised_at": own[-1] if own else ""}
 
     def _is_script(self, path: str) -> bool:
         return not path.startswith((*self._foreign, "<")) and "/elastic_agent/" not in path

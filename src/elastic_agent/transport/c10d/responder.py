@@ -10,7 +10,7 @@ import threading
 
 from elastic_agent.protocol import Address
 from elastic_agent.transport.addresses import connect, set_up_for_messages
-from elastic_agent.transport.base import NotAStoreError, TransportError, UnreachableError
+from elastic_agent.transport.base import NotAStoreError, Obstacle, TransportError, UnreachableError
 from elastic_agent.transport.peers import check_peers_are_told, connection_uid
 from elastic_agent.transport.sealing import Seal
 
@@ -58,7 +58,7 @@ class Responder:
         try:
             sock = connect(self._address.host, self._address.port, self._timeout_s)
         except UnreachableError as error:
-            raise UnreachableError(f"{shown}: {error}") from None
+            raise UnreachableError(f"{shown}: {error}", error.obstacle) from None
         end = AgentEnd(self._seal)
         try:
             set_up_for_messages(sock)
@@ -76,7 +76,8 @@ class Responder:
             sock.close()
             if isinstance(error, TimeoutError):
                 raise UnreachableError(
-                    f"{shown} accepts connections but did not answer within {self._timeout_s:g} s"
+                    f"{shown} accepts connections but did not answer within {self._timeout_s:g} s",
+                    Obstacle.NO_ANSWER,
                 ) from None
             if isinstance(error, IdentificationError):
                 raise NotAStoreError(f"{shown} is not the bootstrap store of this run: {error}") from None

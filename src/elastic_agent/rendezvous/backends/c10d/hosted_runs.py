@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from elastic_agent.diagnosis.explain import explain
+from elastic_agent.diagnosis.root_cause import root_cause
 from elastic_agent.diagnosis.run_log import RunLog
 from elastic_agent.diagnosis.status import RunStatus, run_status
 from elastic_agent.protocol import Plan
@@ -95,5 +95,5 @@ def _explain(log: RunLog, known: RunReports) -> None:
     """Explain the failures of the last generations by the reports that there are by now."""
     for generation, plan in log.failures.items():
         world, reports = log.world(generation), known.of(generation)
-        if world is not None and reports and (cause := explain(world, plan, reports)):
+        if world is not None and reports and (cause := root_cause(reports.values(), plan, world)):
             log.explain(generation, cause)

@@ -1,0 +1,209 @@
+"""Recognises errors of PyTorch, gloo, NCCL, CUDA and Linux, and explains them. Pure.
+
+The most important property of an error is its nature: whether it can be the first cause of a failure, or follows from
+what happened to another worker. The errors are listed in ``known_errors.toml``, which is read when a worker has failed.
+An error that was raised decides; what else a worker wrote is a possible reason at most.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+import msgspec
+from msgspec import Struct
+
+
+class Nature(enum.StrEnum):
+    """What an error says about its cause."""
+
+    OWN = "own"
+    """The worker's script, its data or a library is wrong."""
+    ENVIRONMENT = "environment"
+    """The machine lacks something or is configured wrongly: memory, disk, limits, names, devices."""
+    NO_ANSWER = "no-answer"
+    """Another worker did not answer in time: it was late, had ended, or cannot be reached over the network."""
+    PEER = "peer"
+    """Another worker, or the agent at the bootstrap store, is gone: a consequence."""
+    STOPPED = "stopped"
+    """The worker was told to stop: a consequence."""
+
+
+CAUSES = frozenset({Nature.OWN, Nature.ENVIRONMENT})
+"""Natures of errors that can be the first cause of a failure."""
+
+
+class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of ``known_errors.toml``, which describes the fields."""
+
+    name: str
+    nature: Nature
+    match: tuple[str, ...]
+    meaning: str
+    example: tuple[str, ...]
+    remedy: str = ""
+    fact: str = ""
+    in_output: bool = False
+    is_lasting: bool = False
+    explained_by: tuple[str, ...] = ()
+    not_like: tuple[str, ...] = ()
+
+    def is_in(self, line: str) -> bool:
+        """Whether the line contains this error."""
+        return _compiled(self.match).search(line) is not None
+
+
+@functools.cache
+def _compiled(match: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(match))
+
+
+class _Table(Struct, frozen=True, forbid_unknown_fields=True):
+    error: tuple[KnownError, ...]
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What is known of the end of a worker."""
+
+    error: KnownError | None
+    """What it raised; None: nothing that is known."""
+    reason: KnownError | None = None
+    """What may have led to it, by a line of its output."""
+    evidence: str = ""
+    """That line."""
+    peer: str = ""
+    """Address or name of the machine of the other worker that the error names, if it does."""
+    rank: int | None = None
+    """Rank of the other worker that the error names, if it does."""
+
+    @property
+    def nature(self) -> Nature:
+        """Of what it raised."""
+        return self.error.nature if self.error is not None else Nature.OWN
+
+    @property
+    def name(self) -> str:
+        """Of what it raised; empty if that is not known."""
+        return self.error.name if self.error is not None else ""
+
+    @property
+    def explanation(self) -> KnownError | None:
+        """The row that explains it best."""
+        return self.reason or self.error
+
+    @property
+    def meaning(self) -> str:
+        """What it means, as far as is known."""
+        if self.reason is not None:
+            return f"possibly {self.reason.meaning}, as it wrote: {self.evidence}"
+        return self.error.meaning if self.error is not None else ""
+
+    @property
+    def remedy(self) -> str:
+        """What to change; empty if that is not known."""
+        return self.explanation.remedy if self.explanation is not None else ""
+
+
+@functools.cache
+def known_errors() -> Mapping[str, KnownError]:
+    """All rows by name, in the order in which they are tried."""
+    data = resources.files(__package__).joinpath("known_errors.toml").read_bytes()
+    return {row.name: row for row in msgspec.toml.decode(data, type=_Table).error}
+
+
+def known_error(raised: str, output: str = "") -> Recognised | None:
+    """The known error that was raised, or None.
+
+    Args:
+        raised: the error. Lines after the first may belong to its message or not.
+        output: what the worker wrote to stderr. It counts only where the error does not tell its cause.
+    """
+    line, _, rest = raised.partition("\n")
+    found = _first(line, known_errors().values())
+    if found is None:
+        return None
+    reasons = [known_errors()[name] for name in found.explained_by]
+    for text in rest.splitlines() if reasons else ():
+        known = _first(text, reasons)
+        if known is not None:
+            return Recognised(known, peer=_peer_in(text), rank=_rank_in(line))
+    reason, evidence = _last_in(output, reasons, about=line) if reasons else (None, "")
+    return Recognised(found, reason, evidence, _peer_in(line) or _peer_in(rest), _rank_in(line))
+
+
+def possible_error(output: str) -> Recognised | None:
+    """What may have ended a worker that raised no error, from what it wrote."""
+    reason, evidence = _last_in(output, [known for known in known_errors().values() if known.in_output])
+    return Recognised(None, reason, evidence) if reason is not None else None
+
+
+def _first(line: str, rows: Iterable[KnownError]) -> KnownError | None:
+    return next((known for known in rows if known.is_in(line)), None)
+
+
+def _last_in(text: str, rows: list[KnownError], about: str = "") -> tuple[KnownError | None, str]:
+    """What the last line that is known says, and the line.
+
+    Not frames of tracebacks, whose source may contain any word, nor what torch logs in every run: of its warnings, only
+    those about a host and port that the error names.
+    """
+    named = {*_HOST_AND_PORT.findall(about)}
+    for line in reversed(text.splitlines()):
+        if line.startswith("  ") or (is_warning(line) and not named & {*_HOST_AND_PORT.findall(line)}):
+            continue
+        known = _first(line, rows)
+        if known is not None:
+            return known, _shortened(line.strip())
+    return None, ""
+
+
+_EVIDENCE_CHARACTERS = 160
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _EVIDENCE_CHARACTERS else line[: _EVIDENCE_CHARACTERS - 1] + "…"
+
+
+_PEERS = (
+    re.compile(r"\[(?P<host>[0-9a-fA-F.:]+(?:%\w+)?)\]:\d+"),
+    re.compile(r"remote=\[(?P<host>[^\]\s]+)\]"),
+    re.compile(r"(?:peer|from|to) (?P<host>[\w.:%-]+)<\d+>"),
+)
+"""How gloo ("[10.0.0.2]:4711") and NCCL ("10.0.0.2<4711>") write addresses."""
+_RANKS = (
+    re.compile(r"Ranks? (?P<rank>\d++)(?:, ?\d++)*+ failed to pass monitoredBarrier"),
+    re.compile(r"received errors while waiting for send/recv from rank (?P<rank>\d+)"),
+)
+_HOST_AND_PORT = re.compile(r"\([^()\s,]+, \d+\)")
+"""How torch writes them."""
+_CPP_PLACE = re.compile(r"\[(?:enforce fail at )?[\w./-]+\.(?:cc|cpp|h|hpp):\d+\](?: \.)? ?")
+_ADVICE = re.compile(r"\. This is typically caused by a remote worker .*|\.?Collectives differ in .*$")
+_WARNING = re.compile(r"\[[IW]\d{4} \d\d:\d\d:\d\d\.\d+")
+
+
+def _peer_in(text: str) -> str:
+    for pattern in _PEERS:
+        found = pattern.search(text)
+        if found is not None:
+            return found["host"].removeprefix("::ffff:")
+    return ""
+
+
+def _rank_in(text: str) -> int | None:
+    found = next(filter(None, (pattern.search(text) for pattern in _RANKS)), None)
+    return int(found["rank"]) if found is not None else None
+
+
+def is_warning(line: str) -> bool:
+    """Whether torch logged it as information or a warning, as it does in runs that succeed."""
+    return _WARNING.match(line) is not None
+
+
+def readable(error: str) -> str:
+    """Without places in C++ sources, and without what is the same in all errors of gloo."""
+    return _ADVICE.sub("", _CPP_PLACE.sub("", error)).strip()
