@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 
 from elastic_agent.integrations.lightning import private_names
-from elastic_agent.integrations.lightning.needed_source import missing
+from elastic_agent.integrations.patching import misfits
 
 FABRICS, PYTORCHES = private_names.FABRICS, private_names.PYTORCHES
 WORKER = {
@@ -34,11 +35,15 @@ WORKER = {
 
 def adapted() -> list[str]:
     """Which features' replacements are in place, in whichever of Lightning's packages."""
-    found: dict[str, set[bool]] = {}
-    for one in private_names.ADAPTATIONS:
-        for root in one.roots:
-            found.setdefault(str(one.feature), set()).add(private_names.in_place(root, one))
-    return sorted(feature for feature, places in found.items() if True in places)
+    found: set[str] = set()
+    for patch in private_names.PATCHES:
+        if patch.replace is not None:
+            for root in patch.roots or FABRICS + PYTORCHES:
+                owner, name, attribute = patch.find(root)
+                function = attribute.fget if isinstance(attribute, property) else getattr(owner, name)
+                if function.__code__.co_filename == private_names.__file__:
+                    found.add(str(patch.feature))
+    return sorted(found)
 
 
 def callbacks() -> list[str]:
@@ -62,10 +67,17 @@ def environment_of_a_slurm_script(folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    result: dict[str, Any] = {"missing": [line for root in FABRICS + PYTORCHES for line in missing(root)]}
+    result: dict[str, Any] = {
+        "misfits": [misfits(root, private_names.PATCHES, read_source=True) for root in FABRICS + PYTORCHES],
+        "version": lightning.__version__,
+    }
     result["without"] = {"callbacks": callbacks(), "adapted": adapted()}
-    os.environ.update(WORKER, ELASTIC_AGENT_LIGHTNING_DISABLE="heartbeats, heartbeets")
-    vars(pytorch_lightning)["__version__"] = "2.9.1"
+    os.environ.update(WORKER, ELASTIC_AGENT_LIGHTNING_DISABLE="sampler, sampels")
+    for package in (pytorch_lightning, sys.modules["lightning_fabric"], lightning.pytorch, lightning.fabric):
+        vars(package)["__version__"] = "2.9.1"
+        loops = sys.modules.get(f"{package.__name__}.loops.training_epoch_loop")
+        if loops is not None:  # what the last patch of a feature needs
+            del vars(loops)["_TrainingEpochLoop"]._num_ready_batches_reached
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         result["within"] = {"callbacks": callbacks(), "adapted": adapted()}

@@ -31,47 +31,37 @@ def start(cluster: Cluster, name: str, slots: int) -> None:
     )
 
 
-def last_step(cluster: Cluster, generation: int) -> int:
-    """After which all ranks left: it is the same on each."""
-    last = {one["worker_id"]: one["step"] for one in cluster.steps() if one["generation"] == generation}
-    assert len({*last.values()}) == 1, (last, cluster.story())
-    return int(last.popitem()[1])
-
-
 def first_step(cluster: Cluster, generation: int) -> int:
     return min(one["step"] for one in cluster.steps() if one["generation"] == generation)
 
 
+def saved_before(cluster: Cluster, generation: int) -> int:
+    """The last step at which the script saved before a generation."""
+    steps = [one["step"] for one in cluster.steps() if one["generation"] < generation]
+    return max(steps) // EVERY * EVERY
+
+
 def test_training_continues_from_the_scripts_checkpoints(cluster: Cluster) -> None:
+    """Nobody else knows what a script saves, so a notice is not handled: workers end as they do under torchrun."""
     start(cluster, "a", 2)
     start(cluster, "b", 1)
-    unequal = cluster.wait_training(
-        "a", "b", steps=2 * EVERY + 1
-    )  # as often as it has to save to be waited for
+    unequal = cluster.wait_training("a", "b", steps=EVERY + 1)
     begun = [one for one in cluster.born() if one["generation"] == unequal]
     assert {one["rank"] for one in begun} == {0, 1, 2}
     assert {one["batches"] for one in begun} == {6}, "64 samples for 3 workers, in batches of 4"
 
     start(cluster, "c", 1)
-    joined = cluster.wait_training("a", "b", "c", after=unequal, steps=2 * EVERY + 1)
-    left_at = last_step(cluster, unequal)
-    assert left_at % EVERY == 0, "all ranks leave after a checkpoint of the script"
-    assert first_step(cluster, joined) == left_at + 1
+    joined = cluster.wait_training("a", "b", "c", after=unequal, steps=EVERY + 1)
+    assert first_step(cluster, joined) - 1 in (
+        saved_before(cluster, joined),
+        saved_before(cluster, joined) - EVERY,
+    )
 
     cluster.agents["b"].terminate()
     left = cluster.wait_training("a", "c", after=joined, steps=EVERY + 1)
-    assert first_step(cluster, left) == last_step(cluster, joined) + 1
-
     os.kill(cluster.pid_of("a/1"), signal.SIGKILL)
-    restarted = cluster.wait_training("a", "c", after=left, steps=2 * EVERY + 1)
+    restarted = cluster.wait_training("a", "c", after=left)
     assert (first_step(cluster, restarted) - 1) % EVERY == 0
-
-    cluster.agents["c"].signal(signal.SIGUSR1)
-    assert cluster.wait_end() == {"a": ExitCode.STOPPED, "b": ExitCode.DRAINED, "c": ExitCode.STOPPED}
-
-    start(cluster, "a", 1)
-    start(cluster, "c", 1)
-    resumed = cluster.wait_training("a", "c", after=restarted)
-    assert first_step(cluster, resumed) == last_step(cluster, restarted) + 1
+    assert first_step(cluster, restarted) > EVERY
     cluster.let_finish()
     assert cluster.wait_end("a", "c") == {"a": ExitCode.FINISHED, "c": ExitCode.FINISHED}

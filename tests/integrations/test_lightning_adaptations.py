@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from elastic_agent.integrations.lightning import private_names
 from elastic_agent.integrations.lightning.features import Feature
 from tests.client.support import launched
 
@@ -40,9 +41,9 @@ def test_lightning_finds_the_integration() -> None:
 
 
 def test_this_lightning_has_all_private_names_that_are_used(probe: Any) -> None:
-    assert probe["missing"] == [], (
-        "adapt elastic_agent/integrations/lightning/private_names.py to this Lightning"
-    )
+    told = "adapt elastic_agent/integrations/lightning/private_names.py to this Lightning, and TESTED"
+    assert probe["misfits"] == [{}, {}, {}, {}], told
+    assert probe["version"] == private_names.TESTED, told
 
 
 def test_without_the_agent_nothing_is_changed(probe: Any) -> None:
@@ -54,22 +55,20 @@ def test_both_distributions_are_adapted(probe: Any) -> None:
     assert probe["within"]["callbacks"].count("ElasticAgentCallback") == 2
 
 
-def test_a_disabled_feature_changes_nothing(probe: Any) -> None:
-    """The probe disables ``heartbeats``. The progress bar needs no method of Lightning's to be replaced."""
-    others = {str(feature) for feature in Feature} - {Feature.HEARTBEATS, Feature.PROGRESS_BAR}
-    assert {*probe["within"]["adapted"]} == others
+def test_a_feature_that_is_disabled_or_does_not_fit_changes_nothing(probe: Any) -> None:
+    """The probe disables ``sampler``, and removes the last method that ``notices`` needs. Steps need none."""
+    others = {*Feature} - {Feature.SAMPLER, Feature.NOTICES, Feature.STEPS}
+    assert {*probe["within"]["adapted"]} == {str(feature) for feature in others}
 
 
-def test_a_wrong_name_of_a_feature_and_an_untested_version_are_one_line_each(probe: Any) -> None:
-    wrong, untested = probe["said"]
-    assert (
-        "ELASTIC_AGENT_LIGHTNING_DISABLE='heartbeats, heartbeets': no such feature: heartbeets; expected"
-        in wrong
-    )
-    assert (
-        "pytorch_lightning 2.9.1 is not tested with elastic-agent; expected at least 2.6 and below 2.7"
-        in untested
-    )
+def test_a_wrong_name_of_a_feature_and_what_does_not_fit_are_one_line_each(probe: Any) -> None:
+    wrong, *unfit = probe["said"]
+    expected = "ELASTIC_AGENT_LIGHTNING_DISABLE='sampler, sampels': no such feature: sampels; expected"
+    assert expected in wrong
+    assert len(unfit) == 2, "in both distributions"
+    for line in unfit:
+        assert "2.9.1 differs from 2.6.6, so that these features are left out: notices: " in line
+        assert line.endswith("_TrainingEpochLoop._num_ready_batches_reached no longer exists")
 
 
 def test_slurm_is_left_to_the_agent(probe: Any) -> None:

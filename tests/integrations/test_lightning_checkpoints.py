@@ -1,4 +1,4 @@
-"""The record of the checkpoints that a Lightning run has saved, read after a worker was killed at any time."""
+"""The record of the trainings and checkpoints of a run, read after a worker was killed at any time."""
 
 from __future__ import annotations
 
@@ -8,80 +8,133 @@ from pathlib import Path
 
 import pytest
 
-from elastic_agent.integrations.lightning.callback import common_to_all
-from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
+from elastic_agent.integrations import trainings
+from elastic_agent.integrations.lightning.checkpoints import damaged, note_of, remove_others
+from elastic_agent.integrations.trainings import Training, continuable
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunCheckpoints:
-    return RunCheckpoints(str(tmp_path / "root"), "run", 0)
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has begun no training."""
+    restart(monkeypatch)
 
 
-def record_of(run: RunCheckpoints) -> Path:
-    return Path(run.folder) / "checkpoints.json"
+def restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainings, "_newest", {})
+    monkeypatch.setattr(trainings, "_said", set())
 
 
-def saved(run: RunCheckpoints, path: Path, content: str = "content") -> str:
-    path.write_text(content)
-    run.add(path)
+def begin(root: Path) -> Training:
+    return Training(str(root), "elastic_agent", "run")
+
+
+def saved(training: Training, path: Path, step: int = 0) -> str:
+    path.write_text("content")
+    training.add(str(path), note_of(str(path)), step)
     return str(path)
 
 
-def test_the_record_is_replaced_and_not_overwritten(
-    run: RunCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def record_of(training: Training) -> Path:
+    return Path(training.folder) / "trainings.json"
+
+
+def test_nothing_is_written_before_there_is_a_checkpoint(tmp_path: Path) -> None:
+    """A folder that was empty is so still when the script is started again, and looks whether it is."""
+    for _ in range(2):
+        begin(tmp_path).end()
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_record_is_replaced_and_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the folder for temporary files is on another file system, from which a file can only be copied."""
     monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
-    first = saved(run, tmp_path / "a.ckpt")
-    with record_of(run).open() as reader:
-        second = saved(run, tmp_path / "b.ckpt")
+    training = begin(tmp_path)
+    first = saved(training, tmp_path / "a.ckpt")
+    with record_of(training).open() as reader:
+        second = saved(training, tmp_path / "b.ckpt", 1)
         record = reader.read()
     assert (first in record, second in record) == (True, False), (
-        "this reader opened the record before it was replaced"
+        "this reader opened it before it was replaced"
     )
-    assert run.available() == [first, second]
-    assert os.listdir(run.folder) == ["checkpoints.json"]
+    assert os.listdir(training.folder) == ["trainings.json"]
 
 
-@pytest.mark.parametrize("damaged", ["", '{"checkpoints": [', "[]", "{}", '{"checkpoints": 3}'])
-def test_a_damaged_record_is_like_none(run: RunCheckpoints, tmp_path: Path, damaged: str) -> None:
-    saved(run, tmp_path / "a.ckpt")
-    record_of(run).write_text(damaged)
-    assert run.available() == []
-    newest = saved(run, tmp_path / "b.ckpt")
-    assert run.available() == [newest]
+@pytest.mark.parametrize("content", ["", '{"checkpoints": [', "[]", "{}", '{"checkpoints": 3}'])
+def test_a_damaged_record_is_said_and_like_none(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(training := begin(tmp_path), tmp_path / "a.ckpt")
+    record_of(training).write_text(content)
+    restart(monkeypatch)
+    assert begin(tmp_path).earlier == {}
+    assert (
+        f"training starts as the script says: {record_of(training)} cannot be read" in capsys.readouterr().err
+    )
 
 
-def test_a_checkpoint_that_is_half_overwritten_is_passed_over(run: RunCheckpoints, tmp_path: Path) -> None:
-    older, newest = (saved(run, tmp_path / f"{name}.ckpt") for name in ("epoch-1", "last"))
-    Path(newest).write_text("cont")
-    assert run.available() == [older]
-    assert run.damaged() == [
-        f"checkpoint {newest} has 4 bytes, expected 7 as when it was saved; it is not used"
+def test_of_checkpoints_at_one_step_the_first_is_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may be variants, such as averaged weights."""
+    training = begin(tmp_path)
+    names = [("a", 1), ("b", 2), ("b-averaged", 2), ("last", 2)]
+    a, b, averaged, last = (saved(training, tmp_path / name, step) for name, step in names)
+    restart(monkeypatch)
+    assert [*begin(tmp_path).earlier] == [a, last, averaged, b]
+
+
+def test_a_record_that_cannot_be_replaced_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would say that a training continues which is not the newest any more."""
+    saved(training := begin(tmp_path), tmp_path / "a.ckpt")
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainings, "write_atomically", full)
+    begin(tmp_path)
+    assert not record_of(training).exists()
+    assert "No space left" in capsys.readouterr().err
+
+
+def test_an_earlier_training_does_not_replace_the_record_of_the_newest(tmp_path: Path) -> None:
+    saved(first := begin(tmp_path), tmp_path / "a.ckpt")
+    second = begin(tmp_path)
+    record = record_of(second).read_text()
+    saved(first, tmp_path / "b.ckpt", 1)
+    first.end()
+    assert record_of(second).read_text() == record
+
+
+def test_a_training_is_continuable_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = begin(tmp_path)
+    assert not continuable(training.folder)
+    saved(training, tmp_path / "a.ckpt")
+    assert continuable(training.folder)
+    training.end()
+    assert not continuable(training.folder)
+    restart(monkeypatch)
+    again = begin(tmp_path)
+    assert not continuable(again.folder), "nothing of it has been saved"
+    saved(again, tmp_path / "b.ckpt")
+    assert continuable(again.folder)
+
+
+def test_a_checkpoint_that_is_half_overwritten_is_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    path.write_text("content")
+    recorded = {str(path): (note_of(str(path)), 0), str(tmp_path / "deleted.ckpt"): (7, 0)}
+    assert damaged(recorded) == []
+    path.write_text("cont")
+    assert damaged(recorded) == [
+        f"checkpoint {path} has 4 bytes, expected 7 as when it was saved; it is not used"
     ]
-    run.add(newest)
-    assert (run.available(), run.damaged()) == ([older, newest], [])
 
 
-def test_a_checkpoint_that_was_deleted_is_not_called_damaged(run: RunCheckpoints, tmp_path: Path) -> None:
-    Path(saved(run, tmp_path / "a.ckpt")).unlink()
-    assert (run.available(), run.damaged()) == ([], [])
-
-
-def test_a_folder_that_is_being_overwritten_is_not_used(run: RunCheckpoints, tmp_path: Path) -> None:
-    """Old and new files have the same sizes, so the size of the folder does not tell a mixture."""
-    file = saved(run, tmp_path / "file.ckpt")
-    (folder := tmp_path / "folder.ckpt").mkdir()
-    (folder / "shard").write_text("1234")
-    run.add(folder)
-    for path in (file, folder):
-        run.forget_folder(path)
-    assert run.available() == [file], "a file is good until it is replaced"
-    run.add(folder)
-    assert run.available() == [file, str(folder)]
-    (folder / "shard").unlink()
-    assert run.available() == [file]
-
-
-def test_ranks_whose_records_differ_in_order_resume_from_the_same_checkpoint() -> None:
-    assert common_to_all([["a", "b", "c"], ["c", "b", "a"], ["b", "a", "d"]]) == ["a", "b"]
+def test_only_the_latest_checkpoint_of_a_notice_is_kept(tmp_path: Path) -> None:
+    for name in ("step-1.ckpt", "step-2.ckpt", "trainings.json"):
+        (tmp_path / name).touch()
+    (tmp_path / "step-3.ckpt").mkdir()
+    remove_others(str(tmp_path), str(tmp_path / "step-2.ckpt"))
+    assert sorted(os.listdir(tmp_path)) == ["step-2.ckpt", "trainings.json"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.testing.records import Line
+from tests.client.support import launched
 from tests.conformance.launchers import BARE, COLD, Job, run_everywhere
 from tests.faults.cluster import Cluster
 
@@ -151,9 +155,11 @@ def test_stopped_and_crashed_training_continues_with_the_same_losses_and_samples
 ADAPTED = """
 import json, os, torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from elastic_agent.integrations.patching import misfits
 from elastic_agent.integrations.transformers import ElasticCallback, private_names
 
-print("adapted:", hasattr(Trainer.train, "__wrapped__"), "missing:", private_names.missing())
+unfit = misfits("transformers", private_names.PATCHES, read_source=True)
+print("adapted:", hasattr(Trainer.train, "__wrapped__"), private_names.TESTED, "misfits:", unfit)
 if hasattr(Trainer.train, "__wrapped__"):
     model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=4, n_embd=8, n_layer=1, n_head=1))
     tokens = torch.tensor([1, 2, 3])
@@ -175,7 +181,60 @@ def test_a_cold_worker_adapts_transformers_and_keeps_a_callback_of_the_script_an
     variables = {"ELASTIC_AGENT_TRANSFORMERS_DISABLE": "resume,sampels"}
     outcomes = run_everywhere(Job("train.py", cwd=tmp_path, variables=variables), tmp_path, [BARE, COLD])
     plain, cold = (outcomes[one.name].worker(0, 0) for one in (BARE, COLD))
-    assert plain.stdout == b"adapted: False missing: []\n", plain.stderr
-    assert cold.stdout.startswith(b"adapted: True missing: []\n"), cold.stderr
+    assert plain.stdout == b"adapted: False 5.23.0 misfits: {}\n", plain.stderr
+    assert cold.stdout.startswith(b"adapted: True 5.23.0 misfits: {}\n"), cold.stderr
     assert cold.stdout.endswith(b"callbacks: 1 samples: 4\n"), cold.stderr
     assert b"'resume,sampels': no such feature: sampels; expected a comma-separated list of" in cold.stderr
+
+
+OTHER_VERSIONS = """
+import json, os, sys
+import transformers.trainer
+from elastic_agent.integrations.transformers import install
+
+Trainer = transformers.trainer.Trainer
+transformers.__version__ = "5.24.0"
+for change in sys.argv[1:]:
+    if os.fork() == 0:
+        exec(change)
+        before = dict(vars(Trainer))
+        in_force = sorted(install())
+        replaced = sorted(name for name in vars(Trainer) if vars(Trainer)[name] is not before.get(name))
+        print(json.dumps([in_force, replaced]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+FOR_SAMPLES = {
+    "_get_train_sampler",
+    "_init_training_state",
+    "_inner_training_loop",
+    "_run_epoch",
+    "set_initial_training_values",
+}
+FOR_RESUME = {"train", "_finalize_training"}
+
+
+def test_another_version_is_adapted_in_whole_features() -> None:
+    changes = ["0", "del Trainer._run_epoch", "Trainer._finalize_training = id", "del Trainer.train"]
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_VERSIONS, *changes],
+        env=launched({"ELASTIC_AGENT_GENERATION": "1", "RANK": "0"}),
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(in_force, {*replaced}) for in_force, replaced in found] == [
+        (["notices", "resume", "samples", "steps"], FOR_SAMPLES | FOR_RESUME),
+        (["notices", "resume", "steps"], FOR_RESUME),
+        (["notices", "samples", "steps"], FOR_SAMPLES | {"train"}),
+        ([], set()),
+    ]
+    told = [line for line in done.stderr.splitlines() if line.startswith("elastic_agent: ")]
+    differs = "elastic_agent: transformers 5.24.0 differs from 5.23.0, so that these features are left out: "
+    assert told == [
+        f"{differs}samples: Trainer._run_epoch no longer exists",
+        f"{differs}resume: the source of Trainer._finalize_training is not there",
+        f"{differs}all: Trainer.train no longer exists",
+    ]

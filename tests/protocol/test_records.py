@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from elastic_agent.protocol.codec import MAX_PLAN_BYTES, MAX_RECORD_BYTES, RecordError, decode, encode
 from elastic_agent.protocol.records import (
+    RECORD_VERSION,
     Address,
     Failure,
     FailureKind,
@@ -114,8 +116,8 @@ def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, l
     ("record", "message"),
     [
         (
-            member("a", version=2),
-            r"node a at a.example runs another version .* \(records of version 2; this agent supports 1\)",
+            member("a", version=RECORD_VERSION + 1),
+            rf"node a at a.example runs another version .* \(records of version {RECORD_VERSION + 1}; this agent",
         ),
         (
             plan(Phase.FORMING, 1, 1, format=0),
@@ -141,6 +143,16 @@ def test_an_oversized_record_is_refused_with_its_size_and_the_limit(kind: Any, l
 def test_a_record_error_names_the_invalid_field(record: Any, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         decode(type(record), encode(record))
+
+
+def test_the_version_changes_with_the_fields() -> None:
+    """Unknown fields are rejected, so agents of one version have the same."""
+    _, definitions = msgspec.json.schema_components(KINDS)
+    fields = {
+        name: [sorted(kind.get("properties", {})), kind.get("enum", [])] for name, kind in definitions.items()
+    }
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
+    assert (RECORD_VERSION, digest) == (2, "15bfbb9a599e"), "the fields have changed: raise RECORD_VERSION"
 
 
 def test_an_unknown_field_is_named() -> None:

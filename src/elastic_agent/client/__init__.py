@@ -86,7 +86,7 @@ def heartbeat(step: int | None = None) -> None:
     """Report to the agent that training makes progress; costs a fraction of a microsecond, no system call.
 
     Call it once per step, from any thread. A worker that has called it and then does not for ``--hang-timeout``
-    counts as failed; a worker that never calls it is not monitored. Without an agent it does nothing.
+    counts as failed. Hangs in collectives are detected without it. Without an agent it does nothing.
 
     Only calls in the process that the agent started count: in processes which that one starts or forks (those of a
     DataLoader, say) this does nothing, since they may continue while training hangs.
@@ -99,6 +99,14 @@ def heartbeat(step: int | None = None) -> None:
         TypeError, ValueError: ``step`` is no integer, or not one of 64 bits.
     """
     _pulse.beat(step)
+
+
+def report_step(step: int) -> None:
+    """Report a step as :func:`heartbeat` does, without promising another one: no time-out starts.
+
+    For the integrations of frameworks, which do not know what a script does between and after its steps.
+    """
+    _pulse.report(step)
 
 
 def notice() -> Notice | None:

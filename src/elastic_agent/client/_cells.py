@@ -5,7 +5,7 @@ workers do not slow each other down) from byte ``64 * s``, as eight 64-bit words
 order:
 
     word 0   beats: how often the worker reported; 0 = never; any change means progress
-    word 1   step: the last step it reported; 0 until it reports one
+    word 1   step: the last step it reported, with a beat or without; 0 until it reports one
     word 2   notice: the serial number of the newest notice; 0 = none. The agent writes this and the next two
     word 3   its cause, as a number: 1 and up in the order of ``CAUSES``
     word 4   when workers are stopped, in nanoseconds of CLOCK_BOOTTIME

@@ -34,12 +34,16 @@ class Pulse:
         """Count one beat, naming ``step`` if given. TypeError or ValueError: it is no 64-bit integer."""
         words = self.words
         if step is not None:
-            try:
-                words[1] = step
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"heartbeat: step={step!r}; expected a 64-bit integer") from None
+            self.report(step)
         # A counter of our own, not words[0] + 1: one atomic step, also with several threads.
         words[0] = next(self._beats)
+
+    def report(self, step: int) -> None:
+        """Name a step without a beat. TypeError or ValueError: it is no 64-bit integer."""
+        try:
+            self.words[1] = step
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"heartbeat: step={step!r}; expected a 64-bit integer") from None
 
     @property
     def words(self) -> memoryview:

@@ -172,14 +172,18 @@ def _path(f: Any) -> str:
 
 
 def watch_heartbeats(recorder: Recorder) -> None:
-    """Record the steps that the script reports."""
-    heartbeat = client.heartbeat
+    """Record the steps that the script, or the integration of a framework, reports."""
+    heartbeat, report_step = client.heartbeat, client.report_step
 
     def recorded(step: int | None = None) -> None:
         heartbeat(step)
         recorder.write("beat", step=step)
 
-    client.heartbeat = recorded
+    def reported(step: int) -> None:
+        report_step(step)
+        recorder.write("beat", step=step)
+
+    client.heartbeat, client.report_step = recorded, reported
 
 
 def main() -> None:

@@ -439,7 +439,7 @@ class Runner:
     def _progressed(self, running: _Running, slot: int) -> bool:
         """Whether the worker has reported a step that no earlier generation reached, or heartbeats without steps."""
         beats, step = running.heartbeats.read(slot)
-        return bool(beats) and (not step or step > self._highest_step)
+        return step > self._highest_step if step else bool(beats)
 
     def _report_endings(self, running: _Running, then: Callable[[], None] = lambda: None) -> None:
         cells, early = running.heartbeats, running.early_ends

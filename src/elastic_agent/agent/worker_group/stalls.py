@@ -7,7 +7,7 @@ cause, only the reports of all nodes show (`diagnosis/hangs.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from elastic_agent.agent import events
@@ -134,13 +134,14 @@ class StallWatch:
         if alive is None:
             return
         now_s = loop.time()
-        silent = self._look_at_heartbeats(alive, now_s)
+        cells = {slot: self._heartbeats.read(slot) for slot in alive}
+        silent = self._silent({slot: beats for slot, (beats, _) in cells.items()}, now_s)
         workers = self._collectives.workers
-        position = [(slot, workers[slot].position) for slot in sorted(workers)], dict(self._beats), len(alive)
+        position = [(slot, workers[slot].position) for slot in sorted(workers)], cells
         if position != self._position:
             self._position, self._since_s = position, now_s
             self._over_again_s = 0.0
-            self._has_progressed |= bool(self._beats) or any(map(_has_begun, workers.values()))
+            self._has_progressed |= any(map(any, cells.values())) or any(map(_has_begun, workers.values()))
             if self._has_progressed:
                 self._quiet_since_s, self._tell_after_s = now_s, self._tells_first_s
         stalled_s, quiet_s = now_s - self._since_s, now_s - self._quiet_since_s
@@ -170,12 +171,11 @@ class StallWatch:
         self._tell_idle_after_s = 2 * idle_s
         return idle_s
 
-    def _look_at_heartbeats(self, alive: Collection[int], now_s: float) -> int | None:
-        """A slot whose heartbeats have stopped for the time-out."""
+    def _silent(self, counts: Mapping[int, int], now_s: float) -> int | None:
+        """Return a slot whose heartbeats have stopped for the time-out; ``counts``: how many each has sent."""
         limit_s = HEARTBEAT_TIMEOUT_S if self._limit_s is None else self._limit_s
         silent = None
-        for slot in alive:
-            beats, _ = self._heartbeats.read(slot)
+        for slot, beats in counts.items():
             known = self._beats.get(slot)
             if beats and (known is None or known[0] != beats):
                 self._beats[slot] = (beats, now_s)

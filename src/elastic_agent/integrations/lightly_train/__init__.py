@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_agent.integrations.adapting import adapt
-from elastic_agent.integrations.lightly_train.features import Feature
-from elastic_agent.worker_variables import GENERATION, LIGHTLY_TRAIN_DISABLE
+from elastic_agent.worker_variables import GENERATION
 
 __all__ = ["install"]
 
@@ -21,4 +19,4 @@ def install() -> None:
         return
     from elastic_agent.integrations.lightly_train import private_names
 
-    adapt(LIGHTLY_TRAIN_DISABLE, Feature, private_names.apply)
+    private_names.adapt()

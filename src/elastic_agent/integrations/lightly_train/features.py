@@ -12,4 +12,4 @@ class Feature(StrEnum):
     """Divide the batch by the number of workers in the world, not by that in the script's arguments."""
 
     RESUME = "resume"
-    """After a restart, continue in the output folder instead of refusing it."""
+    """After a restart, continue the training that this run has begun in the output folder."""

@@ -8,36 +8,23 @@ unless ``resume_interrupted`` or ``overwrite`` is set, so a restarted script fai
 from __future__ import annotations
 
 import functools
-import importlib
 import os
-from collections.abc import Callable, Sized
-from dataclasses import dataclass
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-from elastic_agent.integrations.inspection import Versions
+from elastic_agent import client
+from elastic_agent.integrations import patching
 from elastic_agent.integrations.lightly_train.features import Feature
-from elastic_agent.integrations.say import say, say_once
-from elastic_agent.worker_variables import GENERATION
+from elastic_agent.integrations.lightning.callback import STATE
+from elastic_agent.integrations.patching import Patch
+from elastic_agent.integrations.say import say_once
+from elastic_agent.integrations.trainings import continuable, folder_of_run
+from elastic_agent.worker_variables import LIGHTLY_TRAIN_DISABLE
 
-MODULE = "lightly_train"
-TESTED = Versions((0, 18), (0, 19))
-
-_ADAPTED = "_elastic_agent_adapted"
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """One function that is replaced."""
-
-    feature: Feature
-    module: str
-    name: str
-    replace: Callable[[Any], Any]
-    """Gets the present function, returns its replacement."""
-
-    def __str__(self) -> str:
-        return f"{MODULE}.{self.module}.{self.name}"
+ROOT = "lightly_train"
+TESTED = "0.18.0"
+"""The version of LightlyTrain that the test runs with."""
 
 
 # -- the world -----------------------------------------------------------------------------------
@@ -92,57 +79,64 @@ def _loaders_of_this_node(original: Any) -> Any:
 
 def _continue_after_restart(original: Any) -> Any:
     @functools.wraps(original)
-    def from_config(config: Any, *args: Any, **kwargs: Any) -> Any:
-        if int(os.environ[GENERATION]) > 1:
-            _continue(config)
+    def train_from_config(config: Any, *args: Any, **kwargs: Any) -> Any:
+        # LightlyTrain has its Trainer save there. A folder that is full for another reason is the user's.
+        root = str(Path(config.out).resolve())
+        if continuable(folder_of_run(root, STATE, client.current().run_id)):
+            config.resume_interrupted = True
+            config.overwrite = False
+            config.checkpoint = None  # from which training began; both together are an error
+            say_once([f"resuming the training in {root}"])
         return original(config, *args, **kwargs)
 
-    return from_config
+    return train_from_config
 
 
-def _continue(config: Any) -> None:
-    """Have it restore the last checkpoint, or use the folder if there is none yet: the run's own worker made it."""
-    last = Path(config.out) / "checkpoints" / "last.ckpt"
-    if last.exists():
-        config.resume_interrupted = True
-        config.overwrite = False
-        config.checkpoint = None  # from which training began; both together are an error
-        if os.environ.get("RANK") == "0":
-            say(f"resuming from {last}")
-    elif not config.resume_interrupted:
-        config.overwrite = True
-
-
-ADAPTATIONS = (
-    Adaptation(Feature.WORLD, "_commands.train_helpers", "get_total_num_devices", _devices_of_the_world),
-    Adaptation(Feature.WORLD, "_commands.common_helpers", "get_global_batch_size", _divisible_batch),
-    Adaptation(Feature.WORLD, "_commands.common_helpers", "get_num_workers", _loaders_of_this_node),
-    Adaptation(Feature.RESUME, "_commands.train", "train_from_config", _continue_after_restart),
-    Adaptation(Feature.RESUME, "_commands.train_task", "_train_task_from_config", _continue_after_restart),
+PATCHES = (
+    Patch(
+        Feature.WORLD,
+        "_commands.train_helpers",
+        "get_total_num_devices",
+        _devices_of_the_world,
+        ("num_nodes: int", "num_devices: int"),
+    ),
+    Patch(
+        Feature.WORLD,
+        "_commands.common_helpers",
+        "get_global_batch_size",
+        _divisible_batch,
+        ("global_batch_size: int", "total_num_devices: int", "loader_args:"),
+    ),
+    Patch(
+        Feature.WORLD,
+        "_commands.common_helpers",
+        "get_num_workers",
+        _loaders_of_this_node,
+        ("num_devices_per_node: int",),
+    ),
+    Patch(
+        Feature.RESUME,
+        "_commands.train",
+        "train_from_config",
+        _continue_after_restart,
+        (
+            "config.resume_interrupted",
+            "config.overwrite",
+            "config.out",
+            '"last" if config.resume_interrupted',
+        ),
+    ),
 )
 
+_adapted: list[str] = []
 
-def apply(features: frozenset[Feature]) -> list[str] | None:
-    """Replace what the features need; sentences about what is not as expected. None if it was done before."""
-    package = importlib.import_module(MODULE)
-    if getattr(package, _ADAPTED, False):
-        return None
-    setattr(package, _ADAPTED, True)
-    version = _version()
-    problems = (
-        []
-        if version in TESTED
-        else [f"{MODULE} {version} is not tested with elastic-agent; expected {TESTED}"]
-    )
-    for one in ADAPTATIONS:
-        if one.feature in features:
-            module = importlib.import_module(f"{MODULE}.{one.module}")
-            original = getattr(module, one.name, None)
-            if original is None:
-                problems.append(f"{one} does not exist in this version: {one.feature} is disabled in part")
-            else:
-                setattr(module, one.name, one.replace(original))
-    return problems
+
+def adapt() -> None:
+    """Replace what the features need, once."""
+    if not _adapted:
+        _adapted.append(ROOT)
+        features = patching.wanted(LIGHTLY_TRAIN_DISABLE, Feature)
+        patching.apply(ROOT, (_version(), TESTED), PATCHES, features)
 
 
 def _version() -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 
-from elastic_agent.integrations.adapting import adapt
-from elastic_agent.integrations.lightning.features import Feature
-from elastic_agent.worker_variables import GENERATION, LIGHTNING_DISABLE
+from elastic_agent.worker_variables import GENERATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from elastic_agent.integrations.lightning.features import Feature
 
 __all__ = ["fabric_callbacks", "trainer_callbacks"]
 
@@ -41,4 +41,4 @@ def _adapt() -> frozenset[Feature]:
         return frozenset()
     from elastic_agent.integrations.lightning import private_names
 
-    return adapt(LIGHTNING_DISABLE, Feature, private_names.apply)
+    return private_names.adapt()

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
-import warnings
 from typing import Any
 
 from elastic_agent import client
-from elastic_agent.integrations.inspection import loaded
-from elastic_agent.integrations.lightning import private_names, world_change
-from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
+from elastic_agent.integrations.lightning import checkpoints, private_names, world_change
 from elastic_agent.integrations.lightning.features import Feature
-from elastic_agent.integrations.lightning.notices import PacedAgreement
+from elastic_agent.integrations.lightning.notices import PacedAgreement, from_rank_0
 from elastic_agent.integrations.lightning.samples import Samples
 from elastic_agent.integrations.say import say
-
-_FITS = itertools.count()
-"""Calls of ``fit`` in this process: the n-th continues from checkpoints of the n-th."""
+from elastic_agent.integrations.trainings import Checkpoints, Training, folder_of_run
 
 STATE = "elastic_agent"
-"""Under which key a checkpoint contains :meth:`TrainerHooks.on_save_checkpoint`'s values."""
+"""Under which key a checkpoint contains :meth:`TrainerHooks.on_save_checkpoint`'s values; and the folder of records."""
+
+REMEDY = "trainer.fit(..., ckpt_path=...)"
 
 
 def make_callback(features: frozenset[Feature]) -> Any:
     """A callback for whichever of Lightning's two distributions is loaded."""
-    bases = [sys.modules[root].Callback for root in loaded(private_names.PYTORCHES)]
+    bases = [sys.modules[root].Callback for root in private_names.loaded(private_names.PYTORCHES)]
     kind = type("ElasticAgentCallback", (TrainerHooks, *bases), {})
     return kind(features)
 
@@ -39,11 +35,10 @@ class TrainerHooks:
     def __init__(self, features: frozenset[Feature]) -> None:
         self._features = features
         self._agreement: PacedAgreement | None = None
-        self._checkpoints: RunCheckpoints | None = None
+        self._training: Training | None = None
         self._at: str | None = None
         self._restored: dict[str, Any] = {}
         self._validated = False
-        self._bar_to_continue = False
         self.samples = Samples({})
 
     # -- Lightning's hooks -----------------------------------------------------------------------
@@ -55,7 +50,7 @@ class TrainerHooks:
         if stage == "fit":
             self._restored = {}
             self.samples = Samples({})
-            self._checkpoints = RunCheckpoints(trainer.default_root_dir, client.current().run_id, next(_FITS))
+            self._training = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if Feature.NOTICES in self._features:
@@ -64,34 +59,30 @@ class TrainerHooks:
             private_names.begin_next_epoch(trainer)
         self._validated = bool(self._restored.get("validated"))
         world_change.restore_random_state(self._restored, trainer.global_rank, trainer.world_size)
-        if private_names.restarted_mid_epoch(trainer):
-            self._bar_to_continue = Feature.PROGRESS_BAR in self._features
-            if self.samples.continued:
-                private_names.set_batches_done(trainer, self.samples.batches_done())
-                # Lightning does not know that the sampler has a state.
-                warnings.filterwarnings(
-                    "ignore", "You're resuming from a checkpoint that ended before the epoch"
-                )
+        if private_names.restarted_mid_epoch(trainer) and self.samples.continued:
+            private_names.set_batches_done(trainer, self.samples.batches_done())
+            if trainer.is_global_zero:  # Lightning does not know that the sampler has a state, and warns
+                say("the epoch continues with the samples that have not been used: the loader is resumable")
         if self.samples.refusal and trainer.is_global_zero:
             say(self.samples.refusal)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        if self._bar_to_continue:
-            self._bar_to_continue = False
-            private_names.continue_progress_bar(trainer, pl_module)
-
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         self.samples.step_done()
-        self._heartbeat(trainer.global_step)
+        if Feature.STEPS in self._features:
+            client.report_step(trainer.global_step)
 
-    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        self._heartbeat()
+    def on_train_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        # Before anything of the script's: what it does from now on may make it skip this training when it is restarted.
+        self.on_fit_end()
 
-    def on_test_batch_end(self, *_: Any, **__: Any) -> None:
-        self._heartbeat()
+    def on_fit_end(self, *_: Any, **__: Any) -> None:
+        # Without the hook before, if the checkpoint was that of the last step.
+        self.samples.release()
+        if self._training is not None:
+            self._training.end()
 
-    def on_predict_batch_end(self, *_: Any, **__: Any) -> None:
-        self._heartbeat()
+    def on_exception(self, *_: Any, **__: Any) -> None:
+        self.samples.release()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         state: dict[str, Any] = {"world_size": trainer.world_size, "sampler": self.samples.state()}
@@ -110,10 +101,6 @@ class TrainerHooks:
             batches = private_names.current_batches(checkpoint["loops"])
             world_change.translate_batches(batches, saved_in, trainer.world_size)
 
-    def _heartbeat(self, step: int | None = None) -> None:
-        if Feature.HEARTBEATS in self._features:
-            client.heartbeat(step)
-
     # -- from adapted methods --------------------------------------------------------------------
 
     def take_validated(self) -> bool:
@@ -130,56 +117,77 @@ class TrainerHooks:
         self._leave_on_notice(trainer, "epoch", complete=True)
 
     def _leave_on_notice(self, trainer: Any, at: str, *, complete: bool) -> None:
-        if self._agreement is None or self._checkpoints is None:
-            return
-        notice = self._agreement.notice()
+        notice = self._agreement.notice() if self._agreement is not None else None
         if notice is None or not complete:
             return
         self._at = at
-        path = self._checkpoints.on_notice(trainer.global_step)
+        folder = folder_of_run(trainer.default_root_dir, STATE, client.current().run_id)
+        path = f"{folder}/step-{trainer.global_step}.ckpt"
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
-            private_names.after_saves(trainer, self._checkpoints.add, path)
-            private_names.after_saves(trainer, self._checkpoints.remove_older_on_notice, path)
+            private_names.after_saves(trainer, checkpoints.remove_others, folder, path)
             say(f"notice ({notice.reason}): saved step {trainer.global_step} to {path}; leaving")
         client.leave()
 
     def about_to_save(self, trainer: Any, path: Any) -> None:
         """A checkpoint is going to be written to this path, where one may be already."""
-        if self._checkpoints is not None and trainer.is_global_zero:
-            private_names.after_saves(trainer, self._checkpoints.forget_folder, path)
+        if self._training is not None:
+            private_names.after_saves(trainer, _forget_folder, self._training, checkpoints.absolute(path))
 
     def saved(self, trainer: Any, path: Any) -> None:
         """A checkpoint from which training can be resumed is complete, or being written in another thread."""
-        if self._checkpoints is not None and trainer.is_global_zero:
-            private_names.after_saves(trainer, self._checkpoints.add, path)
+        if self._training is not None:
+            added = self._training, checkpoints.absolute(path), trainer.global_step
+            private_names.after_saves(trainer, _add, *added)
 
-    def newest_checkpoint(self, named: Any) -> str | None:
-        """The newest checkpoint that all ranks can read; None if there is none, or if the script has named one."""
-        assert self._checkpoints is not None
-        if _is_rank_0():
-            for sentence in self._checkpoints.damaged():
-                say(sentence)
-        everywhere = _gathered(self._checkpoints.available())
-        common = common_to_all(everywhere)
-        seen = sorted({path for there in everywhere for path in there})
-        if named is not None:
-            if common and os.path.abspath(os.fspath(named)) != common[-1] and _is_rank_0():
-                say(
-                    f"the script resumes from {named}; the run's newest checkpoint, {common[-1]}, is not used"
-                )
-            return None
-        if not common and seen:
-            raise RuntimeError(
-                f"the run has saved {seen[-1]}, but not all workers can read it; expected default_root_dir and the "
-                "folders of checkpoints on storage that all nodes share"
-            )
-        return common[-1] if common else None
+    def begin_training(self, trainer: Any, named: Any) -> str | None:
+        """Begin a training, and return the checkpoint to continue it from, if it is certain that there is one.
+
+        Args:
+            trainer: whose ``fit`` it is.
+            named: the checkpoint that the script names.
+        """
+        earlier: Checkpoints = {}
+        if trainer.is_global_zero:
+            self._training = Training(trainer.default_root_dir, STATE, client.current().run_id)
+            if self._training.doubt and named is None:
+                self._training.explain(REMEDY)
+            elif not self._training.doubt:
+                earlier = self._training.earlier
+                for sentence in checkpoints.damaged(earlier):
+                    say(sentence)
+        # Rank 0's record, as the others may have begun to read it when it has been changed.
+        recorded = {path: size for path, (size, _) in from_rank_0(earlier).items()}
+        readable = _gathered([checkpoints.note_of(path) == size for path, size in recorded.items()])
+        on_all = [path for path, *here in zip(recorded, *readable, strict=True) if all(here)]
+        if trainer.is_global_zero:
+            seen = [path for path, *here in zip(recorded, *readable, strict=True) if any(here)]
+            _explain_choice(named, on_all, seen)
+        return on_all[-1] if on_all and named is None else None
 
 
-def common_to_all(everywhere: list[list[str]]) -> list[str]:
-    """The checkpoints that every rank can read, in rank 0's order, so that all ranks resume from the same one."""
-    return [path for path in everywhere[0] if all(path in there for there in everywhere)]
+def _explain_choice(named: Any, on_all: list[str], seen: list[str]) -> None:
+    if named is not None:
+        if on_all and checkpoints.absolute(named) != on_all[-1]:
+            say(f"the script resumes from {named}; the run's newest checkpoint, {on_all[-1]}, is not used")
+    elif seen and not on_all:
+        say(
+            f"training starts as the script says: not all workers can read {seen[-1]}; expected default_root_dir and "
+            "the folders of checkpoints on storage that all nodes share"
+        )
+
+
+def _forget_folder(training: Training, path: str) -> None:
+    # A mixture of old and new files can have the same size. A single file is good until it is replaced.
+    if checkpoints.is_folder(path):
+        training.forget(path)
+
+
+def _add(training: Training, path: str, step: int) -> None:
+    size = checkpoints.note_of(path)
+    # Lightning's tuner restores the state before its trials from a file with such a name.
+    if size is not None and not os.path.basename(path).startswith("."):
+        training.add(path, size, step)
 
 
 def _gathered(value: Any) -> list[Any]:
@@ -191,7 +199,3 @@ def _gathered(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
-
-
-def _is_rank_0() -> bool:
-    return client.current().placement.rank == 0

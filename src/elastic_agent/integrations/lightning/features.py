@@ -11,20 +11,17 @@ class Feature(StrEnum):
     WORLD = "world"
     """Take the number of workers and nodes from the world, not from the script."""
 
-    HEARTBEATS = "heartbeats"
+    STEPS = "steps"
     """Report each training step to the agent."""
 
     NOTICES = "notices"
     """On a notice, save one checkpoint at a step that all ranks agree on, and leave."""
 
     RESUME = "resume"
-    """Resume from the run's newest checkpoint if the script names none."""
+    """Continue a training from its newest checkpoint, if it is certainly the same and the script names none."""
 
     SAMPLER = "sampler"
     """Continue an epoch with the samples that have not been used, also in a world of another size."""
 
     SIGNALS = "signals"
     """Install no signal handlers, broadcast no SIGTERM flag, and ignore Slurm: the agent does all of this."""
-
-    PROGRESS_BAR = "progress-bar"
-    """Continue the progress bar at the step that was restored."""

@@ -2,7 +2,6 @@
 
 Lightning exists twice: ``lightning`` contains ``lightning.fabric`` and ``lightning.pytorch``; ``lightning_fabric`` and
 ``pytorch_lightning`` are the same code under other names. Whatever of them is loaded is adapted.
-:mod:`.needed_source` lists what the replacements depend on in Lightning's source.
 """
 
 from __future__ import annotations
@@ -11,36 +10,19 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from elastic_agent.integrations.inspection import Versions, loaded
+from elastic_agent.integrations import patching
 from elastic_agent.integrations.lightning.features import Feature
+from elastic_agent.integrations.patching import Patch
+from elastic_agent.worker_variables import LIGHTNING_DISABLE
 
-TESTED = Versions((2, 6), (2, 7))
-"""The versions of Lightning that this module is tested with."""
+TESTED = "2.6.6"
+"""The version of Lightning that the tests run with."""
 
 FABRICS = ("lightning.fabric", "lightning_fabric")
 PYTORCHES = ("lightning.pytorch", "pytorch_lightning")
-
-_ADAPTED = "_elastic_agent_adapted"
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """One attribute of a class of Lightning's that is replaced."""
-
-    feature: Feature
-    roots: tuple[str, ...]
-    module: str
-    owner: str
-    name: str
-    replace: Callable[[Any], Any]
-    """Gets the present attribute, returns its replacement."""
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.owner}.{self.name}"
 
 
 # -- the world -----------------------------------------------------------------------------------
@@ -181,17 +163,6 @@ def _notice_after_epoch(original: Any) -> Any:
     return on_advance_end
 
 
-def _notice_after_save(original: Any) -> Any:
-    from elastic_agent.integrations.lightning.fabric import leave_after_save
-
-    @functools.wraps(original)
-    def save(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        leave_after_save(self)
-
-    return save
-
-
 # -- checkpoints ---------------------------------------------------------------------------------
 
 
@@ -204,14 +175,14 @@ def _note_request_for_last(original: Any) -> Any:
     return _select_ckpt_path
 
 
-def _resume_from_newest(original: Any) -> Any:
+def _continue_training(original: Any) -> Any:
     @functools.wraps(original)
     def resume_start(self: Any, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
         hooks = hooks_of(self.trainer)
-        if hooks is not None and self.trainer.state.fn == "fit":
-            # By "last", a script names none. Lightning's choice does not know of those that were saved on a notice.
+        if hooks is not None and self.trainer.state.fn == "fit" and not is_trial(self.trainer):
+            # "last" is a choice of Lightning's, which does not know of the checkpoints that were saved on a notice.
             wants_last = getattr(self, "_elastic_agent_wants_last", False)
-            newest = hooks.newest_checkpoint(None if wants_last else checkpoint_path)
+            newest = hooks.begin_training(self.trainer, None if wants_last else checkpoint_path)
             if newest is not None:
                 # The run's own workers saved it, whatever objects the script puts into its checkpoints.
                 checkpoint_path, weights_only = newest, False
@@ -235,14 +206,14 @@ def _record_checkpoint(original: Any) -> Any:
     return save_checkpoint
 
 
-def after_saves(trainer: Any, call: Callable[[Any], None], path: Any) -> None:
+def after_saves(trainer: Any, call: Callable[..., None], *arguments: Any) -> None:
     """Call it when all saves that were begun are complete: now, except with an ``AsyncCheckpointIO``."""
     saving = trainer.strategy.checkpoint_io
     executor = getattr(saving, "_executor", None)
     if executor is None:
-        call(path)
+        call(*arguments)
     else:  # it has one thread, which does one thing after the other
-        executor.submit(lambda: call(path) if getattr(saving, "_error", None) is None else None)
+        executor.submit(lambda: call(*arguments) if getattr(saving, "_error", None) is None else None)
 
 
 # -- samples -------------------------------------------------------------------------------------
@@ -253,7 +224,7 @@ def _loaders_requested(original: Any) -> Any:
     def setup_data(self: Any) -> None:
         hooks = hooks_of(self.trainer)
         if hooks is not None and (self._combined_loader is None or self._should_reload_train_dl):
-            hooks.samples.reload()
+            hooks.samples.release()
         original(self)
 
     return setup_data
@@ -288,174 +259,234 @@ def set_batches_done(trainer: Any, count: int) -> None:
         setattr(current, name, getattr(current, name) + moved)
 
 
-# -- heartbeats ----------------------------------------------------------------------------------
+# -- all of it -----------------------------------------------------------------------------------
 
-
-def _heartbeat_after_step(original: Any) -> Any:
-    from elastic_agent import client
-
-    @functools.wraps(original)
-    def step(self: Any, closure: Any = None) -> Any:
-        output = original(self, closure)
-        client.heartbeat()
-        return output
-
-    return step
-
-
-ADAPTATIONS = (
-    Adaptation(
+PATCHES = (
+    Patch(
         Feature.WORLD,
-        FABRICS,
         "plugins.environments.torchelastic",
-        "TorchElasticEnvironment",
-        "validate_settings",
+        "TorchElasticEnvironment.validate_settings",
         _world_is_the_launchers,
+        ("ValueError",),
+        FABRICS,
+    ),
+    Patch(
+        Feature.WORLD,
+        "strategies.launchers.subprocess_script",
+        "_SubprocessScriptLauncher.launch",
+        None,
+        ("validate_settings",),
+        FABRICS,
     ),
     *(
-        Adaptation(
-            Feature.WORLD,
-            roots,
-            f"strategies.{module}",
-            owner,
-            "distributed_sampler_kwargs",
-            _sampler_of_the_world,
-        )
-        for roots in (FABRICS, PYTORCHES)
-        for module, owner in (("ddp", "DDPStrategy"), ("fsdp", "FSDPStrategy"))
+        Patch(Feature.WORLD, module, f"{owner}.distributed_sampler_kwargs", _sampler_of_the_world)
+        for module, owner in (("strategies.ddp", "DDPStrategy"), ("strategies.fsdp", "FSDPStrategy"))
     ),
-    Adaptation(
+    Patch(
         Feature.WORLD,
-        PYTORCHES,
         "trainer.connectors.data_connector",
-        "_DataConnector",
-        "on_trainer_init",
+        "_DataConnector.on_trainer_init",
         _devices_before_data,
+        roots=PYTORCHES,
     ),
-    Adaptation(Feature.WORLD, FABRICS, "fabric", "Fabric", "_prepare_run_method", _devices_before_run),
-    Adaptation(
-        Feature.SIGNALS,
+    Patch(
+        Feature.WORLD,
+        "trainer.trainer",
+        "Trainer.__init__",
+        None,
+        ("_callback_connector.on_trainer_init(", "_data_connector.on_trainer_init("),
         PYTORCHES,
+    ),
+    Patch(Feature.WORLD, "fabric", "Fabric._prepare_run_method", _devices_before_run, roots=FABRICS),
+    Patch(
+        Feature.WORLD,
+        "fabric",
+        "Fabric.__init__",
+        None,
+        ("self._connector = ", "_configure_callbacks(", "_prepare_run_method()"),
+        FABRICS,
+    ),
+    *(
+        Patch(
+            Feature.WORLD,
+            module,
+            f"{owner}._lazy_init_strategy",
+            None,
+            ("_parallel_devices", "_num_nodes_flag", "_configure_launcher"),
+            roots,
+        )
+        for roots, module, owner in (
+            (FABRICS, "connector", "_Connector"),
+            (PYTORCHES, "trainer.connectors.accelerator_connector", "_AcceleratorConnector"),
+        )
+    ),
+    Patch(
+        Feature.SIGNALS,
         "trainer.connectors.signal_connector",
-        "_SignalConnector",
-        "register_signal_handlers",
+        "_SignalConnector.register_signal_handlers",
         _no_signal_handlers,
+        roots=PYTORCHES,
     ),
-    Adaptation(
+    Patch(
         Feature.SIGNALS,
+        "trainer.connectors.signal_connector",
+        "_SignalConnector.teardown",
+        None,
+        ("self._original_handlers",),
         PYTORCHES,
+    ),
+    Patch(
+        Feature.SIGNALS,
         "loops.training_epoch_loop",
-        "_TrainingEpochLoop",
-        "_broadcast_sigterm_tensor",
+        "_TrainingEpochLoop._broadcast_sigterm_tensor",
         _no_broadcast,
+        roots=PYTORCHES,
     ),
-    Adaptation(
-        Feature.SIGNALS, FABRICS, "plugins.environments.slurm", "SLURMEnvironment", "detect", _not_under_slurm
+    Patch(
+        Feature.SIGNALS,
+        "plugins.environments.slurm",
+        "SLURMEnvironment.detect",
+        _not_under_slurm,
+        roots=FABRICS,
     ),
-    Adaptation(
+    Patch(
         Feature.NOTICES,
-        PYTORCHES,
         "loops.training_epoch_loop",
-        "_TrainingEpochLoop",
-        "on_advance_end",
+        "_TrainingEpochLoop.on_advance_end",
         _notice_after_step,
-    ),
-    Adaptation(
-        Feature.NOTICES, PYTORCHES, "loops.fit_loop", "_FitLoop", "on_advance_end", _notice_after_epoch
-    ),
-    Adaptation(
-        Feature.RESUME,
+        ("self._skip_next_val",),
         PYTORCHES,
+    ),
+    Patch(
+        Feature.NOTICES,
+        "loops.training_epoch_loop",
+        "_TrainingEpochLoop.advance",
+        None,
+        ("self._skip_next_val = True", "self.restarted_on_last"),
+        PYTORCHES,
+    ),
+    *(
+        Patch(
+            Feature.NOTICES,
+            "loops.training_epoch_loop",
+            f"_TrainingEpochLoop.{name}",
+            None,
+            (text,),
+            PYTORCHES,
+        )
+        for name, text in (
+            ("_should_accumulate", "self"),
+            ("_should_check_val_fx", "data_fetcher"),
+            ("_num_ready_batches_reached", "self"),
+        )
+    ),
+    Patch(Feature.NOTICES, "loops.fit_loop", "_FitLoop.on_advance_end", _notice_after_epoch, roots=PYTORCHES),
+    Patch(
+        Feature.RESUME,
         "trainer.connectors.checkpoint_connector",
-        "_CheckpointConnector",
-        "_select_ckpt_path",
+        "_CheckpointConnector._select_ckpt_path",
         _note_request_for_last,
+        roots=PYTORCHES,
     ),
-    Adaptation(
+    Patch(
         Feature.RESUME,
-        PYTORCHES,
         "trainer.connectors.checkpoint_connector",
-        "_CheckpointConnector",
-        "resume_start",
-        _resume_from_newest,
+        "_CheckpointConnector.resume_start",
+        _continue_training,
+        roots=PYTORCHES,
     ),
-    Adaptation(
-        Feature.RESUME, PYTORCHES, "trainer.trainer", "Trainer", "save_checkpoint", _record_checkpoint
-    ),
-    Adaptation(Feature.SAMPLER, PYTORCHES, "loops.fit_loop", "_FitLoop", "setup_data", _loaders_requested),
-    Adaptation(
-        Feature.SAMPLER,
+    Patch(
+        Feature.RESUME,
+        "trainer.connectors.checkpoint_connector",
+        "_CheckpointConnector._restore_modules_and_callbacks",
+        None,
+        ("self.resume_start(checkpoint_path, weights_only=weights_only)", "self.restore_callbacks()"),
         PYTORCHES,
-        "trainer.connectors.data_connector",
-        "_DataConnector",
-        "_prepare_dataloader",
-        _each_sample_once,
     ),
-    Adaptation(Feature.NOTICES, FABRICS, "fabric", "Fabric", "save", _notice_after_save),
-    Adaptation(Feature.HEARTBEATS, FABRICS, "wrappers", "_FabricOptimizer", "step", _heartbeat_after_step),
+    Patch(
+        Feature.RESUME,
+        "trainer.trainer",
+        "Trainer.save_checkpoint",
+        _record_checkpoint,
+        ("filepath", "weights_only", "strategy.barrier"),
+        PYTORCHES,
+    ),
+    Patch(
+        Feature.RESUME,
+        "plugins.io.async_plugin",
+        "AsyncCheckpointIO",
+        None,
+        ("self._executor = ThreadPoolExecutor(max_workers=1)", "self._error = ex"),
+        PYTORCHES,
+    ),
+    Patch(
+        Feature.SAMPLER,
+        "loops.fit_loop",
+        "_FitLoop.setup_data",
+        _loaders_requested,
+        ("self._combined_loader is not None and not self._should_reload_train_dl",),
+        PYTORCHES,
+    ),
+    Patch(
+        Feature.SAMPLER,
+        "trainer.connectors.data_connector",
+        "_DataConnector._prepare_dataloader",
+        _each_sample_once,
+        (
+            "dataloader: object, shuffle: bool, mode: RunningStage",
+            "_update_dataloader(dataloader, sampler, mode=mode)",
+        ),
+        PYTORCHES,
+    ),
+    Patch(
+        Feature.SAMPLER,
+        "loops.fit_loop",
+        "_FitLoop.update_restart_stage",
+        None,
+        ("RESTARTED_MID_EPOCH",),
+        PYTORCHES,
+    ),
+    Patch(
+        Feature.SAMPLER,
+        "loops.training_epoch_loop",
+        "_TrainingEpochLoop.on_run_start",
+        None,
+        ("data_fetcher.fetched += self.batch_progress.current.ready",),
+        PYTORCHES,
+    ),
 )
 
-
-# -- using them ----------------------------------------------------------------------------------
-
-
-def apply(features: frozenset[Feature]) -> list[str] | None:
-    """Replace what the features need in whatever of Lightning is loaded and not adapted yet.
-
-    Returns a line for each thing that cannot be done or was not tested, or None if everything had been adapted before.
-    """
-    problems: list[str] = []
-    news = False
-    for root in loaded(FABRICS + PYTORCHES):
-        package = sys.modules[root]
-        if getattr(package, _ADAPTED, False):
-            continue
-        setattr(package, _ADAPTED, True)
-        news = True
-        problems += _untested(root)
-        for one in ADAPTATIONS:
-            if one.feature in features and root in one.roots and not _replace(root, one):
-                problems.append(
-                    f"{root}.{one} does not exist in this version: {one.feature} is disabled in part"
-                )
-    return problems if news else None
+_adapted: set[str] = set()
+_unfit: set[Any] = set()
 
 
-def _untested(root: str) -> list[str]:
-    version = str(sys.modules[root].__version__)
-    if version in TESTED:
-        return []
-    return [f"{root} {version} is not tested with elastic-agent; expected {TESTED}"]
+def adapt() -> frozenset[Feature]:
+    """Replace what the features need in whatever of Lightning is loaded, and return the features in force."""
+    roots = [root for root in loaded(FABRICS + PYTORCHES) if root not in _adapted]
+    features = patching.wanted(LIGHTNING_DISABLE, Feature, quietly=not roots)
+    for root in roots:
+        _adapted.add(root)
+        versions = str(sys.modules[root].__version__), TESTED
+        _unfit.update(patching.apply(root, versions, PATCHES, features))
+    return frozenset(feature for feature in Feature if feature in features - _unfit)
 
 
-def _replace(root: str, one: Adaptation) -> bool:
-    try:
-        owner, original = find(root, one)
-    except LookupError:
-        return False
-    setattr(owner, one.name, one.replace(original))
-    return True
-
-
-def find(root: str, one: Adaptation) -> tuple[type, Any]:
-    """The class and its present attribute; LookupError: there is none."""
-    try:
-        owner = getattr(importlib.import_module(f"{root}.{one.module}"), one.owner)
-        return owner, vars(owner)[one.name]
-    except (ImportError, AttributeError) as error:
-        raise LookupError(str(one)) from error
-
-
-def in_place(root: str, one: Adaptation) -> bool:
-    """Whether the attribute is this module's replacement."""
-    owner, attribute = find(root, one)
-    function: Any = attribute.fget if isinstance(attribute, property) else getattr(owner, one.name)
-    return bool(function.__code__.co_filename == __file__)
+def loaded(roots: tuple[str, ...]) -> Iterator[str]:
+    """Those of these packages that are imported completely."""
+    for root in roots:
+        package = sys.modules.get(root)
+        if package is not None and hasattr(package, "__version__"):
+            yield root
 
 
 def hooks_of(trainer: Any) -> Any:
     """The integration's callback of this trainer; None without one, as while Lightning's tuner tries something."""
     return next((one for one in trainer.callbacks if getattr(one, "is_elastic_agent", False)), None)
+
+
+def is_trial(trainer: Any) -> bool:
+    """Whether this call of ``fit`` is the tuner's, which ends before training begins."""
+    return any(getattr(one, "_early_exit", False) for one in trainer.callbacks)
 
 
 def restarted_mid_epoch(trainer: Any) -> bool:
@@ -483,16 +514,3 @@ def current_batches(loops: dict[str, Any]) -> dict[str, Any]:
     """The counters of batches within the epoch, in a checkpoint's ``loops``."""
     counters: dict[str, Any] = loops["fit_loop"]["epoch_loop.batch_progress"]["current"]
     return counters
-
-
-def continue_progress_bar(trainer: Any, module: Any) -> None:
-    """Have the bar show the epoch that is continued; Lightning tells it of the beginning of an epoch only."""
-    bar = trainer.progress_bar_callback
-    if bar is None:
-        return
-    bar.on_train_epoch_start(trainer, module)
-    tqdm = getattr(bar, "_train_progress_bar", None)
-    if tqdm is not None:
-        # Steps of earlier generations do not count for the rate.
-        tqdm.initial = tqdm.n = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        tqdm.refresh()

@@ -1,34 +1,33 @@
 """Runs unmodified scripts with the ``Trainer`` of transformers in elastic worlds.
 
-Warm workers call :func:`install` when the script imports transformers. In a script that is started cold, or to be
-independent of this, pass the callback: ``Trainer(..., callbacks=[ElasticCallback()])``. Outside of elastic-agent
-neither changes anything. docs/transformers.md describes the features.
+Workers call :func:`install` when the script imports transformers. Where they cannot (Python started with ``-I``, say),
+pass the callback: ``Trainer(..., callbacks=[ElasticCallback()])``. Outside of elastic-agent neither changes anything.
+docs/transformers.md describes the features.
 """
 
 from __future__ import annotations
 
 import os
 
-from elastic_agent.integrations.adapting import adapt
-from elastic_agent.integrations.transformers.features import Feature
-from elastic_agent.worker_variables import GENERATION, TRANSFORMERS_DISABLE
+from elastic_agent.worker_variables import GENERATION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from elastic_agent.integrations.transformers.callback import ElasticCallback
+    from elastic_agent.integrations.transformers.features import Feature
 
 __all__ = ["ElasticCallback", "install"]
 
 
-def install() -> None:
-    """Adapt ``transformers.trainer.Trainer``; once, and only in a worker of elastic-agent."""
+def install() -> frozenset[Feature]:
+    """Adapt ``transformers.trainer.Trainer``, once, in a worker of elastic-agent only; return the features in force."""
     if GENERATION not in os.environ:  # unlike the run id, it is never set by users
-        return
+        return frozenset()
     from elastic_agent.integrations.transformers import private_names
 
-    adapt(TRANSFORMERS_DISABLE, Feature, private_names.apply)
+    return private_names.adapt()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,41 +8,64 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from elastic_agent import client
-from elastic_agent.integrations.disabling import enabled
 from elastic_agent.integrations.say import say
+from elastic_agent.integrations.trainings import Training
+from elastic_agent.integrations.transformers import checkpoints, install
 from elastic_agent.integrations.transformers.features import Feature
 from elastic_agent.integrations.transformers.position import Position
-from elastic_agent.worker_variables import GENERATION, TRANSFORMERS_DISABLE
+
+FOLDER = "_elastic_agent"
+"""In ``output_dir``, with the records: ``Trainer.push_to_hub`` leaves out what begins with an underscore."""
+
+REMEDY = "trainer.train(resume_from_checkpoint=...)"
 
 
 class ElasticCallback(TrainerCallback, ExportableState):
-    """Reports heartbeats, and on a notice has all ranks save at the same step and leave.
+    """Reports steps, and on a notice has all ranks save at the same step and leave.
 
-    Its state in a checkpoint's ``trainer_state.json`` is the run that saved it and the position in the epoch.
+    Its state in a checkpoint's ``trainer_state.json`` is the position in the epoch.
     """
 
     def __init__(self) -> None:
-        from elastic_agent.integrations.transformers import install
-
-        install()
+        self._features = install()
         self.position: Position | None = None
         """Where training is in the epoch; None if the ``Trainer`` is left to determine it."""
-        self.training = 0
-        """Which of the script's calls of ``train`` it is."""
-        active = GENERATION in os.environ
-        self._features = enabled(os.environ, TRANSFORMERS_DISABLE, Feature)[0] if active else frozenset()
+        self.training: Training | None = None
+        """Rank 0's record of the training; None if the training is none that could be continued."""
+        self.continues = False
+        """Whether the training is continued without the script's having said so."""
         self._agreement: client.Agreement | None = None
         self._notice: client.Notice | None = None
         self._micro_batches = 0
 
     def state(self) -> dict[str, Any]:
         """Of the checkpoint that is being saved."""
-        saved = {
-            "run_id": client.current().run_id,
-            "training": self.training,
-            "position": self.position and self.position.state_dict(),
+        return {
+            "args": {},
+            "attributes": {"saved": {"position": self.position and self.position.state_dict()}},
         }
-        return {"args": {}, "attributes": {"saved": saved}}
+
+    def begin_training(self, args: Any, named: Any) -> Any:
+        """Begin a training, and return the checkpoint to continue it from: the script's, or if certain, the newest."""
+        import torch.distributed as dist
+
+        found: list[str | None] = [None]
+        if args.process_index == 0:
+            self.training = Training(args.output_dir, FOLDER, client.current().run_id)
+            if named is None:
+                self.training.explain(REMEDY)
+                found = [_newest(self.training, args.output_dir)]
+        if dist.is_available() and dist.is_initialized():
+            dist.broadcast_object_list(found, src=0)
+        self.continues = named is None and found[0] is not None
+        if self.continues and args.process_index == 0:
+            say(f"resuming from {found[0]}")
+        return named if named is not None else found[0]
+
+    def end_training(self) -> None:
+        """The training is complete: the script may now do what makes it skip this training when it is restarted."""
+        if self.training is not None:
+            self.training.end()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if Feature.NOTICES in self._features:
@@ -51,23 +74,21 @@ class ElasticCallback(TrainerCallback, ExportableState):
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._micro_batches += 1
-        self._heartbeat()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.position is not None:
             self.position.advance(self._micro_batches + 1)
         self._micro_batches = 0
-        self._heartbeat(state.global_step)
+        if Feature.STEPS in self._features:
+            client.report_step(state.global_step)
         self._notice = self._agreement.notice() if self._agreement is not None else None
         if self._notice is not None:
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._heartbeat()
-
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._heartbeat()
+        if self.training is not None:
+            self.training.add(f"checkpoint-{state.global_step}", None, state.global_step)
         if self._notice is None:
             return
         if state.is_world_process_zero:
@@ -75,6 +96,10 @@ class ElasticCallback(TrainerCallback, ExportableState):
             say(text)
         client.leave()
 
-    def _heartbeat(self, step: int | None = None) -> None:
-        if Feature.HEARTBEATS in self._features:
-            client.heartbeat(step)
+
+def _newest(training: Training, output_dir: str) -> str | None:
+    """The newest complete checkpoint that is certainly of this training."""
+    if training.doubt:
+        return None
+    paths = (os.path.join(output_dir, name) for name in reversed(training.earlier))
+    return next((path for path in paths if checkpoints.trainer_state(path)), None)

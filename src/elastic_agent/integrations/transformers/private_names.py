@@ -1,87 +1,61 @@
-"""Every name of transformers that the integration replaces or depends on, beyond its documented interface.
-
-:func:`missing` reports what a new version of transformers has changed; a test calls it.
-"""
+"""Every name of transformers that the integration replaces or depends on, beyond its documented interface."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
 from typing import Any
 
-from elastic_agent import client
-from elastic_agent.integrations.inspection import Versions, source_of
+from elastic_agent.integrations import patching
+from elastic_agent.integrations.patching import Patch
 from elastic_agent.integrations.say import say
 from elastic_agent.integrations.transformers import checkpoints
 from elastic_agent.integrations.transformers.features import Feature
+from elastic_agent.worker_variables import TRANSFORMERS_DISABLE
 
-TESTED = Versions((5, 23), (6, 0))
-"""The versions of transformers that this module is tested with."""
+TESTED = "5.23.0"
+"""The version of transformers that the tests run with."""
 
-MODULE = "transformers.trainer"
+ROOT = "transformers"
+MODULE = "trainer"
 
-_TRAININGS = itertools.count()
-"""Calls of ``train`` in this process: the n-th resumes from checkpoints of the n-th."""
-
-_ADAPTED = "_elastic_agent_adapted"
 _CALLBACK = "_elastic_agent_callback"
 _POSITION = "_elastic_agent_position"
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """One function that is replaced: a method of ``Trainer``, or a name in its module."""
-
-    feature: Feature | None
-    """None: required by all of them."""
-    name: str
-    replace: Callable[[Any], Any]
-    """Gets the present function, returns its replacement."""
-    needed: tuple[str, ...] = ()
-    """What its source has to contain."""
 
 
 # -- the callback, and the checkpoint ------------------------------------------------------------
 
 
-def _begin(original: Any) -> Any:
+def _with_callback(original: Any) -> Any:
     @functools.wraps(original)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _callback(self).training = next(_TRAININGS)
+        _callback(self)
         return original(self, *args, **kwargs)
 
     return train
 
 
-def _resume(original: Any) -> Any:
+def _begin_training(original: Any) -> Any:
     @functools.wraps(original)
     def train(
         self: Any, resume_from_checkpoint: Any = None, trial: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        if resume_from_checkpoint is None and trial is None:
-            resume_from_checkpoint = _newest_checkpoint(self.args, _callback(self).training)
+        callback = _callback(self)
+        callback.training, callback.continues = None, False
+        if trial is None:  # a search for hyperparameters may take another course when it is repeated
+            resume_from_checkpoint = callback.begin_training(self.args, resume_from_checkpoint)
         return original(self, resume_from_checkpoint, trial, *args, **kwargs)
 
     return train
 
 
-def _newest_checkpoint(args: Any, training: int) -> str | None:
-    """As found by rank 0, so that all ranks resume from the same."""
-    import torch.distributed as dist
+def _end_training(original: Any) -> Any:
+    @functools.wraps(original)
+    def _finalize_training(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _callback(self).end_training()
+        return original(self, *args, **kwargs)
 
-    found: list[str | None] = [None]
-    if args.process_index == 0:
-        found = [checkpoints.newest_of_run(args.output_dir, client.current().run_id, training)]
-        for sentence in checkpoints.unreadable(args.output_dir, newer_than=found[0]):
-            say(sentence)
-    if dist.is_available() and dist.is_initialized():
-        dist.broadcast_object_list(found, src=0)
-    if found[0] is not None and args.process_index == 0:
-        say(f"resuming from {found[0]}")
-    return found[0]
+    return _finalize_training
 
 
 # -- samples -------------------------------------------------------------------------------------
@@ -90,21 +64,26 @@ def _newest_checkpoint(args: Any, training: int) -> str | None:
 def _sample_independent_of_the_world(original: Any) -> Any:
     @functools.wraps(original)
     def _get_train_sampler(self: Any, train_dataset: Any = None) -> Any:
+        import torch
         from torch.utils.data import RandomSampler, SequentialSampler
 
         from elastic_agent.data import ElasticSampler
         from elastic_agent.integrations.transformers.position import Position
 
         sampler = original(self, train_dataset)
-        if type(sampler) not in (RandomSampler, SequentialSampler) or getattr(sampler, "replacement", False):
+        seed, config = self.args.data_seed, self.args.accelerator_config
+        if type(sampler) is RandomSampler:
+            if sampler.replacement or sampler.generator is not None or not config.use_seedable_sampler:
+                return sampler
+        elif type(sampler) is not SequentialSampler:
             return sampler
-        args = self.args
+        # Accelerate divides the batches among the ranks. Its own sampler takes the same seed, and gives the same order.
         elastic = ElasticSampler(
             sampler.data_source,
-            num_replicas=1,  # Accelerate divides the batches among the ranks
+            num_replicas=1,
             rank=0,
             shuffle=type(sampler) is RandomSampler,
-            seed=args.seed if args.data_seed is None else args.data_seed,
+            seed=torch.initial_seed() if seed is None else seed,
         )
         setattr(elastic, _POSITION, Position(elastic))  # training may not be what requests the sampler
         return elastic
@@ -130,27 +109,29 @@ def _plan_the_rest(original: Any) -> Any:
 
     @functools.wraps(original)
     def set_initial_training_values(self: Any, args: Any, dataloader: Any) -> Any:
-        values = original(self, args, dataloader)
+        epochs, steps_per_epoch, *between, max_steps = values = original(self, args, dataloader)
         callback = _callback(self)
         position = callback.position = _position_in(dataloader)
-        if position is None:
-            return values
-        position.use(dataloader)
-        setattr(dataloader, _POSITION, position)
+        if position is not None:
+            position.use(dataloader)
+            setattr(dataloader, _POSITION, position)
         checkpoint = self._elastic_agent_checkpoint
-        saved = checkpoints.saved(checkpoint).get("position") if checkpoint is not None else None
-        if not saved or args.ignore_data_skip:
+        if checkpoint is None:
             return values
-        epochs, steps_per_epoch, *between, max_steps = values
+        done = int(checkpoints.trainer_state(checkpoint).get("global_step", 0))
+        saved = checkpoints.saved(checkpoint).get("position")
+        if position is None or not saved or args.ignore_data_skip or done >= args.max_steps > 0:
+            # At the last step, the Trainer takes another one if that was not the last step of an epoch.
+            return (0, *values[1:]) if callback.continues and done >= max_steps else values
         rest = position.restore(saved, dataloader, args.gradient_accumulation_steps)
         if args.process_index == 0:
             _report_misfit(position.misfit(saved), checkpoint, rest.epoch)
-        done = int(checkpoints.trainer_state(checkpoint)["global_step"])
         if args.max_steps > 0:
-            epochs = rest.epoch + 2 + max(0, max_steps - done) // steps_per_epoch
+            epochs = rest.epoch + 2 + (max_steps - done) // steps_per_epoch
         else:
             accumulation = args.gradient_accumulation_steps
             left = (args.num_train_epochs - rest.epoch) * steps_per_epoch - rest.batches_done // accumulation
+            epochs = epochs if left > 0 else rest.epoch
             max_steps = done + max(0, int(-(-left // 1)))
         return (epochs, steps_per_epoch, *between, max_steps)
 
@@ -224,22 +205,43 @@ def _callback(trainer: Any) -> Any:
     known = getattr(trainer, _CALLBACK, found[0])
     if known is not found[0]:  # transformers has restored another one from a checkpoint
         found[0].position, found[0].training = known.position, known.training
+        found[0].continues = known.continues
     setattr(trainer, _CALLBACK, found[0])
     return found[0]
 
 
 # -- all of it -----------------------------------------------------------------------------------
 
-ADAPTATIONS = (
-    Adaptation(
-        Feature.RESUME, "Trainer.train", _resume, ("trial:", "ignore_keys_for_eval", "_inner_training_loop")
+_TRAIN = ("trial:", "ignore_keys_for_eval", "_inner_training_loop")
+
+PATCHES = (
+    Patch(None, MODULE, "Trainer.train", _with_callback, _TRAIN),
+    Patch(Feature.RESUME, MODULE, "Trainer.train", _begin_training, _TRAIN),
+    Patch(Feature.RESUME, MODULE, "Trainer._finalize_training", _end_training, ("on_train_end(",)),
+    Patch(
+        None,
+        MODULE,
+        "Trainer._save_checkpoint",
+        None,
+        ("cb.state()", "save_to_json", "self.state.stateful_callbacks[cb_name]"),
     ),
-    Adaptation(None, "Trainer.train", _begin),
-    Adaptation(
-        Feature.SAMPLES, "Trainer._get_train_sampler", _sample_independent_of_the_world, ("RandomSampler(",)
+    Patch(
+        None,
+        MODULE,
+        "Trainer._maybe_log_save_evaluate",
+        None,
+        ("self.control.should_save", "callback_handler.on_save"),
     ),
-    Adaptation(
+    Patch(
         Feature.SAMPLES,
+        MODULE,
+        "Trainer._get_train_sampler",
+        _sample_independent_of_the_world,
+        ("RandomSampler(",),
+    ),
+    Patch(
+        Feature.SAMPLES,
+        MODULE,
         "Trainer._inner_training_loop",
         _remember_checkpoint,
         (
@@ -249,20 +251,23 @@ ADAPTATIONS = (
             "steps_in_epoch=steps_in_epoch",
         ),
     ),
-    Adaptation(
+    Patch(
         Feature.SAMPLES,
+        MODULE,
         "Trainer.set_initial_training_values",
         _plan_the_rest,
         ("math.ceil(args.num_train_epochs * num_update_steps_per_epoch)", "max_steps,\n        )"),
     ),
-    Adaptation(
+    Patch(
         Feature.SAMPLES,
+        MODULE,
         "Trainer._init_training_state",
         _resume_at_position,
         ("return epochs_trained, steps_trained_in_current_epoch",),
     ),
-    Adaptation(
+    Patch(
         Feature.SAMPLES,
+        MODULE,
         "Trainer._run_epoch",
         _train_the_rest,
         (
@@ -272,54 +277,17 @@ ADAPTATIONS = (
             "(step + 1) == steps_in_epoch",
         ),
     ),
-    Adaptation(Feature.SAMPLES, "skip_first_batches", _skip_nothing),
+    Patch(Feature.SAMPLES, MODULE, "skip_first_batches", _skip_nothing),
 )
 
-_NEEDED_IN_SOURCE = (
-    ("Trainer._save_checkpoint", ("cb.state()", "save_to_json", "self.state.stateful_callbacks[cb_name]")),
-    ("Trainer._maybe_log_save_evaluate", ("self.control.should_save", "callback_handler.on_save")),
-)
+_in_force: list[frozenset[Feature]] = []
 
 
-def apply(features: frozenset[Feature]) -> list[str] | None:
-    """Replace what the features require; sentences about what is not as expected. None if it was done before."""
-    module = importlib.import_module(MODULE)
-    if getattr(module, _ADAPTED, False):
-        return None
-    found = importlib.import_module("transformers").__version__
-    problems = [] if found in TESTED else missing()
-    if problems:
-        problems = [
-            f"the integration does not fit transformers {found} (expected {TESTED}), so it is disabled: "
-            + "; ".join(problems)
-        ]
-    else:
-        for one in ADAPTATIONS:
-            if one.feature is None or one.feature in features:
-                owner, name = _owner(one.name)
-                setattr(owner, name, one.replace(getattr(owner, name)))
-    setattr(module, _ADAPTED, True)
-    return problems
-
-
-def missing() -> list[str]:
-    """How the transformers that is installed differs from what this module needs; each entry is a sentence."""
-    needed = [(one.name, one.needed) for one in ADAPTATIONS] + list(_NEEDED_IN_SOURCE)
-    problems = []
-    for name, texts in needed:
-        source = source_of(MODULE, name)
-        if not source:
-            problems.append(f"{MODULE}.{name} no longer exists")
-        else:
-            problems += [
-                f"{MODULE}.{name} no longer contains {text!r}" for text in texts if text not in source
-            ]
-    return problems
-
-
-def _owner(path: str) -> tuple[Any, str]:
-    owner: Any = importlib.import_module(MODULE)
-    *classes, name = path.split(".")
-    for one in classes:
-        owner = getattr(owner, one)
-    return owner, name
+def adapt() -> frozenset[Feature]:
+    """Replace what the features need, once, and return the features in force."""
+    if not _in_force:
+        features = patching.wanted(TRANSFORMERS_DISABLE, Feature)
+        versions = str(sys.modules[ROOT].__version__), TESTED
+        unfit = patching.apply(ROOT, versions, PATCHES, features)
+        _in_force.append(frozenset(feature for feature in Feature if feature in features - unfit))
+    return _in_force[0]

@@ -1,0 +1,242 @@
+"""Lightning scripts with one or several trainings: see ``trainings.py``."""
+
+from __future__ import annotations
+
+from trainings import PAUSE_S, crash, done, main, note_step, save  # isort: skip
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, Dataset
+
+STEPS = 6
+"""In an epoch."""
+
+
+class Numbers(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return 2 * STEPS * int(os.environ.get("WORLD_SIZE", "1"))
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([index / len(self)]), index
+
+
+class Line(lightning.LightningModule):
+    """Crashes after the given steps, once each, and in the given hook."""
+
+    def __init__(self, folder: Path, name: str, crashes: tuple[int, ...] = (), hook: str = "") -> None:
+        super().__init__()
+        self.folder, self.name, self.crashes, self.hook = folder, name, crashes, hook
+        self.network = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        values, ids = batch
+        note_step(self.folder, self.name, self.trainer.global_step, ids.tolist())
+        return (self.network(values) - 2 * values).square().mean()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.trainer.global_step in self.crashes:
+            crash(self.folder, f"{self.name}-{self.trainer.global_step}")
+
+    def on_train_epoch_end(self) -> None:
+        if self.hook == "last epoch" and self.trainer.global_step == self.trainer.max_steps:
+            crash(self.folder, self.name)
+
+    def on_train_end(self) -> None:
+        if self.hook == "end":
+            save(self.folder, self.name, self)
+            crash(self.folder, self.name)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """There is one, so that training is resumed between steps that were validated."""
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("loss", self.network(batch[0]).mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def trainer_in(root: Path, **options: Any) -> lightning.Trainer:
+    settings: dict[str, Any] = {"max_epochs": 2, **options}
+    return lightning.Trainer(
+        accelerator="cpu",
+        devices=int(os.environ.get("WORLD_SIZE", "1")),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=root,
+        callbacks=[ModelCheckpoint(root / "checkpoints", every_n_train_steps=2, save_top_k=-1)],
+        **settings,
+    )
+
+
+def fit(model: Line, trainer: lightning.Trainer, seed: int = 0, **options: Any) -> None:
+    torch.manual_seed(seed)
+    model.network.reset_parameters()
+    loader = DataLoader(Numbers(), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(seed))
+    trainer.fit(model, loader, DataLoader(Numbers(), batch_size=12), **options)
+
+
+# -- the scripts -----------------------------------------------------------------------------------
+
+
+def one_training(folder: Path) -> None:
+    model = Line(folder, "one", crashes=(9,))
+    fit(model, trainer_in(folder, max_epochs=3))
+    save(folder, "one", model)
+
+
+def one_training_at_its_last_step(folder: Path) -> None:
+    model = Line(folder, "one", hook="last epoch")
+    fit(model, trainer_in(folder, max_epochs=-1, max_steps=10))
+    save(folder, "one", model)
+
+
+def ended_training(folder: Path) -> None:
+    model = Line(folder, "one")
+    trainer = trainer_in(folder)
+    fit(model, trainer)
+    crash(folder, "after")
+    save(folder, "one", model)
+
+
+def folds(folder: Path, crashes: dict[int, tuple[int, ...]], *, skip: bool, own: bool = False) -> None:
+    for fold in range(4):
+        if skip and done(folder, f"fold-{fold}"):
+            continue
+        model = Line(folder, f"fold-{fold}", crashes.get(fold, ()))
+        fit(model, trainer_in(folder / str(fold) if own else folder), seed=fold)
+        save(folder, f"fold-{fold}", model)
+
+
+def folds_that_are_skipped(folder: Path) -> None:
+    folds(folder, {0: (5,), 2: (5, 7)}, skip=True)
+
+
+def folds_that_are_repeated(folder: Path) -> None:
+    folds(folder, {2: (9,)}, skip=False)
+
+
+def folds_with_own_folders(folder: Path) -> None:
+    folds(folder, {2: (9,)}, skip=True, own=True)
+
+
+def folds_done_when_training_ends(folder: Path) -> None:
+    for fold in range(2):
+        if not done(folder, f"fold-{fold}"):
+            hook = "end" if fold == 0 else ""
+            fit(model := Line(folder, f"fold-{fold}", hook=hook), trainer_in(folder), seed=fold)
+            save(folder, f"fold-{fold}", model)
+
+
+def fit_test_fit(folder: Path) -> None:
+    model = Line(folder, "one")
+    fit(model, trainer_in(folder))
+    trainer_in(folder).test(model, DataLoader(Numbers(), batch_size=2), verbose=False)
+    again = Line(folder, "again", crashes=(5,))
+    fit(again, trainer_in(folder), seed=1)
+    save(folder, "one", model)
+    save(folder, "again", again)
+
+
+def alternating(folder: Path) -> None:
+    torch.manual_seed(7)
+    models = {name: Line(folder, name, crashes=(17,) if name == "b" else ()) for name in "ab"}
+    trainers = {name: trainer_in(folder, max_epochs=2) for name in "ab"}
+    for turn in range(2):
+        for name in "ab":
+            trainers[name].fit_loop.max_epochs = 2 + 2 * turn
+            torch.manual_seed(turn)
+            trainers[name].fit(models[name], DataLoader(Numbers(), batch_size=2, shuffle=True))
+    for name in "ab":
+        save(folder, name, models[name])
+
+
+def explicit(folder: Path) -> None:
+    checkpoint = folder / "checkpoints" / "epoch=0-step=6.ckpt"
+    model = Line(folder, "one", crashes=(9,))
+    fit(model, trainer_in(folder), ckpt_path=checkpoint if checkpoint.exists() else None)
+    save(folder, "one", model)
+
+
+def folder_that_cannot_be_written(folder: Path) -> None:
+    model = Line(folder, "one", crashes=(9,))
+    trainer = trainer_in(folder)
+    trainer._default_root_dir = "/proc/none"
+    fit(model, trainer)
+    save(folder, "one", model)
+
+
+class Pauses(lightning.Callback):
+    """In a step, in validation, and at the end of training."""
+
+    def pause(self, *_: Any) -> None:
+        time.sleep(PAUSE_S)
+
+    on_train_start = on_validation_end = on_train_end = pause
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 2:
+            self.pause()
+
+
+def pauses(folder: Path) -> None:
+    """Longer than the time-out for heartbeats, which the script does not send."""
+    model = Line(folder, "one")
+    trainer = trainer_in(folder, max_epochs=1)
+    trainer.callbacks.append(Pauses())
+    fit(model, trainer)
+    time.sleep(PAUSE_S)
+    save(folder, "one", model)
+
+
+def fabric(folder: Path) -> None:
+    """Its checkpoints and how it resumes are its own."""
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+    fabric.seed_everything(5, verbose=False)
+    line = Line(folder, "one").network
+    model, optimizer = fabric.setup(line, torch.optim.SGD(line.parameters(), lr=0.1))
+    loader = fabric.setup_dataloaders(DataLoader(Numbers(), batch_size=2, shuffle=True))
+    state = {"model": model, "optimizer": optimizer, "step": 0}
+    if (folder / "state.ckpt").exists():
+        fabric.load(folder / "state.ckpt", state)
+    while state["step"] < 2 * STEPS:
+        for values, ids in loader:
+            note_step(folder, "one", state["step"], ids.tolist())
+            optimizer.zero_grad()
+            fabric.backward((model(values) - 2 * values).square().mean())
+            optimizer.step()
+            state["step"] += 1
+            if state["step"] % 4 == 0:
+                fabric.save(folder / "state.ckpt", state)
+            if state["step"] == 7:
+                crash(folder, "one")
+    save(folder, "one", line)
+
+
+SCRIPTS = [
+    fabric,
+    pauses,
+    one_training,
+    one_training_at_its_last_step,
+    ended_training,
+    folds_that_are_skipped,
+    folds_that_are_repeated,
+    folds_with_own_folders,
+    folds_done_when_training_ends,
+    fit_test_fit,
+    alternating,
+    explicit,
+    folder_that_cannot_be_written,
+]
+
+
+if __name__ == "__main__":
+    main(SCRIPTS)

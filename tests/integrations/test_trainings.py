@@ -1,0 +1,157 @@
+"""What scripts with one or several trainings compute when they crash and are started again.
+
+Each result is that of plain Python, or of torchrun, with the same script and the same crashes. Where a training is
+certainly the same as that of an earlier process, it is continued; where it may be another, it is not.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.support import launched
+
+HERE = Path(__file__).parent
+PYTHON = Path(sys.executable)
+FRAMEWORKS = ("lightning", "transformers")
+TORCHRUN = [str(PYTHON.parent / "torchrun")]
+AGENT = [str(PYTHON.parent / "elastic-agent"), "--restart-backoff", "0", "--hang-timeout", "1"]
+"""The time-out is shorter than some pauses of the scripts, which send no heartbeats."""
+
+REPEATED = [
+    "pauses",
+    "ended_training",
+    "folds_that_are_repeated",
+    "folds_done_when_training_ends",
+    "explicit",
+]
+"""Scripts of both frameworks whose trainings, when they are begun again, begin as the script says."""
+CONTINUED = {
+    "one_training": {"one": (19, 18)},
+    "one_training_at_its_last_step": {"one": (10, 10)},
+    "folds_that_are_skipped": {"fold-0": (13, 12), "fold-2": (24, 12), "fold-3": (12, 12)},
+    "folds_with_own_folders": {"fold-2": (13, 12)},
+}
+"""Scripts of both frameworks with a training that is certainly the same: its steps in all, and without the crash.
+
+The first fold is the only training that the run has begun when it crashes; the third and the fourth are not.
+"""
+ONLY = {
+    "lightning": ["fit_test_fit", "alternating", "folder_that_cannot_be_written", "fabric"],
+    "transformers": ["seeded_before_training", "explicit_at_the_last_step", "accelerated"],
+}
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+
+class Results:
+    def __init__(self, folder: Path, output: str) -> None:
+        self.folder, self.output = folder, output
+
+    def of(self, script: str) -> dict[str, Any]:
+        """Of each training, the final weights."""
+        found = {path.name: json.loads(path.read_text()) for path in (self.folder / script).glob("*.json")}
+        assert "finished.json" in found, self.output
+        return found
+
+    def steps(self, script: str, rank: int = 0) -> list[Any]:
+        """The name of the training, the step and its samples."""
+        lines = (self.folder / script / f"steps-{rank}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+def run(folder: Path, framework: str, mode: str, launcher: list[str], *scripts: str) -> Results:
+    script = str(HERE / f"{framework}_trainings.py")
+    done = subprocess.run(
+        [*(launcher or [str(PYTHON)]), script, str(folder / "results"), mode, *scripts],
+        cwd=folder,
+        env={**launched({}), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Results(folder / "results", done.stdout + done.stderr)
+
+
+class Runs:
+    def __init__(self, folder: Path, framework: str) -> None:
+        self.framework = framework
+        for name in ("agent", "plain", "whole"):
+            (folder / name).mkdir()
+        launcher = [*AGENT, "--standalone", "--nproc-per-node", "1", "--max-restarts", "30"]
+        self.agent = run(folder / "agent", framework, "--launched", launcher)
+        self.plain = run(folder / "plain", framework, "--plain", [])
+        self.whole = run(folder / "whole", framework, "--whole", [], *CONTINUED)
+
+
+@pytest.fixture(scope="module", params=FRAMEWORKS)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"), request.param)
+
+
+def test_a_training_that_may_be_another_starts_as_the_script_says(
+    runs: Runs,
+) -> None:
+    for script in [*REPEATED, *ONLY[runs.framework]]:
+        agent, plain = runs.agent, runs.plain
+        assert agent.of(script) == plain.of(script), script
+        assert agent.steps(script) == plain.steps(script), script
+
+
+def test_a_training_that_is_certainly_the_same_is_continued_as_if_it_had_not_been_interrupted(
+    runs: Runs,
+) -> None:
+    for script, trainings in CONTINUED.items():
+        agent, whole = runs.agent, runs.whole
+        assert agent.of(script) == whole.of(script) == runs.plain.of(script), script
+        for training, counts in trainings.items():
+            found = [[step[0] for step in one.steps(script)].count(training) for one in (agent, whole)]
+            assert found == [*counts], (script, training)
+    if runs.framework == "transformers":
+        script = "one_training_at_the_end_of_a_part_of_an_epoch"
+        assert len(runs.agent.steps(script)) == 9, "plain transformers would take a tenth"
+
+
+def test_one_line_per_process_names_the_code_that_continues_a_training(
+    runs: Runs,
+) -> None:
+    remedy = {"lightning": "trainer.fit(..., ckpt_path=...)", "transformers": "resume_from_checkpoint=..."}
+    agent = runs.agent
+    told = [line for line in agent.output.splitlines() if "training starts as the script says, not" in line]
+    lines = [line for line in told if line.startswith("elastic_agent: ")]
+    assert all(remedy[runs.framework] in line for line in lines), lines
+    ended = [line for line in lines if "a training of this run has ended in" in line]
+    several = [line for line in lines if "a process of this run has begun several trainings in" in line]
+    assert len(ended) == 2, lines
+    # After each crash in the later folds, and in the scripts in which a second training crashes.
+    assert len(several) == {"lightning": 5, "transformers": 3}[runs.framework], lines
+    assert len(lines) == len(ended) + len(several)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_two_workers_that_crash_compute_what_they_compute_under_torchrun(
+    framework: str, tmp_path: Path
+) -> None:
+    """torchrun does not crash: after SIGTERM, Lightning's workers wait for their peers until it kills them."""
+    scripts = ["folds_that_are_skipped", "one_training"]
+    results = []
+    for launcher, mode in ((TORCHRUN, "--launched-whole"), (AGENT, "--launched")):
+        (folder := tmp_path / mode).mkdir()
+        command = [*launcher, "--standalone", "--nproc-per-node", "2", "--max-restarts", "8"]
+        results.append(run(folder, framework, mode, command, *scripts))
+    torchrun, agent = results
+    for script in scripts:
+        assert agent.of(script) == torchrun.of(script)
+    for rank in range(2):
+        undisturbed = [
+            [one for one in each.steps(scripts[0], rank) if one[0] == "fold-1"] for each in results
+        ]
+        assert undisturbed[0] == undisturbed[1]
+        assert len(undisturbed[0]) == 12
+        assert len(agent.steps("one_training", rank)) <= 20, "it was continued"
