@@ -13,7 +13,7 @@ from elastic_agent.worker_variables import GENERATION
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import types
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from typing import Any
 
@@ -23,6 +23,18 @@ INTEGRATIONS = {
     "transformers.trainer": "elastic_agent.integrations.transformers",
 }
 """Modules of frameworks, and the package whose ``install()`` is called once the module is imported."""
+
+_preloaded: "dict[str, Callable[[], None]]" = {}
+"""The ``install`` of packages that have been imported in advance."""
+
+
+def preload() -> None:
+    """Import the integrations of frameworks that are loaded, so that no worker forked from this process has to."""
+    from importlib import import_module
+
+    for name, package in INTEGRATIONS.items():
+        if name in sys.modules:
+            _preloaded[name] = import_module(package).install
 
 
 def watch() -> None:
@@ -79,7 +91,8 @@ def _install(name: str) -> None:
     from importlib import import_module
 
     try:
-        import_module(INTEGRATIONS[name]).install()
+        install = _preloaded.get(name) or import_module(INTEGRATIONS[name]).install
+        install()
     except Exception as error:  # training works without it
         print(
             f"elastic_agent: {name} is used without its integration, because it failed: {error!r}",
