@@ -172,6 +172,7 @@ def tell(event: str, **more: Any) -> None:
 async def live(options: argparse.Namespace) -> None:
     """Read from stdin when to begin; report on stdout when each node here got its world."""
     crowd = Crowd(range(options.first, options.last), options.nodes, options)
+    gc.freeze()  # as the agent does: the million objects of torch, which is loaded by now, are no garbage
     tell("here")
     await line_of_stdin()
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -220,7 +221,6 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     configure_logging("console", "warning", sys.stderr)
-    gc.freeze()  # as the agent does: torch's million objects are no garbage
     asyncio.run(live(options))
 
 

@@ -14,6 +14,8 @@ import os
 import sys
 import time
 
+from elastic_agent.worker_variables import HEARTBEAT, SLOT
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,8 +44,6 @@ class Writer:
     @classmethod
     def of_worker(cls, environ: "Mapping[str, str]") -> "Writer | None":
         """The one of the worker with these variables; None outside of an agent."""
-        from elastic_agent.worker_variables import HEARTBEAT, SLOT
-
         path, slot = environ.get(HEARTBEAT), environ.get(SLOT, "")
         return cls(path, int(slot)) if path and slot.isdecimal() else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 from pathlib import Path
@@ -9,10 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from elastic_agent.agent import events
+from elastic_agent.agent.reporting import goodput_recorder
+from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles, GoodputRecorder
 from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.diagnosis.goodput import SavedGoodput
 from elastic_agent.diagnosis.status_text import status_text
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.protocol import Grace, Outcome
+from elastic_agent.rendezvous.events import Registered
+from elastic_agent.workers.guard.client import Spawned
 from tests.cli.support import COMMAND, clean_environment
 
 SCRIPT = """
@@ -94,3 +101,28 @@ def test_progress_that_was_thrown_away_is_told(tmp_path: Path, first: int, is_lo
     )
     assert len(told) == is_lost, log
     assert all(int(step) <= 4 and reached == "40" for step, reached in told)
+
+
+def test_a_restart_writes_nothing_before_the_next_workers_run_and_the_end_of_the_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(goodput_recorder, "SAVE_AFTER_S", 1000.0, raising=False)
+    file = tmp_path / "goodput" / "run" / "n1.json"
+
+    async def play() -> None:
+        recorder = GoodputRecorder(GoodputFiles(tmp_path, "run", "n1"), lambda: None)
+        recorder.on_event(events.AgentStarted("incarnation", 1, 1, "boot", "namespace"))
+        assert recorder._loading is not None
+        await recorder._loading
+        recorder.on_event(Registered("incarnation", 1000.0))
+        recorder.on_event(Spawned(1, {0: 2}))
+        recorder.on_event(events.WorkersStopping(1, "a worker failed", Grace.RESTART))
+        recorder.on_event(events.WorkersCleared())
+        recorder.on_event(Spawned(2, {0: 3}))
+        await recorder.saved(10.0)
+        assert not file.exists()
+        recorder.on_event(events.AgentEnded(Outcome.FINISHED, "done"))
+        await recorder.saved(10.0)
+
+    asyncio.run(play())
+    assert msgspec.json.decode(file.read_bytes(), type=SavedGoodput).outcome == Outcome.FINISHED

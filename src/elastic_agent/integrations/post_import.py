@@ -13,7 +13,7 @@ from elastic_agent.worker_variables import GENERATION
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import types
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from importlib.machinery import ModuleSpec
     from typing import Any
 
@@ -28,6 +28,18 @@ INTEGRATIONS = {
 
 IN_CHILDREN = ("multiprocessing.spawn", "torch.distributed.rendezvous")
 """Those that also the processes need which a worker starts. The others are for the worker itself."""
+
+_preloaded: "dict[str, Callable[[], None]]" = {}
+"""The ``install`` of packages that have been imported in advance."""
+
+
+def preload() -> None:
+    """Import the integrations of frameworks that are loaded, so that no worker forked from this process has to."""
+    from importlib import import_module
+
+    for name, package in INTEGRATIONS.items():
+        if name in sys.modules:
+            _preloaded[name] = import_module(package).install
 
 
 def watch(names: "Collection[str]" = tuple(INTEGRATIONS)) -> None:
@@ -85,7 +97,8 @@ def _install(name: str) -> None:
     from importlib import import_module
 
     try:
-        import_module(INTEGRATIONS[name]).install()
+        install = _preloaded.get(name) or import_module(INTEGRATIONS[name]).install
+        install()
     except Exception as error:  # training works without it
         print(
             f"elastic_agent: {name} is used without its integration, because it failed: {error!r}",

@@ -34,6 +34,9 @@ LOOK_EVERY_S = 5.0
 
 SAVE_EVERY_S = 30.0
 
+SAVE_AFTER_S = 1.0
+"""How long after workers have ended: the next ones, which may be started meanwhile, come first."""
+
 LOAD_TIMEOUT_S = 5.0
 """How long reading the account of the start before may take; if it takes longer, nothing is saved."""
 
@@ -87,6 +90,7 @@ class GoodputRecorder:
         self._incarnation = ""
         self._plan: Plan | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._save_timer: asyncio.TimerHandle | None = None
         self._started_s = self._saved_s = time.monotonic()
         """When the newest workers were started, and when the account was saved last."""
         self._stalled_since_s: float | None = None
@@ -207,7 +211,8 @@ class GoodputRecorder:
             activity = Activity.WAITING
         hung_since_s = self._stalled_since_s if self._hung else None
         self._account.workers_ended(activity, now_s, saved=saved, stalled_since_s=hung_since_s)
-        self._save()
+        self._cancel_save()
+        self._save_timer = asyncio.get_running_loop().call_later(SAVE_AFTER_S, self._save)
 
     @property
     def _hung(self) -> bool:
@@ -240,8 +245,13 @@ class GoodputRecorder:
                 lambda done: done.exception()
             )
 
+    def _cancel_save(self) -> None:
+        if self._save_timer is not None:
+            self._save_timer.cancel()
+
     def _ended(self, outcome: Outcome) -> None:
         self._stop_timer()
+        self._cancel_save()
         self._save(outcome.value if outcome in IN_ORDER else "")
         self._log()
 

@@ -115,6 +115,7 @@ def _import_torch(environment: dict[str, str]) -> None:
     try:
         importlib.import_module("torch")
     finally:
+        gc.freeze()  # or the first collection, soon after, would take a tenth of a second to look through it
         gc.enable()
         for name in environment:
             if name in before:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from elastic_agent.integrations.collectives import private_names
+from elastic_agent.integrations.collectives.answers import Answers
 from elastic_agent.worker_variables import PROGRESS
 
 __all__ = ["install"]
@@ -19,7 +21,6 @@ def install() -> None:
     address = os.environ.get(PROGRESS)
     if not address:
         return
-    from elastic_agent.integrations.collectives import private_names
 
     begun: list[int] = []
     worker = os.getpid()
@@ -28,8 +29,6 @@ def install() -> None:
         if begun or os.getpid() != worker:  # a process that the worker has forked is no worker
             return
         begun.append(worker)
-        from elastic_agent.integrations.collectives.answers import Answers
-
         try:
             Answers(address).start()
         except (OSError, RuntimeError, KeyError, ValueError):  # training works without it

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import sys
-import sysconfig
 import threading
 import traceback
 from types import FrameType, TracebackType
@@ -40,6 +39,10 @@ _Place = tuple[FrameType, int]
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _STARTS_WORKERS = (os.path.join(_PACKAGE, "workers", ""), os.path.join(_PACKAGE, "__main__.py"))
 
+_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+_INSTALLED = ("/site-packages/", "/dist-packages/", "/elastic_agent/")
+"""Files in such folders are no scripts. (``sysconfig`` would take 2 ms to say where they are.)"""
+
 _WAITS = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/c10d_logger.py",
@@ -65,9 +68,6 @@ class Answers:
         }
         self._recorders = Recorders()
         self._exit_note = Writer.of_worker(os.environ)
-        self._foreign = tuple(
-            {sysconfig.get_path(one) for one in ("stdlib", "platstdlib", "purelib", "platlib")} - {None}
-        )
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         # A socket that is connected takes messages of its peer only.
         self._socket.bind("")
@@ -150,7 +150,7 @@ class Answers:
         frames = frames[:started_by]
         lines = [f"{one.f_code.co_filename}:{line} in {one.f_code.co_name}" for one, line in frames]
         places = ((one.f_code.co_filename, line) for one, line in frames)
-        own = next((one for one in places if self._is_script(one[0])), None)
+        own = next((one for one in places if _is_script(one[0])), None)
         stack: list[str] = []
         for line in lines:
             if sum(map(len, stack)) + len(line) > _LONGEST_STACK:
@@ -169,11 +169,12 @@ class Answers:
         if not isinstance(error, BaseException):
             return {}
         places = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
-        own = [f"{os.path.basename(path)}:{line}" for path, line in places if self._is_script(path)]
+        own = [f"{os.path.basename(path)}:{line}" for path, line in places if _is_script(path)]
         return {"handles": one_line(error)[:_LONGEST_ERROR], "raised_at": own[-1] if own else ""}
 
-    def _is_script(self, path: str) -> bool:
-        return not path.startswith((*self._foreign, "<")) and "/elastic_agent/" not in path
+
+def _is_script(path: str) -> bool:
+    return not path.startswith((_STANDARD_LIBRARY, "<")) and not any(folder in path for folder in _INSTALLED)
 
 
 def _waits_in(frames: list[FrameType]) -> str:

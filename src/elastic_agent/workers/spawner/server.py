@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from elastic_agent import linux
+from elastic_agent.integrations import post_import
 from elastic_agent.workers.guard.messages import STARTED
 from elastic_agent.workers.spawner.background import in_background
 from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
@@ -96,6 +97,7 @@ def serve(
             _check(folder)
             learned = _import_learned(line, learn, folder)
         forget_files()  # imports what it needs
+        post_import.preload()
         _forget_the_agent()
     except UnsafeError as error:
         _send(line, {"unusable": str(error), "detail": ""})
