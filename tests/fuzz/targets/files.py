@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from elastic_agent.diagnosis.status_text import status_text
 from elastic_agent.doctor import interpreter
 from elastic_agent.doctor.interpreter import Installed, ask_interpreter
 from elastic_agent.doctor.script import check_source, top_level_imports
-from elastic_agent.integrations.lightning.checkpoints import RunCheckpoints
+from elastic_agent.integrations import trainings
 from elastic_agent.integrations.transformers.checkpoints import saved
 from elastic_agent.launcher.journal import Journal
 from elastic_agent.linux import boot_id, pid_namespace
@@ -137,10 +138,12 @@ def targets() -> list[Target]:
             0.3,
         ),
         Target(
-            "file-lightning",
-            (b'{"checkpoints": {"/c/a.ckpt": 12, "/c/b.ckpt": 7}}',),
-            from_file("lightning.json", _lightning),
-            ("integrations/lightning/checkpoints.py RunCheckpoints._recorded",),
+            "file-trainings",
+            (
+                b'{"several": false, "ended": true, "checkpoints": {"/c/a.ckpt": [12, 3], "/c/b.ckpt": [7, 4]}}',
+            ),
+            from_file("trainings.json", _trainings),
+            ("integrations/trainings.py read",),
             0.1,
         ),
         Target(
@@ -356,12 +359,9 @@ def _trainer(folder: support.Folder) -> Callable[[bytes], None]:
     return feed
 
 
-def _lightning(path: os.PathLike[str]) -> None:
-    from fsspec.implementations.local import LocalFileSystem
-
-    record = RunCheckpoints.__new__(RunCheckpoints)
-    record._fs, record._file = LocalFileSystem(), str(path)
-    record._recorded()
+def _trainings(path: os.PathLike[str]) -> None:
+    with contextlib.redirect_stderr(io.StringIO()):  # it says that a record is damaged
+        trainings.read(os.path.dirname(path))
 
 
 def _script(path: os.PathLike[str]) -> None:
