@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator
 
 from elastic_agent.agent import events
@@ -51,7 +52,8 @@ class CopiesWatch:
         self._tell_after_s = tell_after_s
         self._scan: asyncio.Task[bool] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_over = settings.runs_program  # whose process groups are not known
+        # Whether other programs and interpreters make process groups is not known.
+        self._is_over = settings.runs_program or settings.python_exec not in (None, sys.executable)
 
     def on_event(self, event: events.Event) -> None:
         """Follow the workers of this node."""
