@@ -28,6 +28,7 @@ def elastic_agent(
     variables: Mapping[str, str] | None = None,
     under: Sequence[str] = (),
     command: Sequence[str] = COMMAND,
+    patience_s: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``elastic-agent`` to its end; ``under``: a command that runs the command that follows it."""
     return subprocess.run(
@@ -35,7 +36,7 @@ def elastic_agent(
         env=clean_environment(variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience_s,
         check=False,
         stdin=subprocess.DEVNULL,
     )
