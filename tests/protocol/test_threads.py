@@ -10,11 +10,11 @@ import pytest
 MANY_THREADS_READ_THEIR_FIRST_PLAN = """
 import sys, threading
 from elastic_agent.protocol.codec import decode, encode
-from elastic_agent.protocol.records import Address, Phase, Plan, Policy, Seat, World
+from elastic_agent.protocol.records import RECORD_VERSION, Address, Phase, Plan, Policy, Seat, World
 
 seats = tuple(Seat(f"n{i}", f"i{i}", "10.0.0.1", 1, i) for i in range(50))
 world = World(1, seats, Address("10.0.0.1", 4000), "n0")
-data = encode(Plan(1, 1, Phase.RUNNING, 1, "because", Policy(), world, seats))
+data = encode(Plan(RECORD_VERSION, 1, Phase.RUNNING, 1, "because", Policy(), world, seats))
 gate = threading.Barrier(24)
 read = []
 

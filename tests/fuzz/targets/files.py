@@ -33,6 +33,7 @@ from elastic_agent.rendezvous.backends.c10d.job_files import _run_in
 from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.testing.records import Lines
 from elastic_agent.workers.failure import describe
+from elastic_agent.workers.output.tee import Follower
 from elastic_agent.workers.spawner.learned import VERSION, NotLearnedError, _import_by_verdict, _read
 from tests.fuzz.target import Target, check_shown
 
@@ -129,6 +130,13 @@ def targets() -> list[Target]:
             0.3,
         ),
         Target("file-error", _error_files(), _error_file, ("workers/failure.py _from_error_file",), 0.5),
+        Target(
+            "file-output",
+            ("\rstep 1\rstep 2\nGrüße ∀\nunfinished".encode(),),
+            from_file("output.log", _output),
+            ("workers/output/tee.py Follower.advance",),
+            0.3,
+        ),
         Target("file-heartbeats", (bytes(128), b"\x01" * 256), _heartbeats(folder), weight=0.2),
         Target(
             "file-trainer-state",
@@ -362,6 +370,14 @@ def _trainer(folder: support.Folder) -> Callable[[bytes], None]:
 def _trainings(path: os.PathLike[str]) -> None:
     with contextlib.redirect_stderr(io.StringIO()):  # it says that a record is damaged
         trainings.read(os.path.dirname(path))
+
+
+def _output(path: os.PathLike[str]) -> None:
+    lines: list[str] = []
+    follower = Follower(os.fspath(path), "[0]:", lambda header, line: lines.append(header + line))
+    follower.advance(1.0, ends=True)
+    follower.close()
+    assert not any("\n" in line for line in lines)
 
 
 def _script(path: os.PathLike[str]) -> None:
