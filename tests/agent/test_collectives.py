@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_workers_of_earlier_generations_are_forgotten_and_not_listened_to() -> N
     asyncio.run(scene())
 
 
-def stalls(folder: Path, limit_s: float | None, **group: Any) -> list[events.Stalled]:
+def stalls(folder: Path, limit_s: float | None, pid: int | None = None, **group: Any) -> list[events.Stalled]:
     """What the watch tells first of a worker that stands still with a group like this, until it is over."""
     told: list[events.Stalled] = []
 
@@ -134,7 +135,9 @@ def stalls(folder: Path, limit_s: float | None, **group: Any) -> list[events.Sta
         with listening() as collectives, closing(HeartbeatFile.create(folder, 1)) as beats:
             worker = Worker(collectives)
             await until(collectives, 0, answered=False)
-            watch = StallWatch(1, lambda: {0: os.getpid()}, beats, collectives, limit_s, report)
+            pids = {0: os.getpid() if pid is None else pid}
+            idle_after_s = 1000.0 if pid is None else 0.0
+            watch = StallWatch(1, lambda: pids, beats, collectives, limit_s, report, idle_after_s)
             watch.start()
             answering = asyncio.create_task(answer_always(worker, {**WAITS, **group}))
             async with asyncio.timeout(30):
@@ -156,6 +159,14 @@ def test_a_stall_is_told_before_the_time_out_and_when_it_is_over(tmp_path: Path)
     assert not told[0].is_over
     assert told[-1].is_over
     assert told[-1].stalled_s >= 0.4
+
+
+def test_a_worker_that_waits_in_a_collective_is_not_called_idle(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as waiting:
+        told = stalls(tmp_path, 0.4, waiting.pid)
+        waiting.kill()
+    assert told
+    assert not any(one.idle_s for one in told)
 
 
 def test_this_torch_has_the_private_names_that_workers_need() -> None:

@@ -258,11 +258,13 @@ def test_a_lost_participant_is_cleared_when_its_revoked_lease_and_the_margin_are
     assert table.stand == (FORMING, 2)
     assert table.revoked == ["c-1"]
     assert "c lost" in table.plan.reason
+    assert table.plan.lost == ("c",)
     table.all_say(State.READY, "a", "b")
     table.wait(MARGIN_S - STEP_S)
     assert table.stand == (FORMING, 2), "its guard may not have killed its workers yet"
     table.wait(STEP_S)
     assert table.stand == (RUNNING, 2)
+    assert table.plan.lost == ()
     assert table.now_s == silent_s + FENCE_S
     assert table.world == ["a", "b"]
 
@@ -288,6 +290,7 @@ def test_a_successor_without_proof_waits_for_lease_and_margin() -> None:
     table.all_say(State.READY, "a", "b")
     table.wait(MARGIN_S)
     assert table.stand == (RUNNING, 2)
+    assert table.plan.lost == ()
     assert table.now_s == silent_s + FENCE_S
 
 

@@ -166,7 +166,8 @@ class StallWatch:
         idle_s = min(self._idle.idle_s(alive.values(), now_s), now_s - self._since_s)
         if idle_s < self._idle_after_s:
             self._tell_idle_after_s = self._idle_after_s
-        if not alive or idle_s < self._tell_idle_after_s:
+        waits = any(map(is_waiting, self._collectives.workers.values()))
+        if not alive or waits or idle_s < self._tell_idle_after_s:
             return 0.0
         self._tell_idle_after_s = 2 * idle_s
         return idle_s
