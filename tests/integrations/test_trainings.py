@@ -23,6 +23,9 @@ TORCHRUN = [str(PYTHON.parent / "torchrun")]
 AGENT = [str(PYTHON.parent / "elastic-agent"), "--restart-backoff", "0", "--hang-timeout", "1"]
 """The time-out is shorter than some pauses of the scripts, which send no heartbeats."""
 
+PRELOADED = {"lightning": "lightning", "transformers": "transformers.trainer,accelerate"}
+"""Importing the frameworks in each of the processes would take most of the time."""
+
 REPEATED = [
     "pauses",
     "ended_training",
@@ -84,7 +87,8 @@ class Runs:
         self.framework = framework
         for name in ("agent", "plain", "whole"):
             (folder / name).mkdir()
-        launcher = [*AGENT, "--standalone", "--nproc-per-node", "1", "--max-restarts", "30"]
+        preload = ("--preload", PRELOADED[framework])
+        launcher = [*AGENT, *preload, "--standalone", "--nproc-per-node", "1", "--max-restarts", "30"]
         self.agent = run(folder / "agent", framework, "--launched", launcher)
         self.plain = run(folder / "plain", framework, "--plain", [])
         self.whole = run(folder / "whole", framework, "--whole", [], *CONTINUED)
