@@ -14,14 +14,12 @@ from .faults import WORKER_KILLED, strike
 from .figures import Figures, Ratio, Result, import_torch_s, ratio
 from .launchers import OURS, TORCHRUN_TUNED, Launcher, running
 from .options import Options, progress
-from .scene import BOTH, HOST, PEER, SCENE_LIMIT_S, NoWorldError, Scene, World, boottime_s
+from .scene import BOTH, HOST, PEER, SCENE_LIMIT_S, NoWorldError, Scene, World
 
 TWO_EACH = {HOST: 2, PEER: 2}
 ONE_EACH = {HOST: 1, PEER: 1}
 CALM_S = 8.0
-"""Training before the fault; with elastic-agent, after the modules that the script imports were learned and preloaded.
-How long that takes is a figure of its own."""
-LEARNED_LIMIT_S = 180.0
+"""Training before the fault."""
 FASTER_AT_LEAST = 20.0
 TRIES = 2
 """Of each thing in a quick run."""
@@ -66,10 +64,7 @@ def run(options: Options) -> Result:
             for launcher in (OURS, TORCHRUN_TUNED):
                 measure(book, subject, launcher)
         book.figures.of("import torch, alone", "python").add(import_torch_s())
-    note = (
-        f"2 + 2 workers unless stated otherwise; the worker is killed after {CALM_S:g} s of training, on "
-        "elastic-agent counted from when the modules that the script imports were preloaded."
-    )
+    note = f"2 + 2 workers unless stated otherwise; the worker is killed after {CALM_S:g} s of training."
     return Result("frameworks", list(book.figures), [note], _ratios(book.figures))
 
 
@@ -89,14 +84,8 @@ def measure(book: Book, subject: Subject, launcher: Launcher) -> None:
     """One run of this script: its first start, a kill, and its second start."""
     with Scene(running(launcher, subject.script), pause_s=0.0, slots=subject.slots) as scene:
         try:
-            began_s = boottime_s()
             world, took_s = _start(scene)
             book.enter(f"{subject.name}: first start", launcher, took_s)
-            if launcher is OURS:
-                learned_s = scene.await_learned(BOTH, LEARNED_LIMIT_S)
-                book.enter(
-                    f"{subject.name}: first step to modules preloaded", launcher, learned_s - began_s - took_s
-                )
             time.sleep(CALM_S)
             _, recovery = strike(scene, WORKER_KILLED, world)
             book.enter(_kill_of(subject), launcher, recovery.took_s, subject.target_s)

@@ -204,24 +204,6 @@ class Scene:
                 return World(met[0]["generation"], workers, pids)
         return None
 
-    def await_learned(self, nodes: Iterable[str], limit_s: float) -> float:
-        """When the last of these nodes had preloaded the modules that its workers import (CLOCK_BOOTTIME).
-
-        Raises:
-            NoWorldError: the time is up.
-        """
-        ends_s = time.monotonic() + limit_s
-        while True:
-            ready_s: dict[str, float] = {}
-            for event in self._journal.update():
-                if event["event"] == "spawner_ready" and event["learned"]:
-                    ready_s.setdefault(event["node"], event["boottime_s"])
-            if ready_s.keys() >= set(nodes):
-                return max(ready_s.values())
-            if time.monotonic() >= ends_s:
-                raise NoWorldError(f"learned no modules in {limit_s:.0f} s")
-            time.sleep(LOOK_EVERY_S)
-
     def worker_pids(self) -> set[int]:
         """Every worker that ever introduced itself."""
         return {event["pid"] for event in self._lines.update()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import ctypes
 import gc
 import os
 import signal
@@ -35,9 +36,10 @@ def pytest_collection_finish() -> None:
     """
     gc.freeze()
     if "torch" in sys.modules:
-        from elastic_agent.workers.torch_adapter import quieten_torch
+        import torch
 
-        quieten_torch()
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value = 2  # errors only
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -65,7 +65,7 @@ def test_an_interpreter_that_this_user_cannot_execute_is_refused(script: Path) -
     """It was started by a user who can, who then became this one."""
     program = (
         "import sys; sys.executable = '/opt/private/python'; from elastic_agent.cli.main import main; "
-        "sys.exit(main(sys.argv[1:], owns_process=True))"
+        "sys.exit(main(sys.argv[1:]))"
     )
     refused = elastic_agent(str(script), command=[sys.executable, "-c", program])
     assert (refused.returncode, refused.stdout) == (2, "")

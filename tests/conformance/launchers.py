@@ -41,6 +41,7 @@ class Job:
     """Whether the three standard streams are a terminal; else stdin is empty and the others go to files."""
     cwd: Path = SCRIPTS
     variables: Mapping[str, str] = field(default_factory=dict)
+    patience_s: float = PATIENCE_S
 
     @property
     def redirects(self) -> str:
@@ -157,7 +158,12 @@ class Agent:
             *("--state-dir", str(folder / "state"), "--event-journal", str(folder / "journal")),
             *("--rdzv-id", "conformance", "--node-id", "here", "--shutdown-timeout", "5"),
             *("--restart-backoff", "0"),  # as with torchrun, attempts follow each other at once
-            *("--worker-start", self.start),
+            *(
+                "--worker-start",
+                self.start,
+                "--start-timeout",
+                "300",
+            ),  # never cold because the machine is busy
         ]
         said = _run_and_read([*COMMAND, *own, *job.command], job, folder)
         events = [json.loads(line) for line in (folder / "journal").read_text().splitlines()]
@@ -240,7 +246,7 @@ def _run(command: list[Argument], job: Job, more: Mapping[str, str], out: int, e
             start_new_session=True,
         )
         with _ended_whatever_happens(process):
-            return process.wait(PATIENCE_S)
+            return process.wait(job.patience_s)
 
 
 @contextlib.contextmanager

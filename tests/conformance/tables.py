@@ -25,3 +25,15 @@ def functions_of(path: Path, decorator: str) -> list[str]:
         if isinstance(one, ast.FunctionDef)
         and any(isinstance(mark, ast.Name) and mark.id == decorator for mark in one.decorator_list)
     ]
+
+
+def names_in(path: Path, table: str) -> list[str]:
+    """The names in this module-level tuple, in order."""
+    return [
+        name.id
+        for statement in ast.parse(path.read_text()).body
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Tuple)
+        if any(isinstance(target, ast.Name) and target.id == table for target in statement.targets)
+        for name in statement.value.elts
+        if isinstance(name, ast.Name)
+    ]

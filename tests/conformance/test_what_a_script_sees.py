@@ -50,8 +50,6 @@ DRAWN_BY_LOT = {
 """Items that no two workers share. They are not compared but must differ."""
 
 COMPARED_IN_ANOTHER_WAY = {
-    "modules loaded at the start": "a warm worker may have more of them",
-    "modules of the agent": "a warm worker was started by some of them",
     "frames from the module outwards": "a warm worker may have one or two more outside",
     "os.environ": "each launcher adds its own variables",
     "torch: os.environ": "each launcher adds its own variables",
@@ -76,7 +74,7 @@ LEGITIMATE: dict[str, dict[str, str]] = {
         "sys.meta_path": _FINDER,
         "torch: sys.meta_path": _FINDER,
         "hash of a text": "drawn when an interpreter starts: a node's warm workers share one interpreter's",
-        "warnings.filters": "torch, imported beforehand, has set its own; they are compared once bare has it too",
+        "torch: operators it knows": "documented: those of torch._dynamo, which cannot be taken back, are there",
         "torch: threads in /proc": "the pool of numpy's BLAS is started by its import, and is not forked",
     },
 }
@@ -203,17 +201,6 @@ def test_the_hash_seed_is_the_configured_one(reports: Reports, launcher: str) ->
     for key, report in reports.of(launcher).items():
         expected = reports.expected(key)["hash of a text"]
         assert report["hash of a text"] == expected, key
-
-
-@each_launcher
-def test_modules_loaded_by_plain_python_are_loaded(reports: Reports, launcher: str) -> None:
-    item = "modules loaded at the start"
-    for key, report in reports.of(launcher).items():
-        expected = reports.expected(key)[item]
-        missing = set(expected) - set(report[item])
-        assert not missing, f"{key} lacks {missing}"
-        if launcher != WARM.name:
-            assert report[item] == expected, key
 
 
 @each_launcher

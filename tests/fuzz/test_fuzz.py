@@ -15,7 +15,6 @@ from elastic_agent import linux
 from elastic_agent.agent import identity
 from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.agent.run_claim import _read
-from elastic_agent.agent.worker_group.learning import _read_known
 from elastic_agent.config.errors import BadValueError, UsageError, nearest, quoted
 from elastic_agent.config.settings import spec_by_name
 from elastic_agent.config.sources.base import Layer, Source
@@ -44,9 +43,9 @@ OWN_PROCESSES = {
     "launcher/agent_process.py _results": "its own workers' results, in a folder of its own; they are pickled",
     "launcher/function.py _call": "its own launcher, in a folder of its own; the function is pickled",
     "logs/journald.py JournalHandler.emit": "its own formatter",
-    "workers/guard/warm.py WarmPool._successor_readable": "its own spawner, over a socket pair",
     "workers/guard/warm.py WarmPool._read_one": "its own spawner, over a socket pair",
     "workers/spawner/__main__.py ": "its own guard, as an argument",
+    "workers/spawner/preloaded.py _named": "the source of a package that was imported before",
     "workers/spawner/server.py _fork_on_request": "its own guard, over a socket pair",
     "workers/spawner/server.py _stand_by": "its own guard, over a socket pair",
     "workers/spawner/server.py _prepare": "its own guard, in a file that only it can write",
@@ -114,7 +113,6 @@ def test_deep_nesting_in_a_file_counts_as_damage(tmp_path: Path) -> None:
     (tmp_path / "n0.lock").write_bytes(NESTED)
     assert saved_statuses(tmp_path) == []
     assert _run_in(path) is None
-    assert _read_known(path).names == []
     assert identity._holder(tmp_path, "n0") == ""
     assert Journal.read(path, 0, 1).generation == 0
     with path.open("rb") as file:
@@ -126,8 +124,6 @@ def test_a_file_that_is_no_utf8_counts_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_bytes(b'{"run_id":"\xff"}')
     assert _run_in(path) is None
-    path.write_bytes(b'{"names":["\xff"]}')
-    assert _read_known(path).names == []
 
 
 @pytest.mark.parametrize("number", ["1e999", "9" * 30])

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, "1:4", ("--preload", "accelerate", "--no-learn-preload")) as made:
+    with Cluster(tmp_path, "1:4") as made:
         yield made
 
 

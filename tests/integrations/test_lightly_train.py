@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     pytest.importorskip("lightly_train", exc_type=(ImportError, RuntimeError))
-    with Cluster(tmp_path, "1:4", ("--preload", "lightly_train", "--no-learn-preload")) as made:
+    with Cluster(tmp_path, "1:4", ("--preload", "lightly_train")) as made:
         yield made
 
 

@@ -22,7 +22,7 @@ from tests.faults.cluster import Cluster
 
 SCRIPT = Path(__file__).parent / "transformers_train.py"
 SAMPLES = 1001
-OPTIONS = ("--preload", "transformers.trainer,accelerate", "--no-learn-preload")
+OPTIONS = ("--preload", "transformers.trainer,accelerate")
 """What others test; it would take most of the time."""
 CONSTANT = ("--batch-size", "1", "--samples-per-step", "12", "--no-dropout")
 ARGUMENTS = ("--samples", str(SAMPLES), "--epochs", "1", "--batch-size", "2", "--save-steps", "20")

@@ -27,7 +27,6 @@ from elastic_agent.agent.worker_group.command import job_fingerprint
 from elastic_agent.agent.worker_group.factory import WorkerFactory, logs_specs
 from elastic_agent.agent.worker_group.heartbeat_files import sweep_heartbeat_files
 from elastic_agent.agent.worker_group.interruptions import StopSignals
-from elastic_agent.agent.worker_group.learning import Learning
 from elastic_agent.agent.worker_group.warm_start import is_warm, spawner_config
 from elastic_agent.config.errors import UsageError
 from elastic_agent.config.settings import Settings
@@ -109,7 +108,6 @@ class Agent:
         self._disk = DiskThread("node-record")
         self._console: ConsoleReporter | None = None
         self._systemd = SystemdReporter(manager, self._headline)
-        self._learning = self._new_learning()
         self._publish = events.Publisher(log_event, self._event_log.on_event, self._systemd.on_event)
         self._supervisor: Supervisor | None = None
         self._session: Session | None = None
@@ -161,9 +159,6 @@ class Agent:
         start_check = StartCheck(self._settings, os.environ)
         self._publish.subscribe(start_check.on_event)
         self._systemd.start()
-        if self._learning is not None:
-            self._learning.open()
-            self._publish.subscribe(self._learning.on_event)
         try:
             agreed = await self._agree_on_run(console)
             if isinstance(agreed, Ending):
@@ -186,8 +181,6 @@ class Agent:
             await self._requeue(ending)
             return ending
         finally:
-            if self._learning is not None:
-                self._learning.close()
             start_check.close()
             console.close()
             self._backend.close()
@@ -329,7 +322,6 @@ class Agent:
             run_id,
             self._logs,
             self._closer,
-            self._learning.address if self._learning is not None else None,
             collectives.address,
         )
         return Parts(
@@ -417,13 +409,6 @@ class Agent:
         """The processes that must be gone before a successor starts: the guard, which all workers end with."""
         ticks = start_ticks(self._guard.pid)
         return [(self._guard.pid, ticks)] if ticks is not None else []
-
-    def _new_learning(self) -> Learning | None:
-        settings = self._settings
-        if settings.no_learn_preload or not is_warm(settings):
-            return None
-        script = os.path.basename(settings.script)
-        return Learning(settings, spawner_config(settings, self._slots), lambda: self._guard, script)
 
     def _new_guard(self) -> Guard:
         kill_orphans(min(ORPHANS_S, self._settings.lease_ttl / 4))  # the loop, and so the lease, waits for it

@@ -61,11 +61,6 @@ def import_torch_quietly() -> None:
         import torch
 
         return
-    if "torch" in sys.modules:  # imported for the spawner, as workers would import it
-        from elastic_agent.workers.torch_adapter import quieten_torch
-
-        quieten_torch()
-        return
     os.environ[name] = "ERROR"
     try:
         import torch  # noqa: F401

@@ -10,7 +10,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TextIO
 
 from elastic_agent.config.errors import UsageError, nearest
@@ -45,7 +44,7 @@ COMMANDS = {
 imported: users wait for it."""
 
 
-def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (``elastic_agent.exit_codes``).
 
     ``run`` is the command when the first word is none of ``COMMANDS``. A script with a command's name is
@@ -53,11 +52,10 @@ def main(argv: Sequence[str] | None = None, *, owns_process: bool = False) -> in
 
     Args:
         argv: the words after the program's name; None means this process's own.
-        owns_process: this is the whole program: ``WorkerBornError`` may unwind it.
     """
     _open_closed_streams()
     try:
-        return _answer(list(sys.argv[1:] if argv is None else argv), owns_process)
+        return _answer(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader has gone, as in `elastic-agent settings | head -1`
@@ -101,12 +99,10 @@ def _give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _answer(words: list[str], owns_process: bool) -> int:
+def _answer(words: list[str]) -> int:
     meant = _mistyped_command(words)
     name = words.pop(0) if words and words[0] in COMMANDS else "run"
     command = _command(name)
-    if name == "run":
-        command = partial(command, owns_process=owns_process)
     try:
         return command(words)
     except UsageError as error:
@@ -143,7 +139,7 @@ def console_main() -> None:
     """The entry point of the installed command."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is: nothing is unprintable
-    code = main(owns_process=True)
+    code = main()
     if "torch" in sys.modules:
         # Threads may still be inside the store's client; an ordinary exit would tear it down under them and abort.
         import logging

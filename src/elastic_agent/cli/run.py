@@ -14,10 +14,8 @@ from elastic_agent.config.value_types import NO_SIGNAL
 from elastic_agent.exit_codes import ExitCode
 
 
-def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
+def run(argv: Sequence[str]) -> int:
     """Read the settings, set up the log, and hand over to the agent. Returns its exit code.
-
-    ``owns_process``: this is the whole program, and ``WorkerBornError`` may unwind it (see ``begin``).
 
     Raises:
         UsageError: the settings are wrong; nothing was started.
@@ -26,10 +24,10 @@ def run(argv: Sequence[str], *, owns_process: bool = False) -> int:
     settings = resolved.settings
     if settings.runs_module and not settings.python_exec:
         check_module(settings.script)
-    return _launch(resolved, owns_process)
+    return _launch(resolved)
 
 
-def _launch(resolved: Resolved, owns_process: bool) -> int:
+def _launch(resolved: Resolved) -> int:
     # Imported late: torch alone takes a second, and a mistake must be answered before that.
     from elastic_agent.agent.devices import likely_slots
     from elastic_agent.agent.limits import check_limits
@@ -50,7 +48,7 @@ def _launch(resolved: Resolved, owns_process: bool) -> int:
     become_subreaper()
     try:
         # First: workers inherit nothing of the rest.
-        guard = start_guard(resolved.settings, owns_process=owns_process)
+        guard = start_guard(resolved.settings)
     except OSError as error:
         raise UsageError(f"cannot start the guard process: {error}") from None
     from elastic_agent.logs import configure_logging, get_logger

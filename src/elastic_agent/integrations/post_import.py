@@ -47,8 +47,8 @@ def watch(names: "Collection[str]" = tuple(INTEGRATIONS)) -> None:
     if GENERATION not in os.environ or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     for name in names:
-        if name in sys.modules:  # preloaded
-            _install(name)
+        if name in sys.modules:
+            install(name)
     sys.meta_path.insert(0, _Finder(names))
 
 
@@ -90,10 +90,11 @@ class _Loader:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        _install(module.__name__)
+        install(module.__name__)
 
 
-def _install(name: str) -> None:
+def install(name: str) -> None:
+    """Install the integration of a module that has just been imported."""
     from importlib import import_module
 
     try:

@@ -71,7 +71,6 @@ class WorkerContext(PContext):
         warm: Fork them from the guard's spawner, if it has one; not together with `numa_options`.
         warm_patience_s: How long they wait for a spawner that still imports.
         ignored_signals: Which signals they begin with ignored.
-        reports_to: Where warm workers report what they import, an abstract socket.
         startup_hook: Whether cold workers adapt frameworks, too (`workers.cold_start`).
     """
 
@@ -93,7 +92,6 @@ class WorkerContext(PContext):
         warm: bool = False,
         warm_patience_s: float = 10.0,
         ignored_signals: tuple[int, ...] = (),
-        reports_to: str | None = None,
         startup_hook: bool = False,
     ) -> None:
         super().__init__(
@@ -114,7 +112,6 @@ class WorkerContext(PContext):
         self._warm = warm
         self._warm_patience_s = warm_patience_s
         self.ignored_signals = ignored_signals
-        self._reports_to = reports_to
         self._startup_hook = startup_hook
         self._before: facts.Baseline | None = None
         self._started = False
@@ -205,7 +202,6 @@ class WorkerContext(PContext):
             stderr=self.stderrs[slot] or None,
             warm=self._warm,
             ignored=self.ignored_signals,
-            reports_to=self._reports_to,
             startup_hook=self._startup_hook,
         )
 

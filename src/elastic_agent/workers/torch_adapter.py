@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import inspect
-import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
@@ -18,24 +14,6 @@ from elastic_agent.workers.output.tee import Tee
 
 if TYPE_CHECKING:
     from torch.numa.binding import NumaOptions
-
-
-_LOG_ERRORS = 2
-
-
-def quieten_torch() -> None:
-    """Have torch's C++ code log errors only from now on, as TORCH_CPP_LOG_LEVEL=ERROR at its import would have.
-
-    Its store client warns of every wait that ends by its time-out.
-    """
-    with contextlib.suppress(OSError, ValueError):  # not there: then it warns
-        _log_level().value = _LOG_ERRORS
-
-
-def _log_level() -> ctypes.c_int:
-    """The level below which it is silent, in torch's own memory. Raises OSError or ValueError when it is not there."""
-    library = os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so")
-    return ctypes.c_int.in_dll(ctypes.CDLL(library), "FLAGS_caffe2_log_level")
 
 
 def start_context(context: PContext) -> None:
@@ -99,10 +77,6 @@ def missing() -> list[str]:
     for name in ("_start", "_poll", "_close", "pids"):
         if name not in PContext.__abstractmethods__:
             problems.append(f"PContext.{name} is no longer an abstract method: WorkerContext overrides it")
-    try:
-        _log_level()
-    except (OSError, ValueError):
-        problems.append("libc10.so no longer has FLAGS_caffe2_log_level: quieten_torch sets it")
     try:
         from torch.numa.binding import _maybe_wrap_command_args_with_numa_binding as wrap
     except ImportError:

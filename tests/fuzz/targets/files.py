@@ -14,9 +14,7 @@ import msgspec
 from elastic_agent.agent import identity, run_claim
 from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles
 from elastic_agent.agent.reporting.status_files import saved_statuses
-from elastic_agent.agent.worker_group.learning import _read_known
-from elastic_agent.agent.worker_group.script_files import _names_in
-from elastic_agent.agent.worker_group.script_scan import needs_own_python, variables_set
+from elastic_agent.agent.worker_group.script_scan import curated_imports, needs_own_python
 from elastic_agent.client._cells import SLOT_BYTES, HeartbeatFile
 from elastic_agent.diagnosis.goodput import Account, Goodput, SavedGoodput
 from elastic_agent.diagnosis.status_text import status_text
@@ -34,7 +32,6 @@ from elastic_agent.rendezvous.run_history import RunHistoryStore
 from elastic_agent.testing.records import Lines
 from elastic_agent.workers.failure import describe
 from elastic_agent.workers.output.tee import Follower
-from elastic_agent.workers.spawner.learned import VERSION, NotLearnedError, _import_by_verdict, _read
 from tests.fuzz.target import Target, check_shown
 
 from . import support
@@ -102,20 +99,6 @@ def targets() -> list[Target]:
         ),
         Target("file-claim", _claims(), _claim(folder), ("agent/run_claim.py _read",), 0.2),
         Target(
-            "file-imports",
-            (_reported(),),
-            from_file("reported.json", _imports),
-            ("agent/worker_group/learning.py _read_known", "agent/worker_group/script_files.py _names_in"),
-            0.3,
-        ),
-        Target(
-            "file-verdict",
-            (_verdict(), _reported()),
-            from_file("verdict.json", _learned),
-            ("workers/spawner/learned.py _read",),
-            0.3,
-        ),
-        Target(
             "file-journal",
             (_journal(),),
             from_file("journal", _read_journal),
@@ -159,8 +142,7 @@ def targets() -> list[Target]:
             (_SCRIPT,),
             from_file("train.py", _script),
             (
-                "agent/worker_group/script_scan.py needs_own_python",
-                "agent/worker_group/script_scan.py variables_set",
+                "agent/worker_group/script_scan.py _parsed",
                 "doctor/script.py check_source",
                 "doctor/script.py top_level_imports",
             ),
@@ -271,34 +253,6 @@ def _claim(folder: support.Folder) -> Callable[[bytes], None]:
     return feed
 
 
-def _reported() -> bytes:
-    return b'{"version":2,"serial":3,"names":["numpy","numpy.linalg"],"changed":{"OMP_NUM_THREADS":"numpy"}}'
-
-
-def _verdict() -> bytes:
-    content = {
-        "version": VERSION,
-        "python": "3",
-        "serial": 3,
-        "names": ["json"],
-        "reads": {"A": "json"},
-        "files": {"/x": [1, 2]},
-    }
-    return json.dumps(content).encode()
-
-
-def _imports(path: os.PathLike[str]) -> None:
-    _read_known(support.Path(path))
-    for key in ("reads", "changed"):
-        _names_in(support.Path(path), key)
-
-
-def _learned(path: os.PathLike[str]) -> None:
-    for read in (_read, _import_by_verdict):
-        with contextlib.suppress(NotLearnedError):
-            read(str(path))
-
-
 def _journal() -> bytes:
     about = {"run": "run", "node": "n0", "pid": 1, "boot": boot_id(), "pid_namespace": pid_namespace()}
     world = [["n0", "i0", 2, 0], ["n1", "i1", 1, 2]]
@@ -382,7 +336,7 @@ def _output(path: os.PathLike[str]) -> None:
 
 def _script(path: os.PathLike[str]) -> None:
     needs_own_python(str(path), is_module=False, folder="/", environ={})
-    variables_set(str(path), is_module=False, folder="/")
+    curated_imports(str(path), is_module=False, folder="/")
     source = support.Path(path).read_bytes()
     for finding in check_source(source, "train.py"):
         check_shown(escaped(finding.seen if hasattr(finding, "seen") else str(finding)))

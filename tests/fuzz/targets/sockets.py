@@ -18,7 +18,6 @@ from elastic_agent.agent.control import socket as control
 from elastic_agent.agent.control.socket import Answer, Command, ControlSocket, command
 from elastic_agent.agent.worker_group.collectives import Collectives
 from elastic_agent.agent.worker_group.datagrams import WorkerDatagrams
-from elastic_agent.agent.worker_group.learning import Learning, _Known
 from elastic_agent.protocol.records import Address
 from elastic_agent.torchrun.messages import Channel, FromSidecar, NextWorld, Over, Sealed
 from elastic_agent.web.server import _Handler
@@ -42,7 +41,7 @@ def targets() -> list[Target]:
             Answer(run_id="run", node="n0", status=support.statuses()[1]),
         )
     )
-    progress, imports = _Progress(loop), _Imports(loop)
+    progress = _Progress(loop)
     return [
         Target(
             "control-command",
@@ -65,14 +64,6 @@ def targets() -> list[Target]:
             ("agent/worker_group/collectives.py Collectives._receive",),
             0.5,
             progress.close,
-        ),
-        Target(
-            "worker-imports",
-            _import_samples(),
-            imports.feed,
-            ("agent/worker_group/learning.py Learning._receive",),
-            0.5,
-            imports.close,
         ),
         Target("status-page", _requests(), _http, weight=0.2),
         Target(
@@ -225,33 +216,6 @@ def _progress_samples() -> tuple[bytes, ...]:
     place = {"line": "train.py:88", "waits_in": "all_reduce", "stack": support.TRACEBACK}
     answers = (hello, {**hello, "groups": [group]}, {**hello, "groups": [detailed], "details": True, **place})
     return tuple(json.dumps(one).encode() for one in answers)
-
-
-class _Imports(_Datagrams):
-    def __init__(self, loop: _Loop) -> None:
-        super().__init__(loop)
-        self._learning = Learning.__new__(Learning)
-        self._learning._datagrams = WorkerDatagrams("imports", self._learning._receive)
-
-    def feed(self, data: bytes) -> None:
-        self._learning._known, self._learning._names, self._learning._untried = _Known(), set(), False
-        self._learning._want = lambda: None  # type: ignore[method-assign]
-        self._deliver(self._learning._datagrams, data)
-        msgspec.json.encode(self._learning._known)
-
-    def close(self) -> None:
-        super().close()
-        if self._learning._datagrams._socket is not None:
-            self._learning._datagrams._socket.close()
-
-
-def _import_samples() -> tuple[bytes, ...]:
-    message = {
-        "slot": 0,
-        "names": ["numpy", "numpy.linalg", "torch.utils.data"],
-        "changed": {"OMP_NUM_THREADS": "numpy", "A": ""},
-    }
-    return (json.dumps(message).encode(),)
 
 
 def _requests() -> tuple[bytes, ...]:

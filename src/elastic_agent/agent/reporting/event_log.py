@@ -84,8 +84,8 @@ class EventLog:
             case Exited():
                 fields = {name: getattr(event, name) for name in ("generation", "slot", "pid", "returncode")}
                 self.write("worker_exited", **fields, exited_boottime_s=event.at_boottime_s)
-            case Warm(ready_s=ready_s, learned=learned):
-                self.write("spawner_ready", import_s=ready_s, learned=learned)
+            case Warm(ready_s=ready_s, modules=modules):
+                self.write("spawner_ready", import_s=ready_s, modules=modules)
             case _ if (record := _RECORDS.get(type(event))) is not None:
                 name, *attributes = record
                 self.write(name, **{attribute: getattr(event, attribute) for attribute in attributes})

@@ -14,9 +14,7 @@ from elastic_agent.workers.cleanup.generation import Cleared
 from elastic_agent.workers.guard.client import (
     Cold,
     GuardLost,
-    LeftOut,
-    NotLearned,
-    PreloadOutdated,
+    NotPreloaded,
     SpawnerDied,
     StopDelayed,
     Survivor,
@@ -154,14 +152,8 @@ def _log_warm_start(event: events.Event) -> None:
             log.warning(f"workers start cold, which takes longer: {reason}")
             if detail:
                 log.warning(f"output of the spawner:\n{detail.rstrip()}")
-        case LeftOut(modules=modules):
-            for name, reason, behind in modules:
-                also = f", nor are {behind} modules that import it" if behind else ""
-                log.info(f"{name} is not preloaded{also}: it {reason}")
-        case NotLearned(reason=reason):
-            log.info(f"the modules that the script imports are not preloaded: {reason}")
-        case PreloadOutdated(file=file):
-            log.warning(f"{file} has changed since it was preloaded; preloading the modules again")
+        case NotPreloaded(reason=reason):
+            log.warning(f"the packages that the script imports are not preloaded, only torch is: {reason}")
         case SpawnerDied(how=how):
             log.warning(f"the spawner died ({how}); starting a new one, running workers are not affected")
         case WarmLate(generation=generation, importing=importing):

@@ -104,8 +104,6 @@ class WorkerFactory:
     run_id: str
     logs: LogsSpecs
     closer: BackgroundCloser
-    reports_to: str | None = None
-    """Where warm workers report what they import."""
     asked_by: str | None = None
     """Where workers introduce themselves to be asked for their progress."""
 
@@ -164,6 +162,5 @@ class WorkerFactory:
             warm=is_warm(settings),
             warm_patience_s=settings.start_timeout * PATIENCE_SHARE,
             ignored_signals=signals_to_ignore(settings, os.environ),
-            reports_to=self.reports_to,
             startup_hook=not settings.runs_program,
         )

@@ -1,19 +1,22 @@
-"""Finds what a script does that requires a worker with a Python of its own. Reads the source; nothing is executed."""
+"""Finds what a script imports, and what it does that requires a worker with a Python of its own.
+
+Reads the source; nothing is executed.
+"""
 
 from __future__ import annotations
 
 import ast
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 
+from elastic_agent.workers.spawner.curated import is_curated
 from elastic_agent.workers.spawner.import_variables import is_read_at_import
 
 _TITLES = "setproctitle"
-_HINTS = (b"environ", b"putenv", b"unsetenv", _TITLES.encode())
-"""A file without any of these is not parsed."""
+_MOST_FILES = 200
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -52,12 +55,7 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
         environ: the environment in which they would have imported torch.
     """
     for file in _files_that_run(script, is_module, folder):
-        try:
-            with open(file, "rb") as opened:
-                source = opened.read()
-            tree = ast.parse(source) if any(hint in source for hint in _HINTS) else ast.Module([], [])
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
-            continue  # the worker reports the error
+        tree = _parsed(file)
         name = os.path.basename(file)
         change = next((one for one in _changes_before_torch(tree) if one.has_effect(environ)), None)
         if change is not None:
@@ -67,18 +65,60 @@ def needs_own_python(script: str, *, is_module: bool, folder: str, environ: Mapp
     return None
 
 
-def variables_set(script: str, *, is_module: bool, folder: str) -> set[str]:
-    """The environment variables that the script sets or removes anywhere, as far as its source shows them."""
-    found: set[str] = set()
-    for file in _files_that_run(script, is_module, folder):
-        try:
-            with open(file, "rb") as opened:
-                source = opened.read()
-            if any(hint in source for hint in _HINTS):
-                found.update(change.name for node in ast.walk(ast.parse(source)) for change in _changes(node))
-        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
-            continue  # the worker reports the error
-    return found
+def curated_imports(script: str, is_module: bool, folder: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return what the script imports of curated packages, with the names that it imports from them, in its order.
+
+    Imports inside of functions do not count. Files beside the script that it imports are read like the script.
+    """
+    found: dict[str, dict[str, None]] = {}
+    waiting = [(file, "") for file in _files_that_run(script, is_module, folder)][:_MOST_FILES]
+    if is_module:
+        waiting = [(file, _package_of(file, folder)) for file, _ in waiting]
+    seen = {file for file, _ in waiting}
+    for file, package in waiting:
+        for name, attributes in _imports_at_import(_parsed(file), package):
+            if is_curated(name):
+                found.setdefault(name, {}).update(dict.fromkeys(attributes))
+            for beside in _beside(folder, (name, *(f"{name}.{attribute}" for attribute in attributes))):
+                if beside not in seen and len(seen) < _MOST_FILES:
+                    seen.add(beside)
+                    waiting.append((beside, _package_of(beside, folder)))
+    return tuple((name, tuple(attributes)) for name, attributes in found.items())
+
+
+def _parsed(file: str) -> ast.Module:
+    """Return the source's tree, an empty one if there is no such source: the worker reports the error."""
+    try:
+        with open(file, "rb") as opened:
+            return ast.parse(opened.read())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+        return ast.Module([], [])
+
+
+def _imports_at_import(tree: ast.Module, package: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the absolute names of imported modules, and what is imported from them."""
+    for node, in_function in _in_order(tree):
+        if in_function:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, ()) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            around = package.split(".")[: 1 - node.level or None] if node.level else []
+            name = ".".join((*around, *(node.module or "").split("."))).strip(".")
+            yield name, tuple(alias.name for alias in node.names if alias.name != "*")
+
+
+def _beside(folder: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield the files in the script's folder that an import of these modules runs."""
+    for name in names:
+        path = folder
+        for part in name.split("."):
+            path = os.path.join(path, part)
+            yield from filter(os.path.isfile, (f"{path}.py", os.path.join(path, "__init__.py")))
+
+
+def _package_of(file: str, folder: str) -> str:
+    return os.path.relpath(os.path.dirname(file), folder).replace(os.sep, ".").strip(".")
 
 
 def _files_that_run(script: str, is_module: bool, folder: str) -> Iterator[str]:

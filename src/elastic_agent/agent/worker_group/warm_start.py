@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import sys
 from collections.abc import Mapping
@@ -13,10 +11,9 @@ from elastic_agent.agent.devices import likely_slots
 from elastic_agent.config.settings import Settings
 from elastic_agent.workers.guard.client import Guard, SpawnerConfig
 
-from .script_files import known_modules
-from .script_scan import needs_own_python
+from .script_scan import curated_imports, needs_own_python
 
-PATIENCE_SHARE = 1 / 3
+PATIENCE_SHARE = 2 / 3
 """Of the start time-out: how long a generation waits for a spawner that still imports, before it starts cold."""
 
 
@@ -59,26 +56,16 @@ def is_warm(settings: Settings) -> bool:
     return settings.worker_start == "warm" and why_cold(settings) is None
 
 
-def start_guard(settings: Settings, *, owns_process: bool) -> Guard:
+def start_guard(settings: Settings) -> Guard:
     """Start the guard, and with it the spawner, if workers are to be warm and their number is known.
-
-    ``owns_process``: the caller handles ``WorkerBornError``, so the spawner may be a fork of this process.
-    Then torch is imported here, before.
 
     Raises:
         OSError: no process can be created.
     """
-    slots = likely_slots(settings.nproc_per_node)
-    if not is_warm(settings) or slots is None:
-        return Guard.start()
-    config = spawner_config(settings, slots)
-    if owns_process and _started_plainly():
-        processors = os.sched_getaffinity(0)
-        _import_torch(config.environment)
-        if _forks_well():
-            return Guard.start_with_spawner(config, processors)
     guard = Guard.start()
-    guard.keep_warm(config)
+    slots = likely_slots(settings.nproc_per_node)
+    if is_warm(settings) and slots is not None:
+        guard.keep_warm(spawner_config(settings, slots))
     return guard
 
 
@@ -87,41 +74,8 @@ def spawner_config(settings: Settings, slots: int) -> SpawnerConfig:
     python = settings.python_exec or sys.executable
     environment = libraries_environment(os.environ, slots)
     folder = _first_on_path(settings)
-    learn = known_modules(settings, folder)
-    return SpawnerConfig(python, folder, settings.preload, environment, slots, learn)
-
-
-def _started_plainly() -> bool:
-    """Whether this interpreter has the flags that ``python SCRIPT`` would have."""
-    return len(sys.orig_argv) > 1 and (sys.orig_argv[1] == "-m" or not sys.orig_argv[1].startswith("-"))
-
-
-def _forks_well() -> bool:
-    """Whether everything imported here survives a fork; otherwise a separate spawner finds out, and reports why."""
-    from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
-
-    try:
-        check_fork_safety()
-    except UnsafeError:
-        return False
-    return True
-
-
-def _import_torch(environment: dict[str, str]) -> None:
-    """Import it as the workers would, without the collections that are a tenth of the time."""
-    before = dict(os.environ)
-    os.environ.update(environment)
-    gc.disable()
-    try:
-        importlib.import_module("torch")
-    finally:
-        gc.freeze()  # or the first collection, soon after, would take a tenth of a second to look through it
-        gc.enable()
-        for name in environment:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
+    imports = curated_imports(settings.script, settings.runs_module, folder)
+    return SpawnerConfig(python, folder, settings.preload, environment, slots, imports)
 
 
 def _first_on_path(settings: Settings) -> str:

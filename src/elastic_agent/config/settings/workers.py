@@ -48,17 +48,10 @@ class WorkerSettings:
     preload: tuple[str, ...] = setting(
         value_types.MODULES,
         None,
-        "Modules to preload into warm workers, in addition to torch, separated by commas; e.g. "
-        "lightning,torch._dynamo,mymodel.",
+        "Modules to preload into warm workers, in addition to the well-known packages that the script imports, "
+        "separated by commas; e.g. mymodel,mypackage.",
         shown_default="none",
         value=(),
-    )
-    no_learn_preload: bool = setting(
-        value_types.SWITCH,
-        "false",
-        "Do not preload the installed modules that earlier workers of the script imported; only torch and "
-        "those of --preload.",
-        abbreviated=False,
     )
     virtual_local_rank: bool = setting(
         value_types.SWITCH,

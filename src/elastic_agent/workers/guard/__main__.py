@@ -39,8 +39,6 @@ from elastic_agent.workers.guard.spawn import LaunchSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from elastic_agent.workers.guard.messages import Message
     from elastic_agent.workers.guard.warm import WarmPool
 
@@ -228,13 +226,7 @@ class GuardProcess:
             self._stop(message["generation"], message["grace_s"], message["signum"], message["idle_s"])
         elif command == "warm":
             self._have_pool().start(message["config"])
-        elif command == "prepare":
-            self._have_pool().prepare(message["config"])
         # "look" only wakes the guard: the deadline was read on the way here.
-
-    def adopt_spawner(self, spawner: dict[str, Any]) -> None:
-        """Use the spawner that is this process's child already (`Guard.start_with_spawner`)."""
-        self._have_pool().adopt(spawner["config"], spawner["pid"], spawner["fd"])
 
     def _have_pool(self) -> WarmPool:
         from elastic_agent.workers.guard.warm import WarmPool  # 3 ms that only warm starts need
@@ -293,8 +285,6 @@ def main(arguments: list[str]) -> None:
     linux.set_process_name(linux.GUARD_NAME)
     guard = GuardProcess(socket_fd, memory_fd, agent_pid, float(arguments[3]))
     linux.unblock_job_signals()
-    if len(arguments) > 4:
-        guard.adopt_spawner(decode(arguments[4].encode()))
     linux.lock_memory()
     try:
         guard.run()

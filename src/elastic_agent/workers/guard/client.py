@@ -7,7 +7,6 @@ agent's loop, owns a `Guard`.
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
 import signal
@@ -15,12 +14,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from elastic_agent import linux
-from elastic_agent.workers.guard.child import ForkedChild
 from elastic_agent.workers.guard.messages import DEADLINE_BYTES, MAILBOX_OFFSET, LineBuffer, encode
 
 if TYPE_CHECKING:
@@ -41,8 +39,8 @@ class Launch:
     known. `os.devnull` as `stderr` means: not shown, last 8 KiB known all the same. `argv[0]` is searched
     in `env`'s PATH. `warm`: fork it from the spawner, if there is one (`Guard.keep_warm`); then `argv` must be
     `(PYTHON, "-u", SCRIPT, ...)` or `(PYTHON, "-u", "-m", MODULE, ...)` with the spawner's Python. It begins with the
-    signals in `ignored` ignored, and with all others as any program does. A warm worker sends reports of what it
-    imports to the abstract socket `reports_to`. With `startup_hook`, a cold one adapts frameworks as warm ones do.
+    signals in `ignored` ignored, and with all others as any program does. With
+    `startup_hook`, a cold one adapts frameworks as warm ones do.
     """
 
     slot: int
@@ -52,7 +50,6 @@ class Launch:
     stderr: str | None = None
     warm: bool = False
     ignored: tuple[int, ...] = ()
-    reports_to: str | None = None
     startup_hook: bool = False
 
 
@@ -159,15 +156,10 @@ class GuardLost:
 
 @dataclass(frozen=True)
 class Warm:
-    """The spawner has imported everything, which took `ready_s`.
-
-    `learned`: how many modules it imported because workers do; `serial`: of the newest report of theirs that it took
-    into account.
-    """
+    """The spawner has imported everything: so many `modules`, in `ready_s`."""
 
     ready_s: float
-    learned: int = 0
-    serial: int = 0
+    modules: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,25 +171,10 @@ class Cold:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """Modules that workers import and that cannot be preloaded; each with the reason, and the number of further modules
-    that import it."""
-
-    modules: tuple[tuple[str, str, int], ...]
-
-
-@dataclass(frozen=True)
-class NotLearned:
-    """What workers import cannot be preloaded, or not this time."""
+class NotPreloaded:
+    """The packages that the script imports cannot be preloaded, but for torch."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class PreloadOutdated:
-    """This file was changed after a module was preloaded from it: workers start cold until the spawner is replaced."""
-
-    file: str
 
 
 @dataclass(frozen=True)
@@ -222,9 +199,7 @@ GuardEvent: TypeAlias = (
     Ready
     | Warm
     | Cold
-    | LeftOut
-    | NotLearned
-    | PreloadOutdated
+    | NotPreloaded
     | SpawnerDied
     | WarmLate
     | Spawned
@@ -242,9 +217,9 @@ GuardEvent: TypeAlias = (
 class SpawnerConfig:
     """How a spawner is made.
 
-    `python` runs it (unless it is forked from this process). It imports torch and `preload`, with `folder`
-    first on its path for the latter, and `environment` on top of the guard's own; `standbys` processes are kept ready.
-    `learn`: what it may learn from, see `spawner.learned.import_learned`.
+    `python` runs it. It imports torch, `imports` (modules of curated packages, each with the names that scripts import
+    from it) and `preload`, with `folder` first on its path for the latter, and `environment` on top of the guard's own;
+    `standbys` processes are kept ready.
     """
 
     python: str
@@ -252,7 +227,7 @@ class SpawnerConfig:
     preload: tuple[str, ...]
     environment: dict[str, str]
     standbys: int
-    learn: dict[str, Any] | None = None
+    imports: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 class Guard:
@@ -262,9 +237,7 @@ class Guard:
     due also when all workers have exited, because they may have left processes behind.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes] | ForkedChild, line: socket.socket, memory_fd: int
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], line: socket.socket, memory_fd: int) -> None:
         """Use `Guard.start`."""
         self._process = process
         self._line = line
@@ -297,34 +270,6 @@ class Guard:
                 )
             return cls(process, *means.ours())
 
-    @classmethod
-    def start_with_spawner(
-        cls, config: SpawnerConfig, processors: Collection[int], kill_patience_s: float = 5.0
-    ) -> Guard:
-        """Start a guard whose spawner is a fork of this very process, which has imported torch: one import for
-        both. Answered by `Ready`, and `Warm` or `Cold`.
-
-        To be called by the only thread, before anything that a worker should not inherit. `processors`: where the
-        guard may run; torch's OpenMP may have bound this thread to one place when it was loaded.
-
-        Raises:
-            OSError: no process can be created.
-            WorkerBornError: never here: in the workers, which are forks of the spawner. Nothing may catch it but
-                the end of the program, which then runs what it holds.
-        """
-        with _Means() as means:
-            spawner_line, guards_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                arguments = means.arguments(kill_patience_s)
-                with linux.signals_blocked():
-                    pid = os.fork()
-                    if pid == 0:
-                        _become_guard(arguments, means, spawner_line, guards_end, config, processors)
-            finally:
-                spawner_line.close()
-                guards_end.close()
-            return cls(ForkedChild(pid), *means.ours())
-
     @property
     def pid(self) -> int:
         return self._process.pid
@@ -343,13 +288,6 @@ class Guard:
         if self._active:
             raise RuntimeError(f"cannot replace the spawner while generation {self._generation} runs")
         self._send({"do": "warm", "config": asdict(config)})
-
-    def prepare_spawner(self, config: SpawnerConfig) -> None:
-        """Start another spawner beside the one there is, which it replaces when it is ready; also while workers run.
-
-        Answered by `Warm` or `NotLearned`.
-        """
-        self._send({"do": "prepare", "config": asdict(config)})
 
     def spawn(self, generation: int, launches: Sequence[Launch], warm_patience_s: float = 10.0) -> None:
         """Start the workers of `generation`; answered by `Spawned` or `SpawnFailed`.
@@ -446,8 +384,6 @@ class Guard:
         if kind == "stopped":
             self._active = False
             return Stopped(message["generation"], tuple(message["unkillable"]))
-        if kind == "left_out":
-            return LeftOut(tuple((name, reason, behind) for name, reason, behind in message["modules"]))
         if kind == "stop_delayed":
             alive = tuple(Survivor(**fields) for fields in message["alive"])
             return StopDelayed(message["generation"], alive, message["waited_s"])
@@ -487,8 +423,7 @@ _PLAIN_EVENTS: dict[str, Callable[..., GuardEvent]] = {
     "exited": Exited,
     "warm": Warm,
     "cold": Cold,
-    "not_learned": NotLearned,
-    "preload_outdated": PreloadOutdated,
+    "not_preloaded": NotPreloaded,
     "spawner_died": SpawnerDied,
     "warm_late": WarmLate,
     "spawn_failed": SpawnFailed,
@@ -523,47 +458,11 @@ class _Means:
         self._given = True
         return self._ours, self._memory_fd
 
-    def forget(self) -> None:
-        """In a fork that closes all descriptors itself: their numbers may soon mean something else."""
-        self._ours.detach()
-        self._theirs.detach()
-        self._given = True
-
     def __exit__(self, *error: object) -> None:
         self._theirs.close()
         if not self._given:
             self._ours.close()
             os.close(self._memory_fd)
-
-
-def _become_guard(
-    arguments: list[str],
-    means: _Means,
-    spawner_line: socket.socket,
-    guards_end: socket.socket,
-    config: SpawnerConfig,
-    processors: Collection[int],
-) -> NoReturn:
-    """In a fork of the agent: fork the spawner, then become the guard, which is its parent thereby."""
-    try:
-        os.setsid()
-        guard_pid = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            from elastic_agent.workers.spawner.server import serve_as_fork
-
-            means.forget()
-            guards_end.detach()
-            serve_as_fork(spawner_line.detach(), guard_pid, list(config.preload), config.folder, config.learn)
-        needed = {*means.theirs, guards_end.fileno()}
-        linux.close_all_but(needed)
-        for fd in needed:
-            os.set_inheritable(fd, True)
-        os.sched_setaffinity(0, processors)
-        spawner = json.dumps({"pid": pid, "fd": guards_end.fileno(), "config": asdict(config)})
-        os.execv(sys.executable, [sys.executable, *_GUARD_OPTIONS, *arguments, spawner])
-    except Exception:
-        os._exit(127)
 
 
 def kill_orphans(patience_s: float) -> tuple[int, ...]:

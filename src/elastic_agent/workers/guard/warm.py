@@ -70,35 +70,16 @@ class WarmPool:
         self._deaths = 0
         self._failures = 0
         self._refill_at: float | None = None
-        self._successor: _Successor | None = None
         self._leaves = False
-        """The spawner ends on purpose, and is replaced."""
+        """The spawner has reported that it ends, and is to be replaced."""
         self._retired: set[int] = set()
         """Spawners and standbys that were replaced and killed, and have not been reaped yet."""
 
     def start(self, config: dict[str, Any]) -> None:
         """Start a spawner by `client.SpawnerConfig`; an earlier one and its standbys are ended."""
-        self._drop_successor()
         self._retire()
         self._config = config
         self._start_spawner()
-
-    def prepare(self, config: dict[str, Any]) -> None:
-        """Start another spawner beside the one there is, which it replaces when it is ready."""
-        self._drop_successor()
-        try:
-            pid, line = self._fork_spawner(config)
-        except OSError as error:
-            self._report(_not_learned(f"cannot start the spawner: {error.strerror}"))
-            return
-        self._successor = _Successor(pid, line, config)
-        self._loop.add(line.fileno(), self._successor_readable)
-
-    def adopt(self, config: dict[str, Any], pid: int, line_fd: int) -> None:
-        """Use a spawner that is the guard's child already; when it dies, it is replaced by `config`."""
-        self._config = config
-        self._spawner_pid = pid
-        self._use_line(socket.socket(fileno=line_fd))
 
     # --- for the generation -----------------------------------------------------------------------
 
@@ -164,16 +145,12 @@ class WarmPool:
         own = {*self._idle, *self._retired}
         if self._spawner_pid:
             own.add(self._spawner_pid)
-        if self._successor is not None:
-            own.add(self._successor.pid)
         return own
 
     def reaped(self, pid: int, status: int) -> None:
         """A child that was no worker has ended and was collected."""
         self._listen()  # messages sent before its end
         self._retired.discard(pid)
-        if self._successor is not None and pid == self._successor.pid:
-            self._successor_died(os.waitstatus_to_exitcode(status))
         standby = self._idle.pop(pid, None)
         if standby is not None:
             self._forget(standby)
@@ -187,7 +164,6 @@ class WarmPool:
 
     def tick(self) -> None:
         """Do what is due; to be called in every round of the loop."""
-        self._replace()
         if self._refill_at is not None and time.monotonic() >= self._refill_at:
             self._refill_at = None
             self._request(self._config["standbys"])
@@ -211,7 +187,7 @@ class WarmPool:
     def _fork_spawner(config: dict[str, Any]) -> tuple[int, socket.socket]:
         """Start a spawner: its pid, and the line to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [theirs.fileno(), os.getpid(), *(config[one] for one in ("preload", "folder", "learn"))]
+        arguments = [theirs.fileno(), os.getpid(), *(config[one] for one in ("preload", "folder", "imports"))]
         argv = [config["python"], "-u", _SPAWNER_PATH, json.dumps(arguments)]
         env = {**os.environ, **config["environment"]}
         try:
@@ -231,45 +207,6 @@ class WarmPool:
         line.setblocking(False)
         self._loop.add(line.fileno(), self._readable)
 
-    # --- the next spawner -------------------------------------------------------------------------
-
-    def _successor_readable(self) -> None:
-        successor = self._successor
-        assert successor is not None
-        try:
-            data = successor.line.recv(_MESSAGE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._loop.remove(successor.line.fileno())  # its exit is handled separately
-            return
-        message = json.loads(data)
-        if "ready_s" in message:
-            successor.ready = message  # `tick` does the rest
-        elif "left_out" in message:
-            self._report({"event": "left_out", "modules": message["left_out"]})
-            self.prepare(_by_verdict(successor.config))
-        else:
-            self._report(_not_learned(message.get("not_learned") or message.get("unusable", "")))
-            self._drop_successor()
-
-    def _replace(self) -> None:
-        """Let the next spawner take over, once no standby of the present one is on its way."""
-        successor = self._successor
-        if successor is None or successor.ready is None or (self._requested and self._line is not None):
-            return
-        self._successor = None
-        self._loop.remove(successor.line.fileno())
-        self._retire()
-        # If it dies, its own successor imports what has been learned by then, and tries nothing out.
-        self._config = _by_verdict(successor.config)
-        self._spawner_pid = successor.pid
-        self._deaths = 0
-        self._use_line(successor.line)
-        self._registered(successor.ready, [])
-
     def _retire(self) -> None:
         """End the present spawner and its standbys."""
         own = {*self._idle, *((self._spawner_pid,) if self._spawner_pid else ())}
@@ -280,24 +217,7 @@ class WarmPool:
             self._forget(self._idle.pop(standby.pid))
         self._close_line()
         self._spawner_pid = self._requested = 0
-
-    def _drop_successor(self) -> None:
-        successor, self._successor = self._successor, None
-        if successor is not None:
-            linux.send_signal(successor.pid, 9)  # not reaped yet, so the number is its own
-            self._retired.add(successor.pid)
-            self._loop.remove(successor.line.fileno())
-            successor.line.close()
-
-    def _successor_died(self, returncode: int) -> None:
-        pid = self._successor.pid if self._successor is not None else 0
-        self._successor_readable()  # what it sent before its end
-        if self._successor is not None:
-            self._report(_not_learned(f"the next spawner died ({_ending(returncode)})"))
-            self._loop.remove(self._successor.line.fileno())
-            self._successor.line.close()
-            self._successor = None
-        self._retired.discard(pid)
+        self._leaves = False
 
     def _readable(self) -> None:
         self._read_one()
@@ -335,13 +255,10 @@ class WarmPool:
         elif "fork_failed" in message:
             self._requested = max(0, self._requested - 1)
             self._failed(f"the spawner cannot fork: {message['fork_failed']}")
-        elif "outdated" in message:
-            self._config["learn"] = None
-            self._report({"event": "preload_outdated", "file": message["outdated"]})
-        elif "not_learned" in message:
-            self._config["learn"] = None
-            self._report(_not_learned(message["not_learned"]))
-            self._leaves = not message["continues"]
+        elif "unusable" in message and self._config["imports"]:
+            self._config = {**self._config, "imports": []}
+            self._leaves = True
+            self._report({"event": "not_preloaded", "reason": message["unusable"]})
         elif "unusable" in message:
             self._give_up(message["unusable"], message["detail"])
 
@@ -379,7 +296,7 @@ class WarmPool:
         self._close_line()
         if self._state == OFF:  # it reported the reason before
             return
-        if self._leaves:  # it imported what it should not have, and reported that
+        if self._leaves:  # the next one imports less
             self._leaves = False
             self._start_spawner()
             self._changed()
@@ -409,27 +326,6 @@ class WarmPool:
             self._loop.remove(standby.pidfd)
             os.close(standby.pidfd)
         standby.line.close()
-
-
-class _Successor:
-    """A spawner that is being prepared; `ready` is its message when it is."""
-
-    __slots__ = ("config", "line", "pid", "ready")
-
-    def __init__(self, pid: int, line: socket.socket, config: dict[str, Any]) -> None:
-        self.pid = pid
-        self.line = line
-        self.config = config
-        self.ready: Message | None = None
-
-
-def _by_verdict(config: dict[str, Any]) -> dict[str, Any]:
-    """For a spawner that preloads by the last verdict instead of trying again."""
-    return {**config, "learn": {**config["learn"], "reported": ""}}
-
-
-def _not_learned(reason: str) -> Message:
-    return {"event": "not_learned", "reason": reason}
 
 
 def hand_over(standby: Standby, launch: LaunchSpec, stderr_fd: int | None) -> int:

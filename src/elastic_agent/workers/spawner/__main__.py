@@ -6,14 +6,14 @@ reaps a warm worker exactly as a cold one, and no worker dies with the spawner.
 
 Run as `python -u workers/spawner/__main__.py ARGUMENTS`: those of `server.serve`, as a JSON array.
 
-What is imported here is imported in every worker, so this imports little of its own.
+What is imported before the recorder begins is not recorded, so this imports nothing of its own before.
 """
 
-from __future__ import annotations
-
-import json
-import os
 import sys
+
+_MODULES = frozenset(sys.modules)
+
+import os  # noqa: E402 - every Python has imported it
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 if sys.path and sys.path[0] == _FOLDER:  # run by path: files next to this one are not modules to import
@@ -23,13 +23,18 @@ _ADDED = _PACKAGES not in sys.path
 if _ADDED:
     sys.path.append(_PACKAGES)
 
-from elastic_agent.workers.spawner import server  # noqa: E402 - needs the lines above
-
-if _ADDED:
-    sys.path.remove(_PACKAGES)
+from elastic_agent.workers.spawner.recording import Recorder  # noqa: E402 - needs the lines above
 
 if __name__ == "__main__":
-    worker = server.serve(*json.loads(sys.argv[1]))
+    recorder = Recorder(_MODULES)
+    recorder.begin()
+    import json
+
+    from elastic_agent.workers.spawner import server
+
+    if _ADDED:
+        sys.path.remove(_PACKAGES)
+    worker = server.serve(recorder, *json.loads(sys.argv[1]))
     # A worker from here on, with this frame alone between the interpreter and the script.
     failure = None
     try:

@@ -25,23 +25,8 @@ from elastic_agent.integrations import post_import
 from elastic_agent.worker_variables import STACKS_SIGNAL
 from elastic_agent.workers.cold_start import with_startup_hook
 from elastic_agent.workers.spawner import process_title
-from elastic_agent.workers.spawner.generators import Generators
-from elastic_agent.workers.spawner.import_report import ImportReports
-from elastic_agent.workers.spawner.import_variables import watch_changes
-from elastic_agent.workers.spawner.learned import Learned
-from elastic_agent.workers.spawner.renewal import renew_modules
-
-
-class Preloaded:
-    """What the spawner's imports brought about, besides the modules."""
-
-    def __init__(
-        self, variables: dict[str, tuple[str | None, str]], learned: Learned, generators: Generators
-    ) -> None:
-        self.variables = variables
-        """Variables that imports have set, as they would have in the worker: what they were before, and became."""
-        self.learned = learned
-        self.generators = generators
+from elastic_agent.workers.spawner.curated import current_folder
+from elastic_agent.workers.spawner.preloaded import Preloaded
 
 
 class PythonProgram:
@@ -61,7 +46,7 @@ class PythonProgram:
         self.namespace = namespace
         self.run = run
         self.arguments = arguments
-        self.reports: ImportReports | None = None
+        self.preloaded: Preloaded | None = None
         self.exit_note: Writer | None = None
 
     def finish(self, failure: BaseException | None) -> None:
@@ -69,8 +54,8 @@ class PythonProgram:
         if self.exit_note is not None:
             error = failure if failure is not None else sys.exc_info()[1]
             self.exit_note.write(error, exit_code(error))
-        if self.reports is not None:
-            self.reports.finish()
+        if self.preloaded is not None:
+            self.preloaded.end()
 
     @staticmethod
     def report(error: BaseException) -> None:
@@ -106,8 +91,7 @@ def _report(error: BaseException) -> None:
 
 def get_ready(preloaded: Preloaded) -> None:
     """What can be done before it is known which program it will be; once in every forked process."""
-    _renew_randomness()
-    preloaded.generators.renew()
+    preloaded.renew()
     if hasattr(threading.Thread, "_set_native_id"):
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined] # Python before 3.13 forgets to
     forget_files()  # again later, when this process has its own copies of the pages it touches
@@ -119,12 +103,7 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     `started` is called when nothing of ours can go wrong any more.
     """
     argv, env = launch["argv"], launch["env"]
-    set_by_imports = {
-        name: after
-        for name, (before, after) in preloaded.variables.items()
-        if env.get(name, before) == before
-    }
-    _take_environment({**env, **set_by_imports})
+    _take_environment(env)
     process_title.show_as(argv, env)
     _renew_streams()
     forget_files()
@@ -132,27 +111,29 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
     faulthandler.enable(file=2)  # says in which line of the script native code crashed
     if STACKS_SIGNAL in env:
         faulthandler.register(int(env[STACKS_SIGNAL]), file=2, all_threads=True, chain=False)
-    changed = watch_changes(preloaded.learned.reads)
+    folder = current_folder()
     post_import.watch()
     started()
-    if preloaded.learned.outdated():
-        _execute(launch)  # what was preloaded is not what the script would import
+    exit_note = Writer.of_worker(env)
+    if exit_note is not None:
+        note_immediate_exits(exit_note)
+    if reason := preloaded.begin(lambda: _execute(launch, folder)):
+        print(f"elastic-agent: this worker starts cold: {reason} after torch was preloaded", file=sys.stderr)
+        _execute(launch, folder)
     try:
-        renew_modules()
         program = _program(argv)
-        program.exit_note = Writer.of_worker(env)
-        if program.exit_note is not None:
-            note_immediate_exits(program.exit_note)
-        if launch["reports_to"]:
-            program.reports = ImportReports(launch["reports_to"], launch["slot"], changed)
-            program.reports.start()
+        program.exit_note = exit_note
+        program.preloaded = preloaded
+        preloaded.watch()
         return program
     except Exception:
-        _execute(launch)  # it cannot run: CPython itself reports why
+        _execute(launch, folder)  # it cannot run: CPython itself reports why
 
 
-def _execute(launch: Mapping[str, Any]) -> NoReturn:
+def _execute(launch: Mapping[str, Any], folder: str | None) -> NoReturn:
     """Become a cold worker after all."""
+    if folder is not None:
+        os.chdir(folder)
     os.execvpe(launch["argv"][0], launch["argv"], with_startup_hook(launch["env"]))
 
 
@@ -185,31 +166,9 @@ def _renew_streams() -> None:
         setattr(sys, f"__{name}__", stream)
 
 
-def _renew_randomness() -> None:
-    """What a fresh process would draw from the system. Python's `random` does so by itself after a fork."""
-    if "multiprocessing.process" in sys.modules:
-        multiprocessing = sys.modules["multiprocessing.process"]
-        multiprocessing.current_process().authkey = os.urandom(32)
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    sys.modules["torch"].default_generator.seed()
-
-
 def forget_files() -> None:
     """They may have changed since the spawner looked, and the directory too."""
     importlib.invalidate_caches()
-    if (
-        "tempfile" in sys.modules
-    ):  # dill, which torch imports where it is installed, has it look for its folder
-        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
-    if "linecache" in sys.modules:
-        sys.modules["linecache"].clearcache()
-    if "multiprocessing.process" in sys.modules:
-        try:
-            folder: str | None = os.getcwd()
-        except OSError:  # it was removed
-            folder = None
-        sys.modules["multiprocessing.process"].ORIGINAL_DIR = folder  # type: ignore[attr-defined]
 
 
 # --- the program ----------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import contextlib
 import gc
-import importlib
 import json
 import os
 import signal
@@ -13,92 +12,54 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 from elastic_agent import linux
 from elastic_agent.integrations import post_import
 from elastic_agent.workers.guard.messages import STARTED
-from elastic_agent.workers.spawner.background import in_background
+from elastic_agent.workers.spawner.curated import in_full
 from elastic_agent.workers.spawner.fork_safety import UnsafeError, check_fork_safety
 from elastic_agent.workers.spawner.generators import Generators
-from elastic_agent.workers.spawner.learned import (
-    Learned,
-    NotLearnedError,
-    SpoiledError,
-    forget,
-    import_learned,
-)
+from elastic_agent.workers.spawner.preloaded import Preloaded
 from elastic_agent.workers.spawner.process_title import can_be_shown, show_as
-from elastic_agent.workers.spawner.python_program import (
-    Preloaded,
-    PythonProgram,
-    become,
-    forget_files,
-    get_ready,
-)
+from elastic_agent.workers.spawner.python_program import PythonProgram, become, forget_files, get_ready
+from elastic_agent.workers.spawner.recording import Recorder
 
 _MESSAGE_BYTES = 64 * 1024
 _DETAIL_BYTES = 16 * 1024
 _FORK_S = 5.0
-_MOST_LEFT_OUT = 20
-
-
-class WorkerBornError(BaseException):
-    """Raised in a worker that is a fork of its agent: unwinds the agent's calls; `program` is what it is to run."""
-
-    def __init__(self, program: PythonProgram) -> None:
-        super().__init__()
-        self.program = program
-
-
-def serve_as_fork(
-    fd: int, guard_pid: int, preload: list[str], folder: str, learn: Mapping[str, Any] | None
-) -> NoReturn:
-    """Be the spawner in a fork of the agent. Raises WorkerBornError in a forked worker."""
-    os.setsid()
-    linux.close_all_but({fd})
-    _restore_signals()
-    if not sys.flags.safe_path:
-        del sys.path[0]  # the folder of the agent's own program
-    raise WorkerBornError(serve(fd, guard_pid, preload, folder, learn))
-
-
-def _restore_signals() -> None:
-    """As in a Python that was started with nothing ignored and the signals of jobs blocked, as the guard starts one."""
-    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
-        usual = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
-        if signal.getsignal(signum) not in (usual, None):  # None: a handler in C, which is not ours
-            signal.signal(signum, usual)
-    signal.pthread_sigmask(signal.SIG_SETMASK, linux.JOB_SIGNALS)
 
 
 def serve(
-    fd: int, guard_pid: int, preload: list[str], folder: str, learn: Mapping[str, Any] | None = None
+    recorder: Recorder,
+    fd: int,
+    guard_pid: int,
+    preload: list[str],
+    folder: str,
+    imports: list[tuple[str, list[str]]],
 ) -> PythonProgram:
     """Be the spawner. Returns in a forked worker only, with what it is to run.
 
-    `fd`: the line to the guard. `preload`: modules to import besides torch. `folder`: what `sys.path[0]` will be
-    in the workers. `learn`: what is known of the modules that workers import, see `import_learned`; to learn more of
-    them is done in the background.
+    `recorder`: has recorded all imports of this process. `fd`: the line to the guard. `preload`: modules to import
+    besides torch. `folder`: what `sys.path[0]` will be in the workers. `imports`: what scripts import of curated
+    packages, each with the names in it.
     """
     linux.set_parent_death_signal(9)
     line = socket.socket(fileno=fd)
     line.set_inheritable(False)
     started = time.monotonic()
     generators = Generators()
-    before = dict(os.environ)
     doing = "an import failed in the spawner"
     try:
-        background = in_background() if learn is not None and learn["reported"] else contextlib.nullcontext()
-        with background, generators.recorded():
-            _import_all(preload, folder)
+        with generators.recorded():
+            _import_all(recorder, preload, folder, imports)
             doing = "the check of the spawner failed"
             _check(folder)
-            learned = _import_learned(line, learn, folder)
         forget_files()  # imports what it needs
         post_import.preload()
-        _forget_the_agent()
+        recorder.end()
+        preloaded = Preloaded(recorder, generators, folder)
     except UnsafeError as error:
         _send(line, {"unusable": str(error), "detail": ""})
         os._exit(0)
@@ -106,15 +67,11 @@ def serve(
         detail = traceback.format_exc().encode("ascii", "backslashreplace")[-_DETAIL_BYTES:].decode()
         _send(line, {"unusable": doing, "detail": detail})
         os._exit(0)
-    imported = {
-        name: (before.get(name), value) for name, value in os.environ.items() if before.get(name) != value
-    }
     gc.freeze()  # or the first collection of every worker would copy all that was imported
     gc.enable()
     show_as(["elastic-spawner"], dict(os.environ))
-    ready_s = time.monotonic() - started
-    _send(line, {"ready_s": ready_s, "learned": len(learned.names), "serial": learned.serial})
-    return _fork_on_request(line, guard_pid, Preloaded(imported, learned, generators))
+    _send(line, {"ready_s": time.monotonic() - started, "modules": len(preloaded)})
+    return _fork_on_request(line, guard_pid, preloaded)
 
 
 def _send(line: socket.socket, message: dict[str, Any], fd: int | None = None) -> None:
@@ -128,65 +85,37 @@ def _send(line: socket.socket, message: dict[str, Any], fd: int | None = None) -
 # --- before the first fork ------------------------------------------------------------------------
 
 
-def _import_all(names: list[str], folder: str) -> None:
+def _import_all(
+    recorder: Recorder, preload: list[str], folder: str, imports: list[tuple[str, list[str]]]
+) -> None:
     gc.disable()  # what is imported stays: looking through it for garbage is a tenth of the time
-    if "torch" not in sys.modules:
-        importlib.import_module("torch")
-    if names:
+    recorder.import_("torch")
+    for name, attributes in in_full(imports):
+        with contextlib.suppress(Exception, SystemExit):  # the script finds out itself
+            recorder.import_(name, attributes)
+    if preload:
         sys.path.insert(0, folder)  # the user's own modules lie beside the script
         try:
-            for name in names:
-                _import_named(name, folder)
+            for name in preload:
+                _import_named(recorder, name, folder)
         finally:
             sys.path.remove(folder)
-    _flush()
-
-
-def _import_named(name: str, folder: str) -> None:
-    """Import a module of ``--preload``; raises UnsafeError if there is none of this name."""
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a module that it imports is missing
-        raise UnsafeError(
-            f"--preload {name}: there is no module {error.name}, neither in {folder} nor among the installed packages"
-        ) from None
-
-
-def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()  # or each worker would, when it gets streams of its own
     linux.flush_c_streams()
 
 
-def _import_learned(line: socket.socket, learn: Mapping[str, Any] | None, folder: str) -> Learned:
-    """Import what workers of this script have imported. Ends this process if that cannot be, or must not have been."""
-    if learn is None:
-        return Learned()
-    before = len(sys.modules)
+def _import_named(recorder: Recorder, name: str, folder: str) -> None:
+    """Import a module of ``--preload``; raises UnsafeError if there is none of this name."""
     try:
-        learned = import_learned(learn, folder)
-        _check(folder)
-    except SpoiledError as spoiled:
-        _send(line, {"left_out": spoiled.left_out[:_MOST_LEFT_OUT]})
-        os._exit(0)
-    except (NotLearnedError, UnsafeError) as error:
-        forget(learn)
-        if len(sys.modules) == before and not learn["reported"]:
-            _send(line, {"not_learned": str(error), "continues": True})
-            return Learned()
-        _send(line, {"not_learned": str(error), "continues": False})
-        os._exit(0)
-    _flush()
-    return learned
-
-
-def _forget_the_agent() -> None:
-    """Let a script that imports this package get it fresh. What runs here stays loaded without being listed."""
-    for name in [one for one in sys.modules if one.partition(".")[0] == "elastic_agent"]:
-        del sys.modules[name]
+        recorder.import_(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that it imports is missing
+        raise UnsafeError(
+            f"--preload {name}: there is no module {error.name}, neither in {folder} nor among the installed packages"
+        ) from None
 
 
 def _check(folder: str) -> None:
@@ -227,7 +156,6 @@ def _same(path: str, other: str) -> bool:
 
 
 def _fork_on_request(line: socket.socket, guard_pid: int, preloaded: Preloaded) -> PythonProgram:
-    outdated = ""
     while True:
         try:
             data = line.recv(_MESSAGE_BYTES)
@@ -235,8 +163,6 @@ def _fork_on_request(line: socket.socket, guard_pid: int, preloaded: Preloaded) 
             data = b""
         if not data:
             os._exit(0)
-        if not outdated and (outdated := preloaded.learned.outdated()):
-            _send(line, {"outdated": outdated})
         for _ in range(json.loads(data)["fork"]):
             try:
                 standby = _fork_standby(line)

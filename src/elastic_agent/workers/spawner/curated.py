@@ -1,0 +1,129 @@
+"""The packages that are preloaded when a script imports them.
+
+Each was shown, by `tests/conformance`, to leave a worker that is handed it as an import in the worker would: with the
+same modules, random numbers, hooks, loggers, warnings and environment. Others can be preloaded with `--preload`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+SHOWN_FOR: Mapping[str, tuple[str, str]] = {
+    "accelerate": ("accelerate", "1.15"),
+    "datasets": ("datasets", "5.2"),
+    "hydra": ("hydra-core", "1.3"),
+    "lightning": ("lightning", "2.6"),
+    "numpy": ("numpy", "2.4"),
+    "omegaconf": ("omegaconf", "2.3"),
+    "pandas": ("pandas", "3.1"),
+    "pytorch_lightning": ("pytorch-lightning", "2.6"),
+    "safetensors": ("safetensors", "0.8"),
+    "scipy": ("scipy", "1.17"),
+    "sklearn": ("scikit-learn", "1.9"),
+    "tokenizers": ("tokenizers", "0.23"),
+    "torch": ("torch", "2.13"),
+    "torchmetrics": ("torchmetrics", "1.9"),
+    "transformers": ("transformers", "5.23"),
+}
+"""By the package's name: its distribution, and the version for which that was shown. Other versions with the same first
+number are preloaded too."""
+
+LOADED_LATER: Mapping[str, tuple[str, ...]] = {
+    "torch": (
+        "torch._dynamo",
+        "torch.distributed.algorithms.ddp_comm_hooks",
+        "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook",
+        "torch.profiler._cupti_monitor",
+        "torch.utils.serialization.config",
+    ),
+    "sklearn": (
+        "importlib.readers",
+        "importlib.resources.readers",
+        "sklearn.datasets.data",
+        "sklearn.datasets.descr",
+    ),
+    "lightning": ("fsspec.implementations.chained", "omegaconf", "rich._emoji_codes"),
+    "pytorch_lightning": ("fsspec.implementations.chained", "omegaconf", "rich._emoji_codes"),
+}
+"""What they import when they are used; with others of the script's imports."""
+
+
+ONLY_PREFIX: Mapping[str, str] = {"fsspec.config": "FSSPEC_", "tqdm.std": "TQDM_"}
+"""Modules that go through all variables of the environment, and use those with this prefix."""
+
+
+def current_folder() -> str | None:
+    """Return the working directory; None if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
+
+
+def _lightning(module: Any) -> None:
+    module.rank_zero_only.rank = module._get_rank() or 0
+
+
+def _torchmetrics(module: Any) -> None:
+    module.rank_zero_only.rank = int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _multiprocessing(module: Any) -> None:
+    module.ORIGINAL_DIR = current_folder()
+
+
+def _tempfile(module: Any) -> None:
+    module.tempdir = None  # dill has it look for its folder
+
+
+RENEWED: Mapping[str, Callable[[Any], None]] = {
+    "lightning.fabric.utilities.rank_zero": _lightning,
+    "lightning_fabric.utilities.rank_zero": _lightning,
+    "linecache": lambda module: module.clearcache(),
+    "multiprocessing.process": _multiprocessing,
+    "tempfile": _tempfile,
+    "torchmetrics.utilities.prints": _torchmetrics,
+}
+"""Modules that keep what differs between workers, and how they get it as in an import of their own."""
+
+
+def _authkey(module: Any) -> None:
+    module.current_process().authkey = os.urandom(32)
+
+
+RESEEDED: Mapping[str, Callable[[Any], None]] = {
+    "multiprocessing.process": _authkey,
+    "numpy.random": lambda module: module.seed(),
+    "torch": lambda module: module.default_generator.seed(),
+}
+"""Modules that draw from the system when they are imported, but for generators of the standard library."""
+
+
+def is_curated(name: str) -> bool:
+    """Whether the module belongs to one of these packages."""
+    return name.partition(".")[0] in SHOWN_FOR
+
+
+def in_full(imports: Iterable[tuple[str, Sequence[str]]]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield these imports, as far as the packages are installed in such versions, and what these import later."""
+    roots = dict.fromkeys(("torch", *(name.partition(".")[0] for name, _ in imports)))
+    installed = [root for root in roots if root == "torch" or _is_installed(root)]
+    yield from ((name, ()) for name in LOADED_LATER["torch"])
+    yield from ((name, names) for name, names in imports if name.partition(".")[0] in installed)
+    yield from ((name, ()) for root in installed for name in LOADED_LATER.get(root, ()))
+
+
+def _is_installed(package: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, version  # not needed in the agent
+    from importlib.util import find_spec
+
+    distribution, shown_for = SHOWN_FOR[package]
+    spec = find_spec(package)
+    if spec is None or spec.origin is None or "-packages" not in spec.origin:
+        return False
+    try:
+        return version(distribution).partition(".")[0] == shown_for.partition(".")[0]
+    except PackageNotFoundError:
+        return False

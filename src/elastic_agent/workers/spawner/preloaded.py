@@ -1,0 +1,464 @@
+"""Hands a worker modules that were imported in the spawner, when its script imports them.
+
+Until then they are not there: neither in `sys.modules` nor as attributes of packages, and what they have entered in
+registries is taken out. A module is handed out together with what its import brought in, and only if an import now
+would come to the same. Otherwise the worker imports it itself, from the files.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import ctypes
+import logging
+import operator
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from elastic_agent.integrations import post_import
+from elastic_agent.workers.spawner.curated import ONLY_PREFIX, RENEWED, RESEEDED
+from elastic_agent.workers.spawner.generators import Generators
+from elastic_agent.workers.spawner.import_variables import is_read_at_import
+from elastic_agent.workers.spawner.recording import EVERYTHING, MISSING, Record, Recorder, stamp
+from elastic_agent.workers.spawner.search_path import SearchPath
+
+_OWN = __name__.partition(".")[0]
+_CONSIDERED = {"argv", "path"}
+"""Of `sys`: the search path is looked at anyway, and no curated package looks at the arguments when it is imported."""
+_YOUNG_S = 60.0
+"""A script that has run for longer is not started again."""
+
+
+class Preloaded:
+    """The modules that the spawner has imported. In a worker it is the first finder of `sys.meta_path`."""
+
+    def __init__(self, recorder: Recorder, generators: Generators, folder: str) -> None:
+        """Take them all out of `sys.modules`. `folder`: where modules of the user were found."""
+        self._baseline = recorder.baseline
+        self._environment = recorder.environment
+        self._generators = generators
+        self._filters = recorder.filters
+        self._records = recorder.records
+        self._modules = {
+            name: module
+            for name, module in sys.modules.items()
+            if name not in recorder.baseline and name.partition(".")[0] != _OWN
+        }
+        kept = {self._records[name] for name in self._modules if name in self._records}
+        self._variables = [one for one in recorder.variables if one[0] in kept and _matters(*one)]
+        self._effects = [
+            (record, kind, value)
+            for record, kind, value in recorder.effects
+            if record in kept and (kind != "filter" or value[0] in warnings.filters)
+        ]
+        self._attributes = {name: name.rpartition(".") for name in self._modules if self._is_attribute(name)}
+        self._once = {"torch"} | {
+            name.partition(".")[0]
+            for name, module in self._modules.items()
+            if isinstance(_spec(module).loader, ExtensionFileLoader)
+            and "-packages" in (_spec(module).origin or "")
+        }
+        """Packages that no process can import twice."""
+        self._anonymous = {name for name, module in self._modules.items() if not _spec(module).name}
+        """Modules that compiled code makes, several for one name."""
+        self._uses_of_main = [
+            (module, attribute)
+            for module in self._modules.values()
+            for attribute, value in _namespace(module).items()
+            if value is sys.modules["__main__"]
+        ]
+        """Attributes of modules that are the main module."""
+        self._path = SearchPath(recorder.searched, {*sys.path, folder})
+        self._handed: set[str] = set()
+        self._closures = {name: self._reached(name) for name in recorder.roots if name in self._modules}
+        self._namespaces: dict[str, dict[str, Any]] = {}
+        self.hide()
+        self._namespaces = {name: dict(_namespace(module)) for name, module in self._modules.items()}
+        self._finders: list[Any] = []
+        self._hooks: list[Any] = []
+        self._pid = 0
+        self._start_again: Callable[[], object] = bool
+        self._begun_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    # --- before the script ------------------------------------------------------------------------
+
+    def hide(self) -> None:
+        """Leave what a fresh Python has."""
+        for _, kind, value in reversed(self._effects):
+            if kind == "replaced":
+                module, key, old, _ = value
+                setattr(module, key, old)
+            elif kind == "module":
+                name, old, new = value
+                self._modules[name] = old
+                for child in [
+                    key for key, part in vars(new).items() if part is self._modules.get(f"{name}.{key}", new)
+                ]:
+                    del vars(new)[child]
+            elif kind == "finder" and value[1] in sys.meta_path:
+                sys.meta_path.remove(value[1])
+        for name in sys.modules.keys() - self._baseline:
+            del sys.modules[name]
+            if name in self._attributes:
+                self._set_attribute(name, self._records[name].previous)
+        self._handed.clear()
+        logging.Logger.manager.loggerDict.clear()
+        warnings.resetwarnings()
+        for item in self._filters:
+            warnings._add_filter(*item, append=True)  # type: ignore[attr-defined]
+
+    def begin(self, start_again: Callable[[], object]) -> str:
+        """Begin to hand out, in a worker with its environment. Returns why not even torch can be, if it cannot.
+
+        `start_again`: become a worker that has imported nothing.
+        """
+        self.hide()
+        sys.meta_path.insert(0, self)
+        self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
+        self._pid = os.getpid()
+        self._start_again = start_again
+        self._begun_s = time.monotonic()
+        return self._path.changed_startup_file() or self._why_not(self._new("torch"), files=False)
+
+    def renew(self) -> None:
+        """Have modules draw again, in a forked process, what they have drawn from the system for themselves."""
+        self._generators.renew()
+        for name in RESEEDED.keys() & self._modules.keys():
+            RESEEDED[name](self._modules[name])
+        for name, module in self._modules.items():
+            if self._changed(name, module):  # by the fork, as `threading` is
+                self._namespaces[name] = dict(_namespace(module))
+
+    def end(self) -> None:
+        """Keep nothing alive that the end of the interpreter would destroy, and have it destroy nothing hidden."""
+        self._namespaces.clear()
+        for name in self._handed:
+            del self._modules[name]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._modules))
+
+    def watch(self) -> None:
+        """Remember how the modules are that a fresh Python has, as the script is to begin."""
+        for name in self._baseline & sys.modules.keys():
+            self._namespaces[name] = dict(_namespace(sys.modules[name]))
+
+    # --- imports of the script --------------------------------------------------------------------
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module that can be handed out."""
+        if name not in self._modules or name in self._handed or name in sys.modules:
+            return None
+        reason = self._why_not(self._new(name))
+        if reason and not self._insists(name, reason):
+            return None
+        module = self._modules[name]
+        spec = ModuleSpec.__new__(ModuleSpec)
+        vars(spec).update(vars(_spec(module)))
+        spec.name = name
+        spec.loader = _Loader(self, name, vars(spec).get("loader"), _namespace(module))  # type: ignore[assignment]
+        return spec
+
+    def hand_out(self, name: str) -> None:
+        """Put a module, and what its import brought in, where an import would have put them."""
+        new = [one for one in self._new(name) if one not in self._handed and one in self._modules]
+        for one in new:
+            sys.modules.setdefault(one, self._modules[one])
+        self._handed.update(new)
+        records = {self._records[one] for one in new if one in self._records}
+        for record, variable, value, is_set in self._variables:
+            if is_set and record in records:
+                _set_variable(os.environ, variable, value)
+                _set_variable(self._environment, variable, value)
+        for record, kind, value in self._effects:
+            if record in records:
+                self._enter(kind, value)
+        for one in new:
+            if one in self._attributes:
+                self._set_attribute(one, self._modules[one])
+        for module, attribute in self._uses_of_main:
+            setattr(module, attribute, sys.modules["__main__"])
+        for one in (one for one in new if one in RENEWED):
+            RENEWED[one](self._modules[one])
+            self._namespaces[one] = dict(_namespace(self._modules[one]))
+        for one in (one for one in new if one in post_import.INTEGRATIONS):
+            post_import.install(one)
+            self._namespaces[one] = dict(_namespace(self._modules[one]))
+
+    def _enter(self, kind: str, value: Any) -> None:
+        """Make an entry in a registry."""
+        match kind, value:
+            case "filter", (item, append):
+                warnings._add_filter(*item, append=append)  # type: ignore[attr-defined]
+            case "exit", (function, args, kwargs):
+                atexit.register(function, *args, **kwargs)
+            case "finder", (is_last, finder):
+                sys.meta_path.insert(len(sys.meta_path) if is_last else 0, finder)
+                self._finders.append(finder)
+            case "replaced", (module, key, old, new) if _namespace(module).get(key) is old:
+                setattr(module, key, new)
+                self._namespaces[module.__name__][key] = new
+            case "module", (name, _, new):
+                self._modules[name] = sys.modules[name] = new
+                self._namespaces[name] = dict(_namespace(new))
+            case "logger", logger:
+                _register_logger(logger)
+
+    def _insists(self, name: str, reason: str) -> bool:
+        """Decide about a module that should not be handed out: whether it is nevertheless, as it can only be imported
+        once into a process and the script has come too far to be started again."""
+        package = name.partition(".")[0]
+        if package not in self._once or (package in sys.modules and package not in self._handed):
+            return False
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        is_young = time.monotonic() - self._begun_s < _YOUNG_S and os.getpid() == self._pid
+        starts_again = is_young and not (c10d is not None and c10d.is_initialized())
+        does = (
+            "so this worker starts again, cold"
+            if starts_again
+            else f"which the import of {name} does not take into account"
+        )
+        print(
+            f"elastic-agent: {reason} after {package} was preloaded, {does}; use --worker-start cold",
+            file=sys.stderr,
+        )
+        if starts_again:
+            self._start_again()
+        return True
+
+    # --- the conditions ---------------------------------------------------------------------------
+
+    def _why_not(self, reached: Sequence[str], *, files: bool = True) -> str:
+        """Return why an import now would not come to the same as these modules; empty if it would."""
+        new = []
+        for name in reached:
+            module, own = sys.modules.get(name, MISSING), self._modules.get(name, MISSING)
+            if module is own or (name in self._anonymous and module is not None):
+                new += [name] if name not in self._handed and own is not MISSING else []
+            elif name in self._handed:
+                return f"{name} was replaced in sys.modules"
+            elif module is not MISSING and name not in self._baseline:
+                return f"sys.modules has got another {name}"
+            elif own is not MISSING:
+                new.append(name)
+        records = [self._records[name] for name in new if name in self._records]
+        return (
+            self._other_variable(records)
+            or self._other_search(records)
+            or (files and _changed_file(records))
+            or self._other_attribute(records)
+            or self._other_entry(records)
+            or ""
+        )
+
+    def _other_variable(self, records: Sequence[Record]) -> str:
+        among, set_before = set(records), dict[str, str | None]()
+        for record, name, value, is_set in self._variables:
+            if record not in among:
+                continue
+            if is_set:
+                set_before[name] = value
+            elif name == EVERYTHING:
+                prefix = ONLY_PREFIX.get(record.name)
+                if prefix is None or _with(prefix, os.environ) != _with(prefix, self._environment):
+                    return f"variables that {record.name} reads were changed"
+            elif (set_before[name] if name in set_before else os.environ.get(name)) != value:
+                return f"{name} was changed"
+        if any(record.name.partition(".")[0] in self._once for record in records):
+            for name in os.environ.keys() | self._environment.keys():
+                now, then = os.environ.get(name), self._environment.get(name)
+                if now != then and (is_read_at_import(name, now) or is_read_at_import(name, then)):
+                    return f"{name} was changed"
+        return ""
+
+    def _other_search(self, records: Sequence[Record]) -> str:
+        if any(finder not in self._finders for finder in sys.meta_path) or sys.path_hooks != self._hooks:
+            return "an import hook was added"
+        names = {record.name for record in records if "." not in record.name}
+        other = self._path.other(names.union(*(record.looked_up for record in records)))
+        return f"sys.path leads to another {other}" if other else ""
+
+    def _other_attribute(self, records: Sequence[Record]) -> str:
+        """Look for attributes that were replaced in modules, and that others, which import these, name at import."""
+        new = {record.name for record in records}
+        for name in set[str]().union(*(record.needs for record in records)) - new - {"__main__"}:
+            changed = self._changed(name, sys.modules.get(name))
+            if not changed:
+                continue
+            for record in records:
+                if name in record.needs and (named := _named(changed, record.file)):
+                    return f"{name}.{min(named)} was replaced"
+        return ""
+
+    def _changed(self, name: str, module: object) -> set[str]:
+        """Return the attributes of a module that have changed; further submodules do not count."""
+        before, now = self._namespaces.get(name), _namespace(module)
+        if before is None or (
+            len(before) == len(now) and all(map(operator.is_, before.values(), map(now.get, before)))
+        ):
+            return set()
+        changed = {key for key, value in before.items() if now.get(key, MISSING) is not value}
+        added = now.keys() - before.keys()
+        changed |= {key for key in added if now[key] is not sys.modules.get(f"{name}.{key}", MISSING)}
+        return changed - _CONSIDERED if name == "sys" else changed
+
+    def _other_entry(self, records: Sequence[Record]) -> str:
+        """Look for registries in which these modules would find something else than in the spawner."""
+        among, replaced = set(records), dict[tuple[int, str], object]()
+        loggers = logging.Logger.manager.loggerDict
+        for record, kind, value in self._effects:
+            if record not in among:
+                continue
+            if kind == "logger" and isinstance(loggers.get(value.name), logging.Logger):
+                return f"the logger {value.name} was made"
+            if kind == "replaced":
+                module, key, old, new = value
+                if replaced.get((id(module), key), _namespace(module).get(key)) is not old:
+                    return f"{module.__name__}.{key} was replaced"
+                replaced[id(module), key] = new
+        return ""
+
+    # --- closures ---------------------------------------------------------------------------------
+
+    def _new(self, name: str) -> list[str]:
+        """Return what an import of the module imports, whether or not that is there already, in order."""
+        return self._closures.get(name) or self._reached(name)
+
+    def _reached(self, start: str) -> list[str]:
+        """Follow imports as far as they are not handed out; those that are come last in the list."""
+        reached = {start}
+        waiting = [start]
+        while waiting:
+            name = waiting.pop()
+            if name in self._handed or name not in self._records:
+                continue
+            for needed in (name.rpartition(".")[0], *self._records[name].needs):
+                if needed and needed not in reached and needed not in self._baseline:
+                    reached.add(needed)
+                    waiting.append(needed)
+        return [name for name in reached if name.partition(".")[0] != _OWN]
+
+    def _is_attribute(self, name: str) -> bool:
+        """Whether the package around a module has it as its attribute."""
+        package, _, child = name.rpartition(".")
+        return (
+            name in self._records and _namespace(sys.modules.get(package)).get(child) is self._modules[name]
+        )
+
+    def _set_attribute(self, name: str, value: object) -> None:
+        package, _, child = self._attributes[name]
+        namespace = _namespace(self._modules.get(package) or sys.modules.get(package))
+        for attributes in (namespace, self._namespaces.get(package, {})):
+            if value is MISSING:
+                attributes.pop(child, None)
+            else:
+                attributes[child] = value
+
+
+class _Loader:
+    """Hands out one module in an import."""
+
+    def __init__(self, preloaded: Preloaded, name: str, loader: Any, namespace: dict[str, Any]) -> None:
+        self._preloaded = preloaded
+        self._name = name
+        self._loader = loader
+        self._namespace = dict(namespace)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._preloaded._modules[self._name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        namespace = _namespace(module)
+        for attribute in namespace.keys() - self._namespace.keys():  # the import has set them
+            del namespace[attribute]
+        namespace.update(self._namespace)
+        self._preloaded.hand_out(self._name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _namespace(module: object) -> dict[str, Any]:
+    """Return the attributes of a module, or of what stands for one in `sys.modules`, none that would be computed."""
+    return getattr(module, "__dict__", {})
+
+
+def _spec(module: object) -> ModuleSpec:
+    spec = _namespace(module).get("__spec__")
+    return spec if isinstance(spec, ModuleSpec) else ModuleSpec("", None)
+
+
+def _matters(record: Record, variable: str, value: str | None, is_set: bool) -> bool:
+    """Tell apart what a module only reads with all other variables, or reads again in `RENEWED`."""
+    prefix = ONLY_PREFIX.get(record.name)
+    beside = prefix is not None and variable != EVERYTHING and not variable.startswith(prefix)
+    return is_set or not (beside or record.name in RENEWED)
+
+
+def _with(prefix: str, environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(prefix)}
+
+
+def _set_variable(environment: Any, name: str, value: str | None) -> None:
+    if value is None:
+        environment.pop(name, None)
+    else:
+        environment[name] = value
+
+
+def _changed_file(records: Sequence[Record]) -> str:
+    for record in records:
+        if record.file is not None and stamp(record.file) != record.stamp:
+            return f"{record.file} was changed"
+    return ""
+
+
+def _named(names: set[str], file: str | None) -> set[str]:
+    """Return those of these names that occur in the parts of a module's source that run when it is imported."""
+    if file is None or not file.endswith(".py"):
+        return set()
+    with open(file, "rb") as opened:
+        source = opened.read()
+    if not any(name.encode() in source for name in names):  # to parse it takes milliseconds
+        return set()
+    return names.intersection(_names_in(ast.parse(source)))
+
+
+def _names_in(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+            return
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            children: list[ast.AST] = [*node.decorator_list, node.args]
+        case ast.Lambda():
+            children = [node.args]
+        case _:
+            children = [*ast.iter_child_nodes(node)]
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
+            yield name
+    for child in children:
+        yield from _names_in(child)
+
+
+def _register_logger(logger: logging.Logger) -> None:
+    """Enter it as `logging.getLogger` does; its handlers write to the present standard error, as new ones would."""
+    manager = logging.Logger.manager
+    placeholder = manager.loggerDict.get(logger.name)
+    manager.loggerDict[logger.name] = logger
+    if isinstance(placeholder, logging.PlaceHolder):
+        manager._fixupChildren(placeholder, logger)  # type: ignore[attr-defined]
+    manager._fixupParents(logger)  # type: ignore[attr-defined]
+    logger._cache.clear()  # type: ignore[attr-defined]
+    for handler in logger.handlers:
+        if getattr(vars(handler).get("stream"), "name", "") == "<stderr>":
+            vars(handler)["stream"] = sys.stderr

@@ -1,0 +1,324 @@
+"""Records, in the spawner, what each module does when it is imported, so that a worker can be handed it later.
+
+The spawner's program begins with this, before all other imports, and therefore it uses none itself: whatever a fresh
+Python has not imported yet is recorded, the standard library included.
+"""
+
+import _frozen_importlib as bootstrap
+import builtins
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+EVERYTHING = "*"
+"""In place of a variable's name: all variables of the environment are read."""
+
+_import_absolute: "Any" = getattr(bootstrap, "_gcd_import")  # noqa: B009 - unknown to the type checker
+
+MISSING = object()
+"""Stands for an attribute or a module that is not there."""
+
+
+def stamp(path: str) -> "tuple[int, int] | None":
+    """Return when a file was modified, in nanoseconds, and its size; None if it is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+class Record:
+    """The import of one module."""
+
+    __slots__ = ("file", "looked_up", "name", "needs", "previous", "stamp")
+
+    def __init__(self, name: str, file: "str | None" = None) -> None:
+        self.name = name
+        self.needs: dict[str, None] = {}
+        """The modules that it imported, in this order."""
+        self.looked_up: set[str] = set()
+        """The top-level names that it searched for, whether or not there are such modules."""
+        self.previous: object = MISSING
+        """The attribute of this name that the package around it had before."""
+        self.file = file
+        self.stamp = stamp(file) if file is not None else None
+
+
+class Recorder:
+    """Records all imports from :meth:`begin` to :meth:`end`. It is the first finder of ``sys.meta_path`` meanwhile."""
+
+    def __init__(self, baseline: "frozenset[str]") -> None:
+        """`baseline`: the modules that a fresh Python has imported."""
+        self.baseline = baseline
+        self.records: dict[str, Record] = {}
+        self.variables: list[tuple[Record, str, str | None, bool]] = []
+        """Variables of the environment, with their values, as they were read or (True) set: in this order."""
+        self.effects: list[tuple[Record, str, Any]] = []
+        """What was entered in registries of the interpreter and the standard library: in this order."""
+        self.searched: dict[str, tuple[str, bool]] = {}
+        """The top-level names that were searched for, with the folder where there is such a module, and whether it is
+        one, and not just a folder of this name."""
+        self.environment = dict(os.environ)
+        self.roots: list[str] = []
+        """What was imported for scripts."""
+        self._namespaces: dict[str, tuple[object, dict[str, Any]]] = {}
+        self._is: Callable[[object, object], bool] = lambda one, other: one is other
+        self._running: list[Record] = []
+        self._known: set[str] = set()
+        self._finders: list[object] = []
+        self._undo: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Start to record. What is registered with these modules is recorded too, so they are imported first."""
+        self._known.update(sys.modules)
+        sys.meta_path.insert(0, self)
+        self._finders.extend(sys.meta_path)
+        self._replace(builtins, "__import__", self._importing(builtins.__import__))
+        # What importlib.import_module calls; packages keep references to that one itself.
+        self._replace(bootstrap, "_gcd_import", self._importing_module(_import_absolute))
+        environment = _Environment(os.environ._data, self._variable)  # type: ignore[attr-defined]
+        for mapping in (os.environ, os.environb):
+            self._replace(mapping, "_data", environment)
+        import _operator
+
+        self._is = _operator.is_
+        import atexit
+        import logging
+        import warnings
+
+        self.filters = warnings.filters[:]
+        self._replace(warnings, "_add_filter", self._filtering(warnings._add_filter))  # type: ignore[attr-defined]
+        self._replace(atexit, "register", self._registering(atexit.register))
+        self._replace(logging.Manager, "getLogger", self._logging(logging.Manager.getLogger))
+        for module in (atexit, warnings):
+            self._namespaces[module.__name__] = module, dict(vars(module))
+
+    def end(self) -> None:
+        """Stop, and have everything as it was."""
+        environment = {**os.environ._data}  # type: ignore[attr-defined]
+        for undo in reversed(self._undo):
+            undo()
+        original = os.environ._data  # type: ignore[attr-defined]
+        original.clear()
+        original.update(environment)
+        sys.meta_path.remove(self)
+
+    def _replace(self, holder: "Any", name: str, new: object) -> None:
+        old = getattr(holder, name)
+        self._undo.append(lambda: setattr(holder, name, old))
+        setattr(holder, name, new)
+
+    def import_(self, name: str, attributes: "Sequence[str]" = ()) -> None:
+        """Import a module, and such attributes of it, as scripts do."""
+        self.roots.append(name)
+        __import__(name, fromlist=attributes)
+
+    # --- hooks ------------------------------------------------------------------------------------
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        """Have the other finders find a module, and its import recorded."""
+        others = [finder for finder in sys.meta_path if finder is not self]
+        if self._running and "." not in name and name not in sys.builtin_module_names:
+            self._running[-1].looked_up.add(name)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if "." not in name:
+            self.searched[name] = _found_in(spec), spec is not None and spec.loader is not None
+        if spec is not None and spec.loader is None:
+            self._record(name, None)
+        elif spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Loader(spec.loader, spec, self)  # type: ignore[assignment] # duck-typed
+        return spec
+
+    def run(self, spec: "ModuleSpec", step: "Callable[[Any], Any]", argument: object) -> "Any":
+        """Do one step of the import of a module."""
+        if self._running:
+            self._note_unfound(self._running[-1])  # before this module is there, too
+        record = self._record(spec.name, spec.origin if spec.has_location else None)
+        self._running.append(record)
+        try:
+            return step(argument)
+        finally:
+            self._note_unfound(record)
+            self._note_replaced(record)
+            self._running.pop()
+
+    def _record(self, name: str, file: "str | None") -> Record:
+        self._need(name)
+        record = self.records.get(name)
+        if record is None:
+            record = self.records[name] = Record(name, file)
+            package, _, child = name.rpartition(".")
+            if package in sys.modules:
+                record.previous = getattr(sys.modules[package], "__dict__", {}).get(child, MISSING)
+        self._known.add(name)
+        return record
+
+    def _note_unfound(self, owner: Record) -> None:
+        """Attribute to a module what it has put into `sys.modules` and `sys.meta_path` itself."""
+        if len(sys.modules) != len(self._known):
+            for name in sys.modules.keys() - self._known:
+                self._known.add(name)
+                self.records[name] = Record(name)
+                self.records[name].needs[owner.name] = None
+                owner.needs[name] = None
+        for finder in sys.meta_path:
+            if finder not in self._finders:
+                self._finders.append(finder)
+                self.effects.append((owner, "finder", (sys.meta_path.index(finder) > 1, finder)))
+
+    def _note_replaced(self, owner: Record) -> None:
+        """Attribute to a module the others that it has replaced, and what it has replaced in them."""
+        unfinished = {record.name for record in self._running[:-1]}
+        for name in {**owner.needs, owner.name.partition(".")[0]: None, owner.name: None}:
+            module = sys.modules.get(name)
+            now = getattr(module, "__dict__", None)
+            if now is None or name in unfinished or (name not in self.records and name not in self.baseline):
+                continue
+            seen, before = self._namespaces.get(name, (None, now))
+            if seen is module and self._is_same(before, now):
+                continue
+            self._namespaces[name] = module, dict(now)
+            if seen is not None and seen is not module:
+                self.effects.append((owner, "module", (name, seen, module)))
+            for key, old in before.items() if seen is module and name != owner.name else ():
+                new = now.get(key, old)
+                if new is not old and callable(old) and f"{name}.{key}" not in sys.modules:
+                    self.effects.append((owner, "replaced", (module, key, old, new)))
+
+    def _is_same(self, before: "dict[str, Any]", now: "dict[str, Any]") -> bool:
+        return len(before) == len(now) and all(map(self._is, before.values(), map(now.get, before)))
+
+    def _need(self, name: str) -> None:
+        if self._running and self._running[-1].name != name:
+            self._running[-1].needs[name] = None
+
+    def _importing(self, original: "Callable[..., Any]") -> "Callable[..., Any]":
+        def import_(
+            name: str,
+            globals: "Any" = None,  # noqa: A002 - as the original
+            locals: "Any" = None,  # noqa: A002 - as the original
+            fromlist: "Any" = (),
+            level: int = 0,
+        ) -> "Any":
+            if not self._running:
+                return original(name, globals, locals, fromlist, level)
+            found = _absolute(name, globals, level)
+            self._need(found)
+            module = original(name, globals, locals, fromlist, level)
+            for attribute in fromlist or ():
+                if f"{found}.{attribute}" in sys.modules:
+                    self._need(f"{found}.{attribute}")
+            return module
+
+        return import_
+
+    def _importing_module(self, original: "Callable[..., Any]") -> "Callable[..., Any]":
+        def gcd_import(name: str, package: "str | None" = None, level: int = 0) -> "Any":
+            self._need(_absolute(name, {"__package__": package}, level))
+            return original(name, package, level)
+
+        return gcd_import
+
+    def _variable(self, name: str, value: "str | None", is_set: bool) -> None:
+        if self._running:
+            self.variables.append((self._running[-1], name, value, is_set))
+
+    def _filtering(self, original: "Callable[..., None]") -> "Callable[..., None]":
+        def add_filter(*item: object, append: bool) -> None:
+            original(*item, append=append)
+            if self._running:
+                self.effects.append((self._running[-1], "filter", (item, append)))
+
+        return add_filter
+
+    def _registering(self, original: "Callable[..., Any]") -> "Callable[..., Any]":
+        def register(function: "Any", /, *args: object, **kwargs: object) -> "Any":
+            if not self._running:
+                return original(function, *args, **kwargs)
+            self.effects.append((self._running[-1], "exit", (function, args, kwargs)))
+            return function
+
+        return register
+
+    def _logging(self, original: "Callable[..., Any]") -> "Callable[..., Any]":
+        def get_logger(manager: "Any", name: str) -> "Any":
+            before = manager.loggerDict.get(name)
+            logger = original(manager, name)
+            if logger is not before and self._running:
+                self.effects.append((self._running[-1], "logger", logger))
+            return logger
+
+        return get_logger
+
+
+class _Loader:
+    """Has the steps of a module's import recorded, and leaves the module with the loader that it has without this."""
+
+    def __init__(self, loader: "Any", spec: "ModuleSpec", recorder: Recorder) -> None:
+        self._loader = loader
+        self._spec = spec
+        self._recorder = recorder
+
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
+        module: ModuleType | None = self._recorder.run(spec, self._loader.create_module, spec)
+        return module
+
+    def exec_module(self, module: "ModuleType") -> None:
+        self._spec.loader = self._loader
+        if getattr(module, "__loader__", None) is self:
+            module.__loader__ = self._loader
+        self._recorder.run(self._spec, self._loader.exec_module, module)
+
+    def __getattr__(self, name: str) -> "Any":
+        return getattr(self._loader, name)
+
+
+class _Environment(dict[bytes, bytes]):
+    """The data behind `os.environ`; reports what is read and set."""
+
+    def __init__(self, data: "dict[bytes, bytes]", report: "Callable[[str, str | None, bool], None]") -> None:
+        super().__init__(data)
+        self._report = report
+
+    def __getitem__(self, name: bytes) -> bytes:
+        value = self.get(name)
+        self._report(os.fsdecode(name), None if value is None else os.fsdecode(value), False)
+        return super().__getitem__(name)
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        super().__setitem__(name, value)
+        self._report(os.fsdecode(name), os.fsdecode(value), True)
+
+    def __delitem__(self, name: bytes) -> None:
+        super().__delitem__(name)
+        self._report(os.fsdecode(name), None, True)
+
+    def __iter__(self) -> "Iterator[bytes]":
+        self._report(EVERYTHING, None, False)
+        return super().__iter__()
+
+
+def _found_in(spec: "ModuleSpec | None") -> str:
+    if spec is None or not (spec.has_location or spec.loader is None):
+        return ""
+    if spec.submodule_search_locations is not None:
+        return os.path.dirname(next(iter(spec.submodule_search_locations), ""))
+    return os.path.dirname(spec.origin or "")
+
+
+def _absolute(name: str, globals_: "Any", level: int) -> str:
+    if not level:
+        return name
+    package = (globals_ or {}).get("__package__") or (globals_ or {}).get("__name__", "")
+    parts = package.rsplit(".", level - 1)
+    return f"{parts[0]}.{name}" if name else parts[0]

@@ -1,0 +1,145 @@
+"""Imports each package of a table in a child process of its own, and writes down what it finds there then.
+
+One JSON file for each worker and package, in the folder that CONFORMANCE_FOLDER names.
+"""
+
+import json
+import os
+import sys
+
+if len(sys.argv) == 1:  # never; what a script imports is read from its source
+    pass
+
+
+def modules():
+    """Where each module comes from, and the names in it."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        space = getattr(module, "__dict__", {})
+        if name.partition(".")[0] in ("elastic_agent", "__main__", "__mp_main__"):
+            continue
+        loader = type(space.get("__loader__")).__name__
+        found[name] = [space.get("__file__"), loader, sorted(key for key in space if isinstance(key, str))]
+    return found
+
+
+def random_numbers():
+    """What the generators draw next; they were seeded before the import."""
+    drawn = {"random": sys.modules["random"].random()}
+    if "numpy.random" in sys.modules:
+        drawn["numpy"] = sys.modules["numpy.random"].random()
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        drawn["torch"] = torch.rand(1, dtype=torch.float64).item()
+        drawn["default type"] = str(torch.get_default_dtype())
+        drawn["threads"] = [torch.get_num_threads(), torch.get_num_interop_threads()]
+    return drawn
+
+
+def held_tensors_and_generators():
+    """Those that modules have made when they were imported."""
+    import gc
+
+    kinds = ("Tensor", "Parameter", "Generator", "RandomState")
+    found = [one for one in gc.get_objects() if type(one).__name__ in kinds]
+    return sorted(
+        f"{type(one).__name__} {getattr(one, 'dtype', '')} {getattr(one, 'device', '')}" for one in found
+    )
+
+
+def loggers():
+    import logging
+
+    found = {"": logging.getLogger(), **logging.Logger.manager.loggerDict}
+    return {
+        name: [
+            one.level,
+            one.disabled,
+            one.propagate,
+            one.parent and one.parent.name,
+            [
+                [type(handler).__name__, getattr(handler, "stream", None) is sys.stderr]
+                for handler in one.handlers
+            ],
+        ]
+        if isinstance(one, logging.Logger)
+        else type(one).__name__
+        for name, one in found.items()
+    }
+
+
+def state():
+    import atexit
+    import signal
+    import warnings
+
+    files = {
+        os.readlink(f"/proc/self/fd/{one}")
+        for one in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{one}")
+    }
+    return {
+        "environment": {
+            name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)
+        },
+        "warning filters": [str(one) for one in warnings.filters],
+        "loggers": loggers(),
+        "exit functions": atexit._ncallbacks(),
+        "signals": {one.name: str(signal.getsignal(one)) for one in signal.Signals},
+        "hooks": [
+            str(one).partition(" at ")[0] for one in (sys.excepthook, sys.displayhook, sys.unraisablehook)
+        ],
+        "finders": [type(one).__name__ for one in sys.meta_path],
+        "path hooks": len(sys.path_hooks),
+        "sys.path": sys.path,
+        "sys.argv": sys.argv,
+        "recursion limit": sys.getrecursionlimit(),
+        "threads": len(os.listdir("/proc/self/task")),
+        "kinds of files": sorted(
+            os.path.basename(one) for one in files if not one.startswith(("pipe:", "socket:", "/proc/"))
+        ),
+        "umask": [os.umask(0o022), os.umask(0o022)],
+        "start method": __import__("multiprocessing").get_start_method(allow_none=True),
+        "class of warnings": str(warnings.formatwarning.__module__),
+    }
+
+
+OF_LAUNCHERS = ("ELASTIC_AGENT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_", "CONFORMANCE_")
+
+
+def seed():
+    import random
+
+    random.seed(5)
+    for name in ("numpy", "torch"):
+        if name in sys.modules:
+            module = sys.modules[name]
+            module.manual_seed(5) if name == "torch" else module.random.seed(5)
+
+
+def import_and_tell(package):
+    seed()
+    __import__(package)
+    if package in ("numpy", "torch"):
+        seed()
+    found = {"modules": modules()}
+    return {**found, "random numbers": random_numbers(), "held": held_tensors_and_generators(), **state()}
+
+
+def main():
+    for package in sys.argv[1:]:
+        if package not in ("numpy", "torch"):
+            import torch  # once for all of them
+
+            assert torch
+        pid = os.fork()
+        if pid == 0:
+            told = import_and_tell(package)
+            path = os.path.join(os.environ["CONFORMANCE_FOLDER"], f"{os.environ['RANK']}-{package}.json")
+            with open(path, "w") as file:
+                json.dump(told, file)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0, package
+
+
+main()

@@ -1,0 +1,63 @@
+"""Each package that is preloaded: a worker that is handed it is like one that imports it, in every respect."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from elastic_agent.workers.spawner.curated import SHOWN_FOR
+
+from .launchers import BARE, WARM, Job, run_everywhere
+
+pytestmark = pytest.mark.timeout(500)
+
+Report = dict[str, Any]
+
+FINDERS_OF_WORKERS = {"Preloaded", "_Finder"}
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Report]:
+    """What was found after the import, by launcher and package."""
+    folder = tmp_path_factory.mktemp("packages")
+    installed = [package for package in SHOWN_FOR if find_spec(package) is not None]
+    installed.sort(key=lambda package: package not in ("numpy", "torch"))  # the others find these imported
+    job = Job("packages.py", args=tuple(installed), patience_s=400.0)
+    outcomes = run_everywhere(job, folder, [BARE, WARM])
+    for outcome in outcomes.values():
+        worker = outcome.worker(0, 0)
+        assert worker.code == 0, worker.stderr.decode()
+        assert b"elastic-agent:" not in worker.stderr, worker.stderr.decode()
+    return {
+        (launcher.name, package): json.loads((folder / launcher.name / f"0-{package}.json").read_text())
+        for launcher in (BARE, WARM)
+        for package in installed
+    }
+
+
+@pytest.mark.parametrize("package", SHOWN_FOR)
+def test_a_preloaded_package_is_as_if_the_worker_imported_it(
+    reports: dict[tuple[str, str], Report], package: str
+) -> None:
+    if (WARM.name, package) not in reports:
+        pytest.skip(f"{package} is not installed")
+    seen, expected = reports[WARM.name, package], reports[BARE.name, package]
+    assert "error" not in expected
+    seen["finders"] = [name for name in seen["finders"] if name not in FINDERS_OF_WORKERS]
+    _compare_modules(seen.pop("modules"), expected.pop("modules"))
+    for item, value in expected.items():
+        assert seen[item] == value, item
+
+
+def _compare_modules(seen: Report, expected: Report) -> None:
+    assert seen.keys() - expected.keys() == set(), "there are more modules"
+    assert expected.keys() - seen.keys() == set(), "modules are missing"
+    for name, (file, loader, names) in expected.items():
+        assert seen[name][:2] == [file, loader], name
+        assert set(seen[name][2]) ^ set(names) <= ALLOWED.get(name, set()), name
+
+
+ALLOWED: dict[str, set[str]] = {}
