@@ -343,10 +343,12 @@ class NoticeRules:
             ]
             self._require(not there, "a delegate", f"no node speaks for the run, though {there} are there")
             return
-        known = seen.get(plan.requeuer)
-        self._require(known is not None and counts(*known), "a delegate", f"{plan.requeuer} is gone")
+        known, agent = seen.get(plan.requeuer), self.cluster.agents[plan.requeuer]
+        # A lease that another client has overwritten looks removed to ``seen``; its node goes on until it notices.
+        overwritten = self.cluster.forgers is not None and agent.process.alive
+        is_there = known is not None and (counts(*known) or overwritten)
+        self._require(is_there, "a delegate", f"{plan.requeuer} is gone")
         if self.cluster.well_for_s() > UNWELL_S + 2 * self.cluster.policy.lease_ttl_s:
-            agent = self.cluster.agents[plan.requeuer]
             self._require(agent.process.alive, "a delegate", f"{plan.requeuer} is dead")
 
     def _known(self) -> set[str]:
