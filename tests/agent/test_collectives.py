@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -167,6 +168,32 @@ def test_a_worker_that_waits_in_a_collective_is_not_called_idle(tmp_path: Path) 
         waiting.kill()
     assert told
     assert not any(one.idle_s for one in told)
+
+
+OUT_OF_ORDER = """
+import sys, torch, torch.distributed as dist
+from elastic_agent.integrations.collectives.private_names import Recorders
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+recorders = Recorders()
+behind = lambda group: group["completed"] < group["enqueued"]
+for _ in range(50_000):
+    for work in [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]:
+        work.wait()
+    if behind(recorders.summary()[0]):
+        [group] = recorders.details()
+        [status] = recorders._status().values()
+        is_stale = int(status["last_completed_collective"]) < int(status["last_enqueued_collective"])
+        if is_stale and not behind(group) and not behind(recorders.summary()[0]):
+            sys.exit("seen")
+"""
+
+
+def test_collectives_that_complete_in_another_order_are_not_waited_for(tmp_path: Path) -> None:
+    """The worker would seem to hang in the last one for as long as it calls no other."""
+    command = [sys.executable, "-c", OUT_OF_ORDER, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stderr.endswith("seen\n"), done.stderr
 
 
 def test_this_torch_has_the_private_names_that_workers_need() -> None:

@@ -103,6 +103,8 @@ class Recorders:
         }
         self._names: dict[tuple[str, str], str] = {}
         """What the groups are called on all ranks, by backend and their number in this process."""
+        self._completed: dict[str, int] = {}
+        """By group, up to which collective all were found to be completed when it was last looked at each."""
 
     def summary(self) -> list[dict[str, Any]]:
         """How far each group is: ``group``, ``enqueued``, ``started``, ``completed``; some microseconds."""
@@ -112,15 +114,18 @@ class Recorders:
         ):
             for backend in self._traces:
                 self._entries(backend)
-        return [
-            {
-                "group": self._names.get(key, f"{key[0]} {key[1]}"),
-                "enqueued": int(one["last_enqueued_collective"]),
-                "started": int(one["last_started_collective"]),
-                "completed": int(one["last_completed_collective"]),
-            }
-            for key, one in status.items()
-        ]
+        groups = []
+        for key, one in status.items():
+            group = self._names.get(key, f"{key[0]} {key[1]}")
+            groups.append(
+                {
+                    "group": group,
+                    "enqueued": int(one["last_enqueued_collective"]),
+                    "started": int(one["last_started_collective"]),
+                    "completed": max(int(one["last_completed_collective"]), self._completed.get(group, -1)),
+                }
+            )
+        return groups
 
     def details(self) -> list[dict[str, Any]]:
         """The same, with ``recent`` collectives, ``ranks`` of subgroups and ``timeout_s``; some milliseconds."""
@@ -129,6 +134,9 @@ class Recorders:
             for entry in self._entries(backend):
                 one = groups.get(str(entry["process_group"][0]))
                 if one is not None and not entry.get("is_p2p"):
+                    # gloo completes collectives in several threads, and the last thread to say so wins.
+                    if entry.get("retired") and entry["collective_seq_id"] == max(one["completed"], 0) + 1:
+                        one["completed"] = self._completed[one["group"]] = entry["collective_seq_id"]
                     recent = one.setdefault("recent", [])
                     recent.append(_described(entry))
                     del recent[:-_RECENT]
