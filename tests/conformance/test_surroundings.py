@@ -81,7 +81,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     """Under plain Python, and at two starts under the agent."""
     folders = [tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("agent")]
     plain, first = run(BARE, folders[0]), run(WARM, folders[1])
-    for name in ("logs", "journal"):
+    for name in ("logs", "journal", "state"):
         (folders[1] / name).rename(folders[1] / f"first-{name}")
     return [plain, first, run(WARM, folders[1])]
 

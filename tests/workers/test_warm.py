@@ -38,6 +38,7 @@ how = "warm" if any(type(one).__name__ == "Preloaded" for one in sys.meta_path) 
 os.write(fd, (" ".join([how, str(os.getpid()), *sys.argv[2:]]) + "\\n").encode())
 os.close(fd)
 """
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 STAY = "import time\ntime.sleep(1000)\n"
 
 
@@ -52,15 +53,15 @@ def warm(tmp_path: Path) -> Iterator[Driver]:
 
 
 def keep_warm(guard: Guard, folder: Path, *preload: str, standbys: int = 2) -> None:
-    environment = {"OMP_NUM_THREADS": "1"}
-    guard.keep_warm(SpawnerConfig(sys.executable, str(folder), preload, environment, standbys))
+    guard.keep_warm(SpawnerConfig(sys.executable, str(folder), preload, ENVIRONMENT, standbys))
 
 
 def script(folder: Path, news: News, body: str, *args: str, slot: int = 0) -> Launch:
     """A warm worker that reports "warm" (or "cold"), its pid and its arguments to `news`, then runs `body`."""
     path = folder / f"script{slot}.py"
     path.write_text(REPORT + body)
-    return Launch(slot, (sys.executable, "-u", str(path), str(news.path), *args), dict(os.environ), warm=True)
+    env = {**os.environ, **ENVIRONMENT}
+    return Launch(slot, (sys.executable, "-u", str(path), str(news.path), *args), env, warm=True)
 
 
 def stop(driver: Driver, grace_s: float = 0.0) -> Stopped:

@@ -37,14 +37,21 @@ def random_numbers():
 
 
 def held_tensors_and_generators():
-    """Those that modules have made when they were imported."""
-    import gc
+    """Those that modules have made when they were imported, as attributes of modules or of their classes."""
+    found = set()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("elastic_agent", "__main__", "__mp_main__"):
+            continue
+        for owner in (module, *(one for one in list(vars(module).values()) if isinstance(one, type))):
+            for attribute, value in list(getattr(owner, "__dict__", {}).items()):
+                kind = type(value)
+                if str(kind.__module__).startswith(("torch", "numpy")) and kind.__name__ in KINDS:
+                    facts = [str(getattr(value, one, "")) for one in ("dtype", "device", "shape")]
+                    found.add(" ".join((name, str(attribute), kind.__name__, *facts)))
+    return sorted(found)
 
-    kinds = ("Tensor", "Parameter", "Generator", "RandomState")
-    found = [one for one in gc.get_objects() if type(one).__name__ in kinds]
-    return sorted(
-        f"{type(one).__name__} {getattr(one, 'dtype', '')} {getattr(one, 'device', '')}" for one in found
-    )
+
+KINDS = ("Tensor", "Parameter", "Generator", "RandomState", "ndarray")
 
 
 def loggers():

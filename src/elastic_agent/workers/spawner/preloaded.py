@@ -17,7 +17,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
+from itertools import takewhile
 from types import ModuleType
 from typing import Any
 
@@ -57,6 +58,10 @@ class Preloaded:
             for record, kind, value in recorder.effects
             if record in kept and (kind != "filter" or value[0] in warnings.filters)
         ]
+        for record in kept:
+            namespace = _namespace(sys.modules[record.name])
+            for key in [key for key, value in namespace.items() if record.has_computed(key, value)]:
+                del namespace[key]
         self._attributes = {name: name.rpartition(".") for name in self._modules if self._is_attribute(name)}
         self._once = {"torch"} | {
             name.partition(".")[0]
@@ -273,7 +278,7 @@ class Preloaded:
                     return f"variables that {record.name} reads were changed"
             elif (set_before[name] if name in set_before else os.environ.get(name)) != value:
                 return f"{name} was changed"
-        if any(record.name.partition(".")[0] in self._once for record in records):
+        if any(record.name in self._once for record in records):  # loads compiled code, which reads them
             for name in os.environ.keys() | self._environment.keys():
                 now, then = os.environ.get(name), self._environment.get(name)
                 if now != then and (is_read_at_import(name, now) or is_read_at_import(name, then)):
@@ -281,7 +286,8 @@ class Preloaded:
         return ""
 
     def _other_search(self, records: Sequence[Record]) -> str:
-        if any(finder not in self._finders for finder in sys.meta_path) or sys.path_hooks != self._hooks:
+        before_paths = takewhile(lambda finder: finder is not PathFinder, sys.meta_path)
+        if any(finder not in self._finders for finder in before_paths) or sys.path_hooks != self._hooks:
             return "an import hook was added"
         names = {record.name for record in records if "." not in record.name}
         other = self._path.other(names.union(*(record.looked_up for record in records)))
@@ -309,6 +315,8 @@ class Preloaded:
         changed = {key for key, value in before.items() if now.get(key, MISSING) is not value}
         added = now.keys() - before.keys()
         changed |= {key for key in added if now[key] is not sys.modules.get(f"{name}.{key}", MISSING)}
+        if name in self._records:
+            changed = {key for key in changed if not self._records[name].has_computed(key, now.get(key))}
         return changed - _CONSIDERED if name == "sys" else changed
 
     def _other_entry(self, records: Sequence[Record]) -> str:

@@ -37,7 +37,7 @@ def stamp(path: str) -> "tuple[int, int] | None":
 class Record:
     """The import of one module."""
 
-    __slots__ = ("file", "looked_up", "name", "needs", "previous", "stamp")
+    __slots__ = ("file", "lazy_beyond", "looked_up", "name", "needs", "previous", "stamp")
 
     def __init__(self, name: str, file: "str | None" = None) -> None:
         self.name = name
@@ -47,8 +47,16 @@ class Record:
         """The top-level names that it searched for, whether or not there are such modules."""
         self.previous: object = MISSING
         """The attribute of this name that the package around it had before."""
+        self.lazy_beyond: frozenset[str] | None = None
+        """The attributes after the import, if the module computes further ones when they are used (PEP 562)."""
         self.file = file
         self.stamp = stamp(file) if file is not None else None
+
+    def has_computed(self, attribute: str, value: object) -> bool:
+        """Tell whether the module has got this attribute from one of its submodules, when it was used."""
+        if self.lazy_beyond is None or attribute in self.lazy_beyond:
+            return False
+        return str(getattr(value, "__module__", "")).startswith(f"{self.name}.")
 
 
 class Recorder:
@@ -150,6 +158,7 @@ class Recorder:
         finally:
             self._note_unfound(record)
             self._note_replaced(record)
+            self._note_lazy(record)
             self._running.pop()
 
     def _record(self, name: str, file: "str | None") -> Record:
@@ -176,6 +185,13 @@ class Recorder:
                 self._finders.append(finder)
                 self.effects.append((owner, "finder", (sys.meta_path.index(finder) > 1, finder)))
 
+    def _note_lazy(self, record: Record) -> None:
+        module = sys.modules.get(record.name)
+        if record.lazy_beyond is None and (
+            "__getattr__" in getattr(module, "__dict__", ()) or hasattr(type(module), "__getattr__")
+        ):
+            record.lazy_beyond = frozenset(vars(module))
+
     def _note_replaced(self, owner: Record) -> None:
         """Attribute to a module the others that it has replaced, and what it has replaced in them."""
         unfinished = {record.name for record in self._running[:-1]}
@@ -198,6 +214,12 @@ class Recorder:
     def _is_same(self, before: "dict[str, Any]", now: "dict[str, Any]") -> bool:
         return len(before) == len(now) and all(map(self._is, before.values(), map(now.get, before)))
 
+    def _source_of(self, name: str, attribute: str) -> "str | None":
+        """Return the module that a lazily computed attribute comes from; whoever used it first has imported that."""
+        record = self.records.get(name)
+        value = getattr(sys.modules.get(name), "__dict__", {}).get(attribute)
+        return value.__module__ if record is not None and record.has_computed(attribute, value) else None
+
     def _need(self, name: str) -> None:
         if self._running and self._running[-1].name != name:
             self._running[-1].needs[name] = None
@@ -218,6 +240,8 @@ class Recorder:
             for attribute in fromlist or ():
                 if f"{found}.{attribute}" in sys.modules:
                     self._need(f"{found}.{attribute}")
+                elif (source := self._source_of(found, attribute)) is not None:
+                    self._need(source)
             return module
 
         return import_
