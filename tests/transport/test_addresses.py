@@ -177,7 +177,7 @@ printf '127.0.0.1 localhost\\n10.9.8.7 one\\n10.9.8.7 two\\n10.9.8.6 two\\n127.0
 mount --bind "$1" /etc/hosts
 exec "$0" -c '
 import json
-from elastic_agent.protocol.records import Lease, Member, Policy, State
+from elastic_agent.protocol.records import RECORD_VERSION, Lease, Member, Policy, State
 from elastic_agent.transport import c10d
 from elastic_agent.transport.addresses import connect, listen
 from elastic_agent.transport.base import UnreachableError
@@ -201,7 +201,7 @@ for host in ("10.9.8.7", "fd00::7", "one", "two", "debian", "0.0.0.0", "192.0.2.
 for host in ("10.9.8.7", "fd00::7", "one", "two", "debian", "localhost"):
     store = c10d.find_or_host(Endpoint(host, 0), 5.0)
     node = c10d.dial(Endpoint(host, store.port), "run", 5.0)
-    member = Member(1, "a", "a-1", node.local_address, 1, State.READY, 0, Policy())
+    member = Member(RECORD_VERSION, "a", "a-1", node.local_address, 1, State.READY, 0, Policy())
     node.register(member, Lease("a-1", 5.0))
     assert list(store.coordinator_link("run").read(None).members) == ["a-1"]
     facts["met"].append(host)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from elastic_agent.protocol.codec import MAX_AHEAD, MAX_RECORD_BYTES, encode
-from elastic_agent.protocol.records import Phase
+from elastic_agent.protocol.records import RECORD_VERSION, Phase
 from elastic_agent.transport import OtherVersionError, c10d
 from elastic_agent.transport.abandonable_thread import AbandonableThread
 from elastic_agent.transport.c10d import plans
@@ -33,10 +33,11 @@ BAD_MEMBERS = {
     "nested without end": (b"[" * 200_000, "not a member record"),
     "oversized": (b'"' + b"x" * MAX_RECORD_BYTES + b'"', "at most"),
     "of another version": (
-        edited(encode(member("bad")), version=2, new_field=1),
+        edited(encode(member("bad")), version=RECORD_VERSION + 1, new_field=1),
         (
-            "node node-bad at 127.0.0.1 runs another version of elastic-agent (records of version 2; this agent "
-            "supports 1) and cannot take part; install the same version on all machines"
+            "node node-bad at 127.0.0.1 runs another version of elastic-agent (records of version "
+            f"{RECORD_VERSION + 1}; this agent supports {RECORD_VERSION}) and cannot take part; install the same "
+            "version on all machines"
         ),
     ),
     "slots below one": (edited(encode(member("bad")), slots=0), "slots"),
@@ -155,7 +156,7 @@ def test_an_invalid_plan_does_not_hide_the_next_one(c10d_scene: C10dScene, kind:
 
 
 def forge_plan_of_another_version(scene: Scene, version: int) -> None:
-    data = edited(encode(plan(version)), format=2, new_field=[1])
+    data = edited(encode(plan(version)), format=RECORD_VERSION + 1, new_field=[1])
     if isinstance(scene, C10dScene):
         scene.stranger().set(f"{RUN}/plan/{version}", b'{"plan": ' + data + b"}")
     else:
@@ -167,7 +168,8 @@ def test_a_node_is_told_that_another_version_coordinates_the_run(scene: Scene) -
     with pytest.raises(OtherVersionError) as caught:
         scene.node().next_plan(0, PATIENCE_S)
     assert str(caught.value) == (
-        "the run is coordinated by another version of elastic-agent (records of version 2; this agent supports 1); "
+        f"the run is coordinated by another version of elastic-agent (records of version {RECORD_VERSION + 1}; "
+        f"this agent supports {RECORD_VERSION}); "
         "install the same version on all machines"
     )
 

@@ -346,6 +346,7 @@ AT_START = {
     "locale": lambda: locale_at_start,
     "time zone": lambda: [time.tzname, time.timezone, time.localtime(0).tm_hour],
     "modules loaded at the start": lambda: modules_at_start,
+    "modules of the agent": lambda: [name for name in modules_at_start if name.startswith("elastic_agent")],
     "working directory": lambda: [
         os.getcwd(),
         os.path.realpath("/proc/self/cwd"),
