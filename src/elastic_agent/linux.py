@@ -220,6 +220,7 @@ def open_missing_standard_streams() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.set_inheritable(fd, True)
 
 
 # -- processes as /proc shows them -----------------------------------------------------------------

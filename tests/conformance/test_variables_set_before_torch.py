@@ -62,13 +62,13 @@ def test_variables_set_by_the_script_take_effect_warm_and_cold(tmp_path: Path) -
     assert "workers start cold: train.py sets OMP_NUM_THREADS in line 2" in outcomes[WARM.name].said
 
 
-def test_a_variable_set_too_late_by_another_module_is_reported(tmp_path: Path) -> None:
+def test_variables_set_by_another_module_take_effect_warm_and_cold(tmp_path: Path) -> None:
+    """Such a worker starts again, and says so."""
     outcomes = run(tmp_path, [BARE, COLD, WARM], in_another_module=True)
-    assert told(outcomes[COLD.name]) == told(outcomes[BARE.name])
-    late = outcomes[WARM.name].worker(0, 0).stderr.decode().splitlines()
-    for name in VARIABLES:
-        wanted = f"elastic-agent: {name} is set in settle.py, line 3, after torch was imported"
-        assert sum(line.startswith(wanted) for line in late) == 1, late
-    assert not any("KMP_INIT_AT_FORK" in line for line in late), "users cannot change installed packages"
+    for launcher in (COLD, WARM):
+        assert told(outcomes[launcher.name]) == told(outcomes[BARE.name])
+    (line,) = outcomes[WARM.name].worker(0, 0).stderr.decode().splitlines()
+    assert line.split()[1] in VARIABLES
+    assert "was changed after torch was preloaded: this worker starts again, cold" in line
     for launcher in (BARE, COLD):
         assert b"elastic-agent:" not in outcomes[launcher.name].worker(0, 0).stderr

@@ -52,7 +52,7 @@ class Preloaded:
             if name not in recorder.baseline and name.partition(".")[0] != _OWN
         }
         kept = {self._records[name] for name in self._modules if name in self._records}
-        self._variables = [one for one in recorder.variables if one[0] in kept and _matters(*one)]
+        self._variables = [read for read in recorder.variables if read[0] in kept and _matters(*read)]
         self._effects = [
             (record, kind, value)
             for record, kind, value in recorder.effects
@@ -73,12 +73,12 @@ class Preloaded:
         self._anonymous = {name for name, module in self._modules.items() if not _spec(module).name}
         """Modules that compiled code makes, several for one name."""
         self._uses_of_main = [
-            (module, attribute)
-            for module in self._modules.values()
+            (name, attribute)
+            for name, module in self._modules.items()
             for attribute, value in _namespace(module).items()
             if value is sys.modules["__main__"]
         ]
-        """Attributes of modules that are the main module."""
+        """Attributes of modules that are to be the worker's main module."""
         self._path = SearchPath(recorder.searched, {*sys.path, folder})
         self._handed: set[str] = set()
         self._closures = {name: self._reached(name) for name in recorder.roots if name in self._modules}
@@ -105,12 +105,12 @@ class Preloaded:
             elif kind == "module":
                 name, old, new = value
                 self._modules[name] = old
-                for child in [
-                    key for key, part in vars(new).items() if part is self._modules.get(f"{name}.{key}", new)
-                ]:
+                for child in [key for key in vars(new) if f"{name}.{key}" in self._modules]:
                     del vars(new)[child]
             elif kind == "finder" and value[1] in sys.meta_path:
                 sys.meta_path.remove(value[1])
+        for name, attribute in self._uses_of_main:  # or hidden modules would keep the spawner's alive
+            setattr(self._modules[name], attribute, None)
         for name in sys.modules.keys() - self._baseline:
             del sys.modules[name]
             if name in self._attributes:
@@ -132,7 +132,7 @@ class Preloaded:
         self._pid = os.getpid()
         self._start_again = start_again
         self._begun_s = time.monotonic()
-        return self._path.changed_startup_file() or self._why_not(self._new("torch"), files=False)
+        return self._path.changed_startup_file() or self._why_not(self._reached_from("torch"), files=False)
 
     def renew(self) -> None:
         """Have modules draw again, in a forked process, what they have drawn from the system for themselves."""
@@ -147,7 +147,7 @@ class Preloaded:
         """Keep nothing alive that the end of the interpreter would destroy, and have it destroy nothing hidden."""
         self._namespaces.clear()
         for name in self._handed:
-            del self._modules[name]
+            self._modules.pop(name, None)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._modules))
 
     def watch(self) -> None:
@@ -163,7 +163,7 @@ class Preloaded:
         """Find a module that can be handed out."""
         if name not in self._modules or name in self._handed or name in sys.modules:
             return None
-        reason = self._why_not(self._new(name))
+        reason = self._why_not(self._reached_from(name))
         if reason and not self._insists(name, reason):
             return None
         module = self._modules[name]
@@ -175,11 +175,12 @@ class Preloaded:
 
     def hand_out(self, name: str) -> None:
         """Put a module, and what its import brought in, where an import would have put them."""
-        new = [one for one in self._new(name) if one not in self._handed and one in self._modules]
-        for one in new:
-            sys.modules.setdefault(one, self._modules[one])
-        self._handed.update(new)
-        records = {self._records[one] for one in new if one in self._records}
+        reached = set(self._reached_from(name)) - self._handed
+        new = [each for each in self._modules if each in reached]  # in the order of the imports
+        for each in new:
+            sys.modules.setdefault(each, self._modules[each])
+        self._handed.update(each for each in new if sys.modules[each] is self._modules[each])
+        records = {self._records[each] for each in new if each in self._records}
         for record, variable, value, is_set in self._variables:
             if is_set and record in records:
                 _set_variable(os.environ, variable, value)
@@ -187,17 +188,23 @@ class Preloaded:
         for record, kind, value in self._effects:
             if record in records:
                 self._enter(kind, value)
-        for one in new:
-            if one in self._attributes:
-                self._set_attribute(one, self._modules[one])
-        for module, attribute in self._uses_of_main:
-            setattr(module, attribute, sys.modules["__main__"])
-        for one in (one for one in new if one in RENEWED):
-            RENEWED[one](self._modules[one])
-            self._namespaces[one] = dict(_namespace(self._modules[one]))
-        for one in (one for one in new if one in post_import.INTEGRATIONS):
-            post_import.install(one)
-            self._namespaces[one] = dict(_namespace(self._modules[one]))
+        for each in new:
+            self._bring_up_to_date(each)
+
+    def _bring_up_to_date(self, name: str) -> None:
+        """Let a module be as an import here and now would have made it."""
+        module = self._modules[name]
+        if name in self._attributes:
+            self._set_attribute(name, module)
+        for user, attribute in self._uses_of_main:
+            if user == name:
+                setattr(module, attribute, sys.modules["__main__"])
+        if name in RENEWED:
+            RENEWED[name](module)
+        if name in post_import.INTEGRATIONS:
+            post_import.install(name)
+        if name in RENEWED or name in post_import.INTEGRATIONS:
+            self._namespaces[name] = dict(_namespace(module))
 
     def _enter(self, kind: str, value: Any) -> None:
         """Make an entry in a registry."""
@@ -211,7 +218,7 @@ class Preloaded:
                 self._finders.append(finder)
             case "replaced", (module, key, old, new) if _namespace(module).get(key) is old:
                 setattr(module, key, new)
-                self._namespaces[module.__name__][key] = new
+                self._namespaces.get(module.__name__, {})[key] = new
             case "module", (name, _, new):
                 self._modules[name] = sys.modules[name] = new
                 self._namespaces[name] = dict(_namespace(new))
@@ -219,23 +226,27 @@ class Preloaded:
                 _register_logger(logger)
 
     def _insists(self, name: str, reason: str) -> bool:
-        """Decide about a module that should not be handed out: whether it is nevertheless, as it can only be imported
-        once into a process and the script has come too far to be started again."""
+        """Decide what becomes of a module that should not be handed out. Returns whether it is, nevertheless.
+
+        Packages that can be imported only once require a new process. It is too late for one if others wait for this
+        one in collectives, or if the script has been at work for long.
+        """
         package = name.partition(".")[0]
         if package not in self._once or (package in sys.modules and package not in self._handed):
             return False
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         is_young = time.monotonic() - self._begun_s < _YOUNG_S and os.getpid() == self._pid
         starts_again = is_young and not (c10d is not None and c10d.is_initialized())
-        does = (
-            "so this worker starts again, cold"
+        outcome = (
+            "this worker starts again, cold"
             if starts_again
-            else f"which the import of {name} does not take into account"
+            else f"the import of {name} does not take that into account"
         )
-        print(
-            f"elastic-agent: {reason} after {package} was preloaded, {does}; use --worker-start cold",
-            file=sys.stderr,
-        )
+        if sys.stderr is not None:
+            line = (
+                f"elastic-agent: {reason} after {package} was preloaded: {outcome}; use --worker-start cold"
+            )
+            print(line, file=sys.stderr)
         if starts_again:
             self._start_again()
         return True
@@ -337,12 +348,12 @@ class Preloaded:
 
     # --- closures ---------------------------------------------------------------------------------
 
-    def _new(self, name: str) -> list[str]:
-        """Return what an import of the module imports, whether or not that is there already, in order."""
+    def _reached_from(self, name: str) -> list[str]:
+        """Return the modules that an import of this one imports, and their packages; it is one of them."""
         return self._closures.get(name) or self._reached(name)
 
     def _reached(self, start: str) -> list[str]:
-        """Follow imports as far as they are not handed out; those that are come last in the list."""
+        """Follow imports, but for those of modules that have been handed out."""
         reached = {start}
         waiting = [start]
         while waiting:
@@ -406,7 +417,7 @@ def _spec(module: object) -> ModuleSpec:
 
 
 def _matters(record: Record, variable: str, value: str | None, is_set: bool) -> bool:
-    """Tell apart what a module only reads with all other variables, or reads again in `RENEWED`."""
+    """Tell whether it matters what a module has read: not if it was along with all others, or is read again."""
     prefix = ONLY_PREFIX.get(record.name)
     beside = prefix is not None and variable != EVERYTHING and not variable.startswith(prefix)
     return is_set or not (beside or record.name in RENEWED)
@@ -434,8 +445,11 @@ def _named(names: set[str], file: str | None) -> set[str]:
     """Return those of these names that occur in the parts of a module's source that run when it is imported."""
     if file is None or not file.endswith(".py"):
         return set()
-    with open(file, "rb") as opened:
-        source = opened.read()
+    try:
+        with open(file, "rb") as opened:
+            source = opened.read()
+    except OSError:  # it was removed
+        return names
     if not any(name.encode() in source for name in names):  # to parse it takes milliseconds
         return set()
     return names.intersection(_names_in(ast.parse(source)))

@@ -8,6 +8,7 @@ Python/pythonrun.c): `runpy` is used only where CPython itself uses it, because 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import faulthandler
 import importlib
 import io
@@ -132,6 +133,8 @@ def become(launch: Mapping[str, Any], preloaded: Preloaded, started: Callable[[]
 
 def _execute(launch: Mapping[str, Any], folder: str | None) -> NoReturn:
     """Become a cold worker after all."""
+    with contextlib.suppress(Exception):  # the script may have replaced it, or closed it
+        sys.stdout.flush()
     if folder is not None:
         os.chdir(folder)
     os.execvpe(launch["argv"][0], launch["argv"], with_startup_hook(launch["env"]))
