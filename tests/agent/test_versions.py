@@ -8,6 +8,7 @@ import msgspec
 
 from elastic_agent.exit_codes import ExitCode
 from elastic_agent.protocol import encode
+from elastic_agent.protocol.records import RECORD_VERSION
 from elastic_agent.transport import c10d
 from elastic_agent.values import Endpoint
 from tests.cli.support import elastic_agent
@@ -18,7 +19,9 @@ def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) ->
     host = c10d.find_or_host(Endpoint("127.0.0.1", 0), PATIENCE_S)
     assert host is not None
     endpoint = Endpoint("127.0.0.1", host.port)
-    other = msgspec.json.encode(msgspec.json.decode(encode(plan(1))) | {"format": 2, "new_field": 1})
+    other = msgspec.json.encode(
+        msgspec.json.decode(encode(plan(1))) | {"format": RECORD_VERSION + 1, "new_field": 1}
+    )
     raw_client(endpoint).set("elastic-agent/1/r/mine/plan/1", b'{"plan": ' + other + b"}")
     script = tmp_path / "train.py"
     script.write_text("")
@@ -29,6 +32,7 @@ def test_an_agent_ends_if_another_version_coordinates_the_run(tmp_path: Path) ->
     host.close()
     assert done.returncode == ExitCode.NO_STORE, done.stderr
     assert (
-        "the run is coordinated by another version of elastic-agent (records of version 2; this agent supports 1); "
+        "the run is coordinated by another version of elastic-agent "
+        f"(records of version {RECORD_VERSION + 1}; this agent supports {RECORD_VERSION}); "
         "install the same version on all machines" in done.stderr
     )

@@ -15,6 +15,7 @@ import torch
 from elastic_agent import __version__
 from elastic_agent.cli.help import help_page
 from elastic_agent.cli.main import main
+from elastic_agent.config.errors import quoted
 from elastic_agent.config.settings import specs
 from elastic_agent.exit_codes import MEANINGS, ExitCode
 from tests.cli.support import COMMAND, clean_environment, elastic_agent
@@ -253,7 +254,7 @@ def test_chaos_leaves_the_script_its_own_dashes(before: list[str], tmp_path: Pat
     assert done.returncode == ExitCode.USAGE
     assert (
         done.stderr
-        == f'elastic-agent: chaos: the script "{tmp_path / "train.py"}" does not exist; {EXPECTED}\n'
+        == f"elastic-agent: chaos: the script {quoted(tmp_path / 'train.py')} does not exist; {EXPECTED}\n"
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic_agent.workers.spawner.curated import SHOWN_FOR
 
-from .launchers import BARE, WARM, Job, run_everywhere
+from .launchers import BARE, COLD, WARM, Job, run_everywhere
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -69,3 +70,18 @@ COMPUTED = {"concurrent.futures": {"ThreadPoolExecutor"}}
 """Attributes that a module computes when they are used for the first time."""
 OPERATORS = "torch.ops"
 """Documented: compiled code of torch._dynamo has registered some."""
+
+
+def test_a_module_that_was_computed_by_its_package_is_imported_by_the_worker(tmp_path: Path) -> None:
+    """transformers executes itself a second time while it is imported, and both copies compute attributes."""
+    pytest.importorskip("transformers")
+    (tmp_path / "train.py").write_text(
+        "import sys, transformers\n"
+        "print('Trainer' in vars(transformers), 'transformers.trainer' in sys.modules)\n"
+        "from transformers import Trainer\n"
+        "print(Trainer is sys.modules['transformers.trainer'].Trainer, hasattr(Trainer.train, '__wrapped__'))\n"
+    )
+    outcomes = run_everywhere(Job("train.py", cwd=tmp_path), tmp_path, [COLD, WARM])
+    for launcher in (COLD, WARM):
+        worker = outcomes[launcher.name].worker(0, 0)
+        assert worker.stdout.decode().split() == ["False", "False", "True", "True"], worker.stderr.decode()

@@ -35,10 +35,10 @@ def start(folder: Path, workers: int) -> subprocess.Popen[str]:
 
 
 def test_the_example_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
-    record = tmp_path / "elastic_agent" / "digits" / "fit-0"
+    record = tmp_path / "elastic_agent" / "digits"
     record.mkdir(parents=True)
     with FolderWatch(record) as watch, start(tmp_path, 2) as first:
-        watch.until((record / "checkpoints.json").exists, 100, [first.pid])  # an epoch is complete
+        watch.until((record / "trainings.json").exists, 100, [first.pid])  # an epoch is complete
         first.send_signal(signal.SIGUSR1)
         said, _ = first.communicate()
     assert first.returncode == ExitCode.STOPPED, said

@@ -1,4 +1,4 @@
-"""Unmodified Lightning and Fabric scripts in a Slurm job with one agent per node: the same command on all of them."""
+"""An unmodified Lightning script in a Slurm job with one agent per node: the same command on all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations import test_fabric, test_lightning
+from tests.integrations.test_lightning import SCRIPT
 
 from .cluster import Slurm
 from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
@@ -14,21 +14,14 @@ from .support import DEPLOY, SMALL, finish, notes, steps, wait_steps
 pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize(
-    ("original", "arguments"),
-    [(test_lightning.SCRIPT, []), (test_fabric.SCRIPT, ["--every", str(test_fabric.EVERY)])],
-    ids=["lightning", "fabric"],
-)
-def test_a_job_is_requeued_at_its_time_limit_and_loses_no_step(
-    slurm: Slurm, folder: Path, original: Path, arguments: list[str]
-) -> None:
+def test_a_job_is_requeued_at_its_time_limit_and_loses_no_step(slurm: Slurm, folder: Path) -> None:
     """Lightning would see a Slurm job of one task per node, requeue it itself, and save and find hpc_ckpt files."""
     script = folder / "train.py"
     script.unlink()
     script.write_text(
-        f"import runpy, sys; sys.argv[1:] = {['--folder', '.', *arguments]}\n"
-        f"sys.path.insert(0, {str(original.parent)!r})\n"
-        f"runpy.run_path({str(original)!r}, run_name='__main__')"
+        "import runpy, sys; sys.argv[1:] = ['--folder', '.']\n"
+        f"sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     )
     job = slurm.submit(DEPLOY / "elastic.sbatch", *SMALL, "--nodes=2", folder=folder)
     before = wait_steps(job)[-1]["generation"]

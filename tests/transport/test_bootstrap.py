@@ -67,7 +67,7 @@ def test_a_port_of_another_program_is_skipped() -> None:
             take(picker)
     assert f"{ports[0]}:{ports[1]}" in str(caught.value)
     assert "1 in use, 0 not reused until 12 s after use, 1 held by other programs" in str(caught.value)
-    assert "--port-range" in str(caught.value)
+    assert "widen port_range" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

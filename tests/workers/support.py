@@ -51,18 +51,18 @@ def tell(text):
     os.write(fd, f"{text}\\n".encode())
     os.close(fd)
 
-def handle(name, then=lambda: None):
+def handle(name, then=lambda signum: None):
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(signum, lambda signum, frame: (tell(f"{name} {signal.Signals(signum).name}"), then()))
+        signal.signal(signum, lambda signum, frame: (tell(f"{name} {signal.Signals(signum).name}"), then(signum)))
 
-def end():
+def end(signum):
     os.write(ask[1], b"?")
     os.read(asked[0], 1)  # the child has handled what it got with us, and still runs
     tell("worker ends")
     os._exit(0)
 
-def follow():
-    if os.getppid() != worker:
+def follow(signum):
+    if signum == signal.SIGTERM and os.getppid() != worker:
         os._exit(0)
 
 ask, asked, worker = os.pipe(), os.pipe(), os.getpid()
@@ -85,7 +85,7 @@ while True:
     time.sleep(0.01)
 """
 """A worker with a child in its process group, both of which tell the signals that they get. A worker that "handles"
-signals ends then, and its child on the next one; a worker that "stays" goes on."""
+signals ends then, and its child on the next SIGTERM; a worker that "stays" goes on."""
 
 
 def python(slot: int, code: str, *args: str, **fields: Any) -> Launch:

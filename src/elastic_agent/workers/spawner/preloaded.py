@@ -58,8 +58,9 @@ class Preloaded:
             for record, kind, value in recorder.effects
             if record in kept and (kind != "filter" or value[0] in warnings.filters)
         ]
-        for record in kept:
-            namespace = _namespace(sys.modules[record.name])
+        first = [(self._records[value[0]], value[1]) for _, kind, value in self._effects if kind == "module"]
+        for record, module in [*((record, sys.modules[record.name]) for record in kept), *first]:
+            namespace = _namespace(module)
             for key in [key for key, value in namespace.items() if record.has_computed(key, value)]:
                 del namespace[key]
         self._attributes = {name: name.rpartition(".") for name in self._modules if self._is_attribute(name)}
