@@ -81,6 +81,8 @@ class NoticeRules:
 
     def published(self, store: Store, before: Plan | None, plan: Plan, seen: Seen) -> None:
         """A plan was written into a store."""
+        if plan.version == 1:  # a new store, or one that a forger has emptied: it knows of no earlier request
+            self._heard = {key: serial for key, serial in self._heard.items() if key[0] != store.store_id}
         self._newest_life = max(self._newest_life, plan.life)
         self._newest_generation = max(self._newest_generation, plan.generation)
         if before is not None:
