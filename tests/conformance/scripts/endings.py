@@ -173,6 +173,14 @@ def uses_its_names_in_a_finalizer_at_exit():
 
 
 @succeeds
+def uses_its_names_in_a_finalizer_after_an_import_of_torch():
+    import torch  # modules that torch imports refer to the main module
+
+    uses_its_names_in_a_finalizer_at_exit()
+    say(torch.ones(1))
+
+
+@succeeds
 def flushes_what_is_in_buffers():
     file = open(os.dup(1), "w", buffering=8192)  # noqa: SIM115
     kept.append(file)

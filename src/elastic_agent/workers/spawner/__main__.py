@@ -47,4 +47,4 @@ if __name__ == "__main__":
         worker.finish(failure)
     if failure is not None:  # not in the handler above, whose exception would become the context of others
         worker.report(failure)
-        raise failure
+        raise globals().pop("failure")  # it refers to the script's namespace, see PythonProgram.finish

@@ -147,9 +147,15 @@ class Preloaded:
     def end(self) -> None:
         """Keep nothing alive that the end of the interpreter would destroy, and have it destroy nothing hidden."""
         self._namespaces.clear()
+        kept: list[object] = [self._modules]
+        if any(name in self._handed for name, _ in self._uses_of_main):
+            kept.append(
+                sys.modules["__main__"]
+            )  # as these keep it, which are not collected in a forked process
         for name in self._handed:
             self._modules.pop(name, None)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._modules))
+        for value in kept:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
     def watch(self) -> None:
         """Remember how the modules are that a fresh Python has, as the script is to begin."""

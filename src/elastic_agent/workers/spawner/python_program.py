@@ -51,7 +51,12 @@ class PythonProgram:
         self.exit_note: Writer | None = None
 
     def finish(self, failure: BaseException | None) -> None:
-        """Call when it has ended, however it has: with the exception that ended it, unless that is being handled."""
+        """Call when it has ended, however it has: with the exception that ended it, unless that is being handled.
+
+        Lets go of the script's namespace, which the interpreter is to destroy: this object may live longer, because
+        exceptions that preloaded modules keep refer to all frames above them.
+        """
+        self.code = self.namespace = None
         if self.exit_note is not None:
             error = failure if failure is not None else sys.exc_info()[1]
             self.exit_note.write(error, exit_code(error))
