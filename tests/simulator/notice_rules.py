@@ -395,6 +395,8 @@ class NoticeRules:
         disturbed = cluster.well_for_s() < calm_s or now_s < self.left_at_once_s + calm_s
         if agent.asked_to_leave_s is None or plan is None or plan.is_terminal or disturbed:
             return
+        if cluster.scenario.hint_loss:  # it may not have read in time that the run is stopped
+            return
         asked_before_s = now_s - ANSWER_PATIENCE_S / 2
         agents = [one.agent for one in cluster.holders if one.agent is not None and one.agent is not agent]
         others = [one for one in agents if one.process.alive and one.outcome is None]
