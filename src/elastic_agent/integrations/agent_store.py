@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from elastic_agent.integrations.collectives import private_names
 from elastic_agent.worker_variables import STORE_PORT
 
 __all__ = ["install"]
@@ -16,6 +17,4 @@ __all__ = ["install"]
 
 def install() -> None:
     """Begin once ``torch.distributed.rendezvous`` has been imported."""
-    from elastic_agent.integrations.collectives import private_names
-
     private_names.limit_agent_store(lambda port: str(port) == os.environ.get(STORE_PORT, str(port)))

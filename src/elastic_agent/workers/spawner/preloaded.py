@@ -51,6 +51,7 @@ class Preloaded:
             for name, module in sys.modules.items()
             if name not in recorder.baseline and name.partition(".")[0] != _OWN
         }
+        self._changed_by_fork = recorder.changed_by_fork & self._modules.keys()
         kept = {self._records[name] for name in self._modules if name in self._records}
         self._variables = [read for read in recorder.variables if read[0] in kept and _matters(*read)]
         self._effects = [
@@ -63,6 +64,8 @@ class Preloaded:
             namespace = _namespace(module)
             for key in [key for key, value in namespace.items() if record.has_computed(key, value)]:
                 del namespace[key]
+        if "linecache" in self._modules:
+            self._modules["linecache"].clearcache()  # here, once, and not in every worker
         self._attributes = {name: name.rpartition(".") for name in self._modules if self._is_attribute(name)}
         self._once = {"torch"} | {
             name.partition(".")[0]
@@ -80,14 +83,16 @@ class Preloaded:
             if value is sys.modules["__main__"]
         ]
         """Attributes of modules that are to be the worker's main module."""
+        using_main = {name for name, _ in self._uses_of_main}
+        self._out_of_date = {*self._attributes, *using_main, *RENEWED, *post_import.INTEGRATIONS}
+        """Modules that differ from what an import would make of them."""
         self._path = SearchPath(recorder.searched, {*sys.path, folder})
         self._handed: set[str] = set()
         self._closures = {name: self._reached(name) for name in recorder.roots if name in self._modules}
         self._namespaces: dict[str, dict[str, Any]] = {}
         self.hide()
         self._namespaces = {name: dict(_namespace(module)) for name, module in self._modules.items()}
-        self._finders: list[Any] = []
-        self._hooks: list[Any] = []
+        self._finders, self._hooks = list(sys.meta_path), list(sys.path_hooks)
         self._pid = 0
         self._start_again: Callable[[], object] = bool
         self._begun_s = 0.0
@@ -133,16 +138,19 @@ class Preloaded:
         self._pid = os.getpid()
         self._start_again = start_again
         self._begun_s = time.monotonic()
-        return self._path.changed_startup_file() or self._why_not(self._reached_from("torch"), files=False)
+        if changed := self._path.changed_startup_file():
+            return changed
+        records = [self._records[name] for name in self._reached_from("torch") if name in self._records]
+        return self._other_variable(records) or self._other_search(records)  # no code has changed anything else
 
     def renew(self) -> None:
         """Have modules draw again, in a forked process, what they have drawn from the system for themselves."""
         self._generators.renew()
         for name in RESEEDED.keys() & self._modules.keys():
             RESEEDED[name](self._modules[name])
-        for name, module in self._modules.items():
-            if self._changed(name, module):  # by the fork, as `threading` is
-                self._namespaces[name] = dict(_namespace(module))
+        for name in self._changed_by_fork:
+            self._namespaces[name] = dict(_namespace(self._modules[name]))
+        self._why_not(self._reached_from("torch"))  # copies the memory that it touches while there is time
 
     def end(self) -> None:
         """Keep nothing alive that the end of the interpreter would destroy, and have it destroy nothing hidden."""
@@ -195,7 +203,7 @@ class Preloaded:
         for record, kind, value in self._effects:
             if record in records:
                 self._enter(kind, value)
-        for each in new:
+        for each in filter(self._out_of_date.__contains__, new):  # to look at the others takes milliseconds
             self._bring_up_to_date(each)
 
     def _bring_up_to_date(self, name: str) -> None:
@@ -260,7 +268,7 @@ class Preloaded:
 
     # --- the conditions ---------------------------------------------------------------------------
 
-    def _why_not(self, reached: Sequence[str], *, files: bool = True) -> str:
+    def _why_not(self, reached: Sequence[str]) -> str:
         """Return why an import now would not come to the same as these modules; empty if it would."""
         new = []
         for name in reached:
@@ -277,10 +285,9 @@ class Preloaded:
         return (
             self._other_variable(records)
             or self._other_search(records)
-            or (files and _changed_file(records))
+            or _changed_file(records)
             or self._other_attribute(records)
             or self._other_entry(records)
-            or ""
         )
 
     def _other_variable(self, records: Sequence[Record]) -> str:
@@ -374,11 +381,11 @@ class Preloaded:
         return [name for name in reached if name.partition(".")[0] != _OWN]
 
     def _is_attribute(self, name: str) -> bool:
-        """Whether the package around a module has it as its attribute."""
+        """Whether the package around a module has it as an attribute that the package's own import does not set."""
         package, _, child = name.rpartition(".")
-        return (
-            name in self._records and _namespace(sys.modules.get(package)).get(child) is self._modules[name]
-        )
+        if name not in self._records or (package in self._records and name in self._records[package].needs):
+            return False
+        return _namespace(sys.modules.get(package)).get(child) is self._modules[name]
 
     def _set_attribute(self, name: str, value: object) -> None:
         package, _, child = self._attributes[name]

@@ -76,6 +76,8 @@ class Recorder:
         self.environment = dict(os.environ)
         self.roots: list[str] = []
         """What was imported for scripts."""
+        self.changed_by_fork: set[str] = set()
+        """Modules that have functions called in every forked process."""
         self._namespaces: dict[str, tuple[object, dict[str, Any]]] = {}
         self._is: Callable[[object, object], bool] = lambda one, other: one is other
         self._running: list[Record] = []
@@ -105,6 +107,7 @@ class Recorder:
         self._replace(warnings, "_add_filter", self._filtering(warnings._add_filter))  # type: ignore[attr-defined]
         self._replace(atexit, "register", self._registering(atexit.register))
         self._replace(logging.Manager, "getLogger", self._logging(logging.Manager.getLogger))
+        self._replace(os, "register_at_fork", self._registering_at_fork(os.register_at_fork))
         for module in (atexit, warnings):
             self._namespaces[module.__name__] = module, dict(vars(module))
 
@@ -273,6 +276,14 @@ class Recorder:
             return function
 
         return register
+
+    def _registering_at_fork(self, original: "Callable[..., None]") -> "Callable[..., None]":
+        def register_at_fork(**functions: "Callable[[], None]") -> None:
+            if self._running:
+                self.changed_by_fork.add(self._running[-1].name)
+            original(**functions)
+
+        return register_at_fork
 
     def _logging(self, original: "Callable[..., Any]") -> "Callable[..., Any]":
         def get_logger(manager: "Any", name: str) -> "Any":
