@@ -24,7 +24,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _MCL_CURRENT = 1
 _TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 _TFD_TIMER_ABSTIME = 1
-_IN_MOVED_TO, _IN_CREATE = 0x80, 0x100
 _PF_ENDING = 0x4 | 0x200 | 0x400
 """Of the flags of a task in /proc/PID/stat: it exits, dumps core, was killed by a signal (include/linux/sched.h)."""
 _CPUCLOCK_SCHED = 2
@@ -170,34 +169,6 @@ def forget_job_signals() -> None:
     """Discard those that came while they were blocked."""
     while signal.sigtimedwait(JOB_SIGNALS, 0) is not None:
         pass
-
-
-class FolderWatch:
-    """A file descriptor that becomes readable when a file appears in a folder.
-
-    Raises OSError where the kernel has no more of them to give.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._fd = _check(_libc.inotify_init1(_TFD_CLOEXEC_NONBLOCK), "inotify_init1")
-        mask = ctypes.c_uint32(_IN_CREATE | _IN_MOVED_TO)
-        try:
-            _check(_libc.inotify_add_watch(self._fd, os.fsencode(folder), mask), "inotify_add_watch")
-        except OSError:
-            os.close(self._fd)
-            raise
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def drain(self) -> None:
-        """Clear the events so far, so that the descriptor is not readable until the next."""
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._fd, 1 << 16):
-                pass
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 def close_all_but(kept: set[int]) -> None:

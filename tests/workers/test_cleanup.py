@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import secrets
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -67,7 +64,7 @@ def test_files_are_attributed_before_the_stop(
     cleanup.started([child.pid])
     cleanup.inspect()
     looked = threading.Event()
-    cleanup._put(looked.set)
+    cleanup._jobs.put(looked.set)
     assert looked.wait(PATIENCE_S)
     child.kill()
     child.wait()
@@ -77,65 +74,24 @@ def test_files_are_attributed_before_the_stop(
     assert cleanup.nothing_to_do
 
 
-@pytest.fixture
-def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No look is due before the end."""
-    monkeypatch.setattr("elastic_agent.workers.cleanup.generation.FIRST_LOOK_S", 1000.0)
+def test_files_are_attributed_from_time_to_time(
+    cleanup: Cleanup, shared: Path, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may be killed alone, so that nothing announces it."""
+    monkeypatch.setattr("elastic_agent.workers.cleanup.generation.INSPECT_EVERY_S", 0.01)
+    noted = threading.Event()
+    note = cleanup._sweep.note
 
+    def noting(pids: Collection[int]) -> None:
+        note(pids)
+        noted.set()
 
-def until_seen(cleanup: Cleanup, file: Path) -> None:
-    ends_s = time.monotonic() + PATIENCE_S
-    while not any(name == file.name for name, _ in cleanup._sweep._classified):
-        assert time.monotonic() < ends_s, f"{file} was not seen"
-        time.sleep(0.005)  # nothing tells
-
-
-@pytest.mark.usefixtures("untimed")
-def test_files_of_workers_are_detected_on_creation(cleanup: Cleanup, shared: Path) -> None:
-    """The worker may be killed at any time."""
-    cleanup.started([os.getpid()])
-    worker = subprocess.Popen(
-        [sys.executable, "-S", "-c", HOLD, str(shared)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-    until_seen(cleanup, shared)
-    worker.kill()
-    worker.communicate()
+    monkeypatch.setattr(cleanup._sweep, "note", noting)
+    cleanup.started([child.pid])
+    assert noted.wait(PATIENCE_S)
+    child.kill()
+    child.wait()
     assert clear(cleanup).shared_memory.removed == (shared.name,)
-
-
-@pytest.mark.usefixtures("untimed")
-def test_files_of_another_program_that_a_worker_attached_are_kept(cleanup: Cleanup, shared: Path) -> None:
-    """It was made after the workers had been started, and only the worker has held it since."""
-    cleanup.started([os.getpid()])
-    with shared.open("x"):  # here, not in a child: every child of this process is one of the generation's
-        until_seen(cleanup, shared)
-    attach = HOLD.replace("'x'", "'r'")
-    worker = subprocess.Popen(
-        [sys.executable, "-S", "-c", attach, str(shared)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert worker.stdout is not None
-    worker.stdout.readline()
-    cleanup.inspect()
-    looked = threading.Event()
-    cleanup._put(looked.set)
-    assert looked.wait(PATIENCE_S)
-    worker.kill()
-    worker.communicate()
-    assert clear(cleanup).shared_memory.removed == ()
-    assert shared.exists()
-
-
-def test_many_open_files_do_not_prevent_the_cleanup(cleanup: Cleanup) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 1200:
-        pytest.skip(f"this process may open {hard} files only; 1,200 are needed")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1200, hard))
-    with contextlib.ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        for _ in range(1030):
-            stack.callback(os.close, os.dup(0))
-        cleanup.started([os.getpid()])
-        assert clear(cleanup).shared_memory.removed == ()
 
 
 @pytest.mark.parametrize("is_stuck", [True, False], ids=["an unkillable worker", "a standby"])

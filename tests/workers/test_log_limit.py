@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import subprocess
@@ -16,7 +15,7 @@ from torch.distributed.elastic.multiprocessing import Std
 
 from elastic_agent.workers.output import log_limit
 from elastic_agent.workers.output.generation_logs import GenerationLogs
-from elastic_agent.workers.output.log_limit import LogLimit, OutputFiles, begin_anew, take_out_middle
+from elastic_agent.workers.output.log_limit import LogLimit, take_out_middle
 from elastic_agent.workers.output.tee import Tee
 
 LIMIT = 96 * 1024
@@ -58,164 +57,26 @@ def writer(path: Path) -> Writer:
     return Writer(path)
 
 
-# --- files that only the workers use --------------------------------------------------------------
-
-
-def test_a_small_file_is_not_changed(path: Path, writer: Writer) -> None:
-    writer.write(PART // LINE_BYTES)
-    begin_anew(str(path), LIMIT)
-    assert os.listdir(path.parent) == ["stdout.log"]
-
-
-def kept_in(path: Path) -> list[int]:
-    """The numbers of the lines of the newest part and, if it is there, the one before; not of a line that was cut."""
-    before = Path(f"{path}.previous")
-    return numbers((before.read_bytes() if before.exists() else b"") + path.read_bytes())[1:]
+# --- their size -----------------------------------------------------------------------------------
 
 
 def taken(path: Path) -> int:
-    """By it and its parts."""
-    return sum(file.stat().st_size for file in path.parent.iterdir())
+    """The space that it takes."""
+    return path.stat().st_blocks * 512
 
 
-@pytest.fixture(params=["collapse", "truncate"])
-def file_system(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that can take blocks off the beginning of a file, and one that cannot."""
-    if request.param == "truncate":
-        monkeypatch.setattr(log_limit, "_FALLOC_FL_COLLAPSE_RANGE", 0x4000)  # no such operation
-    elif not can_collapse(tmp_path / "probe"):
-        pytest.skip("the file system of the temporary folder cannot take blocks off the beginning of a file")
-
-
-def can_collapse(probe: Path) -> bool:
-    probe.write_bytes(bytes(128 * 1024))
-    with probe.open("r+b") as file:
-        able = log_limit._fallocate(file.fileno(), log_limit._FALLOC_FL_COLLAPSE_RANGE, 0, 64 * 1024)
-    probe.unlink()
-    return able
-
-
-@pytest.mark.usefixtures("file_system")
-def test_beginning_and_end_are_kept_in_order(path: Path, writer: Writer) -> None:
-    per_round = PART // LINE_BYTES + 1
-    for _ in range(5):
-        writer.write(per_round)
-        begin_anew(str(path), LIMIT)
-        kept = sum(file.stat().st_size for file in path.parent.iterdir())
-        assert kept <= LIMIT + 8192
-        assert path.stat().st_size <= 8192
-    writer.write(10)
-    first = numbers(Path(f"{path}.first").read_bytes())
-    assert first == [*range(len(first))]
-    assert len(first) >= (PART - 4096) // LINE_BYTES
-    assert (
-        Path(f"{path}.previous")
-        .read_bytes()
-        .startswith(b"[elastic-agent: output between the .first file and this was removed")
-    )
-    end = kept_in(path)
-    assert end == [*range(end[0], 5 * per_round + 10)]
-    assert len(end) >= per_round
-
-
-def write_without_pause(path: Path, last: int) -> None:
-    """A worker's output is looked after while it comes as fast as it can."""
-    code = f"""
-import os
-for number in range({last + 1}):
-    os.write(1, b"%0{LINE_BYTES - 1}d\\n" % number)
-"""
-    limit = LogLimit(LIMIT, check_every_s=0.001)
-    limit.watch(OutputFiles(plain=frozenset({str(path)})))
-    with path.open("ab") as file:
-        subprocess.run([sys.executable, "-S", "-c", code], stdout=file, check=True)
-    limit.close(20)
-
-
-@pytest.mark.usefixtures("file_system")
-def test_a_worker_that_never_pauses_is_kept_within_the_limit(path: Path) -> None:
-    write_without_pause(path, 60000)
-    first = numbers(Path(f"{path}.first").read_bytes())
-    assert first == [*range(len(first))]
-    end = kept_in(path)
-    assert end == sorted(end)
-    assert Path(f"{path}.first").stat().st_size <= PART
-    assert taken(path) <= LIMIT
-
-
-@pytest.mark.usefixtures("file_system")
-def test_a_file_that_grew_far_too_large_keeps_its_beginning_and_its_end(path: Path, writer: Writer) -> None:
-    writer.write(20 * LIMIT // LINE_BYTES)
-    begin_anew(str(path), LIMIT)
-    first = numbers(Path(f"{path}.first").read_bytes())
-    assert first == [*range(len(first))]
-    end = kept_in(path)
-    assert end == [*range(end[0], writer.written)]
-    assert min(len(first), len(end)) >= PART // LINE_BYTES - 4096 // LINE_BYTES
-    assert sum(file.stat().st_size for file in path.parent.iterdir()) <= LIMIT
-
-
-def test_nothing_is_lost_if_blocks_can_be_removed_from_a_file(path: Path) -> None:
-    if not can_collapse(path):
-        pytest.skip("the file system of the temporary folder cannot take blocks off the beginning of a file")
-    write_without_pause(path, 60000)
-    end = kept_in(path)
-    assert end == [*range(end[0], 60001)], "in order, without a gap"
-
-
-def test_on_a_full_disk_output_is_dropped_to_free_space(
-    path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(log_limit, "_copy", full)
-    writer.write(LIMIT // LINE_BYTES)
-    begin_anew(str(path), LIMIT)
-    assert path.stat().st_size == 0
-    assert "not enough space to keep all of" in caplog.text
-
-
-# --- at the end of a generation -------------------------------------------------------------------
+def kept_in(path: Path) -> tuple[list[int], list[int]]:
+    """The numbers of the whole lines before and behind the hole."""
+    first, mark, rest = path.read_bytes().partition(b"\n[elastic-agent: output was removed here")
+    assert mark
+    return numbers(first), numbers(rest.replace(b"\0", b""))
 
 
 def finish(path: Path) -> None:
     """The generation ends, and no look was due before."""
     limit = LogLimit(LIMIT, check_every_s=1000)
-    limit.watch(OutputFiles(plain=frozenset({str(path)})))
+    limit.watch({str(path)})
     limit.close(20)
-
-
-def test_output_since_the_last_check_is_cut_at_the_end(path: Path, writer: Writer) -> None:
-    """The first, and the last, that is: it may be the only one."""
-    writer.write(20 * LIMIT // LINE_BYTES)
-    finish(path)
-    assert taken(path) <= LIMIT
-    first = numbers(Path(f"{path}.first").read_bytes())
-    assert first == [*range(PART // LINE_BYTES)]
-    assert path.read_bytes().startswith(
-        b"[elastic-agent: output between the .first file and this was removed"
-    )
-    end = kept_in(path)
-    assert end == [*range(end[0], writer.written)]
-    assert len(end) > 2 * PART // LINE_BYTES - 5
-    assert not Path(f"{path}.previous").exists()
-
-
-@pytest.mark.usefixtures("file_system")
-@pytest.mark.parametrize("parts", [0.1, 1.5, 3, 20])
-def test_the_parts_moved_away_earlier_count_and_the_end_is_whole(
-    path: Path, writer: Writer, parts: float
-) -> None:
-    for count in (2.5, 1.9, parts):
-        begin_anew(str(path), LIMIT)
-        writer.write(int(count * PART) // LINE_BYTES)
-    finish(path)
-    assert taken(path) <= LIMIT
-    assert Path(f"{path}.first").stat().st_size >= PART - 4096
-    end = kept_in(path)
-    assert end == [*range(end[0], writer.written)]
-    assert len(end) > PART // LINE_BYTES
 
 
 def test_output_within_the_limit_is_complete(path: Path, writer: Writer) -> None:
@@ -225,11 +86,39 @@ def test_output_within_the_limit_is_complete(path: Path, writer: Writer) -> None
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_a_file_that_grew_far_too_large_keeps_its_beginning_and_its_end(path: Path, writer: Writer) -> None:
+    writer.write(20 * LIMIT // LINE_BYTES)
+    finish(path)
+    assert taken(path) <= LIMIT
+    first, last = kept_in(path)
+    assert first == [*range(PART // LINE_BYTES)]
+    assert last == [*range(writer.written - PART // LINE_BYTES, writer.written)]
+
+
+def test_a_worker_that_never_pauses_is_kept_within_the_limit(path: Path) -> None:
+    """Its output is looked after while it comes as fast as it can."""
+    code = f"""
+import os
+for number in range(60001):
+    os.write(1, b"%0{LINE_BYTES - 1}d\\n" % number)
+"""
+    limit = LogLimit(LIMIT, check_every_s=0.001)
+    limit.watch({str(path)})
+    with path.open("ab") as file:
+        subprocess.run([sys.executable, "-S", "-c", code], stdout=file, check=True)
+    limit.close(20)
+    assert taken(path) <= LIMIT
+    first, last = kept_in(path)
+    assert first == [*range(PART // LINE_BYTES)]
+    assert last == [*range(last[0], 60001)], "in order, without a gap"
+    assert len(last) >= PART // LINE_BYTES - 1
+
+
 def test_files_of_a_generation_are_limited_when_the_next_begins(path: Path, writer: Writer) -> None:
     limit = LogLimit(LIMIT, check_every_s=1000)
-    limit.watch(OutputFiles(plain=frozenset({str(path)})))
+    limit.watch({str(path)})
     writer.write(20 * LIMIT // LINE_BYTES)
-    limit.watch(OutputFiles(plain=frozenset({f"{path}-of-the-next"})))
+    limit.watch({f"{path}-of-the-next"})
     limit.close(20)
     assert taken(path) <= LIMIT
 
@@ -278,42 +167,24 @@ def test_a_followed_file_loses_its_middle_and_its_reader_gets_all(path: Path, wr
     assert kept[1 - per_round :] == [*range(writer.written - per_round + 1, writer.written)]
 
 
-def test_a_reader_loses_its_position_in_a_truncated_file(path: Path, writer: Writer) -> None:
-    """Why such files are not cut as others are; if the reader learns to cope, they may be."""
-    console = Console()
-    tail = Tee({0: str(path)}, console, "[w{}]:".format, interval_s=0.01)
-    tail.start()
-    writer.write(PART // LINE_BYTES + 1)
-    assert console.wait_for(writer.written - 1, 20)
-    begin_anew(str(path), LIMIT)
-    writer.write(10)
-    assert not console.wait_for(writer.written - 1, 0.2)
-    tail.stop()
-
-
-def test_a_file_system_without_sparse_files_is_reported_once(
+def test_a_file_system_without_holes_is_reported_once(
     path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "the file system does not support sparse files")
-
-    monkeypatch.setattr(log_limit, "_punch_hole", unsupported)
+    monkeypatch.setattr(log_limit, "_FALLOC_FL_PUNCH_HOLE", 0x4000)  # no such operation
     writer.write(2 * LIMIT // LINE_BYTES)
     os.fsync(os.open(path, os.O_RDONLY))
-    limit = LogLimit(LIMIT)
-    limit._files = OutputFiles(followed=frozenset({str(path)}))
+    limit = LogLimit(LIMIT, check_every_s=1000)
+    limit.watch({str(path)})
+    limit.watch({str(path)})
     with caplog.at_level(logging.WARNING):
-        limit.check()
-        limit.check()
+        limit.close(20)
     assert len(caplog.records) == 1
-    assert "below --log-limit: the file system does not support sparse files" in caplog.text
+    assert "below --log-limit: the file system cannot make holes in files" in caplog.text
     assert path.read_bytes() == lines(0, writer.written)
 
 
 def test_a_missing_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    limit = LogLimit(LIMIT)
-    limit._files = OutputFiles(frozenset({str(path)}), frozenset({f"{path}.followed"}))
-    limit.check()
+    finish(path)
     assert caplog.records == []
 
 
@@ -321,24 +192,19 @@ def test_a_missing_file_is_ignored(path: Path, caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize(
-    ("redirects", "tee", "filtered", "plain", "followed"),
+    ("redirects", "names"),
     [
-        (Std.ALL, Std.NONE, Std.NONE, {"stdout.log", "stderr.log"}, set()),
-        (Std.ALL, Std.ERR, Std.NONE, {"stdout.log"}, {"stderr.log"}),
-        (Std.ALL, Std.NONE, Std.OUT, {"stderr.log"}, {"stdout.log", "filtered_stdout.log"}),
-        (Std.NONE, Std.NONE, Std.NONE, set(), set()),
+        (Std.ALL, {"stdout.log", "stderr.log", "filtered_stdout.log", "filtered_stderr.log"}),
+        (Std.OUT, {"stdout.log", "filtered_stdout.log", "filtered_stderr.log"}),
     ],
 )
-def test_files_that_torch_follows_are_not_truncated(
-    tmp_path: Path, redirects: Std, tee: Std, filtered: Std, plain: set[str], followed: set[str]
-) -> None:
-    logs = GenerationLogs(str(tmp_path), redirects, tee, limit_bytes=LIMIT, filtered=filtered)
+def test_all_files_of_output_are_limited(tmp_path: Path, redirects: Std, names: set[str]) -> None:
+    logs = GenerationLogs(str(tmp_path), redirects, limit_bytes=LIMIT)
     logs.reify({0: {"ELASTIC_AGENT_NODE_ID": "n1"}})
     assert logs._limit is not None
     files = logs._limit._files
     logs.close()
-    assert {Path(one).name for one in files.plain} == plain
-    assert {Path(one).name for one in files.followed} == followed
+    assert {Path(path).name for path in files} == names
 
 
 WORKER = """
@@ -355,8 +221,8 @@ def test_an_agent_keeps_its_workers_files_small(tmp_path: Path) -> None:
     command += ["--state-dir", str(tmp_path / "state"), "--log-dir", str(tmp_path / "logs")]
     subprocess.run([*command, str(tmp_path / "worker.py")], check=True, timeout=100, capture_output=True)
     (node,) = (tmp_path / "logs" / "latest" / "latest").iterdir()
-    outputs = [*(node / "0").glob("stdout.log*")]
-    assert sum(file.stat().st_size for file in outputs) <= LIMIT
-    assert (node / "0" / "stdout.log.first").read_text().startswith("the beginning\nfiller\n")
-    assert (node / "0" / "stdout.log").read_text().endswith("the end\n")
+    content = (node / "0" / "stdout.log").read_text()
+    assert taken(node / "0" / "stdout.log") <= LIMIT
+    assert content.startswith("the beginning\nfiller\n")
+    assert content.endswith("the end\n")
     assert (node / "0" / "stderr.log").read_text() == ""

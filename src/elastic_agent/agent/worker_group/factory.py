@@ -53,8 +53,6 @@ def logs_specs(settings: Settings, slots: int) -> LogsSpecs:
     if settings.logs_specs is not None:
         kind = _logs_specs_class(settings.logs_specs)
         return kind(str(settings.log_dir), redirects, tee, shown)
-    filtered = Std.OUT if settings.duplicate_stdout_filters else Std.NONE
-    filtered |= Std.ERR if settings.duplicate_stderr_filters else Std.NONE
     # What the user gave a name, the user may look for.
     named = settings.rdzv_id is not None or settings.log_dir != default_log_dir(settings.state_dir)
     return GenerationLogs(
@@ -64,7 +62,6 @@ def logs_specs(settings: Settings, slots: int) -> LogsSpecs:
         shown,
         settings.keep_generations,
         limit_bytes=settings.log_limit,
-        filtered=filtered,
         keep_runs=None if named else settings.keep_runs,
     )
 

@@ -17,8 +17,7 @@ removed only when all of this holds:
 A file that no process holds may well be in use: shared memory can be made, closed and attached to again,
 and a tensor on its way from one process to another is held by neither. Therefore "no process holds it" alone is no
 reason to remove anything, and neither is that a worker holds it now: another program may have made it, closed it
-and handed it over. The first inspection follows within milliseconds of the creation, where the kernel reports it; a
-file that is handed over faster than that is taken for the worker's.
+and handed it over. A file that is handed over before the first inspection is taken for the worker's.
 """
 
 from __future__ import annotations

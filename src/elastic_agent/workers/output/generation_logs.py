@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, 
 
 from elastic_agent import worker_variables as variables
 from elastic_agent.workers.output.folders import LogFolders
-from elastic_agent.workers.output.log_limit import LogLimit, OutputFiles
+from elastic_agent.workers.output.log_limit import LogLimit
 
 StdSetting = Std | dict[int, Std]
 
@@ -38,7 +38,6 @@ class GenerationLogs(LogsSpecs):
             nowhere when it is not redirected. None or empty: all.
         keep_generations: How many generations' directories are kept for a run, this one included.
         limit_bytes: What a file of a worker's output may take; 0: there is no limit.
-        filtered: Streams of which lines are copied to one more file.
         keep_runs: How many directories of runs without --rdzv-id are kept; None: all, as this run was named.
 
     Raises:
@@ -54,7 +53,6 @@ class GenerationLogs(LogsSpecs):
         keep_generations: int = 20,
         *,
         limit_bytes: int = 0,
-        filtered: Std = Std.NONE,
         keep_runs: int | None = None,
     ) -> None:
         if keep_generations < 1:
@@ -63,7 +61,6 @@ class GenerationLogs(LogsSpecs):
         self._redirect_setting = redirects
         self._tee_setting = tee
         self._shown = local_ranks_filter or None
-        self._filtered = filtered
         self._folders = LogFolders(self._directory, keep_generations, keep_runs)
         self._limit = LogLimit(limit_bytes) if limit_bytes else None
         super().__init__(self._directory, redirects, tee, local_ranks_filter)
@@ -105,7 +102,13 @@ class GenerationLogs(LogsSpecs):
             filtered_stderr=str(node_directory / "filtered_stderr.log"),
         )
         if self._limit is not None:
-            self._limit.watch(self._output_files(dest))
+            written = {
+                *dest.stdouts.values(),
+                *dest.stderrs.values(),
+                dest.filtered_stdout,
+                dest.filtered_stderr,
+            }
+            self._limit.watch(written - {_CONSOLE, os.devnull})
         return dest
 
     def close(self) -> None:
@@ -137,19 +140,6 @@ class GenerationLogs(LogsSpecs):
         node_id = env.get(variables.NODE_ID) or f"node{env.get('GROUP_RANK', '0')}"
         generation = int(env.get(variables.GENERATION) or env.get("TORCHELASTIC_RESTART_COUNT") or 0)
         return self._folders.make(run_id, generation, node_id)
-
-    def _output_files(self, dest: LogsDest) -> OutputFiles:
-        """Which files are read during the run: what is teed or filtered is followed."""
-        followed = {*dest.tee_stdouts.values(), *dest.tee_stderrs.values()}
-        for stream, paths, filtered in (
-            (Std.OUT, dest.stdouts, dest.filtered_stdout),
-            (Std.ERR, dest.stderrs, dest.filtered_stderr),
-        ):
-            if self._filtered & stream:
-                followed |= {filtered, *paths.values()}
-        no_files = {_CONSOLE, os.devnull}
-        written = {*dest.stdouts.values(), *dest.stderrs.values()}
-        return OutputFiles(frozenset(written - followed - no_files), frozenset(followed - no_files))
 
 
 def _usable_directory(log_dir: str) -> str:
