@@ -14,9 +14,9 @@ from elastic_agent.agent import events
 from elastic_agent.agent.reporting import goodput_recorder
 from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles, GoodputRecorder
 from elastic_agent.agent.reporting.status_files import saved_statuses
-from elastic_agent.diagnosis.goodput import SavedGoodput
-from elastic_agent.diagnosis.status_text import status_text
 from elastic_agent.exit_codes import ExitCode
+from elastic_agent.monitoring.goodput import SavedGoodput
+from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.protocol import Grace, Outcome
 from elastic_agent.rendezvous.events import Registered
 from elastic_agent.workers.guard.client import Spawned

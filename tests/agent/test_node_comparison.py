@@ -11,7 +11,7 @@ import pytest
 from elastic_agent.agent.reporting import node_comparison
 from elastic_agent.agent.reporting.node_comparison import NodeComparison
 from elastic_agent.agent.tasks import BackgroundTasks
-from elastic_agent.diagnosis.run_log import RunLog
+from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.protocol import Phase
 from elastic_agent.rendezvous.reports import RunReports
 from tests.transport.support import plan

@@ -11,7 +11,7 @@ import pytest
 from elastic_agent.agent import events
 from elastic_agent.agent.reporting.run_observer import Observed, RunObserver
 from elastic_agent.agent.reporting.status_files import StatusFiles
-from elastic_agent.diagnosis.goodput import Account
+from elastic_agent.monitoring.goodput import Account
 from elastic_agent.protocol import Failure, FailureKind, Phase, Plan
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports

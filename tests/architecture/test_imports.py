@@ -22,7 +22,7 @@ FLOORS = [
     {"agent", "launcher", "testing", "torchrun"},
     {"doctor", "web"},
     {"workers", "rendezvous"},
-    {"integrations"},
+    {"integrations", "monitoring"},
     {"transport", "config", "data", "diagnosis"},
     {"protocol", "client", "logs"},
     {"exit_codes", "exit_note", "sd_notify", "values"},

@@ -22,8 +22,9 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from elastic_agent.diagnosis.goodput import Goodput, RunGoodput
-from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStatus
+from elastic_agent.diagnosis.records import Goodput
+from elastic_agent.monitoring.goodput import RunGoodput
+from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus
 from elastic_agent.values import Endpoint
 from elastic_agent.web.loop_source import LoopSource
 from elastic_agent.web.metrics import metrics_text

@@ -12,7 +12,7 @@ from elastic_agent.agent.reporting.start_facts import start_facts
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.worker_group.connection_watch import ConnectionWatch
 from elastic_agent.config.settings import Settings
-from elastic_agent.diagnosis.status import RunStatus
+from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.protocol import Outcome
 from elastic_agent.rendezvous.backends.base import RendezvousBackend
 from elastic_agent.rendezvous.reports import Reports

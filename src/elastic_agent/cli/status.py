@@ -20,7 +20,7 @@ from elastic_agent.exit_codes import ExitCode
 from elastic_agent.printable import escaped
 
 if TYPE_CHECKING:
-    from elastic_agent.diagnosis.status import GenerationStatus, RunStatus, Standstill
+    from elastic_agent.monitoring.status import GenerationStatus, RunStatus, Standstill
 
 WATCH_EVERY_S = 2.0
 
@@ -110,7 +110,7 @@ def why(argv: Sequence[str]) -> int:
 
 
 def _standstill(run: RunStatus, standstill: Standstill) -> str:
-    from elastic_agent.diagnosis.status_text import standstill_text
+    from elastic_agent.monitoring.status_text import standstill_text
 
     text = f"generation {run.generation}: {standstill_text(standstill, run.asked_s)}"
     return f"{text}\nwhere the workers are:\n{standstill.stacks}"
@@ -214,7 +214,7 @@ def _show_status(found: Found, wanted: Request, *, is_first: bool) -> None:
 
         print(msgspec.json.encode(found.status).decode(), flush=True)
         return
-    from elastic_agent.diagnosis.status_text import duration, status_text
+    from elastic_agent.monitoring.status_text import duration, status_text
 
     if not is_first:
         print()

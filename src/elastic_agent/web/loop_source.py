@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from elastic_agent.diagnosis.status import RunStatus
+from elastic_agent.monitoring.status import RunStatus
 
 ANSWER_S = 5.0
 """How long the event loop may take to determine the status."""

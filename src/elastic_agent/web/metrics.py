@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from elastic_agent.diagnosis.goodput import Activity
-from elastic_agent.diagnosis.status import RunStatus
+from elastic_agent.diagnosis.records import Activity
+from elastic_agent.monitoring.status import RunStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -19,8 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from elastic_agent.diagnosis.status import RunStatus
 from elastic_agent.logs import get_logger
+from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.values import Endpoint
 
 from .metrics import CONTENT_TYPE, metrics_text

@@ -16,8 +16,7 @@ from elastic_agent.agent.reporting.goodput_recorder import GoodputFiles
 from elastic_agent.agent.reporting.status_files import saved_statuses
 from elastic_agent.agent.worker_group.script_scan import curated_imports, needs_own_python
 from elastic_agent.client._cells import SLOT_BYTES, HeartbeatFile
-from elastic_agent.diagnosis.goodput import Account, Goodput, SavedGoodput
-from elastic_agent.diagnosis.status_text import status_text
+from elastic_agent.diagnosis.records import Goodput
 from elastic_agent.doctor import interpreter
 from elastic_agent.doctor.interpreter import Installed, ask_interpreter
 from elastic_agent.doctor.script import check_source, top_level_imports
@@ -25,6 +24,8 @@ from elastic_agent.integrations import trainings
 from elastic_agent.integrations.transformers.checkpoints import saved
 from elastic_agent.launcher.journal import Journal
 from elastic_agent.linux import boot_id, pid_namespace
+from elastic_agent.monitoring.goodput import Account, SavedGoodput
+from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped
 from elastic_agent.protocol import History
 from elastic_agent.rendezvous.backends.c10d.job_files import _run_in

@@ -10,10 +10,10 @@ import msgspec
 from elastic_agent.diagnosis.records import decode_bulletin, encode_bulletin
 from elastic_agent.diagnosis.render import render
 from elastic_agent.diagnosis.root_cause import root_cause
-from elastic_agent.diagnosis.status import run_status
-from elastic_agent.diagnosis.status_text import status_text
 from elastic_agent.doctor import records as doctor
 from elastic_agent.doctor.findings import error
+from elastic_agent.monitoring.status import run_status
+from elastic_agent.monitoring.status_text import status_text
 from elastic_agent.printable import escaped
 from elastic_agent.protocol import RecordError, decode, encode
 from elastic_agent.rendezvous.reports import run_reports

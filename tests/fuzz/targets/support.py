@@ -11,9 +11,15 @@ from typing import Any
 
 import msgspec
 
-from elastic_agent.diagnosis.goodput import Goodput
-from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
-from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStatus, Standstill
+from elastic_agent.diagnosis.records import (
+    Collective,
+    Goodput,
+    GroupProgress,
+    NodeReport,
+    WorkerReport,
+    WorkerState,
+)
+from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus, Standstill
 from elastic_agent.protocol import Cause, History, Lease, Member, Phase, Plan, StopRequest, World, encode
 from elastic_agent.protocol.records import Budget, Failure, FailureKind, Fingerprint, Notice
 from elastic_agent.transport.sealing import Secret

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from elastic_agent.agent.supervisor import Ending, Supervisor
-from elastic_agent.diagnosis.status import RunStatus
+from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.protocol import Cause, Outcome, names
 
 from .socket import Answer, Command

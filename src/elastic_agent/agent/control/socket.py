@@ -21,7 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from elastic_agent.diagnosis.status import RunStatus
+from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.protocol import Name, Seconds
 
 LONGEST_LINE = 16 * 1024

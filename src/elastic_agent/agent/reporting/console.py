@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
-from elastic_agent.diagnosis.status import join_causes
 from elastic_agent.logs import bind_context, get_logger, is_console, waiting_reporter
+from elastic_agent.monitoring.status import join_causes
 from elastic_agent.protocol import Depart, Failure, Growth, Phase, Plan, World, count, readmission_delay_s
 from elastic_agent.rendezvous.events import Connected, Disconnected, PlanSeen, Unusable
 from elastic_agent.transport import Obstacle

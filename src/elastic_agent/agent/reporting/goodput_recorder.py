@@ -15,10 +15,11 @@ from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.timers import call_periodically
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.diagnosis.goodput import Account, Activity, Goodput, SavedGoodput
-from elastic_agent.diagnosis.status_text import goodput_text
+from elastic_agent.diagnosis.records import Activity, Goodput
 from elastic_agent.files import all_but_newest, write_atomically
 from elastic_agent.logs import get_logger
+from elastic_agent.monitoring.goodput import Account, SavedGoodput
+from elastic_agent.monitoring.status_text import goodput_text
 from elastic_agent.protocol import FailureKind, Outcome, Phase, Plan, lacks_nodes
 from elastic_agent.rendezvous.disk_thread import DiskThread
 from elastic_agent.rendezvous.events import PlanSeen, Registered

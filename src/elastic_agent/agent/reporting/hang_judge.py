@@ -8,8 +8,8 @@ from collections.abc import Callable
 from elastic_agent.agent import events
 from elastic_agent.diagnosis.hangs import Culprit, Hang, find_standstill, idle_words, stands_still
 from elastic_agent.diagnosis.records import NodeReport, WorkerState
-from elastic_agent.diagnosis.run_log import RunLog
 from elastic_agent.logs import get_logger
+from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.protocol import Failure, FailureKind
 
 from .node_reports import NodeReports

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.diagnosis.differences import differences
-from elastic_agent.diagnosis.run_log import RunLog
 from elastic_agent.logs import get_logger
+from elastic_agent.monitoring.run_log import RunLog
 from elastic_agent.protocol import Member, Phase, World, names
 from elastic_agent.rendezvous.reports import RunReports
 from elastic_agent.transport import Snapshot, TransportError

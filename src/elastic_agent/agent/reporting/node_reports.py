@@ -14,9 +14,8 @@ from elastic_agent.agent import events
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.timers import call_periodically
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.diagnosis.goodput import Goodput
-from elastic_agent.diagnosis.records import NodeReport, WorkerReport
-from elastic_agent.diagnosis.step_rate import StepRate
+from elastic_agent.diagnosis.records import Goodput, NodeReport, WorkerReport
+from elastic_agent.monitoring.rates import StepRate
 from elastic_agent.printable import without_surrogates
 from elastic_agent.protocol import Seat, State, World
 from elastic_agent.rendezvous.reports import Reports, RunReports

@@ -17,14 +17,14 @@ from elastic_agent.agent import events
 from elastic_agent.agent.reporting.status_files import StatusFiles
 from elastic_agent.agent.tasks import BackgroundTasks
 from elastic_agent.agent.worker_group.stalls import Progress
-from elastic_agent.diagnosis.goodput import Goodput
-from elastic_agent.diagnosis.lease_ages import LeaseAges
+from elastic_agent.diagnosis.records import Goodput
 from elastic_agent.diagnosis.render import render
 from elastic_agent.diagnosis.root_cause import root_cause
-from elastic_agent.diagnosis.run_log import RunLog, is_failure
-from elastic_agent.diagnosis.status import RunStatus, run_status
-from elastic_agent.diagnosis.status_text import run_goodput_text
 from elastic_agent.logs import get_logger, is_console
+from elastic_agent.monitoring.rates import LeaseAges
+from elastic_agent.monitoring.run_log import RunLog, is_failure
+from elastic_agent.monitoring.status import RunStatus, run_status
+from elastic_agent.monitoring.status_text import run_goodput_text
 from elastic_agent.protocol import Phase, Plan
 from elastic_agent.rendezvous.events import PlanSeen
 from elastic_agent.rendezvous.reports import Reports, RunReports

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from elastic_agent.diagnosis.status import RunStatus
 from elastic_agent.files import all_but_newest, write_atomically
+from elastic_agent.monitoring.status import RunStatus
 from elastic_agent.rendezvous.disk_thread import DiskThread
 
 KEPT_RUNS = 200

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from elastic_agent.diagnosis.root_cause import root_cause
-from elastic_agent.diagnosis.run_log import RunLog
-from elastic_agent.diagnosis.status import RunStatus, run_status
+from elastic_agent.monitoring.run_log import RunLog
+from elastic_agent.monitoring.status import RunStatus, run_status
 from elastic_agent.protocol import Plan
 from elastic_agent.rendezvous.reports import RunReports, run_reports
 from elastic_agent.transport import ReportLink, TransportError

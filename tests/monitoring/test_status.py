@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from elastic_agent.diagnosis.records import Collective, GroupProgress, NodeReport, WorkerReport, WorkerState
-from elastic_agent.diagnosis.status import GenerationStatus, NodeStatus, RunStatus, run_status
-from elastic_agent.diagnosis.status_text import duration, status_text
+from elastic_agent.monitoring.status import GenerationStatus, NodeStatus, RunStatus, run_status
+from elastic_agent.monitoring.status_text import duration, status_text
 from elastic_agent.protocol import (
     RECORD_VERSION,
     Address,

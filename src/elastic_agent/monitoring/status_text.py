@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from elastic_agent.diagnosis.records import Activity, Goodput
 from elastic_agent.protocol import count
 
-from .goodput import Activity, Goodput, RunGoodput
+from .goodput import RunGoodput
 from .status import GenerationStatus, NodeStatus, RunStatus, Standstill
 
 SHOWN_GENERATIONS = 10

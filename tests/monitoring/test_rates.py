@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from elastic_agent.diagnosis.goodput import Goodput, sum_goodput
-from elastic_agent.diagnosis.lease_ages import LeaseAges
-from elastic_agent.diagnosis.status_text import run_goodput_text
-from elastic_agent.diagnosis.step_rate import StepRate
+import pytest
+
+from elastic_agent.diagnosis.records import Goodput, NodeReport, WorkerReport, WorkerState
+from elastic_agent.monitoring.goodput import sum_goodput
+from elastic_agent.monitoring.rates import LeaseAges, StepRate, find_stragglers
+from elastic_agent.monitoring.status_text import run_goodput_text
 from elastic_agent.protocol import Lease
 
 
@@ -44,3 +46,34 @@ def test_the_goodput_of_a_run_is_that_of_all_its_nodes() -> None:
         "all 2 nodes, times added up: goodput at most 94 % over 2 min 40 s"
     )
     assert sum_goodput([]) is None
+
+
+def node(number: int, *waits: float | None) -> NodeReport:
+    workers = tuple(
+        WorkerReport(slot, 2 * number + slot, WorkerState.RUNNING, waits=one)
+        for slot, one in enumerate(waits)
+    )
+    return NodeReport(f"n{number}", f"i{number}", 1, 0.0, workers=workers)
+
+
+def test_the_worker_that_never_waits_while_the_others_do_is_late() -> None:
+    (late,) = find_stragglers([node(0, 0.45, 0.5), node(1, 0.48, 0.02)])
+    assert (late.node_id, late.slot, late.rank) == ("n1", 1, 3)
+    assert late.words == (
+        "worker n1/1 (rank 3) is slower than the others: they wait in collectives for "
+        "46 % of the time while it does not"
+    )
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [node(0, 0.3, 0.35), node(1, 0.28, 0.2)],
+        [node(0, 0.0, 0.0), node(1, 0.0, 0.6)],
+        [node(0, None, None), node(1, 0.1)],
+        [],
+    ],
+    ids=["alike", "only one waits", "hardly known", "nothing"],
+)
+def test_differences_that_have_other_reasons_are_not_blamed_on_a_worker(reports: list[NodeReport]) -> None:
+    assert find_stragglers(reports) == ()

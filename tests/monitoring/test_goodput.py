@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_agent.diagnosis.goodput import MOST_MARKS, Account, Activity, Goodput
-from elastic_agent.diagnosis.status_text import goodput_text
+from elastic_agent.diagnosis.records import Activity, Goodput
+from elastic_agent.monitoring.goodput import MOST_MARKS, Account
+from elastic_agent.monitoring.status_text import goodput_text
 
 
 def started(account: Account, at_s: float) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from elastic_agent.diagnosis.cause import RootCause
+from elastic_agent.diagnosis.render import render
 from elastic_agent.protocol import Phase, Plan, World
 
-from .cause import RootCause
-from .render import render
 from .status import GenerationStatus
 
 KEPT_GENERATIONS = 1000

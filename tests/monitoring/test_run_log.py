@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic_agent.diagnosis.cause import CauseKind, RootCause
-from elastic_agent.diagnosis.run_log import KEPT_GENERATIONS, KEPT_WORLDS, Change, RunLog
+from elastic_agent.monitoring.run_log import KEPT_GENERATIONS, KEPT_WORLDS, Change, RunLog
 from elastic_agent.protocol import Address, Failure, FailureKind, Phase, Plan, Policy, Seat, World
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from elastic_agent.diagnosis.hangs import find_standstill
+from elastic_agent.diagnosis.records import Goodput, GroupProgress, NodeReport, WorkerReport, WorkerState
 from elastic_agent.protocol import Lease, Member, Phase, Plan, Seat, State, lacks_nodes
 
-from .goodput import Goodput, RunGoodput, sum_goodput
-from .hangs import find_standstill
-from .records import GroupProgress, NodeReport, WorkerReport, WorkerState
-from .stragglers import find_stragglers
+from .goodput import RunGoodput, sum_goodput
+from .rates import find_stragglers
 
 JOIN_CAUSES = (
     "common causes: an agent that has not started yet or ended with an error, a different --rdzv-endpoint or "

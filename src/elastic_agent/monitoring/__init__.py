@@ -1,0 +1,1 @@
+"""What the run does: its status, history, goodput and speed. Pure."""
