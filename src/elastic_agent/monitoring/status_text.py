@@ -12,8 +12,11 @@ from .goodput import RunGoodput
 from .status import GenerationStatus, NodeStatus, RunStatus, Standstill
 
 SHOWN_GENERATIONS = 10
+GENERATION_HEADER = ("", "BEGAN", "LASTED", "WORLD", "END")
 LONGEST_END = 100
 """So many characters are shown of why a generation ended."""
+
+Row = tuple[str, ...]
 
 
 def duration(length_s: float) -> str:
@@ -36,16 +39,25 @@ def goodput_text(goodput: Goodput) -> str:
     return f"{text} (repeated steps are not known, as the workers report no steps)"
 
 
-def _share_and_times(goodput: Goodput) -> str:
-    spent = [
-        f"{one.value} {duration(round(goodput.spent_s(one), 1))}"
-        for one in Activity
-        if goodput.spent_s(one) >= 0.05
-    ]
+def share_text(goodput: Goodput) -> str:
+    """The share of the training, such as ``93 %`` or ``at most 93 %``."""
     at_most = "" if goodput.knows_steps or not goodput.training_s else "at most "
-    share = f"{at_most}{100 * (goodput.share or 0.0):.0f} %"
-    total = f"goodput {share} over {duration(round(goodput.total_s, 1))}"
-    return f"{total}: {', '.join(spent)}" if spent else total
+    return f"{at_most}{100 * (goodput.share or 0.0):.0f} %"
+
+
+def spent_text(goodput: Goodput) -> str:
+    """The activities and their times, such as ``training 2 h 2 min, repeated 3 min``."""
+    return ", ".join(
+        f"{activity.value} {duration(round(goodput.spent_s(activity), 1))}"
+        for activity in Activity
+        if goodput.spent_s(activity) >= 0.05
+    )
+
+
+def _share_and_times(goodput: Goodput) -> str:
+    total = f"goodput {share_text(goodput)} over {duration(round(goodput.total_s, 1))}"
+    spent = spent_text(goodput)
+    return f"{total}: {spent}" if spent else total
 
 
 def run_goodput_text(goodput: RunGoodput) -> str:
@@ -90,8 +102,8 @@ def status_text(status: RunStatus, now_s: float | None = None) -> str:
             f"to resume the run, start it again with the same command and --rdzv-id {status.run_id}, on every node"
         )
     if status.nodes:
-        lines += ["", *_node_table(status.nodes, now_s)]
-    if log_dirs := _log_dirs(status.nodes):
+        lines += ["", *_table(*node_table(status.nodes, now_s))]
+    if log_dirs := log_dir_lines(status.nodes):
         lines += ["", *log_dirs]
     if status.generations:
         lines += ["", *_generations(status.generations)]
@@ -116,7 +128,7 @@ def _headline(status: RunStatus, now_s: float) -> str:
     return f"{head} {verb}{since}: {status.reason}"
 
 
-def _log_dirs(nodes: Sequence[NodeStatus]) -> list[str]:
+def log_dir_lines(nodes: Sequence[NodeStatus]) -> list[str]:
     """Where the output of the workers is: one line if it is the same folder everywhere."""
     folders = {one.node_id: one.log_dir for one in nodes if one.log_dir}
     if len({*folders.values()}) == 1:
@@ -141,7 +153,8 @@ _HEADER = (
 _SHOWN_IF_KNOWN = frozenset({"STEPS/S", "WAITS", "LEASE"})
 
 
-def _node_table(nodes: Sequence[NodeStatus], now_s: float) -> list[str]:
+def node_table(nodes: Sequence[NodeStatus], now_s: float) -> tuple[Row, list[Row]]:
+    """The names of the columns, and a row for each node; ``-``: not known."""
     rows = [_node_row(one, now_s) for one in nodes]
     shown = [
         column
@@ -149,10 +162,10 @@ def _node_table(nodes: Sequence[NodeStatus], now_s: float) -> list[str]:
         if name not in _SHOWN_IF_KNOWN or any(row[column] != "-" for row in rows)
     ]
     header, *cells = [tuple(row[column] for column in shown) for row in (_HEADER, *rows)]
-    return _table(header, cells)
+    return header, cells
 
 
-def _node_row(node: NodeStatus, now_s: float) -> tuple[str, ...]:
+def _node_row(node: NodeStatus, now_s: float) -> Row:
     if node.first_rank is None:
         ranks = f"{count(node.workers, 'worker')}"
     else:
@@ -194,26 +207,28 @@ def _generations(generations: Sequence[GenerationStatus]) -> list[str]:
     shown = generations[-SHOWN_GENERATIONS:]
     left_out = len(generations) - len(shown)
     head = f"generations (the last {len(shown)} of {len(generations)}):" if left_out else "generations:"
-    table = _table(("", "BEGAN", "LASTED", "WORLD", "END"), [_generation_row(one) for one in shown])
+    rows = [generation_row(one) for one in shown]
+    table = _table(GENERATION_HEADER, [(*row[:-1], _shortened(row[-1])) for row in rows])
     hint = ["root causes: elastic-agent why"] if any(one.cause for one in shown) else []
     return [head, *table, *hint]
 
 
-def _generation_row(one: GenerationStatus) -> tuple[str, ...]:
+def generation_row(one: GenerationStatus) -> Row:
+    """What the columns of :data:`GENERATION_HEADER` say of a generation."""
     try:
         began = datetime.datetime.fromtimestamp(one.began_s).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         began = "?"  # another client wrote it
     lasted = duration(one.ended_s - one.began_s) if one.ended_s is not None else "running"
     world = f"{count(len(one.nodes), 'node')}, {count(one.workers, 'worker')}"
-    return str(one.generation), began, lasted, world, _shortened(one.end) or "-"
+    return str(one.generation), began, lasted, world, one.end or "-"
 
 
 def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST_END else f"{text[: LONGEST_END - 1]}…"
 
 
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _table(header: Row, rows: Sequence[Row]) -> list[str]:
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -6,7 +6,6 @@ many clients ask.
 
 from __future__ import annotations
 
-import importlib.resources
 import ipaddress
 import socket
 import threading
@@ -33,6 +32,8 @@ IDLE_S = 10.0
 
 CLIENTS = 32
 """How many are served at the same time; the others are turned away."""
+
+HTML = "text/html; charset=utf-8"
 
 MOST_RUNS = 100
 """The metrics and the list of runs contain so many runs, the newest."""
@@ -197,9 +198,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             route()
         except TimeoutError as error:
-            self._text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
+            self._problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         except LookupError as error:
-            self._text(HTTPStatus.NOT_FOUND, f"{error.args[0] if error.args else error}\n")
+            self._problem(HTTPStatus.NOT_FOUND, str(error.args[0] if error.args else error))
 
     do_HEAD = do_GET  # noqa: N815 - http.server looks for this name
 
@@ -220,15 +221,25 @@ class _Handler(BaseHTTPRequestHandler):
         return _is_loopback(name.strip("[]"))
 
     def _page(self) -> None:
-        page = importlib.resources.files(__package__).joinpath("page.html").read_bytes()
-        self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page)
+        # Here and not above: most agents serve no page.
+        from .page import run_page, runs_page
+
+        pages, query = self.server.pages, self._query()
+        name = query.get("run")
+        if name is None and len(pages.run_ids()) != 1:
+            page = runs_page(pages.statuses())
+        else:
+            page = run_page(pages.status(name), is_named=name is not None, shows_all="all" in query)
+        self._answer(HTTPStatus.OK, HTML, page)
+
+    def _query(self) -> dict[str, str]:
+        try:
+            return {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        except ValueError:
+            return {}
 
     def _status(self) -> None:
-        try:
-            named = parse_qs(urlsplit(self.path).query).get("run")
-        except ValueError:
-            named = None
-        status = self.server.pages.status(named[0] if named else None)
+        status = self.server.pages.status(self._query().get("run"))
         self._answer(HTTPStatus.OK, "application/json", msgspec.json.encode(status))
 
     def _runs(self) -> None:
@@ -255,6 +266,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _readiness(self) -> None:
         is_ready, word = self.server.pages.source.readiness()
         self._text(HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE, f"{word}\n")
+
+    def _problem(self, status: HTTPStatus, problem: str) -> None:
+        if self.path.partition("?")[0] == "/":
+            from .page import problem_page
+
+            self._answer(status, HTML, problem_page(problem))
+        else:
+            self._text(status, f"{problem}\n")
 
     def _text(self, status: HTTPStatus, text: str) -> None:
         self._answer(status, "text/plain; charset=utf-8", text.encode(errors="replace"))

@@ -1,0 +1,98 @@
+"""The status page: HTML with the texts of ``elastic-agent status``."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+
+from elastic_agent.monitoring import status_text
+from elastic_agent.monitoring.status import RunStatus
+from elastic_agent.protocol import count
+
+FEW_NODES = 24
+FEW_GENERATIONS = 6
+MOST_GENERATIONS = 200
+"""So many are shown of all."""
+
+
+def runs_page(statuses: Sequence[RunStatus]) -> bytes:
+    """The list of runs, the newest first."""
+    where = count(len(statuses), "run") if statuses else "no run yet"
+    return _rendered(where=where, runs=[(status, _age(status)) for status in reversed(statuses)])
+
+
+def problem_page(problem: str) -> bytes:
+    """The page while the status is not known."""
+    return _rendered(where=f"no answer ({problem})")
+
+
+def run_page(status: RunStatus, *, is_named: bool, shows_all: bool) -> bytes:
+    """The page of a run.
+
+    Args:
+        status: of the run.
+        is_named: the address names the run, so that there may be a list of runs.
+        shows_all: all nodes and generations.
+    """
+    nodes = list(status.nodes)
+    if status.phase == "running":  # those that do not train come first
+        nodes.sort(key=lambda node: node.role == "in the world" and node.state == "running")
+    shown = nodes if shows_all else nodes[:FEW_NODES]
+    header, rows = status_text.node_table(shown, status.asked_s)
+    generations = status.generations[-(MOST_GENERATIONS if shows_all else FEW_GENERATIONS) :]
+    return _rendered(
+        run=status,
+        is_named=is_named,
+        shows_all=shows_all,
+        has_more=len(nodes) > FEW_NODES or len(status.generations) > FEW_GENERATIONS,
+        since=_since(status),
+        logs=status_text.log_dir_lines(nodes)[:FEW_NODES],
+        header=header,
+        nodes=list(zip(shown, rows, strict=True)),
+        generations=[(one, status_text.generation_row(one)) for one in reversed(generations)],
+        until_s=_until_s(status),
+    )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    loader = jinja2.PackageLoader(__package__, ".")
+    texts = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    texts.globals |= {"count": count, "text": status_text, "zip": zip}
+    texts.filters |= {"clock": _clock, "quoted": functools.partial(quote, safe="")}
+    return texts.get_template("page.html")
+
+
+def _rendered(**values: Any) -> bytes:
+    return _template().render(values).encode(errors="replace")
+
+
+def _clock(time_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(time_s))
+
+
+def _age(status: RunStatus) -> str:
+    if status.since_s is None:
+        return ""
+    age = status_text.duration(status.asked_s - status.since_s)
+    return f"{age} ago" if status.is_over else f"for {age}"
+
+
+def _since(status: RunStatus) -> str:
+    age = _age(status)
+    if not age or (status.is_over and not status.generations):
+        return age
+    generation = f"generation {status.generation}"
+    return f"{age}, in {generation}" if status.is_over else f"{generation}, {age}"
+
+
+def _until_s(status: RunStatus) -> float:
+    if not status.is_over:
+        return status.asked_s
+    ends_s = [generation.ended_s or 0.0 for generation in status.generations]
+    return max(status.since_s or 0.0, *ends_s, 0.0) or status.asked_s
