@@ -25,7 +25,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?= --quick
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lint-rules lint-format lint-types format fuzz simulate soak bench bench-full lock wheel check-wheel sbom clean distclean system-packages
+.PHONY: help demo test lint lint-rules lint-format lint-types format fuzz simulate soak bench bench-full evaluate lock wheel check-wheel sbom clean distclean system-packages
 
 help:
 	@echo 'make demo       train on two agents on this machine; a worker is killed halfway'
@@ -37,6 +37,7 @@ help:
 	@echo 'make soak       train under random faults, HOURS=$(HOURS) for each store (c10d, etcd), SEED=0'
 	@echo 'make bench      measure start, recovery, rendezvous and overhead compared with torchrun (minutes)'
 	@echo 'make bench-full all benchmarks in full (over an hour)'
+	@echo 'make evaluate   make failures, and rate what terminals and root causes say of them, as root (EVALUATE_ARGS)'
 	@echo 'make wheel      build the wheel of this commit, reproducibly, into dist (check-wheel: build it twice and compare)'
 	@echo 'make sbom       write the software bill of materials, CycloneDX JSON, into dist'
 	@echo 'make lock       write the locks again, after changing pyproject.toml or constraints.txt'
@@ -76,6 +77,9 @@ soak: $(READY)
 bench: $(READY)
 	$(PY) -m benchmarks $(BENCH_ARGS)
 
+evaluate: $(READY)
+	$(PY) -m evaluation $(EVALUATE_ARGS)
+
 bench-full: $(READY)
 	$(PY) -m benchmarks
 
@@ -104,7 +108,7 @@ system-packages:
 
 clean:
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
-	find src tests examples benchmarks tools -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests examples benchmarks evaluation tools -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
 	rm -rf '$(VENV)' .venv-torch-* $(TOOLS)

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,40 +31,50 @@ BENCHMARKS = {
     "etcd": "the same with etcd beside c10d: recovery, many nodes, requests, an outage",
     "coordinator": "a node lost on etcd: the coordinator's, and another one",
     "rest": "what an agent costs while training runs, beside torchrun's",
-    "first_screen": "failures that people meet, and what the terminals say about each of them",
-    "causes": "is the root cause right when several workers fail within 50 ms, the first one drawn at random",
 }
-LONG = ("etcd", "coordinator", "first_screen", "causes")
+LONG = ("etcd", "coordinator")
 """Not part of a quick run unless named."""
 STAGE_TABLES = {"start_stages": START_STAGES, "recovery_stages": RECOVERY_STAGES}
 ISOLATED = "BENCH_ISOLATED"
 UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child=TERM", "--mount-proc")
 
 
-def main() -> int:
-    options, names, json_file = parse()
+@dataclass(frozen=True)
+class Suite:
+    """What the command line offers: the modules of a package that have a function ``run``."""
+
+    package: str
+    modules: Mapping[str, str]
+    """What each of them does."""
+
+
+def main(suite: Suite) -> int:
+    options, names, json_file = parse(suite)
     if not options.isolated and can_isolate():
-        return isolate()
+        return isolate(suite)
     become_subreaper()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what runs is ended first
     facts = circumstances(options.isolated)
     print_circumstances(facts)
     results = []
     for name in names:
-        print(f"\n{name}: {BENCHMARKS[name]}", flush=True)
-        result: Result = importlib.import_module(f"benchmarks.{name}").run(options)
+        print(f"\n{name}: {suite.modules[name]}", flush=True)
+        result: Result = importlib.import_module(f"{suite.package}.{name}").run(options)
         print_result(result)
         results.append(result)
-        write_json(json_file, as_json(facts, results))  # after each, so that an interruption loses little
+        write_json(
+            json_file, as_json(suite, facts, results)
+        )  # after each, so that an interruption loses little
     print(f"\nEvery sample: {json_file}")
     return 0
 
 
-def parse() -> tuple[Options, list[str], Path]:
-    listed = "\n".join(f"  {name:{1 + max(map(len, BENCHMARKS))}}{what}" for name, what in BENCHMARKS.items())
+def parse(suite: Suite) -> tuple[Options, list[str], Path]:
+    width = 1 + max(map(len, suite.modules))
+    listed = "\n".join(f"  {name:{width}}{what}" for name, what in suite.modules.items())
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=f"Benchmarks (all of them if none is named; with --quick all but those with etcd):\n{listed}",
+        prog=f"python -m {suite.package}",
+        description=f"All of these, if none is named; with --quick all but those with etcd:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", metavar="NAME", nargs="*", help="which to run")
@@ -81,13 +92,13 @@ def parse() -> tuple[Options, list[str], Path]:
         help="where everything is written (default: a file named after the time in benchmarks/results)",
     )
     given = parser.parse_args()
-    unknown = [name for name in given.names if name not in BENCHMARKS]
+    unknown = [name for name in given.names if name not in suite.modules]
     if unknown:
-        parser.error(f"{unknown[0]}: no such benchmark; there are {', '.join(BENCHMARKS)}")
+        parser.error(f"{unknown[0]}: not known; there are {', '.join(suite.modules)}")
     if given.runs < 1:
         parser.error(f"--runs {given.runs}: expected at least 1")
     options = Options(given.runs, given.quick, os.environ.get(ISOLATED) == "1", given.seed)
-    usual = [name for name in BENCHMARKS if not (given.quick and name in LONG)]
+    usual = [name for name in suite.modules if not (given.quick and name in LONG)]
     return options, given.names or usual, given.json or _usual_json_file()
 
 
@@ -102,9 +113,9 @@ def can_isolate() -> bool:
     return subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
 
 
-def isolate() -> int:
+def isolate(suite: Suite) -> int:
     """The same again, in a network namespace that has nothing but a loopback, and with which all processes end."""
-    again = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
+    again = [sys.executable, "-m", suite.package, *sys.argv[1:]]
     up = 'ip link set lo up && exec "$@"'
     os.execvpe(UNSHARE[0], [*UNSHARE, "sh", "-c", up, "sh", *again], {**os.environ, ISOLATED: "1"})
 
@@ -138,10 +149,10 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def as_json(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
+def as_json(suite: Suite, facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
     return {
         **facts,
-        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
+        "command": " ".join([f"python -m {suite.package}", *sys.argv[1:]]),
         "benchmarks": {
             one.benchmark: {
                 "figures": [each.as_json() for each in one.figures],
@@ -155,4 +166,4 @@ def as_json(facts: dict[str, Any], results: list[Result]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Suite("benchmarks", BENCHMARKS)))

@@ -105,7 +105,9 @@ def test_every_page_can_be_found_from_the_index() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named_exist(page: str) -> None:
     """In backticks, with a folder of this repository at the beginning."""
-    named = re.findall(r"`((?:src|tests|docs|examples|benchmarks|deploy|tools)/[\w./@*-]+)`", text_of(page))
+    named = re.findall(
+        r"`((?:src|tests|docs|examples|benchmarks|evaluation|deploy|tools)/[\w./@*-]+)`", text_of(page)
+    )
     assert [name for name in named if not list(ROOT.glob(name.rstrip("/")))] == []
 
 

@@ -92,7 +92,7 @@ HANGING = (
     Kind("deadlocked-loader", "a deadlocked data loader", 30, "waits for its data loader", r"at faulty.py:\d+", CULPRIT),
 )  # fmt: skip
 
-HARMLESS = Path(__file__).parents[1] / "diagnosis" / "harmless.txt"
+HARMLESS = Path(__file__).parents[1] / "tests" / "diagnosis" / "harmless.txt"
 
 END_S = 15.0
 """How much later than the first agent the other one may end."""

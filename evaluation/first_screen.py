@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from tests.screens.cases import Case, Rating, rated
-from tests.screens.connecting import CONNECTING
-from tests.screens.failing import FAILING, HANGING, rated_in_one_job
-from tests.screens.losing import LOSING
-from tests.screens.starting import STARTING
+from benchmarks.figures import Result
+from benchmarks.options import Options, progress
 
-from .figures import Result
-from .options import Options, progress
+from .cases import Case, Rating, rated
+from .connecting import CONNECTING
+from .failing import FAILING, HANGING, rated_in_one_job
+from .losing import LOSING
+from .starting import STARTING
 
 LANES = 2
 """So many failures are made at a time; most of the time they wait."""

@@ -26,11 +26,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.screens.stage import Stage, plain
+from benchmarks.figures import Figure, Result
+from benchmarks.options import Options, progress
+from benchmarks.scene import boottime_s
 
-from .figures import Figure, Result
-from .options import Options, progress
-from .scene import boottime_s
+from .stage import Stage, plain
 
 SCRIPT = Path(__file__).with_name("scripts") / "failing_together.py"
 NODES = ("a", "b", "c")

@@ -1,6 +1,6 @@
 """What the terminals of a run show: the last lines of each name cause, machine and remedy of a failure.
 
-Those of all failures are rated by ``python -m benchmarks first_screen``; here are some that nothing else tests.
+Those of all failures are rated by ``python -m evaluation first_screen``; here are some that nothing else tests.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from .cases import Case, Rating, rated
-from .connecting import CONNECTING
-from .failing import FAILING, HANGING, rated_in_one_job
-from .losing import LOSING
-from .starting import STARTING
+from evaluation.cases import Case, Rating, rated
+from evaluation.connecting import CONNECTING
+from evaluation.failing import FAILING, HANGING, rated_in_one_job
+from evaluation.losing import LOSING
+from evaluation.starting import STARTING
 
 pytestmark = [pytest.mark.faults, pytest.mark.netns, pytest.mark.timeout(300)]
 
